@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Sets up and runs the tests: ./test.sh [lint|unit|integration|trainer|molecule|all]...
+# A scenario of molecule alone: ./test.sh molecule:site
+set -euo pipefail
+# shellcheck source=tools/bootstrap.sh
+. "$(dirname "${BASH_SOURCE[0]}")/tools/bootstrap.sh"
+cd "$ROOT"
+
+# The checkout as a collection, for what must be imported as ansible_collections.nanochat.ddp.
+COLLECTIONS=$ROOT/.ansible/collections
+COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
+
+need_tools() {
+    need_packages shellcheck tmux iproute2 procps rsync nftables iptables
+    need_python
+    need_venv tools "$ROOT/tools/requirements/dev.txt"
+    export PATH=$VENV/bin:$PATH
+    unset ANSIBLE_CONFIG
+}
+
+# The trainer's own environment, made by the module that makes it on the hosts.
+need_trainer_venv() {
+    TRAINER_VENV=$CACHE/tests-venv
+    local requirements
+    requirements=$(grep -hv '^#' trainer/requirements.txt tools/requirements/trainer-tests.txt | "$VENV/bin/python" -c 'import json, sys; print(json.dumps(sys.stdin.read().split()))')
+    ANSIBLE_STDOUT_CALLBACK=minimal ansible localhost -m nanochat.ddp.trainer_venv -e "ansible_python_interpreter=$VENV/bin/python" \
+        -a "{\"path\": \"$TRAINER_VENV\", \"requirements\": $requirements}" >"$CACHE/tests-venv.log" 2>&1 ||
+        { cat "$CACHE/tests-venv.log" >&2; die "The trainer's environment could not be made."; }
+}
+
+run_lint() {
+    need_trainer_venv
+    tools/lint.sh "$TRAINER_VENV"
+}
+
+run_unit() { (cd "$COLLECTION" && PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit); }
+
+run_integration() {
+    need_packages chromium
+    (cd "$COLLECTION" && PYTHONPATH=$COLLECTIONS python -m pytest -q tests/integration)
+}
+
+run_trainer() {
+    need_trainer_venv
+    # One thread a process: the tests run several ranks on few cores.
+    (cd "$ROOT" && OMP_NUM_THREADS=1 PYTHONPATH=trainer "$TRAINER_VENV/bin/python" -m pytest -q tests/trainer)
+}
+
+run_molecule() { tests/molecule/run.sh "$@"; }
+
+main() {
+    local part failed=0 parts=("$@")
+    [ ${#parts[@]} = 0 ] || [ "${parts[0]}" = all ] && parts=(lint unit integration trainer molecule)
+    need_tools
+    for part in "${parts[@]}"; do
+        say "== $part"
+        case $part in
+            lint | unit | integration | trainer | molecule) "run_$part" || failed=1 ;;
+            molecule:*) run_molecule "${part#molecule:}" || failed=1 ;;
+            *) die "There is no part called $part: lint, unit, integration, trainer, molecule, molecule:SCENARIO or all." ;;
+        esac
+        say "== $part took ${SECONDS}s since the start"
+        [ "$failed" = 0 ] || die "$part failed."
+    done
+    say "All passed: ${parts[*]}."
+}
+
+main "$@"
