@@ -49,18 +49,23 @@ run_trainer() {
 run_molecule() { tests/molecule/run.sh "$@"; }
 
 main() {
-    local part failed=0 parts=("$@")
-    [ ${#parts[@]} = 0 ] || [ "${parts[0]}" = all ] && parts=(lint unit integration trainer molecule)
+    local parts=("$@")
+    [ ${#parts[@]} != 0 ] && [ "${parts[0]}" != all ] || parts=(lint unit integration trainer molecule)
+    for part in "${parts[@]}"; do
+        case $part in
+            lint | unit | integration | trainer | molecule | molecule:*) ;;
+            *) die "There is no part called $part: lint, unit, integration, trainer, molecule, molecule:SCENARIO or all." ;;
+        esac
+    done
+    trap '[ $? = 0 ] || say "FAILED: ${part:-set-up}"' EXIT
     need_tools
     for part in "${parts[@]}"; do
         say "== $part"
         case $part in
-            lint | unit | integration | trainer | molecule) "run_$part" || failed=1 ;;
-            molecule:*) run_molecule "${part#molecule:}" || failed=1 ;;
-            *) die "There is no part called $part: lint, unit, integration, trainer, molecule, molecule:SCENARIO or all." ;;
+            molecule:*) run_molecule "${part#molecule:}" ;;
+            *) "run_$part" ;;
         esac
-        say "== $part took ${SECONDS}s since the start"
-        [ "$failed" = 0 ] || die "$part failed."
+        say "== $part done, ${SECONDS} s since the start"
     done
     say "All passed: ${parts[*]}."
 }

@@ -66,9 +66,10 @@ need_venv() {
         # One run at a time makes the environment; a half-made one is made anew.
         flock 9
         if [ "$(cat "$VENV/stamp" 2>/dev/null)" != "$stamp" ]; then
-            "$PYTHON" -m venv --clear "$VENV" &&
-                "$VENV/bin/python" -m pip install --disable-pip-version-check -q -r "$2" >"$log" 2>&1 ||
-                { tail -n 20 "$log" >&2; die "pip could not install $2; its last words are above, all of them in $log."; }
+            if ! { "$PYTHON" -m venv --clear "$VENV" && "$VENV/bin/python" -m pip install --disable-pip-version-check -q -r "$2"; } >"$log" 2>&1; then
+                tail -n 20 "$log" >&2
+                die "pip could not install $2; its last words are above, all of them in $log."
+            fi
             printf '%s\n' "$stamp" >"$VENV/stamp"
         fi
     } 9>"$CACHE/$1.lock"

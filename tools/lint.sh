@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Every static check. Called by `./test.sh lint`, which provides the tools; $1 is the trainer's environment.
+set -euo pipefail
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+CACHE=${NANOCHAT_DDP_HOME:?run ./test.sh lint}
+TRAINER_VENV=$1
+cd "$ROOT"
+
+step() { printf -- '-- %s\n' "$*" >&2; }
+
+step "shellcheck"
+mapfile -t scripts < <(git ls-files -co --exclude-standard | xargs grep -lE '^#!.*\b(ba)?sh$|^# shellcheck shell=bash' 2>/dev/null)
+shellcheck -x "${scripts[@]}"
+
+step "ruff"
+ruff check .
+ruff format --check .
+
+step "yamllint"
+yamllint -s .
+
+step "mypy: plugins"
+COLLECTIONS=$ROOT/.ansible/collections
+(cd "$COLLECTIONS" && MYPYPATH=$COLLECTIONS mypy --config-file "$ROOT/pyproject.toml" ansible_collections/nanochat/ddp/plugins)
+
+step "mypy: trainer and bench"
+# One -p an entry: the trainer is found from its own folder, as it is when it runs.
+(cd trainer && "$TRAINER_VENV/bin/python" -m mypy --config-file ../pyproject.toml nanochat scripts)
+
+step "ansible-lint"
+ANSIBLE_CONFIG=ansible.cfg ansible-lint --offline -q
+
+# The remaining tools want a path that really ends in ansible_collections/nanochat/ddp: a copy of what git knows.
+TREE=$CACHE/sanity/ansible_collections/nanochat/ddp
+rm -rf "$TREE"
+mkdir -p "$TREE"
+git ls-files -coz --exclude-standard --deduplicate | while IFS= read -r -d '' path; do
+    if [ -e "$path" ]; then printf '%s\0' "$path"; fi
+done | tar --null -T - -c | tar -C "$TREE" -x
+git -C "$TREE" init -q
+git -C "$TREE" add -Af
+
+step "antsibull-changelog"
+(cd "$TREE" && antsibull-changelog lint)
+
+step "antsibull-docs"
+(cd "$TREE" && antsibull-docs lint-collection-docs --plugin-docs .)
+
+step "ansible-test sanity"
+"$ROOT/tools/pip_for_ansible_test.py"
+# Without pyenv's shims, which answer to names of Pythons that they cannot run.
+(cd "$TREE" && PATH=$(printf '%s' "$PATH" | tr : '\n' | grep -v '/shims$' | paste -sd:) ansible-test sanity --local --color no)
+
+step "ansible-galaxy collection build"
+ansible-galaxy collection build --force --output-path "$CACHE/build" . >/dev/null
