@@ -1,0 +1,222 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who runs on this host: processes and listening ports as /proc tells them. Reads only, and only the standard library.
+
+A pid alone names nobody for long, so a process is known by its pid together with the clock tick at which it
+started; across a reboot by the kernel's boot id as well. A process that ends while it is being read is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import sys
+from typing import Iterable, Iterator, NamedTuple
+
+# Every process of a session carries this variable, so that it can be told from one that only looks alike.
+SESSION_VARIABLE = "NANOCHAT_DDP_SESSION"
+
+# State of a listening socket in /proc/net/tcp.
+_LISTEN = "0A"
+
+
+class Process(NamedTuple):
+    """One process; `marker` is the session it belongs to, where its environment may be read."""
+
+    pid: int
+    ppid: int
+    uid: int
+    start: int  # clock ticks after boot
+    state: str  # the kernel's letter: R, S, D, T, Z ...
+    argv: tuple[str, ...]
+    name: str
+    marker: str | None = None
+    worker: bool = False  # carries torchrun's variables for a worker
+
+    @property
+    def command(self) -> str:
+        """The command line for people; kernel threads and zombies have none, so their name stands in brackets."""
+        return " ".join(self.argv) or f"[{self.name}]"
+
+    @property
+    def user(self) -> str:
+        """The owner's name, or the number where there is no name."""
+        return user_name(self.uid)
+
+
+class PortHolder(NamedTuple):
+    """One listening socket; `pid` and `command` are None where this user may not see whose it is."""
+
+    port: int
+    address: str
+    uid: int
+    user: str
+    pid: int | None
+    command: str | None
+    marker: str | None
+
+
+def user_name(uid: int) -> str:
+    """The name of a user id, or the id itself where nobody is called so."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def boot_id(proc: str = "/proc") -> str:
+    """Changes with every boot, so that what a file says about pids can be told to be of this boot."""
+    return _read(os.path.join(proc, "sys/kernel/random/boot_id")).decode("ascii").strip()
+
+
+def process(pid: int, proc: str = "/proc") -> Process | None:
+    """One process, or None where there is none (any more) with this pid."""
+    folder = os.path.join(proc, str(pid))
+    try:
+        name, fields = _stat(folder)
+        uid = _uid(folder)
+        argv = _read(os.path.join(folder, "cmdline")).rstrip(b"\0")
+        marker, worker = _environment(folder)
+        again = _stat(folder)[1]
+    except (OSError, ValueError, IndexError):
+        return None
+    if again[19] != fields[19]:
+        return None  # another process took the pid between the reads
+    return Process(
+        pid=pid,
+        ppid=int(fields[1]),
+        uid=uid,
+        start=int(fields[19]),
+        state=fields[0],
+        argv=tuple(os.fsdecode(word) for word in argv.split(b"\0")) if argv else (),
+        name=name,
+        marker=marker,
+        worker=worker,
+    )
+
+
+def processes(proc: str = "/proc") -> dict[int, Process]:
+    """All processes that this user can see, by pid."""
+    found = (process(int(entry), proc) for entry in os.listdir(proc) if entry.isdigit())
+    return {one.pid: one for one in found if one is not None}
+
+
+def alive(pid: int, start: int, proc: str = "/proc") -> bool:
+    """Whether the very process that started at this tick still runs; a zombie does not."""
+    try:
+        fields = _stat(os.path.join(proc, str(pid)))[1]
+    except (OSError, ValueError, IndexError):
+        return False
+    return int(fields[19]) == start and fields[0] not in ("Z", "X")
+
+
+def start_ticks(pid: int, proc: str = "/proc") -> int:
+    """When the process started; OSError where there is none."""
+    return int(_stat(os.path.join(proc, str(pid)))[1][19])
+
+
+def descendants(table: dict[int, Process], roots: Iterable[int]) -> set[int]:
+    """The pids of all children of the roots, and of theirs; without the roots themselves."""
+    children: dict[int, list[int]] = {}
+    for one in table.values():
+        children.setdefault(one.ppid, []).append(one.pid)
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            if child not in found:
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[PortHolder]:
+    """Who listens on these TCP ports, each holder once for each address."""
+    wanted = set(ports)
+    sockets = [found for found in _listening(proc) if found[1] in wanted]
+    owners = _socket_owners({found[3] for found in sockets}, proc) if sockets else {}
+    holders = []
+    for address, port, uid, inode in sockets:
+        owner = process(owners[inode], proc) if inode in owners else None
+        holders.append(
+            PortHolder(
+                port=port,
+                address=address,
+                uid=uid,
+                user=user_name(uid),
+                pid=owner.pid if owner else None,
+                command=owner.command if owner else None,
+                marker=owner.marker if owner else None,
+            )
+        )
+    return sorted(set(holders), key=lambda holder: (holder.port, holder.address, holder.pid or 0))
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _stat(folder: str) -> tuple[str, list[str]]:
+    """The name and the fields from the third on; the name may itself hold spaces and brackets."""
+    text = _read(os.path.join(folder, "stat")).decode("utf-8", "surrogateescape")
+    head, tail = text.rsplit(")", 1)
+    return head.split("(", 1)[1], tail.split()
+
+
+def _uid(folder: str) -> int:
+    # The folder's owner would be root for a process that may not be dumped, so the status is asked.
+    for line in _read(os.path.join(folder, "status")).splitlines():
+        if line.startswith(b"Uid:"):
+            return int(line.split()[1])
+    raise ValueError(f"no Uid in {folder}/status")
+
+
+def _environment(folder: str) -> tuple[str | None, bool]:
+    """The session's marker and whether torchrun started this as a worker; nothing where it may not be read."""
+    try:
+        entries = _read(os.path.join(folder, "environ")).split(b"\0")
+    except OSError:
+        return None, False
+    prefix = SESSION_VARIABLE.encode() + b"="
+    marker = next((os.fsdecode(entry[len(prefix) :]) for entry in entries if entry.startswith(prefix)), None)
+    return marker, any(entry.startswith(b"TORCHELASTIC_RUN_ID=") for entry in entries)
+
+
+def _listening(proc: str) -> Iterator[tuple[str, int, int, str]]:
+    """(address, port, uid, inode) of every listening TCP socket of both families."""
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = _read(os.path.join(proc, "net", name)).decode("ascii").splitlines()[1:]
+        except OSError:
+            continue  # a kernel without this family
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == _LISTEN:
+                address, port = fields[1].split(":")
+                yield _address(address), int(port, 16), int(fields[7]), fields[9]
+
+
+def _address(text: str) -> str:
+    """The kernel writes an address as words of the host's byte order."""
+    words = [int(text[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(text), 8)]
+    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
+    return socket.inet_ntop(family, b"".join(words))
+
+
+def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
+    """Which process has each socket open; of several (a parent and its child) the one with the smallest pid."""
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    owners: dict[str, int] = {}
+    for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
+        folder = os.path.join(proc, str(pid), "fd")
+        try:
+            links = [os.readlink(os.path.join(folder, descriptor)) for descriptor in os.listdir(folder)]
+        except OSError:
+            continue  # another user's, or it ended meanwhile
+        for link in links:
+            if link in wanted:
+                owners.setdefault(wanted[link], pid)
+    return owners
