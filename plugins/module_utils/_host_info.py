@@ -1,0 +1,543 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The facts of one host that a plan and the checks before a run need. Everything here only reads."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import platform
+import pwd
+import re
+import resource
+import socket
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._network_facts import (
+    Run,
+    firewall,
+    names_and_routes,
+    nics,
+    read,
+)
+
+Find = Callable[[str], Optional[str]]
+
+FLAGS = (
+    "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_tile", "amx_bf16", "amx_fp16", "asimd", "asimdhp", "sve", "sve2", "bf16", "svebf16", "i8mm",
+)  # fmt: skip
+NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
+NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "glusterfs",
+    "beegfs",
+    "9p",
+    "afs",
+    "sshfs",
+)
+PYTHON_CHECK = "import sys;print('%d.%d.%d'%sys.version_info[:3]);import venv,ensurepip"
+
+
+def probe(
+    run: Run,
+    find: Find,
+    base_dir: str,
+    run_dir: Optional[str] = None,
+    venv_dir: Optional[str] = None,
+    python: Optional[str] = None,
+    ports: Sequence[int] = (),
+    peers: Sequence[str] = (),
+) -> Dict[str, Any]:
+    """All facts of this host."""
+    base = expand(base_dir)
+    venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
+    ip_tool = find("ip")
+    interfaces = nics(run, ip_tool)
+    names, routes = names_and_routes(peers, interfaces, run, ip_tool)
+    rights = sudo(run, find)
+    prefix = {"root": [], "passwordless": [find("sudo") or "sudo", "-n"]}.get(rights)
+    return {
+        "host": host(),
+        "python": dict(pythons(run, find, expand(python) if python else None), venv=venv_facts(venv)),
+        "cpu": cpu(),
+        "memory": memory(),
+        "disk": disk(base),
+        "nics": interfaces,
+        "routes": routes,
+        "names": names,
+        "firewall": firewall(run, find, prefix),
+        "sudo": rights,
+        "tmux": tmux(run, find),
+        "ports": port_holders(ports),
+        "processes": trainer_processes(),
+        "limits": limits(),
+        "security": security(),
+        "ephemeral": ephemeral(),
+        "gpus": gpus(),
+        "base_dir": base,
+        "venv_dir": venv,
+        "run": run_facts(expand(run_dir)) if run_dir else None,
+        "data": data_sets(base),
+        "measured": json_file(os.path.join(base, "measured.json")),
+    }
+
+
+def expand(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def json_file(path: str) -> Optional[Dict[str, Any]]:
+    try:
+        value = json.loads(read(path) or "null")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def user_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+# The machine
+
+
+def host() -> Dict[str, Any]:
+    return {
+        "hostname": socket.gethostname(),
+        "machine_id": read("/etc/machine-id") or read("/var/lib/dbus/machine-id"),
+        "boot_id": read("/proc/sys/kernel/random/boot_id"),
+        "network_namespace": link("/proc/self/ns/net"),
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "os": os_name(),
+        "user": user_of(os.getuid()),
+        "uid": os.getuid(),
+        "home": os.path.expanduser("~"),
+        "time": time.time(),
+    }
+
+
+def link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def os_name() -> str:
+    match = re.search(r'^PRETTY_NAME="?([^"\n]*)', read("/etc/os-release"), re.M)
+    return match.group(1) if match else platform.system()
+
+
+def cpu(root: str = "/sys/devices/system/cpu") -> Dict[str, Any]:
+    text = read("/proc/cpuinfo")
+    model = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.*)$", text, re.M)
+    line = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.M)
+    present = set(line.group(1).split()) if line else set()
+    flags = [flag for flag in FLAGS if flag in present]
+    allowed = affinity()
+    quota = cpu_quota()
+    physical = cores(allowed, root)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        "model": model.group(1).strip() if model else platform.machine(),
+        "flags": flags,
+        "logical": os.cpu_count() or 1,
+        "physical": cores(None, root),
+        "available": limited(len(allowed), quota),
+        "available_physical": limited(physical, quota),
+        "load1": load,
+        "native_bf16": any(flag in flags for flag in NATIVE_BF16),
+    }
+
+
+def affinity() -> Set[int]:
+    try:
+        return set(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return set(range(os.cpu_count() or 1))
+
+
+def limited(count: int, quota: Optional[float]) -> int:
+    return max(1, count if quota is None else min(count, int(quota + 0.5)))
+
+
+def cores(allowed: Optional[Set[int]], root: str) -> int:
+    """Physical cores among the allowed processors; hyper-threads do not make matrix products faster."""
+    found = set()
+    for folder in glob.glob(os.path.join(root, "cpu[0-9]*")):
+        number = int(re.sub(r"\D", "", os.path.basename(folder)))
+        if allowed is None or number in allowed:
+            topology = os.path.join(folder, "topology")
+            core = read(os.path.join(topology, "core_id"))
+            if core:
+                found.add((read(os.path.join(topology, "physical_package_id")), core))
+    return len(found) or len(allowed or affinity())
+
+
+def cgroup_folders(controller: str) -> List[str]:
+    """The folders of this process's control group and its parents, both versions."""
+    folders = []
+    for line in read("/proc/self/cgroup").splitlines():
+        number, names, path = (line.split(":", 2) + ["", ""])[:3]
+        if number == "0" and not names:
+            base = "/sys/fs/cgroup"
+        elif controller in names.split(","):
+            base = "/sys/fs/cgroup/" + controller
+        else:
+            continue
+        while True:
+            folders.append(os.path.normpath(base + "/" + path))
+            if path in ("", "/"):
+                break
+            path = os.path.dirname(path)
+    return folders
+
+
+def cpu_quota() -> Optional[float]:
+    quotas = []
+    for folder in cgroup_folders("cpu"):
+        fields = read(os.path.join(folder, "cpu.max")).split()
+        if not fields:
+            fields = [
+                read(os.path.join(folder, "cpu.cfs_quota_us")),
+                read(os.path.join(folder, "cpu.cfs_period_us")),
+            ]
+        if len(fields) == 2 and all(re.fullmatch(r"\d+", field) for field in fields) and int(fields[1]):
+            quotas.append(int(fields[0]) / int(fields[1]))
+    return min(quotas) if quotas else None
+
+
+def memory() -> Dict[str, Any]:
+    sizes = {name: int(value) * 1024 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", read("/proc/meminfo"), re.M)}
+    limit, used = memory_limit()
+    total = sizes.get("MemTotal", 0)
+    available = sizes.get("MemAvailable", sizes.get("MemFree", 0))
+    if limit is not None:
+        available = max(0, min(available, limit - used))
+    return {
+        "total": total if limit is None else min(total, limit),
+        "available": available,
+        "swap_total": sizes.get("SwapTotal", 0),
+        "swap_free": sizes.get("SwapFree", 0),
+        "limit": limit,
+    }
+
+
+def memory_limit() -> Tuple[Optional[int], int]:
+    """(the tightest limit of the control groups, what they use already but for reclaimable file pages)."""
+    tightest: Optional[int] = None
+    used = 0
+    for folder in cgroup_folders("memory"):
+        for limit_name, use_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit = read(os.path.join(folder, limit_name))
+            if limit.isdigit() and int(limit) < 1 << 60 and (tightest is None or int(limit) < tightest):
+                tightest = int(limit)
+                cached = re.search(r"^(?:inactive_file|total_inactive_file) (\d+)", read(folder + "/memory.stat"), re.M)
+                in_use = read(os.path.join(folder, use_name))
+                used = (int(in_use) if in_use.isdigit() else 0) - (int(cached.group(1)) if cached else 0)
+    return tightest, max(0, used)
+
+
+def disk(path: str) -> Dict[str, Any]:
+    """The room below a path, which need not exist yet: the nearest parent that does is looked at."""
+    parent = path
+    while not os.path.exists(parent) and os.path.dirname(parent) != parent:
+        parent = os.path.dirname(parent)
+    fstype, source = mount_of(os.path.realpath(parent))
+    facts = {
+        "path": path,
+        "parent": parent,
+        "real_path": os.path.join(os.path.realpath(parent), os.path.relpath(path, parent)).rstrip("/."),
+        "device": None,
+        "free": 0,
+        "total": 0,
+        "writable": False,
+        "fstype": fstype,
+        "source": source,
+        "network": fstype.replace("fuse.", "") in NETWORK_FILE_SYSTEMS,
+    }
+    try:
+        room = os.statvfs(parent)
+        facts.update(
+            free=room.f_bavail * room.f_frsize,
+            total=room.f_blocks * room.f_frsize,
+            device=os.stat(parent).st_dev,
+            writable=os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK) and not room.f_flag & os.ST_RDONLY,
+        )
+    except OSError:
+        pass
+    return facts
+
+
+def mount_of(path: str) -> Tuple[str, str]:
+    """(type, source) of the file system that holds a path."""
+    best, found = "", ("", "")
+    for line in read("/proc/self/mountinfo").splitlines():
+        left, dash, right = line.partition(" - ")
+        fields = left.split()
+        if not dash or len(fields) < 5:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[4])
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, found = point, (right.split()[0], (right.split() + [""])[1])
+    return found
+
+
+# Software
+
+
+def python_paths(find: Find, wanted: Optional[str]) -> List[str]:
+    """Interpreters worth asking, each once; pyenv's shims are slow and only lead to others of the list."""
+    home = os.path.expanduser("~")
+    named = [find("python3.%d" % minor) for minor in (15, 14, 13, 12, 11, 10)] + [find("python3"), sys.executable]
+    patterns = (
+        home + "/.local/bin/python3.1?",
+        home + "/.pyenv/versions/*/bin/python3",
+        home + "/.local/share/uv/python/*/bin/python3",
+        "/usr/local/bin/python3.1?",
+        "/opt/*/bin/python3",
+    )
+    paths = [wanted] if wanted else []
+    paths += [path for path in named if path] + [path for pattern in patterns for path in sorted(glob.glob(pattern))]
+    unique = {}
+    for path in paths:
+        if "/shims/" not in path:
+            unique.setdefault(os.path.realpath(path), path)
+    return list(unique.values())[:12]
+
+
+def pythons(run: Run, find: Find, wanted: Optional[str]) -> Dict[str, Any]:
+    """The interpreter that runs this, those that could make the trainer's environment, and where the library's sources lie."""
+    candidates = []
+    for path in python_paths(find, wanted):
+        code, out, dummy = run([path, "-c", PYTHON_CHECK])
+        version = re.match(r"\s*(\d+\.\d+\.\d+)", out)
+        if version:
+            numbers = tuple(int(part) for part in version.group(1).split("."))
+            if numbers >= (3, 10):
+                candidates.append({"executable": path, "version": version.group(1), "venv_module": code == 0})
+    return {
+        "executable": sys.executable,
+        "version": "%d.%d.%d" % sys.version_info[:3],
+        "candidates": candidates,
+        "library": os.path.dirname(os.path.abspath(os.__file__)),
+    }
+
+
+def venv_facts(path: str) -> Dict[str, Any]:
+    installed = glob.glob(os.path.join(path, "lib", "python3*", "site-packages", "torch-*.dist-info"))
+    match = re.search(r"torch-(.+)\.dist-info$", installed[0]) if installed else None
+    return {
+        "path": path,
+        "exists": os.path.exists(os.path.join(path, "bin", "python")),
+        "torch": match.group(1) if match else None,
+        "stamp": json_file(os.path.join(path, "nanochat-ddp.json")),
+    }
+
+
+def sudo(run: Run, find: Find) -> str:
+    if os.geteuid() == 0:
+        return "root"
+    tool = find("sudo")
+    return "passwordless" if tool and run([tool, "-n", "true"])[0] == 0 else "none"
+
+
+def tmux(run: Run, find: Find) -> Dict[str, Optional[str]]:
+    path = find("tmux")
+    if not path:
+        return {"path": None, "version": None}
+    dummy, out, dummy2 = run([path, "-V"])
+    return {"path": path, "version": out.replace("tmux", "").strip() or None}
+
+
+def limits() -> Dict[str, Optional[int]]:
+    names = {"nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC", "memlock": "RLIMIT_MEMLOCK"}
+    found: Dict[str, Optional[int]] = {}
+    for name, constant in names.items():
+        soft = resource.getrlimit(getattr(resource, constant))[0]
+        found[name] = None if soft == resource.RLIM_INFINITY else soft
+    return found
+
+
+def security() -> Dict[str, str]:
+    enforce = read("/sys/fs/selinux/enforce")
+    return {
+        "selinux": {"1": "enforcing", "0": "permissive"}.get(enforce, "absent"),
+        "apparmor": "enabled" if read("/sys/module/apparmor/parameters/enabled") == "Y" else "absent",
+    }
+
+
+def ephemeral() -> Dict[str, int]:
+    """The local ports on which Gloo listens."""
+    fields = read("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999").split()
+    return {"low": int(fields[0]), "high": int(fields[1])}
+
+
+def gpus() -> List[Dict[str, str]]:
+    """NVIDIA's cards as the driver lists them; asking nvidia-smi can take seconds."""
+    found = []
+    for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
+        model = re.search(r"^Model:\s*(.*)$", read(path), re.M)
+        found.append({"model": model.group(1).strip() if model else "NVIDIA"})
+    return found
+
+
+# Who is there already
+
+
+def process(pid: int) -> Optional[Dict[str, Any]]:
+    """One process with the mark that this collection puts on what it starts."""
+    try:
+        uid = os.stat("/proc/%d" % pid).st_uid
+    except OSError:
+        return None
+    command = read("/proc/%d/cmdline" % pid).replace("\0", " ").strip()
+    mark = re.search(r"(?:^|\0)NANOCHAT_DDP_SESSION=([^\0]*)", read("/proc/%d/environ" % pid))
+    return {
+        "pid": pid,
+        "user": user_of(uid),
+        "command": command[:300] or read("/proc/%d/comm" % pid),
+        "session": mark.group(1) if mark else None,
+        "age": age(pid),
+        "parent": parent(pid),
+    }
+
+
+def stat_fields(pid: int) -> List[str]:
+    """The fields of /proc/PID/stat after the name, which may hold anything."""
+    return read("/proc/%d/stat" % pid).rpartition(")")[2].split()
+
+
+def age(pid: int) -> Optional[int]:
+    fields = stat_fields(pid)
+    uptime = read("/proc/uptime").split()
+    if len(fields) < 20 or not uptime:
+        return None
+    return int(float(uptime[0]) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+
+
+def parent(pid: int) -> Optional[int]:
+    fields = stat_fields(pid)
+    return int(fields[1]) if len(fields) > 1 else None
+
+
+def pids() -> List[int]:
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+TRAINER_COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)|scripts\.base_train|scripts/base_train")
+
+
+def trainer_processes() -> List[Dict[str, Any]]:
+    """Processes that this collection started, and those that look like a trainer's whoever started them."""
+    found = []
+    for pid in pids():
+        facts = process(pid) if pid != os.getpid() else None
+        if facts and (facts["session"] or TRAINER_COMMAND.search(facts["command"])):
+            found.append(facts)
+    return found
+
+
+def port_holders(ports: Sequence[int]) -> List[Dict[str, Any]]:
+    """Who listens on the given ports; the user is known also where the process belongs to somebody else."""
+    wanted = set(ports)
+    rows = [row for row in listening() if row[0] in wanted]
+    owners = owners_of({inode for dummy, dummy2, inode in rows}) if rows else {}
+    found = {}
+    for port, uid, inode in rows:
+        facts = process(owners[inode]) if inode in owners else None
+        found[(port, facts["pid"] if facts else None)] = {
+            "port": port,
+            "pid": facts["pid"] if facts else None,
+            "user": facts["user"] if facts else user_of(uid),
+            "command": facts["command"] if facts else None,
+            "session": facts["session"] if facts else None,
+            "ours": bool(facts and facts["session"]),
+        }
+    return list(found.values())
+
+
+def listening() -> List[Tuple[int, int, str]]:
+    """(port, uid, inode) of every listening TCP socket."""
+    found = []
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in read(path).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == "0A":
+                found.append((int(fields[1].rsplit(":", 1)[1], 16), int(fields[7]), fields[9]))
+    return found
+
+
+def owners_of(inodes: Set[str]) -> Dict[str, int]:
+    """{inode: pid}, as far as this user may look."""
+    found: Dict[str, int] = {}
+    for pid in pids():
+        folder = "/proc/%d/fd" % pid
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        for name in names:
+            match = re.fullmatch(r"socket:\[(\d+)\]", link(os.path.join(folder, name)))
+            if match and match.group(1) in inodes:
+                found.setdefault(match.group(1), pid)
+    return found
+
+
+# What earlier runs left
+
+
+def run_facts(folder: str) -> Dict[str, Any]:
+    plan = json_file(os.path.join(folder, "plan.json")) or {}
+    session = json_file(os.path.join(folder, "session.json"))
+    checkpoints = sorted(
+        int(match.group(1))
+        for match in (
+            re.search(r"meta_(\d+)\.json$", path)
+            for path in glob.glob(os.path.join(glob.escape(folder), "base_checkpoints", "*", "meta_*.json"))
+        )
+        if match
+    )
+    return {
+        "path": folder,
+        "exists": os.path.isdir(folder),
+        "plan_digest": plan.get("digest"),
+        "session": session,
+        "checkpoints": checkpoints,
+    }
+
+
+def data_sets(base: str) -> List[Dict[str, Any]]:
+    """The data sets in the store, by their manifests."""
+    found = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(base), "data", "*", "manifest.json"))):
+        manifest = json_file(path) or {}
+        shards = manifest.get("shards") or []
+        found.append(
+            {
+                "id": manifest.get("id") or os.path.basename(os.path.dirname(path)),
+                "shards": len(shards),
+                "bytes": sum(int(shard.get("bytes") or 0) for shard in shards if isinstance(shard, dict)),
+            }
+        )
+    return found

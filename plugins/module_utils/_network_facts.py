@@ -1,0 +1,295 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a Linux host's network looks like: interfaces, addresses, routes to given peers, names, the firewall in force.
+
+Everything is read from /sys and /proc; `ip` is used where it is there and done without where it is not.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import socket
+import struct
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+try:
+    import fcntl
+except ImportError:  # the module is also imported for its documentation on other systems
+    fcntl = None  # type: ignore[assignment]
+
+Run = Callable[[Sequence[str]], Tuple[int, str, str]]
+
+NET = "/sys/class/net"
+OVERLAY_NAME = re.compile(
+    r"^(tailscale|ts|wg|tun|tap|zt|nebula|utun|ppp|vpn|nordlynx|proton|cscotun|gpd|warp)[0-9a-z-]*$", re.I
+)
+BRIDGE_NAME = re.compile(r"^(docker|br-|virbr|lxcbr|lxdbr|cni|podman|flannel|cali)", re.I)
+VIRTUAL_NAME = re.compile(r"^(veth|vnet|dummy|ifb|macvtap|vxlan|geneve|gre|sit|ip6tnl|teql|nlmon)", re.I)
+IFF_UP = 0x1
+TYPE_LOOPBACK = "772"
+TYPE_NONE = "65534"
+
+
+def read(path: str, default: str = "") -> str:
+    """A small file of /proc or /sys, or the default."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return default
+
+
+def nic_names() -> List[str]:
+    try:
+        return sorted(name for dummy, name in socket.if_nameindex())
+    except OSError:
+        return []
+
+
+def kind_of(name: str, root: str = NET) -> str:
+    """wired, wifi, virtual, overlay, bridge or loopback, by what the kernel says and only then by the name."""
+    base = os.path.join(root, name)
+    device_type = read(os.path.join(base, "type"))
+    event = read(os.path.join(base, "uevent"))
+    if device_type == TYPE_LOOPBACK or name == "lo":
+        return "loopback"
+    if os.path.isdir(os.path.join(base, "wireless")) or os.path.exists(os.path.join(base, "phy80211")):
+        return "wifi"
+    if "DEVTYPE=wireguard" in event or os.path.exists(os.path.join(base, "tun_flags")) or device_type == TYPE_NONE:
+        return "overlay"
+    if os.path.isdir(os.path.join(base, "bridge")):
+        return _kind_of_bridge(base, root)
+    if os.path.exists(os.path.join(base, "device")) or "DEVTYPE=bond" in event or "DEVTYPE=vlan" in event:
+        return "wired"
+    if OVERLAY_NAME.match(name):
+        return "overlay"
+    return "bridge" if BRIDGE_NAME.match(name) else "virtual"
+
+
+def _kind_of_bridge(base: str, root: str) -> str:
+    """A bridge over a real card is how many home servers reach their LAN; one over containers leads nowhere else."""
+    try:
+        members = os.listdir(os.path.join(base, "brif"))
+    except OSError:
+        members = []
+    return "wired" if any(kind_of(member, root) == "wired" for member in members) else "bridge"
+
+
+def is_up(name: str, root: str = NET) -> bool:
+    state = read(os.path.join(root, name, "operstate"), "unknown")
+    if state != "unknown":
+        return state == "up"
+    try:
+        return bool(int(read(os.path.join(root, name, "flags"), "0x1"), 16) & IFF_UP)
+    except ValueError:
+        return False
+
+
+def _number(text: str) -> Optional[int]:
+    try:
+        value = int(text)
+    except ValueError:
+        return None
+    return value if value > 0 else None
+
+
+def nics(run: Run, ip_tool: Optional[str], root: str = NET) -> List[Dict[str, Any]]:
+    """Every interface with its kind, state, speed and addresses."""
+    addresses = addresses_by_ip(run, ip_tool) if ip_tool else {}
+    found = []
+    for name in nic_names():
+        base = os.path.join(root, name)
+        four, six = addresses.get(name) or (ipv4_of(name), ipv6_of(name))
+        found.append(
+            {
+                "name": name,
+                "kind": kind_of(name, root),
+                "up": is_up(name, root),
+                "speed_mbit": _number(read(os.path.join(base, "speed"))),
+                "mtu": _number(read(os.path.join(base, "mtu"))),
+                "mac": read(os.path.join(base, "address")),
+                "enslaved": os.path.exists(os.path.join(base, "master")),
+                "ipv4": four,
+                "ipv6": six,
+            }
+        )
+    return promote_container_nics(found)
+
+
+def promote_container_nics(found: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """In a container or a network namespace the virtual cards are the only way out, and as good as cables."""
+    if any(nic["kind"] in ("wired", "wifi") for nic in found):
+        return found
+    return [
+        dict(nic, kind="wired")
+        if nic["kind"] == "virtual" and not nic["enslaved"] and (nic["ipv4"] or nic["ipv6"])
+        else nic
+        for nic in found
+    ]
+
+
+def addresses_by_ip(run: Run, ip_tool: str) -> Dict[str, Tuple[List[str], List[str]]]:
+    code, out, dummy = run([ip_tool, "-j", "addr"])
+    try:
+        links = json.loads(out) if code == 0 else []
+    except ValueError:
+        links = []
+    found: Dict[str, Tuple[List[str], List[str]]] = {}
+    for link in links:
+        name = str(link.get("ifname", "")).split("@")[0]
+        entries = [entry for entry in link.get("addr_info", []) if entry.get("local")]
+        found[name] = (
+            ["%s/%s" % (entry["local"], entry["prefixlen"]) for entry in entries if entry.get("family") == "inet"],
+            ["%s/%s" % (entry["local"], entry["prefixlen"]) for entry in entries if entry.get("family") == "inet6"],
+        )
+    return found
+
+
+def ipv4_of(name: str) -> List[str]:
+    """The first IPv4 address of an interface, asked of the kernel directly."""
+    siocgifaddr, siocgifnetmask = 0x8915, 0x891B
+    request = struct.pack("256s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            address = fcntl.ioctl(sock.fileno(), siocgifaddr, request)[20:24]
+            mask = fcntl.ioctl(sock.fileno(), siocgifnetmask, request)[20:24]
+        except OSError:
+            return []
+    prefix = bin(int.from_bytes(mask, "big")).count("1")
+    return ["%s/%d" % (socket.inet_ntoa(address), prefix)]
+
+
+def ipv6_of(name: str) -> List[str]:
+    found = []
+    for line in read("/proc/net/if_inet6").splitlines():
+        fields = line.split()
+        if len(fields) == 6 and fields[5] == name:
+            address = ipaddress.IPv6Address(int(fields[0], 16))
+            found.append("%s/%d" % (address, int(fields[2], 16)))
+    return found
+
+
+def resolve(name: str) -> List[str]:
+    """The addresses that a name stands for on this host, in the order in which it would try them."""
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(answer[4][0]).split("%")[0] for answer in answers))
+
+
+def is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def route(
+    peer: str, address: str, interfaces: List[Dict[str, Any]], run: Run, ip_tool: Optional[str]
+) -> Dict[str, Any]:
+    """How packets to an address would leave; nothing is sent to find out."""
+    found: Dict[str, Any] = {"peer": peer, "address": address, "nic": None, "source": None, "gateway": None}
+    if ip_tool:
+        code, out, dummy = run([ip_tool, "-j", "route", "get", address])
+        try:
+            answer = json.loads(out)[0] if code == 0 else {}
+        except (ValueError, IndexError):
+            answer = {}
+        if answer.get("dev"):
+            found.update(nic=answer["dev"], source=answer.get("prefsrc"), gateway=answer.get("gateway"))
+            return found
+    source = source_towards(address)
+    if source:
+        owner = [
+            nic["name"] for nic in interfaces if source in [cidr.split("/")[0] for cidr in nic["ipv4"] + nic["ipv6"]]
+        ]
+        found.update(source=source, nic=owner[0] if owner else None)
+    return found
+
+
+def source_towards(address: str) -> Optional[str]:
+    """The own address that the kernel would take; connecting a datagram socket sends nothing."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((address, 9))
+            return str(sock.getsockname()[0]).split("%")[0]
+    except OSError:
+        return None
+
+
+def names_and_routes(
+    peers: Sequence[str], interfaces: List[Dict[str, Any]], run: Run, ip_tool: Optional[str]
+) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+    """What names resolve to here, and how each peer is reached."""
+    names: Dict[str, Any] = {"own": resolve(socket.gethostname()), "peers": {}}
+    routes = []
+    for peer in peers:
+        addresses = [peer] if is_address(peer) else resolve(peer)
+        if not is_address(peer):
+            names["peers"][peer] = addresses
+        if addresses:
+            routes.append(route(peer, addresses[0], interfaces, run, ip_tool))
+    # Where no peer has a name here, the way to anywhere tells which interface is the machine's main one.
+    routes.append(route("default", "203.0.113.1", interfaces, run, ip_tool))
+    return names, routes
+
+
+# The firewall
+
+
+def firewall(run: Run, find: Callable[[str], Optional[str]], root_prefix: Optional[List[str]]) -> Dict[str, Any]:
+    """Which firewall is in force. root_prefix: what to put before a command for root's rights, None where there are none.
+
+    active None: cannot be told without root.
+    """
+    if "ENABLED=yes" in read("/etc/ufw/ufw.conf"):
+        return {"backend": "ufw", "active": True, "readable": root_prefix is not None}
+    if firewalld_runs():
+        return {"backend": "firewalld", "active": True, "readable": root_prefix is not None}
+    if root_prefix is None:
+        tools = [tool for tool in ("nft", "iptables") if find(tool)]
+        return {"backend": tools[0] if tools else "none", "active": None if tools else False, "readable": False}
+    return packet_filter(run, find, root_prefix)
+
+
+def firewalld_runs() -> bool:
+    pid = read("/run/firewalld.pid") or read("/var/run/firewalld.pid")
+    return bool(pid) and "firewalld" in read("/proc/%s/cmdline" % pid).replace("\0", " ")
+
+
+def packet_filter(run: Run, find: Callable[[str], Optional[str]], root_prefix: List[str]) -> Dict[str, Any]:
+    """nftables or iptables, and whether anything in the input path can drop a packet."""
+    nft = find("nft")
+    if nft:
+        code, out, dummy = run([*root_prefix, nft, "list", "ruleset"])
+        if code == 0 and filters_input(out):
+            return {
+                "backend": "iptables" if "xt_" in out or "iptables-nft" in out else "nft",
+                "active": True,
+                "readable": True,
+            }
+        if code == 0:
+            return {"backend": "nft", "active": False, "readable": True}
+    iptables = find("iptables")
+    if iptables:
+        code, out, dummy = run([*root_prefix, iptables, "-S", "INPUT"])
+        if code == 0:
+            active = "-P INPUT DROP" in out or bool(re.search(r"^-A INPUT .*-j (?!ACCEPT)", out, re.M))
+            return {"backend": "iptables", "active": active, "readable": True}
+    tools = [tool for tool, path in (("nft", nft), ("iptables", iptables)) if path]
+    return {"backend": tools[0] if tools else "none", "active": None if tools else False, "readable": False}
+
+
+def filters_input(ruleset: str) -> bool:
+    """Whether a rule set of nftables has an input chain that drops, rejects or jumps to where that may happen."""
+    for chain in re.findall(r"chain [^{]*\{(.*?)\n\s*\}", ruleset, re.S):
+        if re.search(r"hook input", chain) and re.search(r"policy drop|\bdrop\b|\breject\b|\bjump\b|\bgoto\b", chain):
+            return True
+    return False

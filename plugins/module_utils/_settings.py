@@ -1,0 +1,685 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every setting of a job: one table of names, types, defaults and reasons, and the reading of inventory variables by it.
+
+inventory/group_vars/trainers.yml and docs/settings.md are kept in step with this table by a test.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+RUN = "run"
+HOST = "host"
+
+DATA_URL = "https://huggingface.co/datasets/karpathy/climbmix-400b-shuffle/resolve/main"
+
+# Facts and switches of the collection's own that share the prefix and are no settings.
+NOT_SETTINGS = frozenset(
+    [
+        "ddp_probe",
+        "ddp_plan",
+        "ddp_node",
+        "ddp_plan_document",
+        "ddp_plan_text",
+        "ddp_plan_file",
+        "ddp_json",
+        "ddp_become",
+    ]
+)
+ALIASES = {"watch": "ddp_watch"}
+
+
+class SettingsError(ValueError):
+    """All that is wrong with the settings, one sentence each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class Setting(NamedTuple):
+    """One variable that an inventory may set."""
+
+    name: str
+    kind: str  # str, int, float, bool, list, dict, range
+    default: Any  # None: from the profile or worked out by the plan
+    scope: str
+    why: str
+    section: str
+    choices: Tuple[str, ...] = ()
+    low: Optional[float] = None
+    pattern: str = ""
+    empty: str = ""  # what an unset value means
+
+
+def _rows(section: str, *rows: Tuple[Any, ...]) -> List[Setting]:
+    return [Setting(*row[:5], section=section, **(row[5] if len(row) > 5 else {})) for row in rows]
+
+
+def _from_profile(low: float, **more: Any) -> Dict[str, Any]:
+    return {"low": low, "empty": "from the profile", **more}
+
+
+SETTINGS: List[Setting] = [
+    *_rows(
+        "The run",
+        (
+            "ddp_profile",
+            "str",
+            "smoke",
+            RUN,
+            "Where settings that are left empty come from: a ten-step trial, or the real training.",
+            {"choices": ("smoke", "real")},
+        ),
+        (
+            "ddp_run",
+            "str",
+            None,
+            RUN,
+            "The name of the run, of its folder and of its sessions on every host.",
+            {"pattern": r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}", "empty": "d and the depth, for example d4"},
+        ),
+        (
+            "ddp_resume",
+            "bool",
+            True,
+            RUN,
+            "Go on from the newest checkpoint that every rank has, so that an interruption costs little.",
+        ),
+        ("ddp_fresh", "bool", False, RUN, "Start anew: what the run wrote before is moved to previous/ in its folder."),
+        ("ddp_strict", "bool", False, RUN, "Stop before training also when preflight has only warnings."),
+        (
+            "ddp_timeout",
+            "int",
+            300,
+            RUN,
+            "Seconds after which a rank that does not come is named and the run ends; every wait derives from it.",
+            {"low": 10},
+        ),
+    ),
+    *_rows(
+        "The model",
+        ("ddp_depth", "int", None, RUN, "Transformer layers; the one dial of the model's size.", _from_profile(1)),
+        ("ddp_aspect_ratio", "int", None, RUN, "Width of the model for each layer.", _from_profile(1)),
+        (
+            "ddp_head_dim",
+            "int",
+            None,
+            RUN,
+            "Width of an attention head; the model's width is rounded up to a multiple of it.",
+            _from_profile(2),
+        ),
+        ("ddp_sequence", "int", None, RUN, "Tokens in a row of the batch.", _from_profile(2)),
+        (
+            "ddp_window_pattern",
+            "str",
+            "SSSL",
+            RUN,
+            "Attention windows over the layers: L sees the whole sequence, S a quarter; the last layer is always L.",
+            {"pattern": "[SLsl]+"},
+        ),
+        (
+            "ddp_vocab_size",
+            "int",
+            None,
+            RUN,
+            "Size of the tokenizer that is trained where the data has none.",
+            _from_profile(265),
+        ),
+    ),
+    *_rows(
+        "The training",
+        (
+            "ddp_device_batch",
+            "int",
+            None,
+            RUN,
+            "Rows in one pass through the model; more need more memory.",
+            _from_profile(1),
+        ),
+        ("ddp_total_batch", "int", None, RUN, "Tokens in one step over all ranks.", _from_profile(1)),
+        ("ddp_iterations", "int", None, RUN, "Steps of the whole run.", _from_profile(1)),
+        (
+            "ddp_batch_split",
+            "str",
+            "equal",
+            RUN,
+            "How the rows of a step are shared out: equally, by threads, or by speed (ddp_speed, else as measured).",
+            {"choices": ("equal", "threads", "speed")},
+        ),
+        (
+            "ddp_eval_every",
+            "int",
+            None,
+            RUN,
+            "Steps between two measurements on the validation shard; -1 for none.",
+            _from_profile(-1),
+        ),
+        ("ddp_eval_tokens", "int", None, RUN, "Tokens of one such measurement.", _from_profile(1)),
+        (
+            "ddp_sample_every",
+            "int",
+            None,
+            RUN,
+            "Steps between two samples of generated text; -1 for none.",
+            _from_profile(-1),
+        ),
+        (
+            "ddp_save_every",
+            "int",
+            None,
+            RUN,
+            "Steps between two checkpoints; -1 for one at the end only.",
+            _from_profile(-1),
+        ),
+        ("ddp_keep_checkpoints", "int", 2, RUN, "Checkpoints that stay on each host; 0 keeps all of them.", {"low": 0}),
+        (
+            "ddp_sync",
+            "str",
+            "exact",
+            RUN,
+            "How the ranks agree: float32 or bf16 on the wire, or the plain dense and DistributedDataParallel baselines.",
+            {"choices": ("exact", "bf16", "dense", "ddp")},
+        ),
+        (
+            "ddp_matmul",
+            "str",
+            "fp32",
+            RUN,
+            "Precision of the matrix products; bf16 is faster where the CPU has it, and less exact.",
+            {"choices": ("auto", "fp32", "bf16")},
+        ),
+        (
+            "ddp_dtype",
+            "str",
+            "auto",
+            RUN,
+            "Type of the activations; auto is float32 on CPUs, also where a GPU is present.",
+            {"choices": ("auto", "float32", "bfloat16", "float16")},
+        ),
+        (
+            "ddp_device",
+            "str",
+            "cpu",
+            RUN,
+            "What computes; auto takes the GPUs where every host has one.",
+            {"choices": ("auto", "cpu", "cuda")},
+        ),
+        ("ddp_extra_args", "list", [], RUN, "Further arguments of the training command, for example a learning rate."),
+        ("ddp_extra_env", "dict", {}, RUN, "Further environment of the training processes."),
+        (
+            "ddp_secret_env",
+            "dict",
+            {},
+            RUN,
+            "The same, but masked wherever it would be shown, for example WANDB_API_KEY.",
+        ),
+    ),
+    *_rows(
+        "The network",
+        ("ddp_port", "int", 29500, RUN, "Port of the master at which the ranks meet.", {"low": 1024}),
+        (
+            "ddp_port_range",
+            "range",
+            None,
+            RUN,
+            "Narrows the hosts' local ports, on which Gloo listens, to LOW-HIGH, so that fewer need to be opened.",
+            {"empty": "all of the hosts' local ports"},
+        ),
+        (
+            "ddp_manage_firewall",
+            "bool",
+            True,
+            RUN,
+            "Let the peers, and only them, through a firewall that is in force.",
+        ),
+    ),
+    *_rows(
+        "The trainer",
+        (
+            "ddp_trainer_source",
+            "str",
+            "ours",
+            RUN,
+            "What trains: this collection's trainer, the path of a nanochat checkout here, or a git URL.",
+        ),
+        (
+            "ddp_trainer_offline",
+            "bool",
+            False,
+            RUN,
+            "The hosts have no way to a package index: packages are fetched once and handed on.",
+        ),
+        (
+            "ddp_torch",
+            "str",
+            "2.13.0",
+            RUN,
+            "Version of PyTorch on every host; ranks of different versions may disagree.",
+            {"pattern": r"\d+\.\d+(\.\d+)?[A-Za-z0-9.+]*"},
+        ),
+        (
+            "ddp_torch_index",
+            "str",
+            "auto",
+            RUN,
+            "Where torch comes from: PyTorch's own CPU index when it answers (auto), the default index (default), or a URL.",
+            {"pattern": r"auto|default|https?://\S+|file://\S+"},
+        ),
+    ),
+    *_rows(
+        "The data",
+        (
+            "ddp_data_source",
+            "str",
+            None,
+            RUN,
+            "Text files of the master made into shards, a collection of shards at a URL, or shards the master has.",
+            {"choices": ("text", "url", "host"), "empty": "from the profile"},
+        ),
+        (
+            "ddp_data_paths",
+            "list",
+            [],
+            RUN,
+            "Folders on the master: of text (source text) or of shards (source host); text defaults to Python's own library.",
+        ),
+        ("ddp_data_url", "str", DATA_URL, RUN, "Where numbered shards lie (source url).", {"pattern": r"https?://\S+"}),
+        ("ddp_data_shards", "int", None, RUN, "Shards of the run, the last of them for validation.", _from_profile(2)),
+        (
+            "ddp_data_last_shard",
+            "int",
+            6542,
+            RUN,
+            "Number of the collection's last shard, which is the one for validation (source url).",
+            {"low": 1},
+        ),
+    ),
+    *_rows(
+        "Watching and collecting",
+        (
+            "ddp_watch",
+            "bool",
+            True,
+            RUN,
+            "Follow the run to its end; without, the play returns after the first step of every rank.",
+        ),
+        (
+            "ddp_stall_factor",
+            "float",
+            5.0,
+            RUN,
+            "A run that takes this many usual steps for one is examined.",
+            {"low": 1.5},
+        ),
+        ("ddp_results_dir", "str", "runs", RUN, "Folder on the controller for what is brought back."),
+        ("ddp_collect_checkpoints", "bool", True, RUN, "Bring the newest checkpoint back too."),
+        (
+            "ddp_tracker",
+            "str",
+            "none",
+            RUN,
+            "Where the master also reports metrics.",
+            {"choices": ("none", "mlflow", "wandb")},
+        ),
+        ("ddp_tracker_port", "int", 5000, RUN, "Port of the MLflow server on the master.", {"low": 1024}),
+        (
+            "ddp_tracker_bind",
+            "str",
+            "127.0.0.1",
+            RUN,
+            "Address that the MLflow server listens on; it has no password of its own.",
+        ),
+    ),
+    *_rows(
+        "Each host",
+        (
+            "ddp_base_dir",
+            "str",
+            "~/nanochat-ddp",
+            HOST,
+            "Folder of everything that a job keeps on this host.",
+            {"pattern": r"[/~].*"},
+        ),
+        (
+            "ddp_venv_dir",
+            "str",
+            None,
+            HOST,
+            "The trainer's Python; nodes on one machine may share it.",
+            {"pattern": r"[/~].*", "empty": "venv in the base folder"},
+        ),
+        (
+            "ddp_python",
+            "str",
+            None,
+            HOST,
+            "Python 3.10 or newer that the trainer's is made with.",
+            {"empty": "the newest suitable one"},
+        ),
+        (
+            "ddp_address",
+            "str",
+            None,
+            HOST,
+            "Address by which the peers reach this host.",
+            {"empty": "that of the NIC that leads to them"},
+        ),
+        (
+            "ddp_nic",
+            "str",
+            None,
+            HOST,
+            "Network interface that carries the training.",
+            {"empty": "the one that leads to the peers"},
+        ),
+        (
+            "ddp_rank",
+            "int",
+            None,
+            HOST,
+            "Rank of this host; 0 is the master.",
+            {"low": 0, "empty": "by the order of the inventory"},
+        ),
+        (
+            "ddp_threads",
+            "int",
+            None,
+            HOST,
+            "Threads that compute.",
+            {"low": 1, "empty": "the physical cores this user may use"},
+        ),
+        (
+            "ddp_speed",
+            "float",
+            None,
+            HOST,
+            "Speed of this host against the others (ddp_batch_split speed).",
+            {"low": 0.001, "empty": "as measured"},
+        ),
+    ),
+]
+
+TABLE: Dict[str, Setting] = {setting.name: setting for setting in SETTINGS}
+
+PROFILES: Dict[str, Dict[str, Any]] = {
+    "smoke": {
+        "ddp_depth": 4,
+        "ddp_aspect_ratio": 64,
+        "ddp_head_dim": 64,
+        "ddp_sequence": 512,
+        "ddp_vocab_size": 4096,
+        "ddp_device_batch": 2,
+        "ddp_total_batch": 2048,
+        "ddp_iterations": 10,
+        "ddp_eval_every": 250,
+        "ddp_eval_tokens": 16384,
+        "ddp_sample_every": -1,
+        "ddp_save_every": 5,
+        "ddp_data_source": "text",
+        "ddp_data_shards": 3,
+    },
+    "real": {
+        "ddp_depth": 8,
+        "ddp_aspect_ratio": 64,
+        "ddp_head_dim": 128,
+        "ddp_sequence": 1024,
+        "ddp_vocab_size": 32768,
+        "ddp_device_batch": 2,
+        "ddp_total_batch": 4096,
+        "ddp_iterations": 5000,
+        "ddp_eval_every": 250,
+        "ddp_eval_tokens": 65536,
+        "ddp_sample_every": 1000,
+        "ddp_save_every": 250,
+        "ddp_data_source": "url",
+        "ddp_data_shards": 8,
+    },
+}
+
+TRUE = ("true", "yes", "on", "1")
+FALSE = ("false", "no", "off", "0")
+
+
+def _as_int(value: Any) -> int:
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    if isinstance(value, float) and value != int(value):
+        raise ValueError("not whole")
+    return int(value.strip().replace("_", "")) if isinstance(value, str) else int(value)
+
+
+def _as_float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    number = float(value)
+    if number != number or number in (float("inf"), float("-inf")):
+        raise ValueError("not finite")
+    return number
+
+
+def _as_bool(value: Any) -> bool:
+    word = str(value).strip().lower()
+    if word in TRUE:
+        return True
+    if word in FALSE:
+        return False
+    raise ValueError("neither true nor false")
+
+
+def _as_str(value: Any) -> str:
+    if isinstance(value, (bool, list, dict)):
+        raise ValueError("not a word")
+    return str(value).strip()
+
+
+def _as_list(value: Any) -> List[str]:
+    if isinstance(value, str):
+        value = json.loads(value) if value.lstrip().startswith("[") else [value]
+    if not isinstance(value, (list, tuple)) or any(isinstance(item, (list, dict)) for item in value):
+        raise ValueError("not a list of words")
+    return [str(item) for item in value]
+
+
+def _as_dict(value: Any) -> Dict[str, str]:
+    if isinstance(value, str):
+        value = json.loads(value)
+    if not isinstance(value, Mapping):
+        raise ValueError("not a dictionary")
+    for name in value:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            raise ValueError("%r is no name of an environment variable" % str(name))
+    return {str(name): "" if item is None else str(item) for name, item in value.items()}
+
+
+def _as_range(value: Any) -> List[int]:
+    if isinstance(value, str):
+        value = re.split(r"\s*[-:,]\s*", value.strip().strip("[]"))
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise ValueError("not LOW-HIGH")
+    low, high = _as_int(value[0]), _as_int(value[1])
+    if not 1024 <= low < high <= 65535:
+        raise ValueError("not within 1024-65535")
+    if high - low < 99:
+        raise ValueError("fewer than 100 ports")
+    return [low, high]
+
+
+CONVERT: Dict[str, Callable[[Any], Any]] = {
+    "int": _as_int,
+    "float": _as_float,
+    "bool": _as_bool,
+    "str": _as_str,
+    "list": _as_list,
+    "dict": _as_dict,
+    "range": _as_range,
+}
+WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a word",
+    "list": "a list",
+    "dict": "a dictionary of environment variables",
+    "range": "LOW-HIGH with at least 100 ports between 1024 and 65535, for example 40000-40999",
+}
+PATTERN_HELP = {
+    "ddp_run": "1 to 48 letters, digits, - or _, for example d4-trial",
+    "ddp_window_pattern": "the letters S and L, for example SSSL",
+    "ddp_torch": "a version, for example 2.13.0",
+    "ddp_torch_index": "auto, default, or a URL",
+    "ddp_data_url": "a URL that begins with http:// or https://",
+    "ddp_base_dir": "an absolute path, or one that begins with ~",
+    "ddp_venv_dir": "an absolute path, or one that begins with ~",
+}
+
+
+def wanted(setting: Setting) -> str:
+    """What would do, in words."""
+    if setting.choices:
+        return " or ".join([", ".join(setting.choices[:-1]), setting.choices[-1]])
+    if setting.name in PATTERN_HELP:
+        return PATTERN_HELP[setting.name]
+    if setting.low is not None:
+        return "%s of at least %g" % (WANTED[setting.kind], setting.low)
+    return WANTED[setting.kind]
+
+
+def convert(setting: Setting, value: Any) -> Any:
+    """The value as its type; raises ValueError where it is none."""
+    result = CONVERT[setting.kind](value)
+    if setting.choices and result not in setting.choices:
+        raise ValueError("not a choice")
+    if setting.pattern and not re.fullmatch(setting.pattern, result):
+        raise ValueError("malformed")
+    if setting.low is not None and result < setting.low:
+        raise ValueError("too small")
+    if setting.name.endswith("_port") and result > 65535:
+        raise ValueError("no such port")
+    return result
+
+
+def is_unset(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def shown(setting: Setting, value: Any) -> str:
+    """The value as a message may show it."""
+    if setting.name == "ddp_secret_env":
+        return "(hidden)"
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class Problem(NamedTuple):
+    """What is wrong on one host; {where} in the text is where the hosts go that have it alike."""
+
+    host: str
+    text: str
+
+
+def read_host(host: str, variables: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[Problem]]:
+    """(the settings that this host gives, problems); unset ones are left out."""
+    given: Dict[str, Any] = {}
+    problems: List[Problem] = []
+    for name in sorted(variables):
+        target = ALIASES.get(name, name)
+        if not target.startswith("ddp_") or target in NOT_SETTINGS:
+            continue
+        setting = TABLE.get(target)
+        if setting is None:
+            problems.append(Problem(host, unknown(name)))
+        elif not is_unset(variables[name]):
+            try:
+                given[target] = convert(setting, variables[name])
+            except (ValueError, TypeError, OverflowError) as error:
+                problems.append(Problem(host, refused(setting, name, variables[name], error)))
+    return given, problems
+
+
+def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
+    reason = " (%s)" % error if setting.kind in ("dict", "range", "list") else ""
+    text = "%s is %s{where}%s; it must be %s." % (name, shown(setting, value), reason, wanted(setting))
+    return _escaped(text)
+
+
+def unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, list(TABLE), n=1, cutoff=0.6)
+    hint = "did you mean %s?" % near[0] if near else "docs/settings.md lists all settings."
+    return _escaped("%s{where} is not a setting of nanochat.ddp; %s" % (name, hint))
+
+
+def _escaped(text: str) -> str:
+    """Braces of a user's value are no placeholders."""
+    return text.replace("{", "{{").replace("}", "}}").replace("{{where}}", "{where}")
+
+
+def _told(problems: Sequence[Problem], hosts: int) -> List[str]:
+    """One sentence for what several hosts have alike, as they do where a variable of their group is wrong."""
+    having: Dict[str, List[str]] = {}
+    for problem in problems:
+        having.setdefault(problem.text, []).append(problem.host)
+    return [
+        text.format(where=" on every host" if len(names) == hosts > 1 else " on " + ", ".join(names))
+        for text, names in having.items()
+    ]
+
+
+def defaults(profile: str) -> Dict[str, Any]:
+    """Every setting as it is when nothing is said but the profile."""
+    values = {setting.name: setting.default for setting in SETTINGS}
+    values.update(PROFILES[profile])
+    values["ddp_profile"] = profile
+    return values
+
+
+def resolve(hosts: Sequence[Tuple[str, Mapping[str, Any]]]) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
+    """(settings of the run, {host: settings of the host}); raises SettingsError with every problem of every host."""
+    problems: List[Problem] = []
+    given: Dict[str, Dict[str, Any]] = {}
+    for host, variables in hosts:
+        given[host], wrong = read_host(host, variables)
+        problems.extend(wrong)
+    run_given, differing = _agree(given)
+    if problems or differing:
+        raise SettingsError(_told(problems, len(hosts)) + ([] if problems else differing))
+    values = defaults(run_given.get("ddp_profile", "smoke"))
+    values.update(run_given)
+    run = {name: value for name, value in values.items() if TABLE[name].scope == RUN}
+    of_host = {name: value for name, value in values.items() if TABLE[name].scope == HOST}
+    each = {
+        host: dict(of_host, **{name: value for name, value in own.items() if TABLE[name].scope == HOST})
+        for host, own in given.items()
+    }
+    return run, each
+
+
+def _agree(given: Mapping[str, Mapping[str, Any]]) -> Tuple[Dict[str, Any], List[str]]:
+    """The settings of the run, which every host must give alike."""
+    agreed: Dict[str, Any] = {}
+    problems = []
+    hosts = list(given)
+    for setting in SETTINGS:
+        if setting.scope != RUN:
+            continue
+        values = [given[host].get(setting.name) for host in hosts]
+        other = next((at for at, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            problems.append(
+                "%s is %s on %s but %s on %s; it belongs to the whole run: set it for the group."
+                % (
+                    setting.name,
+                    shown(setting, values[0]) if values[0] is not None else "not set",
+                    hosts[0],
+                    shown(setting, values[other]) if values[other] is not None else "not set",
+                    hosts[other],
+                )
+            )
+        elif values and values[0] is not None:
+            agreed[setting.name] = values[0]
+    return agreed, problems
