@@ -1,0 +1,27 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a launch has to do, decided once for all nodes: a run lives or ends as a whole."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+KEEP = "keep"
+START = "start"
+
+
+def launch_action(runs: List[Dict[str, Any]], plan_digest: str, restart: bool = False, fresh: bool = False) -> Dict[str, str]:
+    """Decide from the state of every node (as run_info returns it) whether the run is left alone or started, and say why."""
+    states = {run["state"] for run in runs}
+    if restart:
+        return {"action": START, "reason": "a restart was asked for"}
+    if fresh:
+        return {"action": START, "reason": "a fresh start was asked for"}
+    if any(run.get("plan_digest") != plan_digest for run in runs):
+        return {"action": START, "reason": "the plan is new on at least one host"}
+    if states == {"running"}:
+        return {"action": KEEP, "reason": "it is running under this very plan"}
+    if states == {"finished"}:
+        return {"action": KEEP, "reason": "it has finished under this very plan; -e ddp_fresh=true trains it anew"}
+    return {"action": START, "reason": "it is " + " and ".join(sorted(states)) + " on its hosts"}

@@ -1,0 +1,82 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: run_folder
+short_description: Prepare the run folder of a node
+version_added: 0.1.0
+description:
+  - Makes the run folder and writes the plan into it as C(plan.json), whole or not at all.
+  - If the run starts anew, because O(fresh) asks for it or because the plan is for another model or other data, what the earlier
+    run wrote (metrics, logs, checkpoints) is moved to C(previous/) in the same folder. One earlier generation is kept.
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+options:
+  path:
+    description: The run folder.
+    type: path
+    required: true
+  plan:
+    description: The plan.
+    type: dict
+    required: true
+  fresh:
+    description: Whether to move the outputs of an earlier run aside although they could be continued.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    description: Can run in check_mode and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
+    support: full
+  idempotent:
+    description: When run twice in a row with the same arguments, the second run does nothing.
+    support: partial
+    details: With O(fresh=true) each run moves the outputs made since the last one.
+"""
+
+EXAMPLES = r"""
+- name: Prepare the run folder
+  nanochat.ddp.run_folder:
+    path: "{{ ddp_node.run_dir }}"
+    plan: "{{ ddp_plan }}"
+"""
+
+RETURN = r"""
+set_aside:
+  description: Names of the outputs that were moved to C(previous/), or would be in check mode.
+  type: list
+  elements: str
+  returned: success
+  sample: [base_checkpoints, log, metrics-rank0.jsonl]
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_folder import RunFolderError, prepare
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "plan": {"type": "dict", "required": True},
+            "fresh": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        result = prepare(module.params["path"], module.params["plan"], module.params["fresh"], module.check_mode)
+    except RunFolderError as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
