@@ -1,0 +1,140 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Environments as files that a POSIX shell reads byte for byte: rendered, parsed, shown and stored."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from typing import Any, Iterable, Mapping
+
+HEADER = b"# Written by nanochat.ddp.env_file. Read it with: set -a; . ./env; set +a\n"
+MASK = "********"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+# One assignment as render() writes it: quoted strings, between which \' stands for a quote.
+_ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]*)=('[^']*'(?:\\''[^']*')*)\n")
+# The kernel refuses to start a program with a longer NAME=value (MAX_ARG_STRLEN, counted with the final NUL).
+_LONGEST = 131072 - 1
+
+# Shells keep these for themselves: an assignment is refused, ignored or changed by dash or bash, so that a value
+# would not arrive.
+_SHELL_OWNED = frozenset(
+    (
+        *("_", "PWD", "OLDPWD", "PPID", "UID", "EUID", "OPTIND", "LINENO", "SHLVL", "SHELLOPTS", "BASHOPTS", "BASHPID"),
+        *("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "HISTCMD", "FUNCNAME", "GROUPS"),
+        *("DIRSTACK", "PIPESTATUS", "COMP_WORDBREAKS", "BASH_ALIASES", "BASH_ARGC", "BASH_ARGV", "BASH_ARGV0"),
+        *("BASH_CMDS", "BASH_COMMAND", "BASH_LINENO", "BASH_REMATCH", "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO"),
+    )
+)
+
+
+class EnvFileError(Exception):
+    """Says in one sentence what cannot be written, where and why."""
+
+
+def checked(env: Mapping[Any, Any]) -> dict[str, str]:
+    """The environment as names and texts, or an EnvFileError that names the first entry that cannot be one."""
+    return {_checked_name(name): _checked_value(name, value) for name, value in env.items()}
+
+
+def render(env: Mapping[str, str]) -> bytes:
+    """The file for an environment: one assignment for each name, in the order of the names."""
+    lines = [os.fsencode(f"{name}={quoted(env[name])}\n") for name in sorted(env)]
+    return HEADER + b"".join(lines)
+
+
+def quoted(text: str) -> str:
+    """A word that a POSIX shell takes literally, whatever it holds."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def parse(data: bytes) -> dict[str, str] | None:
+    """What render() wrote, read back; None for any other text, which only a shell could make sense of."""
+    env = {}
+    at = len(HEADER) if data.startswith(HEADER) else 0
+    while at < len(data):
+        found = _ASSIGNMENT.match(data, at)
+        if not found:
+            return None
+        value = found.group(2)[1:-1].replace(b"'\\''", b"'")
+        env[os.fsdecode(found.group(1))] = os.fsdecode(value)
+        at = found.end()
+    return env
+
+
+def shown(env: Mapping[str, str] | None, visible: Iterable[str], other: Mapping[str, str] | None = None) -> str:
+    """An environment for people: values only of `visible` names; a masked one that differs from `other` is marked."""
+    if env is None:
+        return "(a file that was not written by nanochat.ddp.env_file)\n"
+    names = set(visible)
+    lines = []
+    for name in sorted(env):
+        if name in names:
+            lines.append(f"{name}={quoted(env[name])}\n")
+        else:
+            changed = other is not None and name in other and other[name] != env[name]
+            lines.append(f"{name}={MASK}{' (changed)' if changed else ''}\n")
+    return os.fsencode("".join(lines)).decode("utf-8", "backslashreplace")
+
+
+def read(path: str) -> bytes | None:
+    """The file as it is, None where there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise EnvFileError(f"cannot read {path}: {error.strerror}") from error
+
+
+def store(path: str, data: bytes, mode: int) -> None:
+    """Put the file in its place at once; at no moment can anybody read more of it than `mode` allows."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise EnvFileError(f"cannot write {path}: the folder {folder} does not exist; create it first")
+    temporary = None
+    try:
+        # mkstemp opens with 0600. AnsibleModule.atomic_move would give the file the umask's mode for a moment.
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary and os.path.lexists(temporary):
+            os.unlink(temporary)
+        raise EnvFileError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise EnvFileError(
+            f"{name!r} is no name of an environment variable: it takes letters, digits and _, and no digit first"
+        )
+    if name in _SHELL_OWNED:
+        raise EnvFileError(f"{name} cannot be set: the shell that reads the file keeps this variable for itself")
+    return name
+
+
+def _checked_value(name: str, value: Any) -> str:
+    """Numbers are written as they are; of anything else than text it is unclear how it should arrive."""
+    if isinstance(value, (bool, dict, list)) or value is None:
+        raise EnvFileError(
+            f"the value of {name} is {type(value).__name__}, not text: put it in quotes as it should arrive"
+        )
+    text = value if isinstance(value, str) else str(value)
+    if "\0" in text:
+        raise EnvFileError(f"the value of {name} holds a NUL byte, which no environment can hold")
+    try:
+        length = len(os.fsencode(f"{name}={text}"))
+    except UnicodeEncodeError as error:
+        raise EnvFileError(f"the value of {name} holds half a character (a lone surrogate)") from error
+    if length > _LONGEST:
+        raise EnvFileError(f"{name} is {length} bytes long with its value; Linux passes on at most {_LONGEST}")
+    return text

@@ -1,0 +1,202 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: env_file
+short_description: An environment as a file that a shell reads byte for byte
+version_added: 0.1.0
+description:
+  - Writes a dictionary as a file of assignments that any POSIX shell reads with C(set -a; . ./env).
+  - Each value reaches a process exactly as it was given, whatever it holds, be it spaces, quotes, dollar signs,
+    newlines (also the last one) or bytes that are no UTF-8.
+  - The file is put in its place at once and is never readable for others than O(mode) allows, not even for a moment.
+attributes:
+  check_mode:
+    description: Can run in check mode and return what would change without changing it.
+    support: full
+  diff_mode:
+    description: Returns what has changed or would change. Secrets and values that go away are masked; a secret that
+      changed is marked as changed.
+    support: full
+  idempotent:
+    description: A second run with the same options changes nothing.
+    support: full
+options:
+  path:
+    description: The file. Its folder must exist.
+    type: path
+    required: true
+  env:
+    description:
+      - The whole environment that the file is to hold; what else the file holds goes away.
+      - Names hold letters, digits and C(_) and start with no digit. Variables that shells keep for themselves, such as
+        E(UID) or E(PWD), are refused.
+      - Values are text or numbers. Put V(true), V(false) and V(null) in quotes.
+      - Required when O(state=present).
+    type: dict
+  secrets:
+    description:
+      - Names in O(env) whose values must never be shown. They are masked in the diff, in what is returned and in logs.
+    type: list
+    elements: str
+    default: []
+  mode:
+    description:
+      - The file's mode, as octal digits in quotes.
+      - With O(secrets) no mode is taken that lets everybody read the file.
+    type: str
+    default: '0600'
+  state:
+    description: Whether the file is there.
+    type: str
+    choices: [present, absent]
+    default: present
+seealso:
+  - module: nanochat.ddp.tmux_session
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+"""
+
+EXAMPLES = r"""
+- name: The environment of rank 0
+  nanochat.ddp.env_file:
+    path: /mnt/data/nanochat/runs/d4/env
+    env:
+      OMP_NUM_THREADS: 8
+      GLOO_SOCKET_IFNAME: enp4s0
+      GREETING: |
+        It's "free" at $HOME,
+        with a newline at the end.
+      WANDB_API_KEY: "{{ wandb_api_key }}"
+    secrets:
+      - WANDB_API_KEY
+
+- name: No environment is left behind
+  nanochat.ddp.env_file:
+    path: /mnt/data/nanochat/runs/d4/env
+    state: absent
+"""
+
+RETURN = r"""
+path:
+  description: The file.
+  returned: always
+  type: str
+  sample: /mnt/data/nanochat/runs/d4/env
+names:
+  description: Names of the variables that the file holds, sorted. Empty when O(state=absent).
+  returned: always
+  type: list
+  elements: str
+  sample: [GLOO_SOCKET_IFNAME, OMP_NUM_THREADS]
+mode:
+  description: The file's mode as octal digits.
+  returned: always
+  type: str
+  sample: '0600'
+"""
+
+import os
+import stat
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils import _env_file
+
+
+def octal(mode: str) -> int:
+    """The mode that the digits mean."""
+    if not mode or len(mode) > 4 or set(mode) - set("01234567"):
+        raise _env_file.EnvFileError(f"mode {mode!r} is not a mode of octal digits in quotes, such as '0600'")
+    return int(mode, 8)
+
+
+def mode_of(path: str) -> str | None:
+    """The mode of the file as octal digits, None where there is none."""
+    try:
+        return f"{stat.S_IMODE(os.stat(path).st_mode):04o}"
+    except OSError:
+        return None
+
+
+def hide(module: AnsibleModule, secrets: list[str]) -> None:
+    """From here on mask the secrets instead of every value that the option holds."""
+    module.no_log_values.clear()
+    # A short secret would also blot out the same letters in names and paths; it is never part of what is returned.
+    values = (str((module.params["env"] or {}).get(name, "")) for name in secrets)
+    module.no_log_values.update(value for value in values if len(value) >= 8)
+
+
+def masked(params: dict[str, Any]) -> dict[str, Any]:
+    """The options without the secrets' values, as they may be returned."""
+    env = {
+        name: _env_file.MASK if name in params["secrets"] else value for name, value in (params["env"] or {}).items()
+    }
+    return {**params, "env": env}
+
+
+def apply(params: dict[str, Any], check: bool) -> dict[str, Any]:
+    """Bring the file into its state and tell what was done, or would be done."""
+    path, present = params["path"], params["state"] == "present"
+    env = _env_file.checked(params["env"]) if present else {}
+    mode = octal(params["mode"])
+    if present and mode & 0o007 and set(params["secrets"]) & set(env):
+        raise _env_file.EnvFileError(f"{path} would hold secrets, so mode {params['mode']} may not let everybody in")
+    if os.path.isdir(path):
+        raise _env_file.EnvFileError(f"cannot write {path}: it is a folder")
+    before, mode_before = _env_file.read(path), mode_of(path)
+    after = _env_file.render(env) if present else None
+    changed = before != after or (present and mode_before != f"{mode:04o}")
+    if changed and not check:
+        if after is None:
+            os.unlink(path)
+        else:
+            _env_file.store(path, after, mode)
+    return {
+        "changed": changed,
+        "path": path,
+        "names": sorted(env),
+        "mode": f"{mode:04o}",
+        "diff": difference(path, before, after, set(env) - set(params["secrets"]), (mode_before, f"{mode:04o}")),
+    }
+
+
+def difference(
+    path: str, before: bytes | None, after: bytes | None, visible: set[str], modes: tuple[str | None, str]
+) -> dict[str, str]:
+    """Both states of the file as texts that give no secret away."""
+    old = _env_file.parse(before) if before is not None else {}
+    new = _env_file.parse(after) if after is not None else {}
+    texts = [
+        "" if before is None else f"# mode {modes[0]}\n" + _env_file.shown(old, visible),
+        "" if after is None else f"# mode {modes[1]}\n" + _env_file.shown(new, visible, other=old),
+    ]
+    return {"before": texts[0], "after": texts[1], "before_header": path, "after_header": path}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "env": {"type": "dict", "no_log": True},
+            "secrets": {"type": "list", "elements": "str", "default": [], "no_log": False},
+            "mode": {"type": "str", "default": "0600"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        },
+        required_if=[("state", "present", ["env"])],
+        supports_check_mode=True,
+    )
+    hide(module, module.params["secrets"])
+    invocation = {"module_args": masked(module.params)}
+    try:
+        module.exit_json(invocation=invocation, **apply(module.params, module.check_mode))
+    except (_env_file.EnvFileError, OSError) as error:
+        module.fail_json(msg=str(error), invocation=invocation)
+
+
+if __name__ == "__main__":
+    main()
