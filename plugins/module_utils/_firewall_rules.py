@@ -1,0 +1,139 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a firewall rule of a job is, and pure functions from addresses and ports to the rules that are wanted."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+from typing import Callable, Iterable, List, NamedTuple, Sequence, Tuple
+
+Run = Callable[[List[str]], Tuple[int, str, str]]
+
+MARK = "nanochat.ddp:"
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+
+
+class FirewallError(Exception):
+    """A firewall could not be read or changed; the text says which, what was tried and the tool's own words."""
+
+
+class Forbidden(FirewallError):
+    """The tool is there, but this user (or this container) may not use it."""
+
+
+class Rule(NamedTuple):
+    """One peer may open connections to one range of our ports."""
+
+    peer: str
+    low: int
+    high: int
+    proto: str = "tcp"
+
+    @property
+    def family(self) -> int:
+        return ipaddress.ip_address(self.peer).version
+
+    def ports(self, separator: str = "-") -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}{separator}{self.high}"
+
+    def text(self) -> str:
+        return f"{self.proto} from {self.peer} to port {self.ports()}"
+
+
+class Step(NamedTuple):
+    """One thing to do: a command, or a file to be given a new text (then the command only shows it to a person)."""
+
+    argv: list[str]
+    path: str = ""
+    text: str = ""
+
+    def shown(self) -> str:
+        return "sudo " + " ".join(shlex.quote(word) for word in self.argv)
+
+
+class Change(NamedTuple):
+    """The way from what is there to what is wanted; before and after list the job's own rules as lines."""
+
+    steps: list[Step]
+    before: list[str]
+    after: list[str]
+    persistent: bool = True
+    note: str = ""
+
+
+def marker(name: str) -> str:
+    """The mark by which the rules of one job are known again."""
+    if not NAME.match(name):
+        raise FirewallError(
+            f"name {name!r} cannot mark firewall rules: use letters, digits, '.', '_' and '-', at most 64 of them"
+        )
+    return MARK + name
+
+
+def address(text: str) -> str:
+    """An address in its canonical form; a zone (fe80::1%eth0) is dropped, for rules know none."""
+    plain = str(text).strip().split("%")[0]
+    try:
+        return str(ipaddress.ip_address(plain))
+    except ValueError:
+        raise FirewallError(f"peer {text!r} is no IPv4 or IPv6 address; rules are made for addresses only") from None
+
+
+def port_range(text: int | str) -> tuple[int, int]:
+    """29500, "29500" or "32768-60999" as (low, high)."""
+    match = re.match(r"^\s*(\d{1,5})(?:\s*[-:]\s*(\d{1,5}))?\s*$", str(text))
+    low, high = (int(match.group(1)), int(match.group(2) or match.group(1))) if match else (0, 0)
+    if not 1 <= low <= high <= 65535:
+        raise FirewallError(f"ports {text!r} is no port (1 to 65535) and no range like 32768-60999")
+    return low, high
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, with those that overlap or touch made one, since some backends refuse overlaps."""
+    result: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if result and low <= result[-1][1] + 1:
+            result[-1] = (result[-1][0], max(high, result[-1][1]))
+        else:
+            result.append((low, high))
+    return result
+
+
+def wanted_rules(peers: Sequence[str], ports: Sequence[int | str], proto: str = "tcp") -> list[Rule]:
+    """One rule for every peer and every range of ports, without doubles, in the order of the peers."""
+    ranges = merged(port_range(port) for port in ports)
+    unique = list(dict.fromkeys(address(peer) for peer in peers))
+    return [Rule(peer, low, high, proto) for peer in unique for low, high in ranges]
+
+
+def covers(ranges: Iterable[tuple[int, int]], rule: Rule) -> bool:
+    """Whether ports that are open to everybody include the rule's."""
+    return any(low <= rule.low and rule.high <= high for low, high in merged(ranges))
+
+
+def with_block(text: str, mark: str, lines: Sequence[str]) -> str:
+    """A configuration file with the job's marked block at its end holding these lines; no lines, no block."""
+    rest = without_block(text, mark)
+    if not lines:
+        return rest
+    block = "\n".join([*lines, f"# END {mark}"]) + "\n"
+    # A file whose last line has no end is noted in the block, so that removal restores every byte.
+    return f"{rest}\n# BEGIN {mark} joined\n{block}" if rest and rest[-1] != "\n" else f"{rest}# BEGIN {mark}\n{block}"
+
+
+def without_block(text: str, mark: str) -> str:
+    """The same file without the block, byte for byte as it was before the block was added."""
+    exact = re.escape(mark)
+    return re.sub(rf"(?:\n# BEGIN {exact} joined|# BEGIN {exact})\n.*?# END {exact}\n", "", text, flags=re.S)
+
+
+def file_text(path: str) -> str | None:
+    """The text of a file, or None where it is missing or may not be read."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as handle:
+            return handle.read()
+    except OSError:
+        return None

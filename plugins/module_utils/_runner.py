@@ -1,0 +1,27 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one way in which a module's logic runs the tools of a host."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+MISSING = 127
+
+
+def runner(module: Any) -> Callable[[list[str]], tuple[int, str, str]]:
+    """`run(argv)` in the C locale; a program that is not installed gives code 127, as a shell would."""
+    paths: dict[str, str | None] = {}
+
+    def run(argv: list[str]) -> tuple[int, str, str]:
+        program = argv[0]
+        if program not in paths:
+            paths[program] = module.get_bin_path(program, opt_dirs=["/usr/sbin", "/sbin", "/usr/local/sbin"])
+        path = paths[program]
+        if path is None:
+            return MISSING, "", f"{program} is not installed"
+        code, out, err = module.run_command([path, *argv[1:]], environ_update={"LC_ALL": "C", "LANGUAGE": "C"})
+        return int(code), str(out), str(err)
+
+    return run

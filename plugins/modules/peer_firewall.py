@@ -1,0 +1,176 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: peer_firewall
+short_description: Let the other hosts of a job, and only them, reach this host's ports
+version_added: 0.1.0
+description:
+  - Opens the named ports to the named addresses on whichever of ufw, firewalld, nftables and iptables is in force, and
+    closes exactly that again. Everything else in the rule set stays byte for byte as it was.
+  - Does nothing where nothing blocks, or where the peers are let in already.
+  - Without root it changes nothing and does not fail; RV(commands) then holds what the owner of the host can run.
+  - In nftables and iptables the rules stand at the head of the very chains that filter what comes in, for an accept
+    elsewhere would not prevent their drop. ufw and firewalld get rules of their own kind.
+  - The rules survive a reboot with ufw and firewalld, and with nftables and iptables where the distribution loads a
+    saved rule set at boot; RV(persistent) tells.
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+options:
+  name:
+    description:
+      - Name of the job. It marks the rules, so that those of this job and no others are changed or removed.
+    type: str
+    required: true
+  peers:
+    description:
+      - IPv4 and IPv6 addresses that are let in.
+      - With O(state=present) rules of this job for any other address are removed.
+    type: list
+    elements: str
+    default: []
+  ports:
+    description:
+      - Ports (V(29500)) and ranges of ports (V(32768-60999)) that are opened.
+    type: list
+    elements: str
+    default: []
+  proto:
+    description:
+      - The protocol of the ports.
+    type: str
+    choices: [tcp]
+    default: tcp
+  backend:
+    description:
+      - The firewall to work on.
+      - V(auto) finds those that are in force.
+      - V(none) does nothing.
+    type: str
+    choices: [auto, ufw, firewalld, nftables, iptables, none]
+    default: auto
+  state:
+    description:
+      - Whether the rules of this job are there.
+      - With V(absent) every rule of this job goes, whatever O(peers) and O(ports) say; without root they serve to name
+        the commands.
+    type: str
+    choices: [present, absent]
+    default: present
+attributes:
+  check_mode:
+    description: Can run in check_mode and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
+    support: full
+  idempotent:
+    description:
+      - When run twice in a row outside check mode, with the same arguments, the second invocation indicates no change.
+    support: full
+seealso:
+  - module: nanochat.ddp.peer_check
+"""
+
+EXAMPLES = r"""
+- name: Let the other host reach the rendezvous port and Gloo's ports
+  nanochat.ddp.peer_firewall:
+    name: d4
+    peers:
+      - 192.168.1.11
+      - fd00::11
+    ports:
+      - "29500"
+      - 32768-60999
+  become: true
+
+- name: Close them again
+  nanochat.ddp.peer_firewall:
+    name: d4
+    state: absent
+  become: true
+"""
+
+RETURN = r"""
+backend:
+  description: The firewall that was worked on, several joined by V(+), or V(none).
+  type: str
+  returned: always
+  sample: ufw
+active:
+  description: Whether that firewall is in force and may block; a guess when RV(needs_root) is true.
+  type: bool
+  returned: always
+rules:
+  description: The rules of this job after the module ran.
+  type: list
+  elements: str
+  returned: always
+  sample: ["tcp from 192.168.1.11 to port 29500"]
+commands:
+  description:
+    - The commands that were run, or in check mode would be.
+    - Without root those that the owner of the host can run.
+  type: list
+  elements: str
+  returned: always
+  sample: ["sudo ufw prepend allow from 192.168.1.11 to any port 29500 proto tcp comment nanochat.ddp:d4"]
+persistent:
+  description: Whether the rules survive a reboot.
+  type: bool
+  returned: always
+needs_root:
+  description: Whether nothing could be done for want of root.
+  type: bool
+  returned: always
+message:
+  description: What there is to say, for instance that nothing blocks.
+  type: str
+  returned: always
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall import Request, settle
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall_rules import FirewallError, marker, wanted_rules
+from ansible_collections.nanochat.ddp.plugins.module_utils._runner import runner
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "peers": {"type": "list", "elements": "str", "default": []},
+            "ports": {"type": "list", "elements": "str", "default": []},
+            "proto": {"type": "str", "choices": ["tcp"], "default": "tcp"},
+            "backend": {
+                "type": "str",
+                "choices": ["auto", "ufw", "firewalld", "nftables", "iptables", "none"],
+                "default": "auto",
+            },
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    try:
+        request = Request(
+            mark=marker(params["name"]),
+            wanted=wanted_rules(params["peers"], params["ports"], params["proto"]),
+            present=params["state"] == "present",
+            backend=params["backend"],
+            check=module.check_mode,
+            root=os.geteuid() == 0,
+        )
+        module.exit_json(**settle(runner(module), request))
+    except FirewallError as error:
+        module.fail_json(msg=str(error))
+
+
+if __name__ == "__main__":
+    main()
