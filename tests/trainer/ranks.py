@@ -1,0 +1,100 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Real ranks for tests: processes on this machine that meet over Gloo on the loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+TRAINER = HERE.parents[1] / "trainer"
+PATIENCE_SECONDS = 60
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(rank: int, world: int, port: int, extra: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NANOCHAT_", "TORCHELASTIC"))}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    paths = {"PYTHONPATH": f"{TRAINER}{os.pathsep}{HERE}", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    quiet = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return kept | paths | quiet | {name: str(value) for name, value in place.items()} | dict(extra)
+
+
+def start(
+    argv: Sequence[str], world: int, extra: Callable[[int], Mapping[str, str]] = lambda rank: {}
+) -> list[subprocess.Popen[str]]:
+    """`python ARGV...` once for each rank."""
+    port = free_port()
+    return [
+        subprocess.Popen(
+            [sys.executable, *argv],
+            cwd=TRAINER,
+            env=environment(rank, world, port, extra(rank)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+
+
+def finish(processes: Sequence[subprocess.Popen[str]], seconds: float = PATIENCE_SECONDS) -> list[Result]:
+    """Wait for all; whoever is late is killed, which shows as code -9."""
+    begun, results = time.monotonic(), []
+    for process in processes:
+        left = max(0.1, begun + seconds - time.monotonic())
+        try:
+            out, err = process.communicate(timeout=left)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+        results.append(Result(process.returncode, out, err, time.monotonic() - begun))
+    return results
+
+
+def call(module: str, function: str, world: int, *arguments: object) -> list[Result]:
+    """Run module.function(comm, *arguments) of a test file in each of `world` ranks."""
+    code = f"import ranks; ranks.serve({module!r}, {function!r}, {arguments!r})"
+    return finish(start(["-c", code], world))
+
+
+def serve(module: str, function: str, arguments: Sequence[object]) -> None:
+    """The other end of call()."""
+    import importlib
+
+    from nanochat.comm import connect
+    from nanochat.common import UserError, read_ranks
+
+    try:
+        comm = connect(read_ranks(), "cpu", float(os.environ.get("TEST_TIMEOUT", "20")))
+        getattr(importlib.import_module(module), function)(comm, *arguments)
+    except UserError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(2)
+    comm.close()
+
+
+def passed(results: Sequence[Result]) -> list[str]:
+    """Standard output of each rank, all of which ended well."""
+    assert [r.code for r in results] == [0] * len(results), "\n".join(r.err[-2000:] for r in results)
+    return [r.out for r in results]

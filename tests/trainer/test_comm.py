@@ -1,0 +1,140 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The exchanges between ranks, and what they say when one does not come."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import ranks
+import torch
+
+from nanochat.comm import CommError, connect
+from nanochat.common import Ranks, UserError
+
+if TYPE_CHECKING:
+    from nanochat.comm import Comm
+
+HERE = "test_comm"
+
+
+def talk(comm: Comm) -> None:
+    total = comm.all_reduce(torch.full((5,), float(comm.rank + 1)), "a sum")
+    source = torch.full((3,), float(comm.rank))
+    comm.broadcast(source, comm.world - 1, "a broadcast")
+    right, left = (comm.rank + 1) % comm.world, (comm.rank - 1) % comm.world
+    got = torch.empty(2)
+    comm.wait(comm.receive(got, left, 3, "a ring"), comm.send(torch.full((2,), float(comm.rank)), right, 3, "a ring"))
+    facts = [comm.exchange("a fact", {"rank": comm.rank, "round": n})[n % comm.world] for n in range(5)]
+    received: list[bytes] = []
+    data = bytes(range(256)) * 100 if comm.rank == 0 else None
+    comm.broadcast_bytes(data, 25600, 0, received.append, "a file")
+    seconds, sent = comm.take_counters()
+    answer = {
+        "sum": total.tolist(), "broadcast": source.tolist(), "ring": got.tolist(), "facts": facts,
+        "file": b"".join(received) == bytes(range(256)) * 100, "waited": seconds > 0, "sent": sent,
+    }  # fmt: skip
+    print(json.dumps(answer))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_exchange_tensors_and_facts(world: int) -> None:
+    answers = [json.loads(out) for out in ranks.passed(ranks.call(HERE, "talk", world))]
+    for rank, answer in enumerate(answers):
+        assert answer["sum"] == [world * (world + 1) / 2] * 5
+        assert answer["broadcast"] == [world - 1] * 3
+        assert answer["ring"] == [(rank - 1) % world] * 2
+        assert answer["facts"] == [{"rank": n % world, "round": n} for n in range(5)]
+        assert answer["file"] == (rank != 0)
+        assert answer["waited"]
+        assert answer["sent"] > 0
+
+
+def test_one_process_alone_needs_no_group() -> None:
+    comm = connect(Ranks(0, 0, 1), "cpu", 5.0, {})
+    assert comm.all_reduce(torch.ones(2), "a sum").tolist() == [1.0, 1.0]
+    assert comm.exchange("a fact", 7) == [7]
+    comm.barrier("nobody")
+    assert comm.take_counters()[1] == 0
+    comm.close()
+
+
+def test_a_group_without_an_address_is_refused() -> None:
+    with pytest.raises(UserError, match="MASTER_ADDR"):
+        connect(Ranks(0, 0, 2), "cpu", 1.0, {})
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(CommError, match=f"127.0.0.1:{port} .*another process holds that port"):
+            connect(Ranks(0, 0, 2), "cpu", 1.0, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+
+
+def vanish(comm: Comm, how: str) -> None:
+    comm.enter("forward_backward", 7)
+    comm.all_reduce(torch.ones(3), "a sum that all come to")
+    time.sleep(1.2)
+    if comm.rank == comm.world - 1:
+        comm.enter("data", 8)
+        time.sleep(1.2)
+        if how == "left":
+            comm.give_up("the shard is corrupt.")
+            raise UserError("the shard is corrupt.")
+        if how == "busy":
+            time.sleep(60)
+        os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])
+    comm.enter("sync", 8)
+    comm.all_reduce(torch.ones(3), "the gradients")
+
+
+VERDICTS = {
+    "killed": r"no sign of life from rank {last} \(.*\), last seen in phase data of step 8",
+    "frozen": r"no sign of life from rank {last} \(.*\), last seen in phase data of step 8",
+    "busy": r"rank {last} \(.*\) did not come, it lives and is in phase data of step 8",
+    "left": r"rank {last} \(.*\) has given up, saying: the shard is corrupt",
+}
+
+
+@pytest.mark.parametrize(("how", "world"), [("killed", 2), ("killed", 3), ("frozen", 2), ("busy", 2), ("left", 2)])
+def test_field_19_the_rank_that_did_not_come_is_named(how: str, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_TIMEOUT", "3")
+    code = f"import ranks; ranks.serve({HERE!r}, 'vanish', ({how!r},))"
+    processes = ranks.start(["-c", code], world)
+    survivors = ranks.finish(processes[:-1], 30)
+    processes[-1].kill()
+    ranks.finish(processes[-1:])
+    for result in survivors:
+        assert result.code == 2
+        assert "stopped in phase sync of step 8" in result.err
+        assert "for the gradients" in result.err
+        assert "Traceback" not in result.err
+    # Three ranks: whoever hears only of the other survivor's end repeats what that one said.
+    pattern = VERDICTS[how].format(last=world - 1)
+    assert all(_matches(pattern, result.err) for result in survivors), [r.err for r in survivors]
+    assert all(result.seconds < 20 for result in survivors)
+
+
+def _matches(pattern: str, text: str) -> bool:
+    import re
+
+    return re.search(pattern, text) is not None
+
+
+def test_field_20_a_rank_that_never_starts_is_named() -> None:
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port())}
+    begun = time.monotonic()
+    with pytest.raises(CommError, match=r"no sign of life from rank 1 \(never seen\)"):
+        connect(Ranks(0, 0, 2), "cpu", 1.0, environ)
+    assert time.monotonic() - begun < 10
+    with pytest.raises(CommError, match="could not reach the rendezvous"):
+        connect(Ranks(1, 0, 2), "cpu", 1.0, environ | {"MASTER_PORT": str(ranks.free_port())})

@@ -1,0 +1,393 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Everything that one rank says to the others: the only file that touches torch.distributed.
+
+Tensors travel over Gloo (NCCL where they live on a GPU), small facts as JSON through the rendezvous store.
+Every exchange has a name and a time limit. Once a second each rank leaves in the store where it is; when an
+exchange fails, that is read to say which rank did not come. In one process alone everything is a no-op.
+
+    comm = connect(read_ranks(), "cpu", timeout=300)
+    comm.all_reduce(tensor, "the loss")
+    comm.close()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from nanochat.common import Ranks, UserError
+
+# Gloo gives up connecting only after five times its timeout; all ranks are known to be there by then, so it is short.
+CONNECT_SECONDS = 10.0
+BEAT_SECONDS = 1.0
+# Long enough for a living rank to beat twice.
+ROLL_CALL_SECONDS = 2.5 * BEAT_SECONDS
+# A rank that is busy with its disk, but lives, is waited for so many times longer than one in a collective.
+PATIENCE = 10
+CHUNK_BYTES = 16 * 2**20
+
+
+class CommError(UserError):
+    """An exchange between ranks failed; the text says with whom, in which phase and what to do."""
+
+
+class Seen(NamedTuple):
+    """What a rank last said about itself, and whether it still does."""
+
+    rank: int
+    host: str
+    phase: str
+    step: int
+    collective: int
+    alive: bool
+    left: str | None
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} ({self.host})"
+
+    @property
+    def last(self) -> str:
+        return f"phase {self.phase} of step {self.step}" if self.step >= 0 else f"phase {self.phase}"
+
+
+class Pending(NamedTuple):
+    """A tensor under way."""
+
+    work: Any
+    what: str
+
+
+def connect(ranks: Ranks, device: str, timeout: float, environ: Mapping[str, str] = os.environ) -> Comm:
+    """Join the other ranks at MASTER_ADDR:MASTER_PORT; a process alone joins nobody."""
+    if ranks.world == 1:
+        return Comm(ranks, timeout)
+    comm = Comm(ranks, timeout, _open_store(ranks, timeout, environ))
+    try:
+        comm.exchange("rendezvous", None)
+        _join_group(comm, device, environ)
+    except BaseException:
+        comm.stop_beating()
+        raise
+    return comm
+
+
+def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Store:
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not address or not port.isdigit():
+        raise UserError(
+            f"WORLD_SIZE={ranks.world}, but MASTER_ADDR and MASTER_PORT do not say where rank 0 is; use torchrun."
+        )
+    # torchrun's agent on the first host serves the store itself; without one it is rank 0 that does.
+    agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    serves = ranks.rank == 0 and not agent
+    try:
+        store = TCPStore(
+            address,
+            int(port),
+            ranks.world,
+            serves,
+            timedelta(seconds=timeout),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except (RuntimeError, dist.DistError) as error:
+        what = "serve" if serves else "reach"
+        why = "another process holds that port" if "EADDRINUSE" in str(error) else _first_line(error)
+        todo = (
+            "stop it or choose another port"
+            if serves
+            else f"is rank 0 running there, and may this host reach port {port}"
+        )
+        raise CommError(
+            f"rank {ranks.rank} ({socket.gethostname()}) could not {what} the rendezvous at {address}:{port} "
+            f"within {timeout:g} s: {why}; {todo}{'.' if serves else '?'}"
+        ) from None
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"nanochat/{attempt}", store)
+
+
+def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    seconds = min(CONNECT_SECONDS, comm.timeout / 5)
+    comm.enter("rendezvous")
+    try:
+        dist.init_process_group(
+            backend, store=comm.store, rank=comm.rank, world_size=comm.world, timeout=timedelta(seconds=seconds)
+        )
+    except (RuntimeError, dist.DistError) as error:
+        nic = environ.get("GLOO_SOCKET_IFNAME")
+        raise CommError(
+            f"{comm.name} met all {comm.world} ranks at the rendezvous, but no data connection to another rank came up "
+            f"within {5 * seconds:g} s ({_first_line(error)}); let the hosts reach each other on the ports of "
+            f"net.ipv4.ip_local_port_range, and check that GLOO_SOCKET_IFNAME ({nic or 'not set'}) is the interface "
+            "between them."
+        ) from None
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=comm.timeout))
+
+
+class Comm:
+    """One process's place among the ranks, and its exchanges with them."""
+
+    def __init__(self, ranks: Ranks, timeout: float, store: Store | None = None) -> None:
+        self.rank, self.local_rank, self.world = ranks
+        self.timeout = timeout
+        self.store = store
+        self.host = socket.gethostname()
+        self.phase, self.step, self.collective = "start", -1, 0
+        self.wait_seconds, self.bytes_sent = 0.0, 0
+        self._exchanges = 0
+        self._on_phase: Callable[[str, int, int], None] | None = None
+        self._quiet = threading.Event()
+        self._beacon: threading.Thread | None = None
+        if store is not None:
+            self._start_beating(store)
+
+    @property
+    def name(self) -> str:
+        """How this rank is called in messages."""
+        return f"rank {self.rank} ({self.host})"
+
+    # -- where this rank is
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """Say what this rank is about to do; costs an assignment."""
+        self.phase = phase
+        self.step = self.step if step is None else step
+        if self._on_phase is not None:
+            self._on_phase(self.phase, self.step, self.collective)
+
+    def on_phase(self, tell: Callable[[str, int, int], None]) -> None:
+        """Have every change of phase told to the heartbeat, too."""
+        self._on_phase = tell
+
+    def take_counters(self) -> tuple[float, int]:
+        """Seconds waited and bytes sent since this was last asked."""
+        taken = self.wait_seconds, self.bytes_sent
+        self.wait_seconds, self.bytes_sent = 0.0, 0
+        return taken
+
+    # -- tensors
+
+    def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        """Sum over all ranks, in place."""
+        self.wait(self.start_all_reduce(tensor, what))
+        return tensor
+
+    def start_all_reduce(self, tensor: torch.Tensor, what: str) -> Pending:
+        """Begin a sum over all ranks; every rank must begin its sums in the same order."""
+        self.bytes_sent += 2 * (self.world - 1) * tensor.nbytes // self.world
+        return self._launch(what, lambda: dist.all_reduce(tensor, async_op=True))
+
+    def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
+        """Give every rank the source's tensor, in place."""
+        self.bytes_sent += tensor.nbytes if self.rank == source else 0
+        self.wait(self._launch(what, lambda: dist.broadcast(tensor, source, async_op=True)))
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int, what: str) -> Pending:
+        """Begin to send a tensor, which must stay as it is until the wait for it is over."""
+        self.bytes_sent += tensor.nbytes
+        return self._launch(what, lambda: dist.isend(tensor, to, tag=tag))
+
+    def receive(self, into: torch.Tensor, source: int, tag: int, what: str) -> Pending:
+        """Begin to receive a tensor in place."""
+        return self._launch(what, lambda: dist.irecv(into, source, tag=tag))
+
+    def wait(self, *pending: Pending) -> None:
+        """Wait for tensors under way; the seconds count as waiting for the network."""
+        begun = time.perf_counter()
+        for work, what in pending:
+            if work is not None:
+                try:
+                    # Point-to-point work would otherwise keep the short time limit of the connecting.
+                    work.wait(timedelta(seconds=self.timeout))
+                except RuntimeError as error:
+                    raise self._explain(what, error, time.perf_counter() - begun) from None
+        self.wait_seconds += time.perf_counter() - begun
+
+    def _launch(self, what: str, start: Callable[[], Any]) -> Pending:
+        self.collective += 1
+        if self.world == 1:
+            return Pending(None, what)
+        try:
+            return Pending(start(), what)
+        except RuntimeError as error:
+            raise self._explain(what, error, 0.0) from None
+
+    def broadcast_bytes(
+        self, data: bytes | None, size: int, source: int, sink: Callable[[bytes], Any], what: str
+    ) -> None:
+        """Carry the source's bytes to every other rank in chunks, each handed to that rank's sink."""
+        for begin in range(0, size, CHUNK_BYTES):
+            chunk = torch.empty(min(CHUNK_BYTES, size - begin), dtype=torch.uint8)
+            if data is not None:
+                chunk.copy_(torch.frombuffer(bytearray(data[begin : begin + CHUNK_BYTES]), dtype=torch.uint8))
+            self.broadcast(chunk, source, what)
+            if self.rank != source:
+                sink(chunk.numpy().tobytes())
+
+    # -- small facts
+
+    def exchange(self, what: str, value: Any, patient: bool = False) -> list[Any]:
+        """Every rank's value, in rank order. Patient: a rank that lives may take PATIENCE times the time limit."""
+        if self.store is None:
+            return [value]
+        number, self._exchanges = self._exchanges, self._exchanges + 1
+        self.collective += 1
+        self.store.set(f"x/{number}/{self.rank}", json.dumps(value))
+        begun = time.perf_counter()
+        found = [json.loads(self._await(f"x/{number}/{rank}", rank, what, patient)) for rank in range(self.world)]
+        self.wait_seconds += time.perf_counter() - begun
+        if number:
+            # Whoever answered this exchange has read the last one.
+            self.store.delete_key(f"x/{number - 1}/{self.rank}")
+        return found
+
+    def barrier(self, what: str) -> None:
+        """Go on when all ranks are here; for phases in which a rank may be busy for long (saving, sampling)."""
+        self.exchange(what, None, patient=True)
+
+    def _await(self, key: str, rank: int, what: str, patient: bool) -> bytes:
+        assert self.store is not None
+        begun, pause, beat, beat_at = time.monotonic(), 0.001, b"", time.monotonic()
+        try:
+            while not self.store.check([key]):
+                now = time.monotonic()
+                if patient and pause > 0.05 and (heard := self._heard(rank)) != beat:
+                    beat, beat_at = heard, now
+                alone = now - (beat_at if patient else begun)
+                if alone > self.timeout or now - begun > PATIENCE * self.timeout or self.store.check([f"left/{rank}"]):
+                    raise self._explain(what, None, now - begun)
+                time.sleep(pause)
+                pause = min(2 * pause, 0.1)
+            return bytes(self.store.get(key))
+        except (RuntimeError, dist.DistError) as error:
+            raise self._explain(what, error, time.monotonic() - begun) from None
+
+    def _heard(self, rank: int) -> bytes:
+        assert self.store is not None
+        return bytes(self.store.get(f"at/{rank}")) if self.store.check([f"at/{rank}"]) else b""
+
+    # -- the beacon, and what is read from it when an exchange fails
+
+    def _start_beating(self, store: Any) -> None:
+        def beat() -> None:
+            count = 0
+            with contextlib.suppress(RuntimeError, dist.DistError):
+                while not self._quiet.is_set():
+                    where = [count, self.host, self.phase, self.step, self.collective]
+                    store.set(f"at/{self.rank}", json.dumps(where))
+                    count += 1
+                    self._quiet.wait(BEAT_SECONDS)
+
+        self._beacon = threading.Thread(target=beat, name="beacon", daemon=True)
+        self._beacon.start()
+
+    def stop_beating(self) -> None:
+        """Fall silent, so that this process can end."""
+        self._quiet.set()
+        if self._beacon is not None:
+            self._beacon.join(BEAT_SECONDS)
+
+    def _explain(self, what: str, error: Exception | None, seconds: float) -> CommError:
+        """Turn a failed exchange into the sentence that names the rank which did not come."""
+        seen: list[Seen] = []
+
+        def call() -> None:
+            # A store that is gone or does not answer tells us nothing, which is told below.
+            with contextlib.suppress(RuntimeError, dist.DistError):
+                seen.extend(self._roll_call())
+
+        # A frozen store would hold us for ever: the roll is called by a thread that may be left behind.
+        caller = threading.Thread(target=call, name="roll call", daemon=True)
+        caller.start()
+        caller.join(2 * ROLL_CALL_SECONDS)
+        why = f" ({_first_line(error)})" if error is not None else ""
+        at = f"phase {self.phase}" + (f" of step {self.step}" if self.step >= 0 else "")
+        return CommError(f"{self.name} stopped in {at}, after {seconds:.0f} s for {what}{why}: {self._verdict(seen)}.")
+
+    def _roll_call(self) -> list[Seen]:
+        others = [rank for rank in range(self.world) if rank != self.rank]
+        assert self.store is not None
+        first = {rank: self._heard(rank) for rank in others}
+        last, left, until = dict(first), dict.fromkeys(others, ""), time.monotonic() + ROLL_CALL_SECONDS
+        while time.monotonic() < until and any(last[r] == first[r] and not left[r] for r in others):
+            time.sleep(0.1)
+            for rank in others:
+                last[rank] = self._heard(rank)
+                left[rank] = self.store.get(f"left/{rank}").decode() if self.store.check([f"left/{rank}"]) else ""
+        rows = []
+        for rank in others:
+            host, phase, step, collective = json.loads(last[rank] or b'[0, "never seen", "start", -1, 0]')[1:]
+            rows.append(Seen(rank, host, phase, step, collective, last[rank] != first[rank], left[rank] or None))
+        return rows
+
+    def _verdict(self, seen: Sequence[Seen]) -> str:
+        if not seen:
+            return (
+                "the rendezvous does not answer any more, so rank 0 or its host is gone; look there first, then resume"
+            )
+        for rank in seen:
+            if rank.left is not None:
+                return f"{rank.name} has given up, saying: {rank.left.rstrip('.')}"
+        silent = [rank for rank in seen if not rank.alive]
+        if silent:
+            told = " and ".join(f"{rank.name}, last seen in {rank.last}" for rank in silent)
+            return f"no sign of life from {told}; look whether its process, host and network are up, then resume"
+        behind = [rank for rank in seen if rank.collective < self.collective]
+        if behind:
+            told = " and ".join(f"{rank.name} did not come, it lives and is in {rank.last}" for rank in behind)
+            return f"{told}; look what holds it up there, or raise --timeout-seconds"
+        return "every rank lives and came, so the connection between them broke; look at the network, then resume"
+
+    # -- the end
+
+    def give_up(self, reason: str) -> None:
+        """Leave word for the others that this rank ends with an error, so that they need not wait or wonder."""
+        store = self.store
+        if store is None:
+            return
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError, dist.DistError):
+                store.set(f"left/{self.rank}", " ".join(reason.split()))
+                # Who serves the store stays until the others have had time to read it.
+                time.sleep(ROLL_CALL_SECONDS if self.rank == 0 else 0.0)
+
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        teller.join(2 * ROLL_CALL_SECONDS)
+
+    def close(self) -> None:
+        """End together: nobody takes the store or a connection away while another still needs it."""
+        if self.store is None:
+            return
+        self.enter("end")
+        self.barrier("the end of the run")
+        self.stop_beating()
+        dist.destroy_process_group()
+        if self.rank == 0:
+            for rank in range(1, self.world):
+                self._await(f"bye/{rank}", rank, "the end of the run", patient=False)
+        else:
+            self.store.set(f"bye/{self.rank}", "1")
+
+
+def _first_line(error: Exception) -> str:
+    """The library's own words without its source file and line."""
+    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return re.sub(r"^\[[^\]]*\]\s*|\s*Exception raised from.*$", "", line)[:160].rstrip(". ")
