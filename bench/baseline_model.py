@@ -1,0 +1,213 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The same model and optimizer, written as plainly as torch allows: autograd, dense masks, dense gradients.
+
+It is what the benches compare with and what the tests take as the truth. It must stay slow and obvious.
+Any object with the fields of ModelConfig serves as its config.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+POLAR = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+def norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.size(-1),))
+
+
+def rotate(x: Tensor) -> Tensor:
+    """Rotary embedding of x [B, T, H, D]."""
+    tokens, half = x.size(1), x.size(3) // 2
+    frequency = 1.0 / (100000 ** (torch.arange(0, 2 * half, 2, dtype=torch.float32, device=x.device) / (2 * half)))
+    angle = torch.outer(torch.arange(tokens, dtype=torch.float32, device=x.device), frequency)[None, :, None, :]
+    first, second = x[..., :half], x[..., half:]
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: Any, layer: int, window: int) -> None:
+        super().__init__()
+        width, self.heads, self.kv_heads = config.n_embd, config.n_head, config.n_kv_head
+        self.head_dim = width // self.heads
+        self.window = window
+        self.c_q = nn.Linear(width, self.heads * self.head_dim, bias=False)
+        self.c_k = nn.Linear(width, self.kv_heads * self.head_dim, bias=False)
+        self.c_v = nn.Linear(width, self.kv_heads * self.head_dim, bias=False)
+        self.c_proj = nn.Linear(width, width, bias=False)
+        has_values = layer % 2 == (config.n_layer - 1) % 2
+        self.ve_gate = nn.Linear(12, self.kv_heads, bias=False) if has_values else None
+
+    def forward(self, x: Tensor, values: Tensor | None) -> Tensor:
+        batch, tokens, width = x.shape
+        q = self.c_q(x).view(batch, tokens, self.heads, self.head_dim)
+        k = self.c_k(x).view(batch, tokens, self.kv_heads, self.head_dim)
+        v = self.c_v(x).view(batch, tokens, self.kv_heads, self.head_dim)
+        if self.ve_gate is not None and values is not None:
+            gate = 3 * torch.sigmoid(self.ve_gate(x[..., :12]))
+            v = v + gate.unsqueeze(-1) * values.view_as(v)
+        q, k = 1.2 * norm(rotate(q)), 1.2 * norm(rotate(k))
+        position = torch.arange(tokens, device=x.device)
+        distance = position[:, None] - position[None, :]
+        mask = (distance >= 0) & (distance <= self.window)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, enable_gqa=self.heads != self.kv_heads
+        )
+        return self.c_proj(y.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(width, 4 * width, bias=False)
+        self.c_proj = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(F.relu(self.c_fc(x)).square())
+
+
+class Block(nn.Module):
+    def __init__(self, config: Any, layer: int, window: int) -> None:
+        super().__init__()
+        self.attn = Attention(config, layer, window)
+        self.mlp = MLP(config.n_embd)
+
+    def forward(self, x: Tensor, values: Tensor | None) -> Tensor:
+        x = x + self.attn(norm(x), values)
+        return x + self.mlp(norm(x))
+
+
+class BaselineGPT(nn.Module):
+    """The model as one reads it in the specification."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        layers, width = config.n_layer, config.n_embd
+        rows = (config.vocab_size + 63) // 64 * 64
+        short = min(-(-config.sequence_len // 4 // 128) * 128, config.sequence_len)
+        pattern = config.window_pattern
+        windows = [config.sequence_len if pattern[i % len(pattern)] == "L" else short for i in range(layers)]
+        windows[-1] = config.sequence_len
+        blocks = [Block(config, i, windows[i]) for i in range(layers)]
+        self.transformer = nn.ModuleDict({"wte": nn.Embedding(rows, width), "h": nn.ModuleList(blocks)})
+        self.lm_head = nn.Linear(width, rows, bias=False)
+        self.resid_lambdas = nn.Parameter(torch.linspace(1.15, 1.05, layers))
+        self.x0_lambdas = nn.Parameter(torch.linspace(0.20, 0.05, layers))
+        self.smear_gate = nn.Linear(24, 1, bias=False)
+        self.smear_lambda = nn.Parameter(torch.zeros(1))
+        self.backout_lambda = nn.Parameter(0.2 * torch.ones(1))
+        kv_width = config.n_kv_head * (width // config.n_head)
+        tables = {str(i): nn.Embedding(rows, kv_width) for i in range(layers) if i % 2 == (layers - 1) % 2}
+        self.value_embeds = nn.ModuleDict(tables)
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        x = norm(self.transformer.wte(ids))
+        gate = self.smear_lambda * torch.sigmoid(self.smear_gate(x[:, 1:, :24]))
+        x = torch.cat([x[:, :1], x[:, 1:] + gate * x[:, :-1]], dim=1)
+        start, backout = x, x
+        for i, block in enumerate(self.transformer.h):
+            x = self.resid_lambdas[i] * x + self.x0_lambdas[i] * start
+            values = self.value_embeds[str(i)](ids) if str(i) in self.value_embeds else None
+            x = block(x, values)
+            if i == self.config.n_layer // 2:
+                backout = x
+        x = norm(x - self.backout_lambda * backout)
+        logits = self.lm_head(x)[..., : self.config.vocab_size].float()
+        logits = 15 * torch.tanh(logits / 15)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+class BaselineOptimizer:
+    """Dense AdamW and Muon, one fused kernel or one stacked product per group."""
+
+    def __init__(self, model: BaselineGPT, learning_rates: dict[str, float], weight_decay: float) -> None:
+        scale = math.sqrt(768 / model.config.n_embd)
+        embedding, unembedding = learning_rates["embedding_lr"] * scale, learning_rates["unembedding_lr"] * scale
+        scalar = learning_rates["scalar_lr"]
+        self.step_number = 0
+        self.matrix_lr, self.weight_decay = learning_rates["matrix_lr"], weight_decay
+        self.adam: list[tuple[list[nn.Parameter], float, float, float, float]] = [
+            ([model.lm_head.weight], unembedding, 0.8, 0.96, 0.01),
+            ([model.transformer.wte.weight], embedding, 0.8, 0.995, 0.001),
+            (list(model.value_embeds.parameters()), embedding / 2, 0.8, 0.995, 0.01),
+            ([model.resid_lambdas], scalar * 0.01, 0.8, 0.95, 0.05),
+            ([model.x0_lambdas], scalar, 0.96, 0.95, 0.0),
+            ([model.smear_gate.weight, model.smear_lambda, model.backout_lambda], 0.2, 0.8, 0.95, 0.0),
+        ]
+        self.adam_state: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
+        shapes: dict[torch.Size, list[nn.Parameter]] = {}
+        for parameter in model.transformer.h.parameters():
+            shapes.setdefault(parameter.shape, []).append(parameter)
+        self.muon = list(shapes.values())
+        self.muon_state: list[tuple[Tensor, Tensor]] = []
+
+    @torch.no_grad()
+    def step(self, lr_multiplier: float, momentum: float, weight_decay: float) -> None:
+        self.step_number += 1
+        for group in self.adam:
+            self._adamw(*group, lr_multiplier)
+        for index, parameters in enumerate(self.muon):
+            self._muon(index, parameters, self.matrix_lr * lr_multiplier, momentum, weight_decay)
+
+    def _adamw(self, parameters: list[nn.Parameter], lr: float, beta1: float, beta2: float, decay: float,
+               lr_multiplier: float) -> None:  # fmt: skip
+        lr *= lr_multiplier
+        for p in parameters:
+            m, v = self.adam_state.setdefault(p, (torch.zeros_like(p), torch.zeros_like(p)))
+            assert p.grad is not None
+            p.mul_(1 - lr * decay)
+            m.lerp_(p.grad, 1 - beta1)
+            v.lerp_(p.grad.square(), 1 - beta2)
+            root = (v / (1 - beta2**self.step_number)).sqrt_().add_(1e-10)
+            p.sub_(m / root, alpha=lr / (1 - beta1**self.step_number))
+
+    def _muon(self, index: int, parameters: list[nn.Parameter], lr: float, momentum: float, decay: float) -> None:
+        p = torch.stack([parameter.detach() for parameter in parameters])
+        g = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
+        rows, columns = p.shape[-2:]
+        axis = -1 if rows >= columns else -2
+        if index == len(self.muon_state):
+            self.muon_state.append((torch.zeros_like(p), torch.zeros_like(p.mean(axis, keepdim=True))))
+        m, s = self.muon_state[index]
+        m.lerp_(g, 1 - momentum)
+        g = g.lerp(m, momentum)
+        row_norm = g.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+        g = g * (g.norm(dim=(-2, -1), keepdim=True) / math.sqrt(rows) / row_norm)
+        g = orthogonalize(g)
+        g = g * (math.sqrt(min(rows, columns)) / g.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-10))
+        size = g.norm(dim=(-2, -1), keepdim=True)
+        s.lerp_(g.square().mean(axis, keepdim=True), 0.1)
+        g = g * s.clamp_min(1e-10).rsqrt()
+        g = g * (size / g.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-10))
+        lr *= math.sqrt(max(1.0, rows / columns))
+        p -= lr * g + lr * decay * p * (g * p >= 0)
+        for parameter, value in zip(parameters, p, strict=True):
+            parameter.copy_(value)
+
+
+def orthogonalize(g: Tensor) -> Tensor:
+    """Five polynomial steps towards the nearest orthogonal matrix."""
+    x = g / (1.01 * g.norm(dim=(-2, -1), keepdim=True) + 1e-6)
+    tall = x.size(-2) > x.size(-1)
+    x = x.mT if tall else x
+    for a, b, c in POLAR:
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x

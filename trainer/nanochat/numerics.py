@@ -1,0 +1,63 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How float32 matrix products are made on this CPU: by MKL or by oneDNN, whichever is accurate and faster.
+
+`setup()` decides once per process and sets torch's global switch; importing this file changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+ROUTES = {"mkl": "none", "onednn": "bf16"}  # torch's names of the two
+WORST_ERROR = 2e-6  # relative, against float64; rounding to bf16 somewhere gives 1e-3
+TRIAL_SHAPE = (512, 256, 1024)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One route measured."""
+
+    route: str
+    error: float
+    seconds: float
+
+
+def select_route(route: str) -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = ROUTES[route]
+
+
+def try_route(route: str) -> Trial:
+    """The worst relative error of a product and the best of its times."""
+    rows, inner, columns = TRIAL_SHAPE
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(rows, inner, generator=generator)
+    b = torch.randn(columns, inner, generator=generator)
+    exact = a.double() @ b.double().t()
+    select_route(route)
+    seconds = []
+    for dummy in range(4):
+        start = time.perf_counter()
+        product = a @ b.t()
+        seconds.append(time.perf_counter() - start)
+    error = (product.double() - exact).abs().max() / exact.abs().max()
+    return Trial(route, float(error), min(seconds))
+
+
+def choose(trials: list[Trial]) -> Trial:
+    """The fastest of the accurate ones; MKL where none is."""
+    accurate = [trial for trial in trials if trial.error <= WORST_ERROR]
+    return min(accurate, key=lambda trial: trial.seconds) if accurate else trials[0]
+
+
+def setup() -> Trial:
+    """Measure both routes and keep the better one for the rest of the process."""
+    if not torch.backends.mkldnn.is_available():
+        return Trial("mkl", 0.0, 0.0)
+    best = choose([try_route(route) for route in ROUTES])
+    select_route(best.route)
+    return best

@@ -1,0 +1,321 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""AdamW for embeddings, head and scalars, Muon for the matrices of the layers.
+
+One rank on its own:
+
+    optimizer.prepare(token_ids)                # before the forward pass: the rows that it reads are made current
+    optimizer.step(gradients, token_ids, schedule)
+    optimizer.catch_up()                        # before evaluating or saving: all rows are made current
+
+Several ranks take a step apart, in any order once `start_step` was called, so that it overlaps with communication:
+
+    optimizer.start_step(schedule)
+    optimizer.update(name, gradient, token_ids) # AdamW; every rank, for every name in adamw_names
+    directions = optimizer.directions({name: gradient})     # Muon; the owner of a matrix computes its direction
+    optimizer.apply(name, direction)            # every rank, with the same bits of the direction
+
+The rows of an embedding table that a step does not touch have a zero gradient, but AdamW still decays them and moves
+them by their momentum. Those updates are made later, when the row is read or its turn comes (each row has one every
+REFRESH_STEPS steps), by the same kernel with the same numbers: the bits are those of a dense optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat.model import GPT
+from nanochat.schedule import StepSchedule
+
+EPSILON = 1e-10
+FIXED_LR = 0.2  # of smear and backout, whatever the batch
+SECOND_MOMENT_BETA = 0.9
+REFRESH_STEPS = 32
+VECTOR = 16  # elements the AdamW kernel takes at once; a row that does not divide by it is never left behind
+POLAR_COEFFICIENTS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+@dataclass(frozen=True)
+class AdamWGroup:
+    """The constants of one parameter under AdamW."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """As given on the command line, times the batch scale; fixed is what no scale applies to."""
+
+    embedding: float = 0.3
+    unembedding: float = 0.008
+    matrix: float = 0.02
+    scalar: float = 0.5
+
+    def scaled(self, factor: float) -> LearningRates:
+        return LearningRates(
+            self.embedding * factor, self.unembedding * factor, self.matrix * factor, self.scalar * factor
+        )
+
+
+def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWGroup]:
+    """The AdamW constants by parameter name; what is missing here belongs to Muon."""
+    width_scale = math.sqrt(768 / model.config.n_embd)
+    groups = {
+        "lm_head.weight": AdamWGroup(rates.unembedding * width_scale, 0.8, 0.96, 0.01),
+        "transformer.wte.weight": AdamWGroup(rates.embedding * width_scale, 0.8, 0.995, 0.001),
+        "resid_lambdas": AdamWGroup(rates.scalar * 0.01, 0.8, 0.95, 0.05),
+        "x0_lambdas": AdamWGroup(rates.scalar, 0.96, 0.95, 0.0),
+    }
+    for name in ("smear_gate.weight", "smear_lambda", "backout_lambda"):
+        groups[name] = AdamWGroup(FIXED_LR, 0.8, 0.95, 0.0)
+    for layer in model.value_embeds:
+        groups[f"value_embeds.{layer}.weight"] = AdamWGroup(rates.embedding * width_scale / 2, 0.8, 0.995, 0.01)
+    return groups
+
+
+def adamw_kernel(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: AdamWGroup, multiplier: float, step: int) -> None:
+    """One AdamW update in place; step counts from 1."""
+    torch._fused_adamw_(
+        [p], [g], [m], [v], [], [torch.tensor(float(step))],
+        lr=group.lr * multiplier, beta1=group.beta1, beta2=group.beta2, weight_decay=group.weight_decay,
+        eps=EPSILON, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+class DenseAdamW:
+    """AdamW of one parameter, all of it in every step."""
+
+    def __init__(self, parameter: Tensor, group: AdamWGroup) -> None:
+        self.parameter, self.group = parameter, group
+        self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+    def update(self, gradient: Tensor, multiplier: float, step: int) -> None:
+        adamw_kernel(self.parameter, gradient, self.m, self.v, self.group, multiplier, step)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"exp_avg": self.m, "exp_avg_sq": self.v}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.m.copy_(state["exp_avg"])
+        self.v.copy_(state["exp_avg_sq"])
+
+
+class RowAdamW:
+    """AdamW of one table. Rows without a gradient fall behind and are advanced later, with the same result."""
+
+    def __init__(self, parameter: Tensor, group: AdamWGroup) -> None:
+        self.parameter, self.group = parameter, group
+        self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        self.current = torch.zeros(len(parameter), dtype=torch.int32)  # the step that a row's state belongs to
+        lazy = parameter.size(1) % VECTOR == 0
+        self.turn_length = -(-len(parameter) // REFRESH_STEPS) if lazy else len(parameter)
+
+    def rows_in_turn(self, step: int) -> Tensor:
+        turns = -(-len(self.parameter) // self.turn_length)
+        start = step % turns * self.turn_length
+        return torch.arange(start, min(start + self.turn_length, len(self.parameter)))
+
+    def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
+        """The step `step` of the given rows, which are current to the one before."""
+        p, m, v = self.parameter[rows], self.m[rows], self.v[rows]
+        adamw_kernel(p, gradient, m, v, self.group, multiplier, step)
+        self._store(rows, p, m, v, step)
+
+    def advance(self, rows: Tensor, history: Mapping[int, float], step: int) -> None:
+        """Make the updates without a gradient that the rows still lack, up to `step`."""
+        behind = self.current[rows]
+        order = torch.argsort(behind, stable=True)
+        order = order[: int((behind < step).sum())]
+        if len(order) == 0:
+            return
+        rows, behind = rows[order], behind[order]
+        p, m, v = self.parameter[rows], self.m[rows], self.v[rows]
+        zero = torch.zeros_like(p)
+        missed = range(int(behind[0]) + 1, step + 1)
+        counts = torch.searchsorted(behind, torch.tensor(missed, dtype=torch.int32)).tolist()
+        for number, count in zip(missed, counts, strict=True):
+            adamw_kernel(p[:count], zero[:count], m[:count], v[:count], self.group, history[number], number)
+        self._store(rows, p, m, v, step)
+
+    def _store(self, rows: Tensor, p: Tensor, m: Tensor, v: Tensor, step: int) -> None:
+        for table, values in ((self.parameter, p), (self.m, m), (self.v, v)):
+            table.index_copy_(0, rows, values)
+        self.current[rows] = step
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"exp_avg": self.m, "exp_avg_sq": self.v, "current": self.current}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.m.copy_(state["exp_avg"])
+        self.v.copy_(state["exp_avg_sq"])
+        self.current.copy_(state["current"])
+
+
+class Muon:
+    """Muon of the matrices of the layers. State exists only for matrices whose direction was computed here."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], lr: float) -> None:
+        self.parameters, self.lr = dict(parameters), lr
+        self.momentum: dict[str, Tensor] = {}
+        self.second: dict[str, Tensor] = {}
+
+    def directions(self, gradients: Mapping[str, Tensor], momentum: float) -> dict[str, Tensor]:
+        """The update directions of the given matrices, before learning rate and decay."""
+        return {name: self._direction(name, gradient, momentum) for name, gradient in gradients.items()}
+
+    def _direction(self, name: str, gradient: Tensor, momentum: float) -> Tensor:
+        m = self.momentum.setdefault(name, torch.zeros_like(gradient))
+        m.lerp_(gradient, 1 - momentum)
+        g = orthogonalized(equilibrated(gradient.lerp(m, momentum)))
+        return self._variance_reduced(name, g)
+
+    def _variance_reduced(self, name: str, g: Tensor) -> Tensor:
+        axis = 1 if g.size(0) >= g.size(1) else 0
+        v = g.square().mean(axis, keepdim=True)
+        s = self.second.setdefault(name, torch.zeros_like(v))
+        s.lerp_(v, 1 - SECOND_MOMENT_BETA)
+        before = frobenius(g)
+        g = g.mul_(s.clamp_min(1e-10).rsqrt())
+        return g.mul_(before / frobenius(g).clamp_min(1e-10))
+
+    def apply(self, name: str, direction: Tensor, multiplier: float, weight_decay: float) -> None:
+        """p -= lr*g, and lr*wd*p where that points the same way; each operation rounds once, so all CPUs agree."""
+        p = self.parameters[name]
+        rows, columns = p.shape
+        lr = self.lr * multiplier * math.sqrt(max(1.0, rows / columns))
+        decay = (p * direction).ge_(0).mul_(p).mul_(lr * weight_decay)
+        p.sub_(direction * lr).sub_(decay)
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        return {
+            name: {"momentum_buffer": m, "second_momentum_buffer": self.second[name]}
+            for name, m in self.momentum.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.momentum = {name: s["momentum_buffer"].clone() for name, s in state.items()}
+        self.second = {name: s["second_momentum_buffer"].clone() for name, s in state.items()}
+
+
+def frobenius(g: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(g)
+
+
+def equilibrated(g: Tensor) -> Tensor:
+    """Every row scaled to the same norm, the matrix to the one that it had."""
+    row_norm = torch.linalg.vector_norm(g, dim=1, keepdim=True).clamp_min_(1e-6)
+    return g.mul_(frobenius(g) / math.sqrt(g.size(0)) / row_norm)
+
+
+def orthogonalized(g: Tensor) -> Tensor:
+    """Five polynomial steps towards the nearest orthogonal matrix, of Frobenius norm sqrt(min(rows, columns))."""
+    tall = g.size(0) > g.size(1)
+    x = g.t() if tall else g
+    x = x / (1.01 * frobenius(x) + 1e-6)
+    for a, b, c in POLAR_COEFFICIENTS:
+        gram = x @ x.t()
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    x = x.t().contiguous() if tall else x
+    return x.mul_(math.sqrt(min(g.shape)) / frobenius(x).clamp_min(1e-10))
+
+
+class Optimizer:
+    """All groups of one model. `steps` counts the steps that were made."""
+
+    def __init__(self, model: GPT, rates: LearningRates) -> None:
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+        groups = adamw_groups(model, rates)
+        self.adamw_names = list(groups)
+        self.matrix_names = [name for name in parameters if name not in groups]
+        self.tables = {n: RowAdamW(parameters[n], g) for n, g in groups.items() if is_table(n)}
+        self.dense = {n: DenseAdamW(parameters[n], g) for n, g in groups.items() if not is_table(n)}
+        self.muon = Muon({n: parameters[n] for n in self.matrix_names}, rates.matrix)
+        self.steps = 0
+        self.schedule = StepSchedule(1.0, 0.0, 0.0)
+        self.history: dict[int, float] = {}  # lr multiplier of the last REFRESH_STEPS steps
+
+    @torch.no_grad()
+    def prepare(self, token_ids: Tensor) -> None:
+        """Make the rows that the coming step reads current, and those whose turn it is."""
+        for table in self.tables.values():
+            table.advance(token_ids, self.history, self.steps)
+            table.advance(table.rows_in_turn(self.steps), self.history, self.steps)
+
+    @torch.no_grad()
+    def catch_up(self) -> None:
+        """Make all rows current, in slices that fit into the cache."""
+        for table in self.tables.values():
+            for rows in torch.arange(len(table.parameter)).split(1024):
+                table.advance(rows, self.history, self.steps)
+
+    def start_step(self, schedule: StepSchedule) -> None:
+        self.steps += 1
+        self.schedule = schedule
+        self.history[self.steps] = schedule.lr_multiplier
+        self.history.pop(self.steps - REFRESH_STEPS - 1, None)
+
+    @torch.no_grad()
+    def update(self, name: str, gradient: Tensor, token_ids: Tensor) -> None:
+        """AdamW of one parameter; the gradient of a table is that of the rows token_ids."""
+        if name in self.tables:
+            self.tables[name].update(token_ids, gradient, self.schedule.lr_multiplier, self.steps)
+        else:
+            self.dense[name].update(gradient, self.schedule.lr_multiplier, self.steps)
+
+    @torch.no_grad()
+    def directions(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.muon.directions(gradients, self.schedule.muon_momentum)
+
+    @torch.no_grad()
+    def apply(self, name: str, direction: Tensor) -> None:
+        self.muon.apply(name, direction, self.schedule.lr_multiplier, self.schedule.muon_weight_decay)
+
+    def step(self, gradients: Mapping[str, Tensor], token_ids: Tensor, schedule: StepSchedule) -> None:
+        """A whole step on one rank."""
+        self.start_step(schedule)
+        for name in self.adamw_names:
+            self.update(name, gradients[name], token_ids)
+        for name, direction in self.directions({name: gradients[name] for name in self.matrix_names}).items():
+            self.apply(name, direction)
+
+    def state_dict(self) -> dict[str, Any]:
+        """By parameter name. "muon" holds the matrices whose directions were computed on this rank only:
+        to resume, merge the "muon" parts of all ranks; the rest is the same everywhere."""
+        adamw = {name: state.state_dict() for name, state in (self.tables | self.dense).items()}
+        return {"steps": self.steps, "history": dict(self.history), "adamw": adamw, "muon": self.muon.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+        self.history = dict(state["history"])
+        for name, adamw in (self.tables | self.dense).items():
+            adamw.load_state_dict(state["adamw"][name])
+        self.muon.load_state_dict(state["muon"])
+
+
+def is_table(name: str) -> bool:
+    """Whether the gradient of this parameter is rows."""
+    return name == "transformer.wte.weight" or name.startswith("value_embeds.")
+
+
+def merged_muon_state(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state that a run of any world size resumes from, out of the states of all ranks."""
+    merged: dict[str, Any] = {}
+    for state in states:
+        merged = {**state, "muon": {**merged.get("muon", {}), **state["muon"]}}
+    return merged

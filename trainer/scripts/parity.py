@@ -1,0 +1,134 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Replay cases with known figures through the training path: `python -m scripts.parity CASES.json --write OUT.json`.
+
+Of each case only config, batch, optimizer_args and the steps' schedule are read; of each size only what describes
+it. OUT has the structure of CASES with everything computed here. Weights and tokens are made from their names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanochat import numerics
+from nanochat.fused import TrainingPass, unique_ids
+from nanochat.model import GPT, ModelConfig
+from nanochat.optim import LearningRates, Optimizer
+from nanochat.schedule import StepSchedule
+
+SIZE_KEYS = ("depth", "aspect_ratio", "head_dim", "sequence_len", "vocab_size", "window_pattern")
+
+
+def generator(name: str) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=zlib.crc32(name.encode())))
+
+
+def made_weights(model: GPT) -> dict[str, Tensor]:
+    """Every parameter from its name alone."""
+    weights = {}
+    for name, parameter in model.named_parameters():
+        values = np.float32(0.05) * generator(name).standard_normal(tuple(parameter.shape), dtype=np.float32)
+        weights[name] = torch.from_numpy(values + np.float32(name == "resid_lambdas"))
+    return weights
+
+
+def made_ids(name: str, case: dict[str, Any]) -> Tensor:
+    vocab_size = case["config"]["vocab_size"]
+    return torch.from_numpy(generator(name).integers(0, vocab_size, size=case["batch"], dtype=np.int64))
+
+
+def norms(tensors: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float(torch.linalg.vector_norm(tensor.double())) for name, tensor in tensors.items()}
+
+
+def replay_step(
+    case: dict[str, Any], number: int, model: GPT, training: TrainingPass, optimizer: Optimizer
+) -> dict[str, Any]:
+    """One optimizer step of the case, as the training loop makes it."""
+    given = case["steps"][number]
+    schedule = StepSchedule(given["lr_multiplier"], given["muon_momentum"], given["muon_weight_decay"])
+    ids, targets = made_ids(f"x{number}", case), made_ids(f"y{number}", case)
+    token_ids = unique_ids([ids])
+    optimizer.prepare(token_ids)
+    training.start_step(token_ids)
+    loss = training.forward_backward(ids, targets, 1 / targets.numel())
+    gradient_norms = norms(training.gradients)
+    optimizer.step(training.gradients, token_ids, schedule)
+    optimizer.catch_up()
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    return {
+        "loss": float(loss),
+        "lr_multiplier": schedule.lr_multiplier,
+        "muon_momentum": schedule.muon_momentum,
+        "muon_weight_decay": schedule.muon_weight_decay,
+        "grad_norms": {name: gradient_norms[name] for name in parameters},
+        "param_norms": norms(parameters),
+    }
+
+
+def replay(case: dict[str, Any]) -> dict[str, Any]:
+    """Everything that the case tells about, computed here."""
+    model = GPT(ModelConfig(**case["config"]))
+    model.load_state_dict(made_weights(model))
+    args = case["optimizer_args"]
+    rates = LearningRates(args["embedding_lr"], args["unembedding_lr"], args["matrix_lr"], args["scalar_lr"])
+    training, optimizer = TrainingPass(model), Optimizer(model, rates)
+    ids, targets = made_ids("eval_x", case), made_ids("eval_y", case)
+    logits = model(ids)
+    result = {
+        "config": case["config"],
+        "batch": case["batch"],
+        "param_counts": model.parameter_counts(),
+        "flops_per_token": model.flops_per_token(),
+        "keys": {name: list(tensor.shape) for name, tensor in model.state_dict().items()},
+        "logits": {
+            "sum": float(logits.double().sum()),
+            "first_row_first8": logits[0, 0, :8].tolist(),
+            "last_row_last8": logits[-1, -1, -8:].tolist(),
+        },
+        "eval_loss": float(model(ids, targets)),
+        "optimizer_args": args,
+    }
+    steps = [replay_step(case, number, model, training, optimizer) for number in range(len(case["steps"]))]
+    return {**result, "steps": steps, "final_eval_loss": float(model(ids, targets))}
+
+
+def measure(size: dict[str, Any]) -> dict[str, Any]:
+    """Counts, windows and FLOPs of a model of real size, which is never filled."""
+    config = ModelConfig.from_depth(**{key: size[key] for key in SIZE_KEYS})
+    with torch.device("meta"):
+        model = GPT(config)
+    return {
+        **{key: size[key] for key in SIZE_KEYS},
+        "n_embd": config.n_embd,
+        "window_sizes": [list(window) for window in config.window_sizes()],
+        "param_counts": model.parameter_counts(),
+        "flops_per_token": model.flops_per_token(),
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Replay cases with known figures through the training path.")
+    parser.add_argument("cases", type=Path, help="a file like tests/trainer/golden/model.json")
+    parser.add_argument("--write", type=Path, required=True, help="where the computed figures go")
+    args = parser.parse_args(argv)
+    cases = json.loads(args.cases.read_text())
+    numerics.setup()
+    result = {
+        "cases": [replay(case) for case in cases.get("cases", [])],
+        "sizes": [measure(size) for size in cases.get("sizes", [])],
+    }
+    args.write.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
