@@ -1,0 +1,40 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filters that turn what run_info and run_watch returned for several hosts into what people or programs read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.nanochat.ddp.plugins.module_utils import _run_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import EMPTY
+
+
+def rows_of(results: Any) -> list[dict[str, Any]]:
+    """The registered results of several hosts as rows, whatever became of the task there."""
+    if not isinstance(results, Mapping):
+        raise AnsibleFilterError(f"a dictionary from host to result is wanted, not {type(results).__name__}")
+    rows = []
+    for host, result in results.items():
+        run = dict(result.get("run") or {})
+        if run.get("state") is None:
+            run = {**EMPTY, **run, "state": None}
+        reachable = not result.get("unreachable") and result.get("reachable", True)
+        problem = None if result.get("run") else str(result.get("msg") or "gave no answer").strip().splitlines()[0]
+        rows.append({**result, "host": str(host), "run": run, "reachable": reachable, "problem": problem})
+    return rows
+
+
+class FilterModule:
+    """The filters by name."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """What templates may use."""
+        return {
+            "closing_table": lambda results: _run_table.closing_table(rows_of(results)),
+            "status_table": lambda results: _run_table.status_table(rows_of(results)),
+            "status_data": lambda results: _run_table.status_data(rows_of(results)),
+        }

@@ -1,0 +1,121 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: doctor_info
+short_description: Gather what one host can tell about a rank that stands still or died
+version_added: 0.1.0
+description:
+  - Reads the run folder, the rank's process, its connections to the peers, the machine's load, memory, disk and network cards, and what the
+    kernel said about memory, in a few seconds.
+  - The trainer itself is asked for its Python stacks and its flight record of collectives. Nothing is prepared on the host for that.
+  - Nothing is changed and no process is signalled.
+extends_documentation_fragment:
+  - ansible.builtin.action_common_attributes
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+options:
+  run_dir:
+    description: The run folder.
+    type: path
+    required: true
+  rank:
+    description: The host's rank.
+    type: int
+    required: true
+  peers:
+    description: The other hosts of the job, each with C(host) and C(address).
+    type: list
+    elements: dict
+    default: []
+  probe_port:
+    description: A port of the job that the peers' firewalls leave open to this host, by which it is tried whether packets come back.
+    type: int
+    required: true
+attributes:
+  check_mode:
+    description: It only reads, in check mode too.
+    support: full
+  diff_mode:
+    description: Nothing is changed, so there is no difference to show.
+    support: N/A
+  idempotent:
+    description: Nothing is changed, however often it runs.
+    support: full
+  platform:
+    platforms: linux
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Gather evidence
+  nanochat.ddp.doctor_info:
+    run_dir: /mnt/data/nanochat/runs/d4
+    rank: 0
+    peers:
+      - host: laptop
+        address: 192.168.1.11
+    probe_port: 32768
+  register: evidence
+"""
+
+RETURN = r"""
+evidence:
+  description: What was found, by topic.
+  returned: success
+  type: dict
+  contains:
+    run:
+      description: The state of the run as M(nanochat.ddp.run_info) returns it.
+      type: dict
+    process:
+      description: State, share of a CPU and memory of the rank's process. Null when there is none.
+      type: dict
+    dump:
+      description: The trainer's own stacks and flight record. Null when it gave none.
+      type: dict
+    sockets:
+      description: Its connections to the peers, with bytes that wait and packets sent again.
+      type: list
+      elements: dict
+    links:
+      description: Whether packets reach each peer and come back.
+      type: dict
+    system:
+      description: Load, memory, swapping, disk, throttling, network cards.
+      type: dict
+    others:
+      description: Who else computes on this host.
+      type: list
+      elements: dict
+    kernel:
+      description: What the kernel said about killing for want of memory.
+      type: list
+      elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._evidence import collect
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "run_dir": {"type": "path", "required": True},
+            "rank": {"type": "int", "required": True},
+            "peers": {"type": "list", "elements": "dict", "default": []},
+            "probe_port": {"type": "int", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    wanted = module.params
+    evidence = collect(wanted["run_dir"], wanted["rank"], wanted["peers"], wanted["probe_port"], module.run_command)
+    module.exit_json(changed=False, evidence=evidence)
+
+
+if __name__ == "__main__":
+    main()
