@@ -1,0 +1,264 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What people read about a run: the table at its end, the status screen, and the one line while it goes on.
+
+Every figure comes from run_info, which has it from the metrics; what was not measured is shown as a dash.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+DASH = "-"
+Row = Mapping[str, Any]  # {"host": ..., "run": what run_info returned, "verdict"/"sentence": of run_watch}
+
+
+# -- figures in words -----------------------------------------------------------------------------------------------
+
+
+def seconds_text(seconds: Optional[float]) -> str:
+    """A length of time in the two units that matter."""
+    if seconds is None:
+        return DASH
+    if seconds < 10:
+        return "%.1f s" % seconds
+    if seconds < 60:
+        return "%.0f s" % seconds
+    minutes, left = divmod(round(seconds), 60)
+    if minutes < 60:
+        return "%d min %02d s" % (minutes, left)
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return "%d h %02d min" % (hours, minutes)
+    return "%d d %d h" % divmod(hours, 24)
+
+
+def bytes_text(count: Optional[float]) -> str:
+    """An amount of data in decimal units."""
+    if count is None:
+        return DASH
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return "%.*f %s" % (1 if count < 100 * size else 0, count / size, unit)
+    return "%d B" % count
+
+
+def speed_text(tokens_per_second: Optional[float]) -> str:
+    """Tokens per second, as exact as is of use."""
+    if tokens_per_second is None:
+        return DASH
+    return "%.*f" % (0 if tokens_per_second >= 100 else 1, tokens_per_second)
+
+
+def share_text(share: Optional[float]) -> str:
+    """A share as a percentage."""
+    return DASH if share is None else "%.*f %%" % (1 if share < 0.0995 else 0, 100 * share)
+
+
+def loss_text(loss: Optional[float]) -> str:
+    """A loss or a figure of its kind."""
+    return DASH if loss is None else "%.4f" % loss
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "  ") -> List[str]:
+    """Columns as wide as their widest cell; a column in which nothing is known is left out."""
+    kept = [at for at in range(len(header)) if any(row[at] not in ("", DASH) for row in rows)]
+    cells = [[line[at] for at in kept] for line in [header, *rows]]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(kept))]
+    return [indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+
+
+# -- facts over all ranks -----------------------------------------------------------------------------------------------
+
+
+def by_rank(rows: Sequence[Row]) -> List[Row]:
+    """In the order of the ranks; hosts without a rank last."""
+    return sorted(rows, key=lambda row: (row["run"].get("rank") is None, row["run"].get("rank") or 0, row["host"]))
+
+
+def first_known(rows: Sequence[Row], key: str) -> Any:
+    """A value of the whole run from the first rank that has it."""
+    return next((row["run"][key] for row in by_rank(rows) if row["run"].get(key) is not None), None)
+
+
+def slowest(rows: Sequence[Row]) -> Optional[Row]:
+    """The rank for which the others wait, that is the one that waits least; None when nobody waits to speak of."""
+    known = [row for row in rows if row["run"].get("wait_share") is not None]
+    if len(known) < 2 or any(row["run"].get("state") not in ("running", "finished") for row in rows):
+        return None
+    least = min(known, key=lambda row: row["run"]["wait_share"])
+    most = max(known, key=lambda row: row["run"]["wait_share"])
+    return least if most["run"]["wait_share"] - least["run"]["wait_share"] > 0.05 else None
+
+
+def identical_text(rows: Sequence[Row]) -> str:
+    """The proof of synchronisation, in words."""
+    said = [row["run"].get("identical") for row in rows]
+    ranks = first_known(rows, "world") or len(rows)
+    on_ranks = "on both ranks" if ranks == 2 else "on all %d ranks" % ranks
+    digest = first_known(rows, "digest")
+    digests = {row["run"].get("digest") for row in rows if row["run"].get("digest")}
+    if False in said or (len(digests) > 1 and all(row["run"].get("state") == "finished" for row in rows)):
+        return "weights NOT identical %s: the ranks trained apart" % on_ranks
+    if ranks == 1:
+        return "one rank only, nothing to compare"
+    if len(rows) < ranks or None in said:
+        return "weights not compared %s" % on_ranks
+    return "weights identical %s%s" % (on_ranks, " (digest %s)" % str(digest)[:16] if digest else "")
+
+
+# -- the table at the end -------------------------------------------------------------------------------------------------
+
+CLOSING = ("host", "rank", "state", "steps", "first loss", "last loss", "val bpb", "tok/s", "waited", "memory")
+
+
+def _closing_row(row: Row) -> List[str]:
+    run = row["run"]
+    steps = run.get("steps")
+    waited = seconds_text(run.get("wait_seconds"))
+    return [
+        row["host"],
+        DASH if run.get("rank") is None else str(run["rank"]),
+        str(row.get("verdict") or run.get("state") or "not seen"),
+        "%s/%s" % (run.get("done") or 0, steps) if steps else str(run.get("done") or DASH),
+        loss_text(run.get("first_loss")),
+        "not a number" if run.get("diverged") else loss_text(run.get("last_loss")),
+        loss_text(run.get("val_bpb")),
+        speed_text(run.get("tokens_per_second_mean")),
+        waited if run.get("wait_share") is None else "%s (%s)" % (waited, share_text(run["wait_share"])),
+        bytes_text(run.get("memory_bytes")),
+    ]
+
+
+def closing_table(rows: Sequence[Row]) -> str:
+    """What a run came to, one line a rank, and below it what holds for all ranks."""
+    rows = by_rank(rows)
+    lines = ["run %s" % (first_known(rows, "run") or DASH), *table(CLOSING, [_closing_row(row) for row in rows])]
+    if any(row["run"].get("step") is not None for row in rows):
+        lines.append("  " + identical_text(rows))
+        slow = slowest(rows)
+        if slow is not None:
+            lines.append("  the others wait for %s, which waits least itself" % slow["host"])
+    for row in rows:
+        checkpoint = row["run"].get("checkpoint")
+        if checkpoint and checkpoint.get("path"):
+            lines.append("  checkpoint on %s: %s (step %s)" % (row["host"], checkpoint["path"], checkpoint["step"]))
+    return "\n".join(lines)
+
+
+# -- the status screen ----------------------------------------------------------------------------------------------------
+
+STATUS = ("host", "rank", "state", "step", "loss", "val bpb", "tok/s", "mean", "waiting", "memory", "checkpoint", "ETA")
+
+
+def state_text(run: Mapping[str, Any], stalled_after: float = 60.0) -> str:
+    """The state with what one must know of it."""
+    state = str(run.get("state") or "not reached")
+    if state == "crashed":
+        return "crashed (code %s)" % run["exit_code"] if run.get("exit_code") is not None else "crashed"
+    usual = run.get("step_seconds")
+    idle = run.get("idle_seconds")
+    patient = run.get("phase") in ("eval", "sample", "save", "start", "rendezvous", "agree", "resume")
+    if state == "running" and (run.get("heartbeat_age") or 0) > 45:
+        return "no sign of life for %s" % seconds_text(run["heartbeat_age"])
+    if state == "running" and idle is not None and usual and not patient and idle > max(stalled_after, 5 * usual):
+        return "stalled for %s" % seconds_text(idle)
+    if state == "running" and run.get("step") is None:
+        return "starting%s" % (" (%s)" % run["phase"] if run.get("phase") else "")
+    return state
+
+
+def _status_row(row: Row) -> List[str]:
+    run = row["run"]
+    checkpoint = run.get("checkpoint") or {}
+    steps = run.get("steps")
+    return [
+        row["host"],
+        DASH if run.get("rank") is None else str(run["rank"]),
+        state_text(run) if row.get("reachable", True) else "cannot be reached",
+        "%s/%s" % (run.get("done") or 0, steps) if steps else DASH,
+        "not a number" if run.get("diverged") else loss_text(run.get("loss") or run.get("last_loss")),
+        loss_text(run.get("val_bpb")),
+        speed_text(run.get("tokens_per_second")) if run.get("state") == "running" else DASH,
+        speed_text(run.get("tokens_per_second_mean")),
+        share_text(run.get("wait_share")),
+        bytes_text(run.get("memory_bytes")),
+        DASH if checkpoint.get("step") is None else "step %s" % checkpoint["step"],
+        seconds_text(run.get("eta_seconds")),
+    ]
+
+
+def status_table(rows: Sequence[Row]) -> str:
+    """One screen: what every host does, then what is wrong in a sentence each."""
+    rows = by_rank(rows)
+    names = sorted({str(row["run"]["run"]) for row in rows if row["run"].get("run")})
+    lines = ["run %s" % names[0] if names else "no run on any host"]
+    lines += table(STATUS, [_status_row(row) for row in rows])
+    if len(names) > 1:
+        lines += [
+            "  %s: run %s" % (row["host"], row["run"]["run"]) for row in rows if row["run"].get("run") != names[0]
+        ]
+    slow = slowest(rows)
+    if slow is not None:
+        lines.append("  slow one: %s (it waits least, so the others wait for it)" % slow["host"])
+    if any(row["run"].get("identical") is False for row in rows):
+        lines.append("  " + identical_text(rows))
+    for row in rows:
+        if row.get("problem"):
+            lines.append("  %s: %s" % (row["host"], row["problem"]))
+        if row["run"].get("error"):
+            lines.append("  %s: %s" % (row["host"], row["run"]["error"]))
+    return "\n".join(lines)
+
+
+def status_data(rows: Sequence[Row]) -> Dict[str, Any]:
+    """The same for programs."""
+    rows = by_rank(rows)
+    slow = slowest(rows)
+    return {
+        "run": first_known(rows, "run"),
+        "slowest": slow["host"] if slow is not None else None,
+        "hosts": {
+            row["host"]: dict(
+                row["run"],
+                reachable=row.get("reachable", True),
+                problem=row.get("problem"),
+                shown=state_text(row["run"]),
+            )
+            for row in rows
+        },
+    }
+
+
+# -- the line while it runs -----------------------------------------------------------------------------------------------
+
+
+def live_line(rows: Sequence[Row], bar: int = 20, unicode: bool = True) -> str:
+    """Where the run is: bar, step, loss, speed, share of time waiting, time left."""
+    rows = by_rank(rows)
+    steps = first_known(rows, "steps")
+    if not any(row["run"].get("step") is not None for row in rows):
+        phases = ["%s %s" % (row["host"], row["run"].get("phase") or row["run"].get("state") or "?") for row in rows]
+        return "starting: " + ", ".join(phases)
+    done = min(row["run"].get("done") or 0 for row in rows)
+    parts = []
+    if steps and bar:
+        full = min(bar, bar * done // steps)
+        parts.append(("█" * full + "░" * (bar - full)) if unicode else "[" + "#" * full + "." * (bar - full) + "]")
+    parts.append("step %d/%s" % (done, steps) if steps else "step %d" % done)
+    loss = first_known(rows, "loss")
+    parts.append("loss %s" % ("not a number" if any(row["run"].get("diverged") for row in rows) else loss_text(loss)))
+    parts.append("%s tok/s" % speed_text(first_known(rows, "tokens_per_second")))
+    shares = [share_text(row["run"]["wait_share"]) for row in rows if row["run"].get("wait_share") is not None]
+    if shares and len(rows) > 1:
+        few = len(shares) <= 4
+        parts.append("waiting " + (" / ".join(shares) if few else "up to %s" % share_text(_most(rows))))
+    eta = first_known(rows, "eta_seconds")
+    if eta is not None:
+        parts.append("%s left" % seconds_text(eta))
+    return "  ".join(parts)
+
+
+def _most(rows: Sequence[Row]) -> float:
+    return max(float(row["run"]["wait_share"]) for row in rows if row["run"].get("wait_share") is not None)

@@ -1,0 +1,271 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: run_info
+short_description: Tell what a host's share of a training run is doing
+version_added: 0.1.0
+description:
+  - Reads the run folder of a host and returns its state, progress, speed, share of time waiting, last checkpoint, and why it crashed if it did.
+  - Works while the run goes on, after it ended, and where it never started. It needs nothing but the files in the folder.
+  - With O(wait) it answers as soon as something changed, so that a watcher needs few calls.
+extends_documentation_fragment:
+  - ansible.builtin.action_common_attributes
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+options:
+  run_dir:
+    description:
+      - The run folder. C(~) stands for the home of the user on the host.
+      - Either this or O(base_dir) is needed.
+    type: path
+  base_dir:
+    description: The base folder whose C(runs/) holds the run folders.
+    type: path
+  run:
+    description: Name of the run below O(base_dir). Without it the run that was written to last is taken.
+    type: str
+  rank:
+    description: The rank whose files are read. Without it the rank is found from the session's name or the files in the folder.
+    type: int
+  lines:
+    description: How many of the last lines of the log to return.
+    type: int
+    default: 10
+  wait:
+    description:
+      - What the caller has seen already. The answer is held back until it differs or the time is up.
+    type: dict
+    suboptions:
+      state:
+        description: The state that is known. Another one is answered at once.
+        type: str
+      step:
+        description: The step that is known. Another one is answered after O(wait.at_least) seconds.
+        type: int
+      at_least:
+        description: Do not answer sooner than this many seconds for a mere new step.
+        type: float
+        default: 0
+      timeout:
+        description: Answer after this many seconds in any case.
+        type: float
+        default: 0
+attributes:
+  check_mode:
+    description: It only reads, in check mode too.
+    support: full
+  diff_mode:
+    description: Nothing is changed, so there is no difference to show.
+    support: N/A
+  idempotent:
+    description: Nothing is changed, however often it runs.
+    support: full
+  platform:
+    platforms: posix
+    support: full
+seealso:
+  - module: nanochat.ddp.run_watch
+  - module: nanochat.ddp.run_log
+"""
+
+EXAMPLES = r"""
+- name: Look at the newest run of this host
+  nanochat.ddp.run_info:
+    base_dir: /mnt/data/nanochat
+  register: seen
+
+- name: Wait up to a minute for the first step
+  nanochat.ddp.run_info:
+    run_dir: /mnt/data/nanochat/runs/d4
+    wait:
+      state: running
+      timeout: 60
+"""
+
+RETURN = r"""
+run:
+  description: What the host's share of the run is doing. Every key is there in every state; what is not known is null.
+  returned: always
+  type: dict
+  contains:
+    state:
+      description: >-
+        V(absent) (no run folder), V(prepared) (not started), V(running), V(finished) (all steps made), V(stopped) (ended well before its last step)
+        or V(crashed).
+      type: str
+    run:
+      description: Name of the run.
+      type: str
+    run_dir:
+      description: The run folder.
+      type: str
+    plan_digest:
+      description: Digest of the plan that was deployed here.
+      type: str
+    rank:
+      description: Rank of this host.
+      type: int
+    world:
+      description: Number of ranks.
+      type: int
+    exit_code:
+      description: Exit code of the run.
+      type: int
+    signal:
+      description: The signal that ended it.
+      type: int
+    step:
+      description: The last step that was made, counted from 0.
+      type: int
+    done:
+      description: How many steps are made.
+      type: int
+    steps:
+      description: How many steps the run has.
+      type: int
+    loss:
+      description: Loss of the last step, the mean over all ranks. Null when it is no finite number, see RV(run.diverged).
+      type: float
+    diverged:
+      description: Whether the last loss is no finite number.
+      type: bool
+    first_loss:
+      description: Loss of the first step.
+      type: float
+    last_loss:
+      description: Loss of the last step of all attempts.
+      type: float
+    val_bpb:
+      description: Bits per byte of the last evaluation. Only rank 0 has it.
+      type: float
+    tokens_per_second:
+      description: Speed of all ranks together over the last ten steps.
+      type: float
+    tokens_per_second_mean:
+      description: The same over all steps of the newest attempt but its first.
+      type: float
+    step_seconds:
+      description: Median time of a step of the newest attempt.
+      type: float
+    wait_seconds:
+      description: Seconds that this rank has waited for other ranks, in the newest attempt.
+      type: float
+    wait_share:
+      description: The same as a share of the time of its steps, without the first.
+      type: float
+    bytes_sent:
+      description: What this rank sent in the last step.
+      type: int
+    memory_bytes:
+      description: Memory of the rank.
+      type: int
+    steps_counted:
+      description: How many steps the mean speed and the share of waiting are made of.
+      type: int
+    sampled:
+      description: Whether the metrics are so long that only their beginning and newest part were read.
+      type: bool
+    checkpoint:
+      description: Step, time, path and bytes of the last checkpoint.
+      type: dict
+    pace_seconds:
+      description: Seconds by the clock from one step to the next, evaluations and saves included.
+      type: float
+    eta_seconds:
+      description: Seconds left at that pace, while it runs.
+      type: float
+    phase:
+      description: What the trainer is in the middle of.
+      type: str
+    phase_seconds:
+      description: For how long it is in this phase.
+      type: float
+    collective:
+      description: The collective operation it is in or was in last.
+      type: raw
+    idle_seconds:
+      description: Seconds since the last sign of progress, while it runs.
+      type: float
+    heartbeat_age:
+      description: Seconds since the trainer's last sign of life, by the host's own clock.
+      type: float
+    error:
+      description: Why it crashed, in one sentence.
+      type: str
+    end_reason:
+      description: What the trainer wrote as the reason of its end.
+      type: str
+    end_error:
+      description: What the trainer wrote as its error.
+      type: str
+    identical:
+      description: Whether all ranks held identical weights when that was compared last.
+      type: bool
+    digest:
+      description: The digest of the weights that was compared last.
+      type: str
+    attempts:
+      description: How many times the run was started.
+      type: int
+    resumed_from:
+      description: The step that the newest attempt resumed from.
+      type: int
+    started:
+      description: When the session started, in seconds since the epoch.
+      type: float
+    ended:
+      description: When it ended.
+      type: float
+    updated:
+      description: When the last event was written.
+      type: float
+    log:
+      description: Path of the rank's log.
+      type: str
+    last_lines:
+      description: The last lines of the log.
+      type: list
+      elements: str
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import look
+
+ARGUMENTS: Dict[str, Any] = dict(
+    run_dir=dict(type="path"),
+    base_dir=dict(type="path"),
+    run=dict(type="str"),
+    rank=dict(type="int"),
+    lines=dict(type="int", default=10),
+    wait=dict(
+        type="dict",
+        options=dict(
+            state=dict(type="str"),
+            step=dict(type="int"),
+            at_least=dict(type="float", default=0.0),
+            timeout=dict(type="float", default=0.0),
+        ),
+    ),
+)
+
+
+def main() -> None:
+    """Read the run folder and answer."""
+    module = AnsibleModule(
+        argument_spec=ARGUMENTS,
+        required_one_of=[("run_dir", "base_dir")],
+        mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")],
+        supports_check_mode=True,
+    )
+    module.exit_json(changed=False, run=look(module.params))
+
+
+if __name__ == "__main__":
+    main()

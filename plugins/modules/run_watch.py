@@ -1,0 +1,116 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: run_watch
+short_description: Take the next look at a running training and judge whether watching it is over
+version_added: 0.1.0
+description:
+  - One look at a host's share of a run, made for an C(until) loop. It waits for news, knows what the loops of the other hosts have seen,
+    and says when there is nothing left to watch because the run ended, crashed or stands still.
+  - A connection that breaks is not the end. The host is tried again for O(lost_after) seconds.
+  - Looks come every second at first and four times a minute in a long run, so that watching does not slow the training.
+extends_documentation_fragment:
+  - ansible.builtin.action_common_attributes
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+options:
+  run_dir:
+    description: The run folder on the host.
+    type: path
+    required: true
+  rank:
+    description: The host's rank.
+    type: int
+  hosts:
+    description: All hosts of the run, as the inventory names them.
+    type: list
+    elements: str
+    required: true
+  first_step:
+    description: Whether watching is over once the first step was made.
+    type: bool
+    default: false
+  stall_factor:
+    description: A step may take this many usual steps.
+    type: float
+    default: 5
+  stall_minimum:
+    description: No run is called stalled before it showed no progress for this many seconds.
+    type: float
+    default: 45
+  timeout:
+    description: Seconds that the start of the run may take, and the first steps.
+    type: float
+    default: 300
+  lost_after:
+    description: Seconds after which a host that cannot be reached is given up.
+    type: float
+    default: 600
+attributes:
+  action:
+    description: It runs on the controller and looks at the host through M(nanochat.ddp.run_info).
+    support: full
+  async:
+    description: Looks are short; a loop with C(until) does the waiting.
+    support: none
+  bypass_host_loop:
+    description: It runs for each host.
+    support: none
+  check_mode:
+    description: It only reads, in check mode too.
+    support: full
+  diff_mode:
+    description: Nothing is changed, so there is no difference to show.
+    support: N/A
+  idempotent:
+    description: Nothing is changed, however often it runs.
+    support: full
+  platform:
+    platforms: posix
+    support: full
+seealso:
+  - module: nanochat.ddp.run_info
+"""
+
+EXAMPLES = r"""
+- name: Watch the run to its end
+  nanochat.ddp.run_watch:
+    run_dir: /mnt/data/nanochat/runs/d4
+    hosts: "{{ ansible_play_hosts }}"
+  register: watched
+  until: watched.over
+  retries: 1000000
+  delay: 0
+"""
+
+RETURN = r"""
+run:
+  description: What is known of the run, as M(nanochat.ddp.run_info) returns it.
+  returned: always
+  type: dict
+over:
+  description: Whether there is nothing left to watch on this host.
+  returned: always
+  type: bool
+verdict:
+  description: >-
+    Why: V(finished), V(stopped), V(crashed), V(stalled) (no rank makes progress), V(orphaned) (runs on while another rank crashed), V(lost)
+    (cannot be reached), V(missing) (nothing was started) or V(started) (with O(first_step)).
+  returned: when watching is over
+  type: str
+sentence:
+  description: The verdict in words.
+  returned: when watching is over
+  type: str
+reachable:
+  description: Whether the host answered.
+  returned: always
+  type: bool
+"""
+
+# There is an action plugin of this name, which does all the work.
