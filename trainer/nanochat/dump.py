@@ -1,0 +1,61 @@
+"""Answers the question "where are you?" of a process that seems to stand still.
+
+Whoever asks leaves a file dump-request-rankN in the run folder. The heartbeat's thread finds it within a second and writes
+dump-rankN.json, with the Python stack of every thread and the newest entries of Gloo's flight record, then removes the
+request. It works while the main thread waits in a collective, and needs no signal and no debugger.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ENTRIES = 20
+
+
+def stacks() -> dict[str, list[str]]:
+    """By thread its frames, the innermost last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = {}
+    for ident, frame in sys._current_frames().items():
+        frames = traceback.extract_stack(frame)
+        found[names.get(ident, str(ident))] = [f"{one.filename}:{one.lineno} in {one.name}: {one.line}" for one in frames]
+    return found
+
+
+def flight() -> dict[str, Any]:
+    """The number of the last collective and the newest entries; empty where torch keeps no record."""
+    # torch is not imported for this: a process that has not come so far has no record either.
+    distributed = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(distributed, "_dump_fr_trace_json", None)
+    if dump is None:
+        return {}
+    try:
+        entries = json.loads(dump()).get("entries", [])
+    except (RuntimeError, ValueError):
+        return {}
+    numbers = [entry["collective_seq_id"] for entry in entries if isinstance(entry.get("collective_seq_id"), int)]
+    kept = ("collective_seq_id", "profiling_name", "input_sizes", "state", "time_created_ns")
+    return {
+        "last_seq": max(numbers, default=None),
+        "entries": [{key: entry.get(key) for key in kept} for entry in entries[-ENTRIES:]],
+    }
+
+
+def answer_request(run_dir: Path, rank: int) -> bool:
+    """Answer if somebody asked; True if so."""
+    request = run_dir / f"dump-request-rank{rank}"
+    if not request.exists():
+        return False
+    answer = {"time": time.time(), "pid": os.getpid(), "stacks": stacks(), "flight": flight()}
+    part = run_dir / f"dump-rank{rank}.json.part"
+    part.write_text(json.dumps(answer), encoding="utf-8")
+    part.replace(run_dir / f"dump-rank{rank}.json")
+    request.unlink(missing_ok=True)
+    return True
