@@ -1,0 +1,225 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every setting of a training run: one frozen dataclass, from which the command line is built.
+
+settings = parse(sys.argv[1:]) reads and checks; user_config(settings) is what a checkpoint's meta file keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from nanochat.common import UserError
+
+# Where each rank writes is its own affair; in all else the ranks of one job must agree.
+PER_RANK = ("run_dir",)
+
+
+def option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
+    """One setting: its default, its line in --help and, where they are few, its values."""
+    return dataclasses.field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The command line of scripts.base_train; a name's underscores are dashes there."""
+
+    run: str = option("dummy", "name of the run, as trackers and metrics show it")
+    device_type: str = option("", "cpu, cuda or mps; empty: the best there is", ("", "cpu", "cuda", "mps"))
+    # Model
+    depth: int = option(20, "number of layers")
+    aspect_ratio: int = option(64, "width of the model = depth * aspect ratio, rounded up to whole heads")
+    head_dim: int = option(128, "width of one attention head")
+    max_seq_len: int = option(2048, "tokens in a row")
+    window_pattern: str = option("SSSL", "attention windows tiled over the layers: S a quarter of the row, L all of it")
+    # Horizon: the first that is given counts
+    num_iterations: int = option(-1, "optimizer steps; -1: from the two below")
+    target_flops: float = option(-1.0, "train for so many FLOPs; -1: from the ratio below")
+    target_param_data_ratio: float = option(12.0, "train for so many tokens a parameter")
+    # Optimization
+    device_batch_size: int = option(32, "rows in one forward and backward pass of one rank")
+    total_batch_size: int = option(-1, "tokens in one optimizer step over all ranks; -1: from the scaling law")
+    embedding_lr: float = option(0.3, "learning rate of the embeddings (AdamW)")
+    unembedding_lr: float = option(0.008, "learning rate of the head (AdamW)")
+    weight_decay: float = option(0.28, "weight decay of the matrices (Muon)")
+    matrix_lr: float = option(0.02, "learning rate of the matrices (Muon)")
+    scalar_lr: float = option(0.5, "learning rate of the scalars (AdamW)")
+    warmup_steps: int = option(40, "steps of learning rate warm-up")
+    warmdown_ratio: float = option(0.65, "share of the steps in which the learning rate falls")
+    final_lr_frac: float = option(0.05, "learning rate at the end, as a share of the full one")
+    resume_from_step: int = option(-1, "resume from the checkpoint of this step")
+    # Evaluation, samples, checkpoints
+    eval_every: int = option(250, "steps between evaluations in bits per byte; -1: never")
+    eval_tokens: int = option(80 * 524288, "tokens in one evaluation")
+    core_metric_every: int = option(2000, "accepted for compatibility; CORE is not evaluated (2000 or -1)")
+    sample_every: int = option(2000, "steps between text samples; -1: never")
+    save_every: int = option(-1, "steps between checkpoints; -1: only at the end")
+    model_tag: str | None = option(None, "name of the checkpoint folder (default: d and the depth)")
+    # Ours
+    tracker: str = option("none", "where rank 0 sends its metrics besides the file", ("none", "mlflow", "wandb"))
+    tracker_uri: str = option("", "address of the tracking server (empty: the tracker's own default)")
+    sync: str = option(
+        "exact",
+        "how gradients are averaged: exact (rows of the embeddings only, float32), bf16 (the same, bf16 on the wire), "
+        "dense (every tensor whole), ddp (DistributedDataParallel)",
+        ("exact", "bf16", "dense", "ddp"),
+    )
+    matmul: str = option("auto", "matrix products: fp32, bf16, or auto (what the dtype says)", ("auto", "fp32", "bf16"))
+    rank_rows: tuple[int, ...] = option((), 'rows that each rank takes in a step, as in "6,2" (default: equal shares)')
+    run_dir: str = option("", "folder of metrics-rankN.jsonl and heartbeat-rankN.json (default: $NANOCHAT_BASE_DIR)")
+    timeout_seconds: float = option(300.0, "longest wait for another rank")
+    resume: bool = option(False, "resume from the newest checkpoint that all ranks have, or start if there is none")
+    keep_checkpoints: int = option(2, "checkpoints kept; older ones go when a newer one is whole; -1: all")
+
+    @property
+    def tag(self) -> str:
+        """The name of this model's checkpoint folder."""
+        return self.model_tag or f"d{self.depth}"
+
+
+def parse(argv: Sequence[str]) -> Settings:
+    """The settings of a command line, checked as far as they can be before the data is seen."""
+    values = vars(_parser().parse_args(list(argv)))
+    settings = Settings(**values)
+    check(settings)
+    return settings
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is our one kind of user error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (python -m scripts.base_train --help lists every flag).")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m scripts.base_train",
+        description="Pretrain a nanochat model, alone or under torchrun.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    readers = {"int": int, "float": float, "str": str, "str | None": str, "tuple[int, ...]": _rows}
+    for field in dataclasses.fields(Settings):
+        flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"].replace("%", "%%")
+        if field.type == "bool":
+            parser.add_argument(flag, action="store_true", help=text)
+            continue
+        choices = field.metadata["choices"] or None
+        parser.add_argument(flag, type=readers[str(field.type)], default=field.default, choices=choices, help=text)
+    return parser
+
+
+def _rows(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a list of row counts such as "6,2"') from None
+
+
+def flag_of(name: str) -> str:
+    """How a setting is spelled on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def refuse(settings: Settings, name: str, why: str) -> NoReturn:
+    """Refuse one setting by its flag and value."""
+    value = getattr(settings, name)
+    shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+    raise UserError(f"{flag_of(name)} {shown}: {why}.")
+
+
+def check(settings: Settings) -> None:
+    """Refuse what no machine and no data could make right."""
+    _check_numbers(settings)
+    _check_model(settings)
+    if settings.num_iterations < 1 and settings.target_flops <= 0 and settings.target_param_data_ratio <= 0:
+        refuse(settings, "num_iterations", "nothing says how long to train; give a number of steps, FLOPs or a ratio")
+    if settings.core_metric_every not in (2000, -1):
+        refuse(settings, "core_metric_every", "CORE is not built yet; leave the default or turn it off with -1")
+    if settings.resume and settings.resume_from_step >= 0:
+        refuse(settings, "resume_from_step", "cannot go together with --resume, which finds the step by itself")
+    if settings.model_tag is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", settings.model_tag):
+        refuse(settings, "model_tag", "is the name of a folder and takes letters, digits, dot, dash and underscore only")
+
+
+def _check_numbers(settings: Settings) -> None:
+    for field in dataclasses.fields(Settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            refuse(settings, field.name, "is not a finite number")
+    for name in ("depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "eval_tokens"):
+        if getattr(settings, name) < 1:
+            refuse(settings, name, "must be at least 1")
+    for name in ("num_iterations", "total_batch_size", "eval_every", "sample_every", "save_every", "keep_checkpoints"):
+        value = getattr(settings, name)
+        if value != -1 and value < 1:
+            refuse(settings, name, "must be at least 1, or -1")
+    for name in ("embedding_lr", "unembedding_lr", "weight_decay", "matrix_lr", "scalar_lr", "warmup_steps"):
+        if getattr(settings, name) < 0:
+            refuse(settings, name, "must not be negative")
+    for name in ("warmdown_ratio", "final_lr_frac"):
+        if not 0 <= getattr(settings, name) <= 1:
+            refuse(settings, name, "must lie between 0 and 1")
+    if settings.timeout_seconds <= 0:
+        refuse(settings, "timeout_seconds", "must be more than 0")
+    if any(rows < 1 for rows in settings.rank_rows):
+        refuse(settings, "rank_rows", "every rank must take at least one row")
+
+
+def _check_model(settings: Settings) -> None:
+    if settings.head_dim % 2:
+        refuse(settings, "head_dim", "must be even, since rotary embeddings turn pairs")
+    heads = math.ceil(settings.depth * settings.aspect_ratio / settings.head_dim)
+    if heads * settings.head_dim < 24:
+        width = heads * settings.head_dim
+        refuse(settings, "depth", f"a model {width} wide does not fit: the smear gate alone reads 24 channels")
+    if not settings.window_pattern or set(settings.window_pattern.upper()) - set("SL"):
+        refuse(settings, "window_pattern", "takes the letters S and L only")
+
+
+def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[int]:
+    """Rows that each rank takes in one optimizer step; refuses a batch that does not divide."""
+    length, micro = settings.max_seq_len, settings.device_batch_size
+    rows, rest = divmod(total_batch_size, length)
+    told = f"--total-batch-size {total_batch_size}"
+    if rest or rows < world:
+        raise UserError(f"{told}: is not a whole number of rows of --max-seq-len {length} for {world} rank(s).")
+    if settings.rank_rows:
+        return _given_shares(settings, rows, world)
+    if rows % (world * micro):
+        step = world * micro * length
+        raise UserError(
+            f"{told}: does not divide by {step} (--max-seq-len {length} * --device-batch-size {micro} * {world} rank(s)); "
+            f"the nearest that does is {max(1, round(total_batch_size / step)) * step}."
+        )
+    return [rows // world] * world
+
+
+def _given_shares(settings: Settings, rows: int, world: int) -> list[int]:
+    shares, micro = list(settings.rank_rows), settings.device_batch_size
+    if len(shares) != world:
+        refuse(settings, "rank_rows", f"names {len(shares)} rank(s), but this job has {world}")
+    if sum(shares) != rows:
+        want = f"a step of {rows * settings.max_seq_len} tokens has {rows} row(s)"
+        refuse(settings, "rank_rows", f"adds up to {sum(shares)} row(s), but {want}")
+    for rank, share in enumerate(shares):
+        if share % micro:
+            refuse(settings, "rank_rows", f"rank {rank} takes {share} row(s), not a multiple of --device-batch-size {micro}")
+    return shares
+
+
+def user_config(settings: Settings) -> dict[str, Any]:
+    """All settings by name, as a checkpoint's meta file and the metrics keep them."""
+    return dataclasses.asdict(settings)
+
+
+def shared_config(settings: Settings) -> dict[str, Any]:
+    """The settings in which all ranks must agree."""
+    return {name: value for name, value in user_config(settings).items() if name not in PER_RANK}
