@@ -114,6 +114,7 @@ class CallbackModule(DefaultCallback):
         self._last_error = ""
         self._watched: dict[str, dict[str, Any]] = {}
         self._watched_line = ("", 0.0)
+        self._host_width = 0
         self._begun = time.monotonic()
         atexit.register(self._at_exit)
 
@@ -427,9 +428,8 @@ class CallbackModule(DefaultCallback):
 
     def _progress(self, result: Any, final: bool) -> None:
         seen = result.result
-        if isinstance(seen.get("lines"), list):
-            for line in seen["lines"]:
-                self._say(f"{result.host.get_name()} | {line}")
+        if isinstance(seen.get("lines"), list) and "over" in seen:
+            self._log_lines(result.host.get_name(), seen["lines"])
             return
         if "over" not in seen or not isinstance(seen.get("run"), Mapping):
             return
@@ -443,6 +443,12 @@ class CallbackModule(DefaultCallback):
             self._plain_progress(line)
         if final and seen.get("verdict"):
             self._live_off()
+
+    def _log_lines(self, host: str, lines: list[str]) -> None:
+        """Lines of a log, each with its host."""
+        self._host_width = max(self._host_width, len(host))
+        if lines:
+            self._say("\n".join(f"{host:<{self._host_width}} | {line}" for line in lines))
 
     def _run_line(self) -> str:
         """The line with a bar as long as the terminal has room for."""

@@ -252,9 +252,13 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def log_lines(path: str, count: int) -> List[str]:
     """The last lines of a log, as text without terminal codes."""
     text = read_tail(path, LOG_BYTES).decode("utf-8", "replace")
-    lines = [_ANSI.sub("", line.rpartition("\r")[2]).rstrip() for line in text.split("\n")]
-    lines = [line for line in lines if line]
+    lines = [line for line in map(plain_line, text.split("\n")) if line]
     return lines[-count:] if count else []
+
+
+def plain_line(line: str) -> str:
+    """A line as a terminal would end up showing it, without codes."""
+    return _ANSI.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip()
 
 
 def error_line(lines: List[str]) -> Optional[str]:

@@ -155,6 +155,8 @@ STATUS = ("host", "rank", "state", "step", "loss", "val bpb", "tok/s", "mean", "
 def state_text(run: Mapping[str, Any], stalled_after: float = 60.0) -> str:
     """The state with what one must know of it."""
     state = str(run.get("state") or "not reached")
+    if state in ("absent", "prepared"):
+        return "never started" if state == "absent" else "prepared, not started"
     if state == "crashed":
         return "crashed (code %s)" % run["exit_code"] if run.get("exit_code") is not None else "crashed"
     usual = run.get("step_seconds")
@@ -193,7 +195,8 @@ def status_table(rows: Sequence[Row]) -> str:
     """One screen: what every host does, then what is wrong in a sentence each."""
     rows = by_rank(rows)
     names = sorted({str(row["run"]["run"]) for row in rows if row["run"].get("run")})
-    lines = ["run %s" % names[0] if names else "no run on any host"]
+    there = any(row["run"].get("state") not in (None, "absent") for row in rows)
+    lines = ["run %s" % names[0] if names and there else "no run%s on any host" % (" %s" % names[0] if names else "")]
     lines += table(STATUS, [_status_row(row) for row in rows])
     if len(names) > 1:
         lines += [

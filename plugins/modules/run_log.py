@@ -1,0 +1,140 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: run_log
+short_description: Read a rank's log, and follow it
+version_added: 0.1.0
+description:
+  - Returns the last lines of the log of a host's rank, or those from an offset on, and waits for new ones if told to.
+  - In an C(until) loop with O(follow) every look goes on where the last one ended. The display P(nanochat.ddp.story#callback) shows the lines as they come.
+extends_documentation_fragment:
+  - ansible.builtin.action_common_attributes
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+options:
+  run_dir:
+    description:
+      - The run folder.
+      - Either this or O(base_dir) is needed.
+    type: path
+  base_dir:
+    description: The base folder whose C(runs/) holds the run folders.
+    type: path
+  run:
+    description: Name of the run below O(base_dir). Without it the run that was written to last is taken.
+    type: str
+  rank:
+    description: The rank whose log is read. Without it the rank is found from the session's name or the files in the folder.
+    type: int
+  lines:
+    description: How many of the last lines to return where no O(offset) is given.
+    type: int
+    default: 20
+  offset:
+    description: Return what comes after this many bytes.
+    type: int
+  wait:
+    description: Wait for new lines for at most this many seconds, while the run goes on.
+    type: float
+    default: 0
+  follow:
+    description: In an C(until) loop, go on where the last look ended.
+    type: bool
+    default: false
+attributes:
+  action:
+    description: What O(follow) does happens on the controller.
+    support: full
+  async:
+    description: Looks are short; a loop with C(until) does the waiting.
+    support: none
+  bypass_host_loop:
+    description: It runs for each host.
+    support: none
+  check_mode:
+    description: It only reads, in check mode too.
+    support: full
+  diff_mode:
+    description: Nothing is changed, so there is no difference to show.
+    support: N/A
+  idempotent:
+    description: Nothing is changed, however often it runs.
+    support: full
+  platform:
+    platforms: posix
+    support: full
+seealso:
+  - module: nanochat.ddp.run_info
+"""
+
+EXAMPLES = r"""
+- name: Follow the log to the end of the run
+  nanochat.ddp.run_log:
+    base_dir: /mnt/data/nanochat
+    follow: true
+    wait: 5
+  register: read
+  until: read.over
+  retries: 1000000
+  delay: 0
+"""
+
+RETURN = r"""
+lines:
+  description: The lines, as text without terminal codes.
+  returned: always
+  type: list
+  elements: str
+offset:
+  description: Where the next lines begin.
+  returned: always
+  type: int
+over:
+  description: Whether the run has ended and all was read. Without O(follow) and O(offset) it tells only whether the run goes on.
+  returned: always
+  type: bool
+state:
+  description: State of the run as M(nanochat.ddp.run_info) has it.
+  returned: always
+  type: str
+log:
+  description: Path of the log; null where there is no run.
+  returned: always
+  type: str
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_log import read_log
+
+ARGUMENTS: Dict[str, Any] = dict(
+    run_dir=dict(type="path"),
+    base_dir=dict(type="path"),
+    run=dict(type="str"),
+    rank=dict(type="int"),
+    lines=dict(type="int", default=20),
+    offset=dict(type="int"),
+    wait=dict(type="float", default=0.0),
+    follow=dict(type="bool", default=False),
+)
+
+
+def main() -> None:
+    """Read the log and answer."""
+    module = AnsibleModule(
+        argument_spec=ARGUMENTS,
+        required_one_of=[("run_dir", "base_dir")],
+        mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")],
+        supports_check_mode=True,
+    )
+    module.exit_json(changed=False, **read_log(module.params))
+
+
+if __name__ == "__main__":
+    main()
