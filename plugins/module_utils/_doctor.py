@@ -25,8 +25,8 @@ ECHO = re.compile(
 # Words of an error and the code they stand for, the more specific first.
 WORDS = (
     (re.compile(r"no space left|disk (is )?full|not enough (disk )?space", re.I), "disk-full"),
-    (re.compile(r"settings? differ|differs? (between|across) (the )?ranks|disagree", re.I), "settings-differ"),
     (re.compile(r"weights.*(differ|not identical|diverged)|first tensor that differs", re.I), "weights-differ"),
+    (re.compile(r"settings? differ|differs? (between|across) (the )?ranks|disagree", re.I), "settings-differ"),
     (re.compile(r"parquet|shard|row groups?|tokenizer|no data", re.I), "data-mismatch"),
     (re.compile(r"out of memory|cannot allocate|can't allocate|MemoryError", re.I), "rank-oom"),
 )

@@ -25,7 +25,9 @@ def stacks() -> dict[str, list[str]]:
     found = {}
     for ident, frame in sys._current_frames().items():
         frames = traceback.extract_stack(frame)
-        found[names.get(ident, str(ident))] = [f"{one.filename}:{one.lineno} in {one.name}: {one.line}" for one in frames]
+        found[names.get(ident, str(ident))] = [
+            f"{one.filename}:{one.lineno} in {one.name}: {one.line}" for one in frames
+        ]
     return found
 
 

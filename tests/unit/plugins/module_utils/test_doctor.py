@@ -1,0 +1,220 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The doctor's judge: one story of evidence, one verdict."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Dict, Optional
+
+import pytest
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import diagnose
+
+PLAN: Dict[str, Any] = {
+    "run": "d4",
+    "master": {"host": "desktop", "address": "192.168.1.10", "port": 29500},
+    "nodes": [
+        {"host": "desktop", "rank": 0, "address": "192.168.1.10", "nic": "enp4s0"},
+        {"host": "laptop", "rank": 1, "address": "192.168.1.11", "nic": "wlp3s0"},
+    ],
+}
+RUN = {
+    "state": "running",
+    "step": 40,
+    "done": 41,
+    "step_seconds": 2.0,
+    "idle_seconds": 1.0,
+    "phase": "forward_backward",
+    "phase_seconds": 1.0,
+    "heartbeat_age": 0.5,
+    "collective": 300,
+    "error": None,
+    "last_lines": ["step 00040/05000"],
+    "exit_code": None,
+    "signal": None,
+    "ended": None,
+}
+PROCESS = {
+    "pid": 4711,
+    "state": "R",
+    "cpu_share": 1.9,
+    "memory_bytes": 2**30,
+    "swapped_bytes": 0,
+    "waits_in": "",
+    "command": "python",
+}
+SYSTEM = {
+    "cpus": 4,
+    "load1": 2.0,
+    "memory_total": 2**34,
+    "memory_available": 2**33,
+    "swapped_pages_per_second": 0.0,
+    "disk_free": 2**36,
+    "throttled": False,
+    "oom_kills": 0,
+    "nics": {"enp4s0": {"state": "up"}, "wlp3s0": {"state": "up"}},
+}
+
+
+def rank(peer: str, run: Optional[Dict[str, Any]] = None, **more: Any) -> Dict[str, Any]:
+    """A rank in good health, but for what a test says about it."""
+    found = {
+        "run": dict(RUN, **(run or {})),
+        "process": PROCESS,
+        "dump": None,
+        "sockets": [],
+        "links": {peer: "refused"},
+    }
+    found.update({"system": SYSTEM, "others": [], "kernel": []}, **more)
+    return copy.deepcopy(found)
+
+
+def verdict(desktop: Optional[Dict[str, Any]], laptop: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    told = diagnose(PLAN, {"desktop": desktop, "laptop": laptop})
+    assert len(told["evidence"]) >= 2
+    return dict(told["verdict"])
+
+
+WAITS = {"phase": "sync", "phase_seconds": 100.0, "idle_seconds": 100.0}
+IDLE = dict(PROCESS, state="S", cpu_share=0.0)
+
+
+def crashed(error: str, code: int = 1, ended: float = 1000.0) -> Dict[str, Any]:
+    return {
+        "state": "crashed",
+        "error": error,
+        "exit_code": code,
+        "ended": ended,
+        "phase": "sync",
+        "idle_seconds": None,
+    }
+
+
+def test_all_healthy() -> None:
+    assert verdict(rank("laptop"), rank("desktop"))["code"] == "healthy"
+
+
+def test_all_healthy_but_one_is_slow_for_a_reason() -> None:
+    swapping = dict(SYSTEM, swapped_pages_per_second=4000.0)
+    told = verdict(rank("laptop"), rank("desktop", system=swapping))
+    assert told["code"] == "healthy-slow"
+    assert "rank 1 (laptop)" in told["seen"] and "swapping" in told["seen"]
+
+
+def test_a_host_that_does_not_answer() -> None:
+    told = verdict(rank("laptop", WAITS, process=IDLE), None)
+    assert (told["code"], told["host"]) == ("rank-host-unreachable", "laptop")
+    assert "rank 0 (desktop) waits for it" in told["seen"]
+
+
+def test_field_19_the_rank_that_failed_is_named_and_not_the_one_that_heard_of_it() -> None:
+    echo = rank("laptop", crashed("rank 1 did not come to the collective in phase sync", ended=900.0), process=None)
+    cause = rank("desktop", crashed("ValueError: something broke", ended=1000.0), process=None)
+    told = verdict(echo, cause)
+    assert (told["code"], told["host"]) == ("rank-failed", "laptop")
+    assert "something broke" in told["seen"]
+
+
+def test_killed_for_want_of_memory_and_killed_by_hand_are_told_apart() -> None:
+    killed = {**crashed("", code=137), "signal": 9}
+    words = ["Out of memory: Killed process 4711 (python)"]
+    by_kernel = verdict(rank("laptop", WAITS, process=IDLE), rank("desktop", killed, process=None, kernel=words))
+    assert by_kernel["code"] == "rank-oom" and "Killed process 4711" in by_kernel["seen"]
+    by_hand = verdict(rank("laptop", WAITS, process=IDLE), rank("desktop", killed, process=None))
+    assert by_hand["code"] == "rank-killed"
+
+
+def test_a_session_that_is_gone_without_a_word() -> None:
+    gone = {**crashed("the session is gone"), "ended": None, "exit_code": None}
+    told = verdict(rank("laptop", WAITS, process=IDLE), rank("desktop", gone, process=None))
+    assert (told["code"], told["host"]) == ("rank-vanished", "laptop")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("OSError: [Errno 28] No space left on device", "disk-full"),
+        ("The settings differ between the ranks: depth is 4 on rank 0 and 6 on rank 1", "settings-differ"),
+        ("The weights differ between the ranks, first in lm_head.weight", "weights-differ"),
+        ("shard_00003.parquet is no parquet file", "data-mismatch"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "rank-oom"),
+    ],
+)
+def test_the_kind_of_an_error_is_known_by_its_words(error: str, code: str) -> None:
+    assert verdict(rank("laptop"), rank("desktop", crashed(error), process=None))["code"] == code
+
+
+def test_a_rank_that_never_started() -> None:
+    told = verdict(
+        rank("laptop", {"phase": "rendezvous", "step": None}), rank("desktop", {"state": "prepared"}, process=None)
+    )
+    assert (told["code"], told["host"]) == ("rank-not-started", "laptop")
+
+
+def test_nothing_runs() -> None:
+    done = {"state": "finished"}
+    assert verdict(rank("laptop", done, process=None), rank("desktop", done, process=None))["code"] == "not-running"
+
+
+def test_a_stopped_process() -> None:
+    stopped = rank(
+        "desktop", {"phase": "forward_backward", "idle_seconds": 90.0}, process=dict(PROCESS, state="T", cpu_share=0.0)
+    )
+    told = verdict(rank("laptop", WAITS, process=IDLE), stopped)
+    assert (told["code"], told["host"]) == ("rank-frozen", "laptop")
+
+
+def test_field_01_a_link_cut_in_one_direction() -> None:
+    told = verdict(
+        rank("laptop", WAITS, process=IDLE, links={"laptop": "timeout"}),
+        rank("desktop", WAITS, process=IDLE),
+    )
+    assert (told["code"], told["host"], told["peer"]) == ("link-cut", "desktop", "laptop")
+    assert "one" not in told["seen"] or "this direction only" in told["seen"]
+
+
+def test_a_link_cut_in_both_directions() -> None:
+    told = verdict(
+        rank("laptop", WAITS, process=IDLE, links={"laptop": "timeout"}),
+        rank("desktop", WAITS, process=IDLE, links={"desktop": "timeout"}),
+    )
+    assert told["code"] == "link-cut" and "both directions" in told["seen"]
+
+
+def test_a_network_card_that_is_down() -> None:
+    down = dict(SYSTEM, nics={"wlp3s0": {"state": "down"}})
+    told = verdict(rank("laptop", WAITS, process=IDLE), rank("desktop", WAITS, process=IDLE, system=down))
+    assert told["code"] == "link-cut" and "wlp3s0" in told["seen"]
+
+
+def test_slow_is_not_stuck() -> None:
+    busy = [{"pid": 99, "user": "eve", "command": "make -j8", "cpu_share": 7.5}]
+    late = rank(
+        "desktop",
+        {"phase": "forward_backward", "idle_seconds": 60.0, "collective": 299},
+        others=busy,
+        system=dict(SYSTEM, load1=9.0),
+    )
+    told = verdict(rank("laptop", WAITS, process=IDLE), late)
+    assert (told["code"], told["host"]) == ("rank-slow", "laptop")
+    assert "make -j8" in told["seen"]
+
+
+def test_a_rank_that_stands_still_in_its_own_code_is_named_with_its_stack() -> None:
+    dump = {"stacks": {"MainThread": ["a.py:1 in main: f()", "loader.py:9 in f: read()"]}, "flight": {"last_seq": 299}}
+    late = rank("desktop", {"phase": "eval", "idle_seconds": 60.0, "collective": 299}, process=IDLE, dump=dump)
+    told = verdict(rank("laptop", WAITS, process=IDLE), late)
+    assert (told["code"], told["host"]) == ("rank-stuck", "laptop")
+    assert "loader.py:9" in told["seen"]
+
+
+def test_waiting_for_data_is_a_matter_of_data() -> None:
+    late = rank("desktop", {"phase": "data", "idle_seconds": 60.0, "collective": 299}, process=IDLE)
+    assert verdict(rank("laptop", WAITS, process=IDLE), late)["code"] == "data-mismatch"
+
+
+def test_no_disk_left_for_a_checkpoint() -> None:
+    full = rank("desktop", {"phase": "save", "idle_seconds": 60.0}, process=IDLE, system=dict(SYSTEM, disk_free=1000))
+    assert verdict(rank("laptop", WAITS, process=IDLE), full)["code"] == "disk-full"
