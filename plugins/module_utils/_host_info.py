@@ -15,7 +15,7 @@ import resource
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._network_facts import (
     Run,
@@ -54,12 +54,12 @@ def probe(
     run: Run,
     find: Find,
     base_dir: str,
-    run_dir: Optional[str] = None,
-    venv_dir: Optional[str] = None,
-    python: Optional[str] = None,
+    run_dir: str | None = None,
+    venv_dir: str | None = None,
+    python: str | None = None,
     ports: Sequence[int] = (),
     peers: Sequence[str] = (),
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """All facts of this host."""
     base = expand(base_dir)
     venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
@@ -98,7 +98,7 @@ def expand(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
-def json_file(path: str) -> Optional[Dict[str, Any]]:
+def json_file(path: str) -> dict[str, Any] | None:
     try:
         value = json.loads(read(path) or "null")
     except ValueError:
@@ -116,7 +116,7 @@ def user_of(uid: int) -> str:
 # The machine
 
 
-def host() -> Dict[str, Any]:
+def host() -> dict[str, Any]:
     return {
         "hostname": socket.gethostname(),
         "machine_id": read("/etc/machine-id") or read("/var/lib/dbus/machine-id"),
@@ -144,7 +144,7 @@ def os_name() -> str:
     return match.group(1) if match else platform.system()
 
 
-def cpu(root: str = "/sys/devices/system/cpu") -> Dict[str, Any]:
+def cpu(root: str = "/sys/devices/system/cpu") -> dict[str, Any]:
     text = read("/proc/cpuinfo")
     model = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.*)$", text, re.M)
     line = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.M)
@@ -166,18 +166,18 @@ def cpu(root: str = "/sys/devices/system/cpu") -> Dict[str, Any]:
     }
 
 
-def affinity() -> Set[int]:
+def affinity() -> set[int]:
     try:
         return set(os.sched_getaffinity(0))
     except (AttributeError, OSError):
         return set(range(os.cpu_count() or 1))
 
 
-def limited(count: int, quota: Optional[float]) -> int:
+def limited(count: int, quota: float | None) -> int:
     return max(1, count if quota is None else min(count, int(quota + 0.5)))
 
 
-def cores(allowed: Optional[Set[int]], root: str) -> int:
+def cores(allowed: set[int] | None, root: str) -> int:
     """Physical cores among the allowed processors; hyper-threads do not make matrix products faster."""
     found = set()
     for folder in glob.glob(os.path.join(root, "cpu[0-9]*")):
@@ -190,11 +190,11 @@ def cores(allowed: Optional[Set[int]], root: str) -> int:
     return len(found) or len(allowed or affinity())
 
 
-def cgroup_folders(controller: str) -> List[str]:
+def cgroup_folders(controller: str) -> list[str]:
     """The folders of this process's control group and its parents, both versions."""
     folders = []
     for line in read("/proc/self/cgroup").splitlines():
-        number, names, path = (line.split(":", 2) + ["", ""])[:3]
+        number, names, path = ([*line.split(":", 2), "", ""])[:3]
         if number == "0" and not names:
             base = "/sys/fs/cgroup"
         elif controller in names.split(","):
@@ -209,7 +209,7 @@ def cgroup_folders(controller: str) -> List[str]:
     return folders
 
 
-def cpu_quota() -> Optional[float]:
+def cpu_quota() -> float | None:
     quotas = []
     for folder in cgroup_folders("cpu"):
         fields = read(os.path.join(folder, "cpu.max")).split()
@@ -223,7 +223,7 @@ def cpu_quota() -> Optional[float]:
     return min(quotas) if quotas else None
 
 
-def memory() -> Dict[str, Any]:
+def memory() -> dict[str, Any]:
     sizes = {name: int(value) * 1024 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", read("/proc/meminfo"), re.M)}
     limit, used = memory_limit()
     total = sizes.get("MemTotal", 0)
@@ -239,9 +239,9 @@ def memory() -> Dict[str, Any]:
     }
 
 
-def memory_limit() -> Tuple[Optional[int], int]:
+def memory_limit() -> tuple[int | None, int]:
     """(the tightest limit of the control groups, what they use already but for reclaimable file pages)."""
-    tightest: Optional[int] = None
+    tightest: int | None = None
     used = 0
     for folder in cgroup_folders("memory"):
         for limit_name, use_name in (
@@ -257,7 +257,7 @@ def memory_limit() -> Tuple[Optional[int], int]:
     return tightest, max(0, used)
 
 
-def disk(path: str) -> Dict[str, Any]:
+def disk(path: str) -> dict[str, Any]:
     """The room below a path, which need not exist yet: the nearest parent that does is looked at."""
     parent = path
     while not os.path.exists(parent) and os.path.dirname(parent) != parent:
@@ -288,7 +288,7 @@ def disk(path: str) -> Dict[str, Any]:
     return facts
 
 
-def mount_of(path: str) -> Tuple[str, str]:
+def mount_of(path: str) -> tuple[str, str]:
     """(type, source) of the file system that holds a path."""
     best, found = "", ("", "")
     for line in read("/proc/self/mountinfo").splitlines():
@@ -299,14 +299,14 @@ def mount_of(path: str) -> Tuple[str, str]:
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[4])
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
-            best, found = point, (right.split()[0], (right.split() + [""])[1])
+            best, found = point, (right.split()[0], ([*right.split(), ""])[1])
     return found
 
 
 # Software
 
 
-def python_paths(find: Find, wanted: Optional[str]) -> List[str]:
+def python_paths(find: Find, wanted: str | None) -> list[str]:
     """Interpreters worth asking, each once; pyenv's shims are slow and only lead to others of the list."""
     home = os.path.expanduser("~")
     named = [find("python3.%d" % minor) for minor in (15, 14, 13, 12, 11, 10)] + [find("python3"), sys.executable]
@@ -326,11 +326,11 @@ def python_paths(find: Find, wanted: Optional[str]) -> List[str]:
     return list(unique.values())[:12]
 
 
-def pythons(run: Run, find: Find, wanted: Optional[str]) -> Dict[str, Any]:
+def pythons(run: Run, find: Find, wanted: str | None) -> dict[str, Any]:
     """The interpreter that runs this, those that could make the trainer's environment, and where the library's sources lie."""
     candidates = []
     for path in python_paths(find, wanted):
-        code, out, dummy = run([path, "-c", PYTHON_CHECK])
+        code, out, _dummy = run([path, "-c", PYTHON_CHECK])
         version = re.match(r"\s*(\d+\.\d+\.\d+)", out)
         if version:
             numbers = tuple(int(part) for part in version.group(1).split("."))
@@ -344,7 +344,7 @@ def pythons(run: Run, find: Find, wanted: Optional[str]) -> Dict[str, Any]:
     }
 
 
-def venv_facts(path: str) -> Dict[str, Any]:
+def venv_facts(path: str) -> dict[str, Any]:
     installed = glob.glob(os.path.join(path, "lib", "python3*", "site-packages", "torch-*.dist-info"))
     match = re.search(r"torch-(.+)\.dist-info$", installed[0]) if installed else None
     return {
@@ -362,24 +362,24 @@ def sudo(run: Run, find: Find) -> str:
     return "passwordless" if tool and run([tool, "-n", "true"])[0] == 0 else "none"
 
 
-def tmux(run: Run, find: Find) -> Dict[str, Optional[str]]:
+def tmux(run: Run, find: Find) -> dict[str, str | None]:
     path = find("tmux")
     if not path:
         return {"path": None, "version": None}
-    dummy, out, dummy2 = run([path, "-V"])
+    _dummy, out, _dummy2 = run([path, "-V"])
     return {"path": path, "version": out.replace("tmux", "").strip() or None}
 
 
-def limits() -> Dict[str, Optional[int]]:
+def limits() -> dict[str, int | None]:
     names = {"nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC", "memlock": "RLIMIT_MEMLOCK"}
-    found: Dict[str, Optional[int]] = {}
+    found: dict[str, int | None] = {}
     for name, constant in names.items():
         soft = resource.getrlimit(getattr(resource, constant))[0]
         found[name] = None if soft == resource.RLIM_INFINITY else soft
     return found
 
 
-def security() -> Dict[str, str]:
+def security() -> dict[str, str]:
     enforce = read("/sys/fs/selinux/enforce")
     return {
         "selinux": {"1": "enforcing", "0": "permissive"}.get(enforce, "absent"),
@@ -387,13 +387,13 @@ def security() -> Dict[str, str]:
     }
 
 
-def ephemeral() -> Dict[str, int]:
+def ephemeral() -> dict[str, int]:
     """The local ports on which Gloo listens."""
     fields = read("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999").split()
     return {"low": int(fields[0]), "high": int(fields[1])}
 
 
-def gpus() -> List[Dict[str, str]]:
+def gpus() -> list[dict[str, str]]:
     """NVIDIA's cards as the driver lists them; asking nvidia-smi can take seconds."""
     found = []
     for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
@@ -405,7 +405,7 @@ def gpus() -> List[Dict[str, str]]:
 # Who is there already
 
 
-def process(pid: int) -> Optional[Dict[str, Any]]:
+def process(pid: int) -> dict[str, Any] | None:
     """One process with the mark that this collection puts on what it starts."""
     try:
         uid = os.stat("/proc/%d" % pid).st_uid
@@ -423,12 +423,12 @@ def process(pid: int) -> Optional[Dict[str, Any]]:
     }
 
 
-def stat_fields(pid: int) -> List[str]:
+def stat_fields(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the name, which may hold anything."""
     return read("/proc/%d/stat" % pid).rpartition(")")[2].split()
 
 
-def age(pid: int) -> Optional[int]:
+def age(pid: int) -> int | None:
     fields = stat_fields(pid)
     uptime = read("/proc/uptime").split()
     if len(fields) < 20 or not uptime:
@@ -436,19 +436,19 @@ def age(pid: int) -> Optional[int]:
     return int(float(uptime[0]) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
 
 
-def parent(pid: int) -> Optional[int]:
+def parent(pid: int) -> int | None:
     fields = stat_fields(pid)
     return int(fields[1]) if len(fields) > 1 else None
 
 
-def pids() -> List[int]:
+def pids() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 TRAINER_COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)|scripts\.base_train|scripts/base_train")
 
 
-def trainer_processes() -> List[Dict[str, Any]]:
+def trainer_processes() -> list[dict[str, Any]]:
     """Processes that this collection started, and those that look like a trainer's whoever started them."""
     found = []
     for pid in pids():
@@ -458,7 +458,7 @@ def trainer_processes() -> List[Dict[str, Any]]:
     return found
 
 
-def port_holders(ports: Sequence[int]) -> List[Dict[str, Any]]:
+def port_holders(ports: Sequence[int]) -> list[dict[str, Any]]:
     """Who listens on the given ports; the user is known also where the process belongs to somebody else."""
     wanted = set(ports)
     rows = [row for row in listening() if row[0] in wanted]
@@ -477,7 +477,7 @@ def port_holders(ports: Sequence[int]) -> List[Dict[str, Any]]:
     return list(found.values())
 
 
-def listening() -> List[Tuple[int, int, str]]:
+def listening() -> list[tuple[int, int, str]]:
     """(port, uid, inode) of every listening TCP socket."""
     found = []
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -488,9 +488,9 @@ def listening() -> List[Tuple[int, int, str]]:
     return found
 
 
-def owners_of(inodes: Set[str]) -> Dict[str, int]:
+def owners_of(inodes: set[str]) -> dict[str, int]:
     """{inode: pid}, as far as this user may look."""
-    found: Dict[str, int] = {}
+    found: dict[str, int] = {}
     for pid in pids():
         folder = "/proc/%d/fd" % pid
         try:
@@ -507,7 +507,7 @@ def owners_of(inodes: Set[str]) -> Dict[str, int]:
 # What earlier runs left
 
 
-def run_facts(folder: str) -> Dict[str, Any]:
+def run_facts(folder: str) -> dict[str, Any]:
     plan = json_file(os.path.join(folder, "plan.json")) or {}
     session = json_file(os.path.join(folder, "session.json"))
     checkpoints = sorted(
@@ -527,7 +527,7 @@ def run_facts(folder: str) -> Dict[str, Any]:
     }
 
 
-def data_sets(base: str) -> List[Dict[str, Any]]:
+def data_sets(base: str) -> list[dict[str, Any]]:
     """The data sets in the store, by their manifests."""
     found = []
     for path in sorted(glob.glob(os.path.join(glob.escape(base), "data", "*", "manifest.json"))):

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import struct
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Sequence, Tuple
 
 try:
     import fcntl
@@ -43,7 +43,7 @@ def read(path: str, default: str = "") -> str:
         return default
 
 
-def nic_names() -> List[str]:
+def nic_names() -> list[str]:
     try:
         return sorted(name for dummy, name in socket.if_nameindex())
     except OSError:
@@ -89,7 +89,7 @@ def is_up(name: str, root: str = NET) -> bool:
         return False
 
 
-def _number(text: str) -> Optional[int]:
+def _number(text: str) -> int | None:
     try:
         value = int(text)
     except ValueError:
@@ -97,7 +97,7 @@ def _number(text: str) -> Optional[int]:
     return value if value > 0 else None
 
 
-def nics(run: Run, ip_tool: Optional[str], root: str = NET) -> List[Dict[str, Any]]:
+def nics(run: Run, ip_tool: str | None, root: str = NET) -> list[dict[str, Any]]:
     """Every interface with its kind, state, speed and addresses."""
     addresses = addresses_by_ip(run, ip_tool) if ip_tool else {}
     found = []
@@ -120,7 +120,7 @@ def nics(run: Run, ip_tool: Optional[str], root: str = NET) -> List[Dict[str, An
     return promote_container_nics(found)
 
 
-def promote_container_nics(found: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def promote_container_nics(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """In a container or a network namespace the virtual cards are the only way out, and as good as cables."""
     if any(nic["kind"] in ("wired", "wifi") for nic in found):
         return found
@@ -132,24 +132,24 @@ def promote_container_nics(found: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     ]
 
 
-def addresses_by_ip(run: Run, ip_tool: str) -> Dict[str, Tuple[List[str], List[str]]]:
-    code, out, dummy = run([ip_tool, "-j", "addr"])
+def addresses_by_ip(run: Run, ip_tool: str) -> dict[str, tuple[list[str], list[str]]]:
+    code, out, _dummy = run([ip_tool, "-j", "addr"])
     try:
         links = json.loads(out) if code == 0 else []
     except ValueError:
         links = []
-    found: Dict[str, Tuple[List[str], List[str]]] = {}
+    found: dict[str, tuple[list[str], list[str]]] = {}
     for link in links:
         name = str(link.get("ifname", "")).split("@")[0]
         entries = [entry for entry in link.get("addr_info", []) if entry.get("local")]
         found[name] = (
-            ["%s/%s" % (entry["local"], entry["prefixlen"]) for entry in entries if entry.get("family") == "inet"],
-            ["%s/%s" % (entry["local"], entry["prefixlen"]) for entry in entries if entry.get("family") == "inet6"],
+            ["{}/{}".format(entry["local"], entry["prefixlen"]) for entry in entries if entry.get("family") == "inet"],
+            ["{}/{}".format(entry["local"], entry["prefixlen"]) for entry in entries if entry.get("family") == "inet6"],
         )
     return found
 
 
-def ipv4_of(name: str) -> List[str]:
+def ipv4_of(name: str) -> list[str]:
     """The first IPv4 address of an interface, asked of the kernel directly."""
     siocgifaddr, siocgifnetmask = 0x8915, 0x891B
     request = struct.pack("256s", name.encode()[:15])
@@ -163,7 +163,7 @@ def ipv4_of(name: str) -> List[str]:
     return ["%s/%d" % (socket.inet_ntoa(address), prefix)]
 
 
-def ipv6_of(name: str) -> List[str]:
+def ipv6_of(name: str) -> list[str]:
     found = []
     for line in read("/proc/net/if_inet6").splitlines():
         fields = line.split()
@@ -173,7 +173,7 @@ def ipv6_of(name: str) -> List[str]:
     return found
 
 
-def resolve(name: str) -> List[str]:
+def resolve(name: str) -> list[str]:
     """The addresses that a name stands for on this host, in the order in which it would try them."""
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -190,13 +190,11 @@ def is_address(text: str) -> bool:
     return True
 
 
-def route(
-    peer: str, address: str, interfaces: List[Dict[str, Any]], run: Run, ip_tool: Optional[str]
-) -> Dict[str, Any]:
+def route(peer: str, address: str, interfaces: list[dict[str, Any]], run: Run, ip_tool: str | None) -> dict[str, Any]:
     """How packets to an address would leave; nothing is sent to find out."""
-    found: Dict[str, Any] = {"peer": peer, "address": address, "nic": None, "source": None, "gateway": None}
+    found: dict[str, Any] = {"peer": peer, "address": address, "nic": None, "source": None, "gateway": None}
     if ip_tool:
-        code, out, dummy = run([ip_tool, "-j", "route", "get", address])
+        code, out, _dummy = run([ip_tool, "-j", "route", "get", address])
         try:
             answer = json.loads(out)[0] if code == 0 else {}
         except (ValueError, IndexError):
@@ -213,7 +211,7 @@ def route(
     return found
 
 
-def source_towards(address: str) -> Optional[str]:
+def source_towards(address: str) -> str | None:
     """The own address that the kernel would take; connecting a datagram socket sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -225,10 +223,10 @@ def source_towards(address: str) -> Optional[str]:
 
 
 def names_and_routes(
-    peers: Sequence[str], interfaces: List[Dict[str, Any]], run: Run, ip_tool: Optional[str]
-) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+    peers: Sequence[str], interfaces: list[dict[str, Any]], run: Run, ip_tool: str | None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What names resolve to here, and how each peer is reached."""
-    names: Dict[str, Any] = {"own": resolve(socket.gethostname()), "peers": {}}
+    names: dict[str, Any] = {"own": resolve(socket.gethostname()), "peers": {}}
     routes = []
     for peer in peers:
         addresses = [peer] if is_address(peer) else resolve(peer)
@@ -244,7 +242,7 @@ def names_and_routes(
 # The firewall
 
 
-def firewall(run: Run, find: Callable[[str], Optional[str]], root_prefix: Optional[List[str]]) -> Dict[str, Any]:
+def firewall(run: Run, find: Callable[[str], str | None], root_prefix: list[str] | None) -> dict[str, Any]:
     """Which firewall is in force. root_prefix: what to put before a command for root's rights, None where there are none.
 
     active None: cannot be told without root.
@@ -261,10 +259,10 @@ def firewall(run: Run, find: Callable[[str], Optional[str]], root_prefix: Option
 
 def firewalld_runs() -> bool:
     pid = read("/run/firewalld.pid") or read("/var/run/firewalld.pid")
-    return bool(pid) and "firewalld" in read("/proc/%s/cmdline" % pid).replace("\0", " ")
+    return bool(pid) and "firewalld" in read(f"/proc/{pid}/cmdline").replace("\0", " ")
 
 
-def packet_filter(run: Run, find: Callable[[str], Optional[str]], root_prefix: List[str]) -> Dict[str, Any]:
+def packet_filter(run: Run, find: Callable[[str], str | None], root_prefix: list[str]) -> dict[str, Any]:
     """nftables or iptables, and whether anything in the input path can drop a packet."""
     nft = find("nft")
     if nft:
@@ -279,7 +277,7 @@ def packet_filter(run: Run, find: Callable[[str], Optional[str]], root_prefix: L
             return {"backend": "nft", "active": False, "readable": True}
     iptables = find("iptables")
     if iptables:
-        code, out, dummy = run([*root_prefix, iptables, "-S", "INPUT"])
+        code, out, _dummy = run([*root_prefix, iptables, "-S", "INPUT"])
         if code == 0:
             active = "-P INPUT DROP" in out or bool(re.search(r"^-A INPUT .*-j (?!ACCEPT)", out, re.M))
             return {"backend": "iptables", "active": active, "readable": True}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 RUN = "run"
 HOST = "host"
@@ -24,8 +24,9 @@ NOT_SETTINGS = frozenset(
         "ddp_probe",
         "ddp_plan",
         "ddp_node",
-        "ddp_plan_document",
-        "ddp_plan_text",
+        "ddp_plan_findings",
+        "ddp_controller",
+        "ddp_tolerant",
         "ddp_plan_file",
         "ddp_json",
         "ddp_become",
@@ -51,21 +52,21 @@ class Setting(NamedTuple):
     scope: str
     why: str
     section: str
-    choices: Tuple[str, ...] = ()
-    low: Optional[float] = None
+    choices: tuple[str, ...] = ()
+    low: float | None = None
     pattern: str = ""
     empty: str = ""  # what an unset value means
 
 
-def _rows(section: str, *rows: Tuple[Any, ...]) -> List[Setting]:
+def _rows(section: str, *rows: tuple[Any, ...]) -> list[Setting]:
     return [Setting(*row[:5], section=section, **(row[5] if len(row) > 5 else {})) for row in rows]
 
 
-def _from_profile(low: float, **more: Any) -> Dict[str, Any]:
+def _from_profile(low: float, **more: Any) -> dict[str, Any]:
     return {"low": low, "empty": "from the profile", **more}
 
 
-SETTINGS: List[Setting] = [
+SETTINGS: list[Setting] = [
     *_rows(
         "The run",
         (
@@ -405,9 +406,9 @@ SETTINGS: List[Setting] = [
     ),
 ]
 
-TABLE: Dict[str, Setting] = {setting.name: setting for setting in SETTINGS}
+TABLE: dict[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
-PROFILES: Dict[str, Dict[str, Any]] = {
+PROFILES: dict[str, dict[str, Any]] = {
     "smoke": {
         "ddp_depth": 4,
         "ddp_aspect_ratio": 64,
@@ -478,7 +479,7 @@ def _as_str(value: Any) -> str:
     return str(value).strip()
 
 
-def _as_list(value: Any) -> List[str]:
+def _as_list(value: Any) -> list[str]:
     if isinstance(value, str):
         value = json.loads(value) if value.lstrip().startswith("[") else [value]
     if not isinstance(value, (list, tuple)) or any(isinstance(item, (list, dict)) for item in value):
@@ -486,18 +487,18 @@ def _as_list(value: Any) -> List[str]:
     return [str(item) for item in value]
 
 
-def _as_dict(value: Any) -> Dict[str, str]:
+def _as_dict(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         value = json.loads(value)
     if not isinstance(value, Mapping):
         raise ValueError("not a dictionary")
     for name in value:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
-            raise ValueError("%r is no name of an environment variable" % str(name))
+            raise ValueError(f"{str(name)!r} is no name of an environment variable")
     return {str(name): "" if item is None else str(item) for name, item in value.items()}
 
 
-def _as_range(value: Any) -> List[int]:
+def _as_range(value: Any) -> list[int]:
     if isinstance(value, str):
         value = re.split(r"\s*[-:,]\s*", value.strip().strip("[]"))
     if not isinstance(value, (list, tuple)) or len(value) != 2:
@@ -510,7 +511,7 @@ def _as_range(value: Any) -> List[int]:
     return [low, high]
 
 
-CONVERT: Dict[str, Callable[[Any], Any]] = {
+CONVERT: dict[str, Callable[[Any], Any]] = {
     "int": _as_int,
     "float": _as_float,
     "bool": _as_bool,
@@ -546,7 +547,7 @@ def wanted(setting: Setting) -> str:
     if setting.name in PATTERN_HELP:
         return PATTERN_HELP[setting.name]
     if setting.low is not None:
-        return "%s of at least %g" % (WANTED[setting.kind], setting.low)
+        return f"{WANTED[setting.kind]} of at least {setting.low:g}"
     return WANTED[setting.kind]
 
 
@@ -583,10 +584,10 @@ class Problem(NamedTuple):
     text: str
 
 
-def read_host(host: str, variables: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[Problem]]:
+def read_host(host: str, variables: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     """(the settings that this host gives, problems); unset ones are left out."""
-    given: Dict[str, Any] = {}
-    problems: List[Problem] = []
+    given: dict[str, Any] = {}
+    problems: list[Problem] = []
     for name in sorted(variables):
         target = ALIASES.get(name, name)
         if not target.startswith("ddp_") or target in NOT_SETTINGS:
@@ -603,15 +604,15 @@ def read_host(host: str, variables: Mapping[str, Any]) -> Tuple[Dict[str, Any], 
 
 
 def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
-    reason = " (%s)" % error if setting.kind in ("dict", "range", "list") else ""
-    text = "%s is %s{where}%s; it must be %s." % (name, shown(setting, value), reason, wanted(setting))
+    reason = f" ({error})" if setting.kind in ("dict", "range", "list") else ""
+    text = f"{name} is {shown(setting, value)}{{where}}{reason}; it must be {wanted(setting)}."
     return _escaped(text)
 
 
 def unknown(name: str) -> str:
     near = difflib.get_close_matches(name, list(TABLE), n=1, cutoff=0.6)
-    hint = "did you mean %s?" % near[0] if near else "docs/settings.md lists all settings."
-    return _escaped("%s{where} is not a setting of nanochat.ddp; %s" % (name, hint))
+    hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists all settings."
+    return _escaped(f"{name}{{where}} is not a setting of nanochat.ddp; {hint}")
 
 
 def _escaped(text: str) -> str:
@@ -619,9 +620,9 @@ def _escaped(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}").replace("{{where}}", "{where}")
 
 
-def _told(problems: Sequence[Problem], hosts: int) -> List[str]:
+def _told(problems: Sequence[Problem], hosts: int) -> list[str]:
     """One sentence for what several hosts have alike, as they do where a variable of their group is wrong."""
-    having: Dict[str, List[str]] = {}
+    having: dict[str, list[str]] = {}
     for problem in problems:
         having.setdefault(problem.text, []).append(problem.host)
     return [
@@ -630,7 +631,7 @@ def _told(problems: Sequence[Problem], hosts: int) -> List[str]:
     ]
 
 
-def defaults(profile: str) -> Dict[str, Any]:
+def defaults(profile: str) -> dict[str, Any]:
     """Every setting as it is when nothing is said but the profile."""
     values = {setting.name: setting.default for setting in SETTINGS}
     values.update(PROFILES[profile])
@@ -638,10 +639,10 @@ def defaults(profile: str) -> Dict[str, Any]:
     return values
 
 
-def resolve(hosts: Sequence[Tuple[str, Mapping[str, Any]]]) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
+def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """(settings of the run, {host: settings of the host}); raises SettingsError with every problem of every host."""
-    problems: List[Problem] = []
-    given: Dict[str, Dict[str, Any]] = {}
+    problems: list[Problem] = []
+    given: dict[str, dict[str, Any]] = {}
     for host, variables in hosts:
         given[host], wrong = read_host(host, variables)
         problems.extend(wrong)
@@ -659,9 +660,9 @@ def resolve(hosts: Sequence[Tuple[str, Mapping[str, Any]]]) -> Tuple[Dict[str, A
     return run, each
 
 
-def _agree(given: Mapping[str, Mapping[str, Any]]) -> Tuple[Dict[str, Any], List[str]]:
+def _agree(given: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """The settings of the run, which every host must give alike."""
-    agreed: Dict[str, Any] = {}
+    agreed: dict[str, Any] = {}
     problems = []
     hosts = list(given)
     for setting in SETTINGS:
@@ -671,8 +672,7 @@ def _agree(given: Mapping[str, Mapping[str, Any]]) -> Tuple[Dict[str, Any], List
         other = next((at for at, value in enumerate(values) if value != values[0]), None)
         if other is not None:
             problems.append(
-                "%s is %s on %s but %s on %s; it belongs to the whole run: set it for the group."
-                % (
+                "{} is {} on {} but {} on {}; it belongs to the whole run: set it for the group.".format(
                     setting.name,
                     shown(setting, values[0]) if values[0] is not None else "not set",
                     hosts[0],

@@ -1,0 +1,108 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan of all hosts, computed once on the controller; the reasoning is in module_utils/_plan.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import PlanError, make_plan, questions
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan_text import as_json, problems_text, render
+from ansible_collections.nanochat.ddp.plugins.module_utils._settings import ALIASES
+
+display = Display()
+REQUIREMENTS = Path(__file__).parents[2] / "trainer" / "requirements.txt"
+
+
+class ActionModule(ActionBase):
+    """Reads the settings and probes of every host, and returns the plan."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_diff = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        dummy, options = self.validate_argument_spec(
+            {
+                "hosts": {"type": "list", "elements": "str", "required": True},
+                "stage": {"type": "str", "choices": ["questions", "plan"], "default": "plan"},
+                "tolerant": {"type": "bool", "default": False},
+                "show": {"type": "str", "choices": ["text", "json", "none"], "default": "none"},
+                "file": {"type": "path"},
+            }
+        )
+        try:
+            hosts = [host_of(name, task_vars or {}) for name in options["hosts"]]
+            if options["stage"] == "questions":
+                return {**result, "changed": False, "questions": questions(hosts)}
+            outcome = make_plan(hosts, requirements(), options["tolerant"])
+        except PlanError as error:
+            return {
+                **result,
+                "failed": True,
+                "changed": False,
+                "msg": problems_text(error.problems),
+                "problems": error.problems,
+            }
+        text = render(outcome.plan, outcome.findings)
+        document = json.dumps(as_json(outcome.plan, outcome.findings), indent=2) + "\n"
+        if options["show"] != "none":
+            display.display(document if options["show"] == "json" else "\n" + text + "\n")
+        result["changed"] = self.write(options["file"], document)
+        result.update(plan=outcome.plan, findings=outcome.findings, controller=outcome.controller, text=text)
+        return result
+
+    def write(self, path: str | None, document: str) -> bool:
+        """Keep the plan in a file of the controller; whether that changes anything."""
+        if not path:
+            return False
+        file = Path(path)
+        try:
+            if file.exists() and file.read_text(encoding="utf-8") == document:
+                return False
+            if not self._task.check_mode:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(document, encoding="utf-8")
+        except OSError as error:
+            raise AnsibleError(
+                f"The plan could not be written to {path} on the controller: {error.strerror}."
+            ) from None
+        return True
+
+
+def host_of(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """What make_plan wants to know of one host: its settings, and its probe if it was probed."""
+    known = variables["hostvars"].get(name)
+    if known is None:
+        raise PlanError([f"{name} is not a host of the inventory."])
+    settings = {key: value_of(name, known, key) for key in known if key.startswith("ddp_") or key in ALIASES}
+    return {"name": name, "settings": settings, "probe": settings.get("ddp_probe"), "reach": reach(name, known)}
+
+
+def reach(name: str, known: Mapping[str, Any]) -> str | None:
+    """By which name or address the other hosts would try this one; a local connection says nothing about that."""
+    if known.get("ansible_connection") in ("local", "ansible.builtin.local"):
+        return None
+    return str(known.get("ansible_host") or name)
+
+
+def value_of(host: str, known: Mapping[str, Any], name: str) -> Any:
+    try:
+        return known[name]
+    except AnsibleError as error:
+        raise PlanError([f"{name} of {host} cannot be worked out: {error}"]) from error
+
+
+def requirements() -> list[str]:
+    """The pinned packages of this collection's trainer."""
+    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

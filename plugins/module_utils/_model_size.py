@@ -1,0 +1,124 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How big a model is, counted rather than guessed from its name: parameters, FLOPs, memory of a rank, bytes of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple
+
+FLOAT = 4
+VOCAB_MULTIPLE = 64
+GATE_INPUTS = 12
+SMEAR_INPUTS = 24
+# Resident memory of Python with torch, the tokenizer and the buffers of the data loader.
+RUNTIME_BYTES = 550_000_000
+# float32 values a token and unit of width that one layer keeps for its backward pass.
+ACTIVATIONS_PER_LAYER = 30
+# Rows of logits that exist at a time: values, gradient and a scratch copy.
+LOGIT_ROWS = 256
+LOGIT_COPIES = 3
+
+
+class Shape(NamedTuple):
+    """The sizes that settle all others."""
+
+    depth: int
+    aspect_ratio: int
+    head_dim: int
+    sequence: int
+    window_pattern: str
+    vocab_size: int
+
+    @property
+    def n_embd(self) -> int:
+        return -(-self.depth * self.aspect_ratio // self.head_dim) * self.head_dim
+
+    @property
+    def n_head(self) -> int:
+        return self.n_embd // self.head_dim
+
+    @property
+    def padded_vocab(self) -> int:
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def value_layers(self) -> List[int]:
+        """Layers with value embeddings: every other one, the last included."""
+        return [layer for layer in range(self.depth) if layer % 2 == (self.depth - 1) % 2]
+
+
+def parameters(shape: Shape) -> Dict[str, int]:
+    """Counted parameters by group, as the trainer prints them."""
+    table = shape.padded_vocab * shape.n_embd
+    gates = len(shape.value_layers) * shape.n_head * GATE_INPUTS
+    counts = {
+        "wte": table,
+        "value_embeds": len(shape.value_layers) * table,
+        "lm_head": table,
+        "transformer_matrices": shape.depth * 12 * shape.n_embd**2 + gates,
+        "scalars": 2 * shape.depth + SMEAR_INPUTS + 2,
+    }
+    counts["total"] = sum(counts.values())
+    return counts
+
+
+def windows(shape: Shape) -> List[int]:
+    """The attention window of each layer."""
+    short = -(-shape.sequence // (4 * 128)) * 128
+    pattern = shape.window_pattern.upper()
+    letters = [pattern[layer % len(pattern)] for layer in range(shape.depth)]
+    letters[-1] = "L"
+    return [shape.sequence if letter == "L" else short for letter in letters]
+
+
+def flops_per_token(shape: Shape) -> int:
+    """Forward and backward."""
+    counts = parameters(shape)
+    linear = counts["transformer_matrices"] + counts["lm_head"] + SMEAR_INPUTS
+    attention = sum(12 * shape.n_embd * min(window, shape.sequence) for window in windows(shape))
+    return 6 * linear + attention
+
+
+def memory(shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True) -> Dict[str, int]:
+    """Bytes of one rank by purpose, an estimate for float32."""
+    counts = parameters(shape)
+    tables = counts["wte"] + counts["value_embeds"]
+    tokens = device_batch * shape.sequence
+    rows = ours and sync in ("exact", "bf16")
+    dense = counts["total"] - (tables if rows else 0)
+    logit_rows = min(tokens, LOGIT_ROWS) if ours else tokens
+    parts = {
+        "weights": FLOAT * counts["total"],
+        # Their own buffer on the way to the other ranks; only the rows of the embeddings that a step touches.
+        "gradients": FLOAT * dense * 2 + (FLOAT * tokens * shape.n_embd * (1 + len(shape.value_layers)) if rows else 0),
+        "adamw": FLOAT * 2 * (tables + counts["lm_head"] + counts["scalars"]),
+        "muon": FLOAT * 2 * counts["transformer_matrices"],
+        "activations": FLOAT * tokens * shape.n_embd * shape.depth * ACTIVATIONS_PER_LAYER,
+        "logits": FLOAT * logit_rows * shape.padded_vocab * LOGIT_COPIES,
+        "runtime": RUNTIME_BYTES,
+    }
+    parts["total"] = sum(parts.values())
+    return parts
+
+
+def checkpoint_bytes(shape: Shape) -> int:
+    """One checkpoint on one host: the weights, two moments of AdamW, one of Muon."""
+    counts = parameters(shape)
+    return FLOAT * (3 * counts["total"] - counts["transformer_matrices"])
+
+
+def describe(shape: Shape) -> Dict[str, Any]:
+    """The plan's `model`."""
+    return {
+        "depth": shape.depth,
+        "aspect_ratio": shape.aspect_ratio,
+        "head_dim": shape.head_dim,
+        "sequence": shape.sequence,
+        "window_pattern": shape.window_pattern.upper(),
+        "vocab_size": shape.vocab_size,
+        "n_embd": shape.n_embd,
+        "n_head": shape.n_head,
+        "parameters": parameters(shape),
+        "flops_per_token": flops_per_token(shape),
+    }

@@ -1,0 +1,570 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan of a job: one pure function from (settings, probes) to the one document that every later step reads.
+
+What the document holds is settled by the settings and by lasting facts of the hosts; free memory, clocks and load do not enter it,
+so that the same job has the same digest tomorrow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils import _batch, _model_size, _plan_checks, _settings
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import Chooser, Host, Link, neighbours, ranks
+
+FORMAT = 1
+# Big buffers are reused instead of being given back to the kernel and faulted in again.
+MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
+FLIGHT_RECORD_ENTRIES = "2000"
+# Versions of Python by how sure it is that every package has a wheel for them.
+PYTHONS = ((3, 12), (3, 11), (3, 13), (3, 10), (3, 14))
+SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "text": 25_000_000}
+EPHEMERAL = {"low": 32768, "high": 60999}
+TORCHRUN_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+PLAN_ENV = ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", "GLOO_SOCKET_IFNAME")
+
+
+class PlanError(ValueError):
+    """Why there is no plan: every problem, one sentence each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class Outcome(NamedTuple):
+    """The document, and beside it what only describes or concerns the controller alone."""
+
+    plan: Dict[str, Any]
+    findings: List[Dict[str, Any]]
+    controller: Dict[str, Any]
+
+
+def make_plan(hosts: Sequence[Mapping[str, Any]], requirements: Sequence[str] = (), tolerant: bool = False) -> Outcome:
+    """The plan for hosts of the form {name, settings, probe}, in the inventory's order.
+
+    With tolerant, what stands in the way of a start is told as a finding only, and a host may lack its probe: enough to see a
+    run and to stop it. Raises PlanError with all problems at once.
+    """
+    run, each = resolved(hosts)
+    known = [Host(host["name"], each[host["name"]], host.get("probe") or {}) for host in hosts]
+    return Planner(run, known, requirements, tolerant).outcome()
+
+
+def questions(hosts: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
+    """What to ask each host for its probe: {host: the options of host_info}. Refuses wrong settings before any host is asked.
+
+    Hosts have the form {name, settings, reach}; reach is how others would call the host, None where that is only this machine.
+    """
+    run, each = resolved(hosts)
+    asked = {}
+    for host in hosts:
+        own = each[host["name"]]
+        asked[host["name"]] = {
+            "base_dir": own["ddp_base_dir"],
+            "run_dir": os.path.join(own["ddp_base_dir"], "runs", run_name(run)),
+            "venv_dir": own["ddp_venv_dir"],
+            "python": own["ddp_python"],
+            "ports": [run["ddp_port"]],
+            "peers": [
+                each[other["name"]]["ddp_address"] or other["reach"]
+                for other in hosts
+                if other is not host and (each[other["name"]]["ddp_address"] or other["reach"])
+            ],
+        }
+    return asked
+
+
+def resolved(hosts: Sequence[Mapping[str, Any]]) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
+    """(settings of the run, {host: its own settings})."""
+    if not hosts:
+        raise PlanError(["There are no hosts to plan for; the inventory's group of trainers is empty."])
+    try:
+        return _settings.resolve([(host["name"], host["settings"]) for host in hosts])
+    except _settings.SettingsError as error:
+        raise PlanError(error.problems) from error
+
+
+def run_name(run: Mapping[str, Any]) -> str:
+    return str(run["ddp_run"] or f"d{run['ddp_depth']}")
+
+
+def digest_of(document: Any) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Planner:
+    """The steps from resolved settings to the document; every step adds what is wrong to `problems`."""
+
+    def __init__(
+        self, run: Mapping[str, Any], hosts: Sequence[Host], requirements: Sequence[str], tolerant: bool
+    ) -> None:
+        self.settings = run
+        self.hosts = hosts
+        self.requirements = list(requirements)
+        self.tolerant = tolerant
+        self.problems: List[str] = []
+        self.findings: List[Dict[str, Any]] = []
+        self.shape = _model_size.Shape(
+            *(
+                run["ddp_" + name]
+                for name in ("depth", "aspect_ratio", "head_dim", "sequence", "window_pattern", "vocab_size")
+            )
+        )
+        self.name = run_name(run)
+
+    def outcome(self) -> Outcome:
+        self.check_settings()
+        order, wrong = ranks(self.hosts)
+        self.problems += wrong
+        rows = self.rows()
+        if self.problems:
+            raise PlanError(self.problems)
+        chooser = Chooser(self.hosts)
+        links = chooser.links()
+        self.findings += chooser.findings
+        plan = self.document(order, links, rows)
+        obstacles, remarks = _plan_checks.look(self.hosts, plan, self.settings)
+        obstacles = [*chooser.problems, *obstacles]
+        self.findings += remarks
+        if obstacles and not self.tolerant:
+            raise PlanError(obstacles)
+        self.findings += [_plan_checks.obstacle(text) for text in obstacles]
+        return Outcome(plan, self.findings, self.controller())
+
+    # Settings that only make sense, or not, together
+
+    def check_settings(self) -> None:
+        run, shape = self.settings, self.shape
+        if shape.head_dim % 2:
+            self.problems.append(
+                f"ddp_head_dim is {shape.head_dim}; it must be even, since rotary embeddings turn pairs: {shape.head_dim + 1} would do."
+            )
+        if shape.n_embd < _model_size.SMEAR_INPUTS:
+            self.problems.append(
+                f"ddp_depth {shape.depth} x ddp_aspect_ratio {shape.aspect_ratio} with ddp_head_dim {shape.head_dim} makes a model "
+                f"{shape.n_embd} wide; it must be at least {_model_size.SMEAR_INPUTS}: ddp_aspect_ratio 64 would do."
+            )
+        for name in ("ddp_eval_every", "ddp_sample_every", "ddp_save_every", "ddp_keep_checkpoints"):
+            if run[name] == 0:
+                self.problems.append(
+                    f"{name} is 0; it must be at least 1, or -1 for {'all' if 'keep' in name else 'none'}."
+                )
+        if run["ddp_port_range"] and run["ddp_port_range"][0] <= run["ddp_port"] <= run["ddp_port_range"][1]:
+            low, high = run["ddp_port_range"]
+            self.problems.append(
+                f"ddp_port {run['ddp_port']} lies in ddp_port_range {low}-{high}; a port outside it would do."
+            )
+        if run["ddp_tracker"] == "mlflow" and run["ddp_tracker_port"] == run["ddp_port"]:
+            self.problems.append(f"ddp_tracker_port and ddp_port are both {run['ddp_port']}; they must differ.")
+        if run["ddp_data_source"] == "host" and not run["ddp_data_paths"]:
+            self.problems.append(
+                "ddp_data_source is host, but ddp_data_paths is empty; it must name the master's folder of shards."
+            )
+        for path in run["ddp_data_paths"]:
+            if not re.match(r"[/~]", path):
+                self.problems.append(
+                    f"ddp_data_paths holds {path!r}; it must be an absolute path on the master, or begin with ~."
+                )
+        if run["ddp_data_source"] == "url" and run["ddp_data_shards"] > run["ddp_data_last_shard"] + 1:
+            self.problems.append(
+                f"ddp_data_shards is {run['ddp_data_shards']}, but the collection has {run['ddp_data_last_shard'] + 1} "
+                "(ddp_data_last_shard + 1); that or fewer would do."
+            )
+        self.check_source()
+        self.check_precision()
+        self.check_extras()
+
+    def check_source(self) -> None:
+        run = self.settings
+        if self.ours:
+            return
+        for name, only in (("ddp_batch_split", "equal"), ("ddp_sync", "exact")):
+            if run[name] != only:
+                self.problems.append(
+                    f"{name} is {run[name]}, which only this collection's own trainer knows; with ddp_trainer_source "
+                    f"{run['ddp_trainer_source']} it must be {only}."
+                )
+
+    def check_precision(self) -> None:
+        run = self.settings
+        if self.device == "cuda":
+            lacking = [host.name for host in self.hosts if host.probe and not host.fact("gpus")]
+            if lacking:
+                self.problems.append(
+                    f"ddp_device is cuda, but {' and '.join(lacking)} has no NVIDIA GPU; cpu would do."
+                )
+            return
+        if run["ddp_dtype"] == "float16":
+            self.problems.append("ddp_dtype is float16, which CPUs compute slowly and inexactly; float32 would do.")
+        for name in ("ddp_dtype", "ddp_matmul"):
+            slow = [host.name for host in self.hosts if host.probe and not host.fact("cpu", "native_bf16")]
+            if run[name] in ("bfloat16", "bf16") and slow:
+                self.problems.append(
+                    f"{name} is {run[name]}, but the CPU of {' and '.join(slow)} has no instructions for it and would be many "
+                    f"times slower; {'float32' if name == 'ddp_dtype' else 'fp32'} would do."
+                )
+
+    def check_extras(self) -> None:
+        for name in ("ddp_extra_env", "ddp_secret_env"):
+            for variable in self.settings[name]:
+                if variable in TORCHRUN_ENV or variable in PLAN_ENV:
+                    owner = "torchrun" if variable in TORCHRUN_ENV else "the plan"
+                    self.problems.append(f"{name} sets {variable}, which {owner} sets itself; take it out.")
+        flags = {word.split("=")[0] for word in self.trainer_flags("", [1]) if word.startswith("--")}
+        for word in self.settings["ddp_extra_args"]:
+            flag = word.split("=")[0]
+            if flag in flags:
+                self.problems.append(
+                    f"ddp_extra_args holds {flag}, which the plan sets itself; use the setting of that name."
+                )
+
+    # What follows from the settings
+
+    @property
+    def ours(self) -> bool:
+        return bool(self.settings["ddp_trainer_source"] == "ours")
+
+    @property
+    def device(self) -> str:
+        wanted = self.settings["ddp_device"]
+        if wanted != "auto":
+            return str(wanted)
+        return "cuda" if all(host.fact("gpus") and neighbours(host, self.hosts) == 1 for host in self.hosts) else "cpu"
+
+    @property
+    def dtype(self) -> str:
+        wanted = self.settings["ddp_dtype"]
+        if wanted != "auto":
+            return str(wanted)
+        return "bfloat16" if self.device == "cuda" else "float32"
+
+    @property
+    def matmul(self) -> str:
+        wanted = self.settings["ddp_matmul"]
+        if wanted != "auto":
+            return str(wanted)
+        return "bf16" if self.dtype == "bfloat16" else "fp32"
+
+    def rows(self) -> Dict[str, int]:
+        """Rows of each host in a step."""
+        run = self.settings
+        split = run["ddp_batch_split"]
+        try:
+            total = _batch.total_rows(
+                run["ddp_total_batch"], run["ddp_sequence"], run["ddp_device_batch"], len(self.hosts), split == "equal"
+            )
+            shares = _batch.share(total, run["ddp_device_batch"], self.weights(split))
+        except _batch.BatchError as error:
+            self.problems.append(str(error))
+            return {}
+        return {host.name: rows for host, rows in zip(self.hosts, shares)}
+
+    def weights(self, split: str) -> List[float]:
+        if split == "equal":
+            return [1.0] * len(self.hosts)
+        threads = [float(self.threads(host)) for host in self.hosts]
+        if split == "threads":
+            return threads
+        speeds = [host.settings["ddp_speed"] or measured_speed(host) for host in self.hosts]
+        if all(speeds):
+            return [float(speed) for speed in speeds]
+        missing = [host.name for host, speed in zip(self.hosts, speeds) if not speed]
+        if len(missing) < len(self.hosts):
+            self.problems.append(
+                f"ddp_batch_split is speed, but of {' and '.join(missing)} no speed is known; run preflight, which measures it, or "
+                "set ddp_speed for every host."
+            )
+        return threads
+
+    def threads(self, host: Host) -> int:
+        """The physical cores this user may use, shared among the nodes of one machine."""
+        if host.settings["ddp_threads"]:
+            return int(host.settings["ddp_threads"])
+        cores = host.fact("cpu", "available_physical") or host.fact("cpu", "physical") or 1
+        return max(1, int(cores) // neighbours(host, self.hosts))
+
+    # The document
+
+    def document(self, order: Mapping[str, int], links: Mapping[str, Link], rows: Mapping[str, int]) -> Dict[str, Any]:
+        run = self.settings
+        by_rank = sorted(self.hosts, key=lambda host: order[host.name])
+        master = by_rank[0]
+        model = _model_size.describe(self.shape)
+        data = self.data(master)
+        plan: Dict[str, Any] = {
+            "format": FORMAT,
+            "run": self.name,
+            "world": len(by_rank),
+            "master": {"host": master.name, "address": links[master.name].address, "port": run["ddp_port"]},
+            "data_ports": self.data_ports(),
+            "narrow_ports": run["ddp_port_range"] is not None,
+            "manage_firewall": run["ddp_manage_firewall"],
+            "timeout_seconds": run["ddp_timeout"],
+            "model": model,
+            "training": self.training(model, [rows[host.name] for host in by_rank]),
+            "data": data,
+            "trainer": self.trainer(),
+        }
+        shares = [rows[host.name] for host in by_rank]
+        plan["nodes"] = [self.node(host, rank, plan, links, shares) for rank, host in enumerate(by_rank)]
+        plan["digest"] = digest_of(plan)
+        return plan
+
+    def data_ports(self) -> Dict[str, int]:
+        """Where Gloo listens: the hosts' local ports, widest of all, or the range they are narrowed to."""
+        if self.settings["ddp_port_range"]:
+            low, high = self.settings["ddp_port_range"]
+            return {"low": low, "high": high}
+        ranges = [host.fact("ephemeral") or EPHEMERAL for host in self.hosts]
+        return {"low": min(entry["low"] for entry in ranges), "high": max(entry["high"] for entry in ranges)}
+
+    def training(self, model: Mapping[str, Any], shares: Sequence[int]) -> Dict[str, Any]:
+        run = self.settings
+        tokens = run["ddp_total_batch"] * run["ddp_iterations"]
+        return {
+            "profile": run["ddp_profile"],
+            "total_batch": run["ddp_total_batch"],
+            "device_batch": run["ddp_device_batch"],
+            "batch_split": run["ddp_batch_split"],
+            "rows": list(shares),
+            "iterations": run["ddp_iterations"],
+            "tokens": tokens,
+            "tokens_per_parameter": round(tokens / model["parameters"]["total"], 4),
+            "flops": tokens * model["flops_per_token"],
+            "sync": run["ddp_sync"] if self.ours else "upstream",
+            "matmul": self.matmul,
+            "eval_every": run["ddp_eval_every"],
+            "eval_tokens": run["ddp_eval_tokens"],
+            "sample_every": run["ddp_sample_every"],
+            "save_every": run["ddp_save_every"],
+            "keep_checkpoints": run["ddp_keep_checkpoints"],
+            "resume": run["ddp_resume"],
+            "tracker": run["ddp_tracker"],
+            "tracker_port": run["ddp_tracker_port"],
+            "tracker_bind": run["ddp_tracker_bind"],
+        }
+
+    def data(self, master: Host) -> Dict[str, Any]:
+        run = self.settings
+        source = run["ddp_data_source"]
+        library = master.fact("python", "library")
+        paths = run["ddp_data_paths"] or ([library] if source == "text" and library else [])
+        document: Dict[str, Any] = {
+            "source": source,
+            "host": master.name,
+            "paths": [home_expanded(path, master) for path in paths] if source != "url" else [],
+            "url": run["ddp_data_url"].rstrip("/") if source == "url" else None,
+            "shards": run["ddp_data_shards"],
+            "vocab_size": run["ddp_vocab_size"],
+            "names": collection_names(run["ddp_data_shards"], run["ddp_data_last_shard"]) if source == "url" else None,
+        }
+        return {"id": f"{source}-{digest_of(document)[:8]}", **document}
+
+    def trainer(self) -> Dict[str, Any]:
+        run = self.settings
+        source = run["ddp_trainer_source"]
+        kind = "ours" if self.ours else ("git" if is_git(source) else "path")
+        others = [line for line in self.requirements if not line.startswith("torch==")]
+        tracker = {"mlflow": ["mlflow-skinny"], "wandb": ["wandb"]}.get(run["ddp_tracker"], [])
+        return {
+            "source": kind,
+            "url": None if self.ours else source,
+            "torch": run["ddp_torch"],
+            "index": run["ddp_torch_index"],
+            "requirements": [f"torch=={run['ddp_torch']}", *others],
+            "tracker_requirements": tracker,
+            "offline": run["ddp_trainer_offline"],
+        }
+
+    def node(
+        self, host: Host, rank: int, plan: Mapping[str, Any], links: Mapping[str, Link], shares: Sequence[int]
+    ) -> Dict[str, Any]:
+        base = host.fact("base_dir") or home_expanded(host.settings["ddp_base_dir"], host)
+        venv = home_expanded(host.settings["ddp_venv_dir"] or os.path.join(base, "venv"), host)
+        link = links[host.name]
+        run_dir = os.path.join(base, "runs", self.name)
+        own = links[host.name].address
+        peers = [
+            other.address for name, other in links.items() if name != host.name and other.address not in (None, own)
+        ]
+        node: Dict[str, Any] = {
+            "host": host.name,
+            "rank": rank,
+            "address": link.address,
+            "nic": link.nic,
+            "user": host.fact("host", "user"),
+            "base_dir": base,
+            "run_dir": run_dir,
+            "data_dir": os.path.join(base, "data", plan["data"]["id"]),
+            "trainer_dir": os.path.join(base, "trainer"),
+            "venv_dir": venv,
+            "python": self.python(host),
+            "session": f"nanochat-{self.name}-rank{rank}",
+            "device": self.device,
+            "dtype": self.dtype,
+            "threads": self.threads(host),
+            "rows": shares[rank],
+            "accumulation": shares[rank] // self.settings["ddp_device_batch"],
+            "memory_bytes": self.memory()["total"],
+            "disk_bytes": self.disk_bytes(),
+            "checkpoint_bytes": _model_size.checkpoint_bytes(self.shape),
+            "peers": sorted(dict.fromkeys(peers)),
+        }
+        node["argv"] = self.argv(node, plan, shares)
+        node["env"] = self.env(node)
+        node["env_secret"] = sorted(self.settings["ddp_secret_env"])
+        return node
+
+    def memory(self) -> Dict[str, int]:
+        return _model_size.memory(self.shape, self.settings["ddp_device_batch"], self.settings["ddp_sync"], self.ours)
+
+    def disk_bytes(self) -> int:
+        """Checkpoints that are kept and the one being written, and the shards."""
+        run = self.settings
+        saves = 1 + (run["ddp_iterations"] // run["ddp_save_every"] if run["ddp_save_every"] > 0 else 0)
+        kept = (
+            saves if run["ddp_keep_checkpoints"] < 0 or not self.ours else min(saves, run["ddp_keep_checkpoints"] + 1)
+        )
+        shards = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
+        return kept * _model_size.checkpoint_bytes(self.shape) + shards
+
+    def python(self, host: Host) -> Optional[str]:
+        """The interpreter to make the trainer's environment with; one version for all hosts if there is one."""
+        wanted = host.settings["ddp_python"]
+        if wanted:
+            return home_expanded(wanted, host)
+        candidates = host.fact("python", "candidates") or []
+        common = set.intersection(*(versions(other) for other in self.hosts if other.probe)) if host.probe else set()
+        order = sorted(candidates, key=lambda entry: preference(entry, common))
+        return str(order[0]["executable"]) if order else None
+
+    # The command and its environment
+
+    def argv(self, node: Mapping[str, Any], plan: Mapping[str, Any], shares: Sequence[int]) -> List[str]:
+        return [
+            os.path.join(node["venv_dir"], "bin", "python"),
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={plan['world']}",
+            f"--node-rank={node['rank']}",
+            "--nproc-per-node=1",
+            f"--master-addr={plan['master']['address']}",
+            f"--master-port={plan['master']['port']}",
+            f"--local-addr={node['address']}",
+            f"--rdzv-conf=timeout={plan['timeout_seconds']}",
+            "--max-restarts=0",
+            "-m",
+            "scripts.base_train",
+            *self.trainer_flags(node["run_dir"], shares),
+        ]
+
+    def trainer_flags(self, run_dir: str, shares: Sequence[int]) -> List[str]:
+        run = self.settings
+        named = self.ours or run["ddp_tracker"] == "wandb"
+        flags = {
+            "run": self.name if named else "dummy",
+            "model-tag": self.name,
+            "device-type": self.device,
+            "depth": run["ddp_depth"],
+            "aspect-ratio": run["ddp_aspect_ratio"],
+            "head-dim": run["ddp_head_dim"],
+            "max-seq-len": run["ddp_sequence"],
+            "window-pattern": run["ddp_window_pattern"].upper(),
+            "num-iterations": run["ddp_iterations"],
+            "device-batch-size": run["ddp_device_batch"],
+            "total-batch-size": run["ddp_total_batch"],
+            "eval-every": run["ddp_eval_every"],
+            "eval-tokens": run["ddp_eval_tokens"],
+            "core-metric-every": -1,
+            "sample-every": run["ddp_sample_every"],
+            "save-every": run["ddp_save_every"],
+        }
+        own: Dict[str, Any] = {}
+        if self.ours:
+            own = {
+                "sync": run["ddp_sync"],
+                "matmul": self.matmul,
+                "run-dir": run_dir,
+                "timeout-seconds": run["ddp_timeout"],
+                "keep-checkpoints": run["ddp_keep_checkpoints"],
+                "tracker": run["ddp_tracker"],
+            }
+            if run["ddp_tracker"] == "mlflow":
+                own["tracker-uri"] = f"http://127.0.0.1:{run['ddp_tracker_port']}"
+            if len(set(shares)) > 1:
+                own["rank-rows"] = ",".join(str(rows) for rows in shares)
+        words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
+        return [*words, *(["--resume"] if self.ours and run["ddp_resume"] else []), *run["ddp_extra_args"]]
+
+    def env(self, node: Mapping[str, Any]) -> Dict[str, str]:
+        """The same names on every host, so that no rank sees a setting that another does not."""
+        env = {
+            "NANOCHAT_BASE_DIR": node["run_dir"],
+            "NANOCHAT_DATA_DIR": os.path.join(node["run_dir"], "data"),
+            "NANOCHAT_DTYPE": node["dtype"],
+            "NANOCHAT_FORCE_SDPA": "1",
+            "OMP_NUM_THREADS": str(node["threads"]),
+            "GLOO_SOCKET_IFNAME": node["nic"] or "",
+            "NCCL_SOCKET_IFNAME": node["nic"] or "",
+            "PYTHONPATH": node["trainer_dir"],
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+            "TORCH_FR_BUFFER_SIZE": FLIGHT_RECORD_ENTRIES,
+            "GLIBC_TUNABLES": MALLOC,
+        }
+        if self.device == "cpu":
+            # A GPU in the box must not decide anything about a run on the CPU.
+            env["CUDA_VISIBLE_DEVICES"] = ""
+        env.update(self.settings["ddp_extra_env"])
+        return dict(sorted(env.items()))
+
+    def controller(self) -> Dict[str, Any]:
+        """Settings of what the controller itself does; they are no part of the document."""
+        names = ("watch", "stall_factor", "results_dir", "collect_checkpoints", "strict", "fresh")
+        return {name: self.settings["ddp_" + name] for name in names}
+
+
+def home_expanded(path: str, host: Host) -> str:
+    """A path with ~ as that host's user means it."""
+    home = host.fact("host", "home")
+    if path == "~" or path.startswith("~/"):
+        return os.path.normpath(home + path[1:]) if home else path
+    return os.path.normpath(path)
+
+
+def is_git(source: str) -> bool:
+    return bool(re.match(r"(https?|git|ssh|file)://|git@|[\w.-]+@[\w.-]+:", source)) or source.endswith(".git")
+
+
+def collection_names(count: int, last: int) -> List[str]:
+    """The first shards of the collection, and its last one for validation."""
+    return [f"shard_{number:05d}.parquet" for number in [*range(count - 1), last]]
+
+
+def measured_speed(host: Host) -> Optional[float]:
+    speed = host.fact("measured", "tokens_per_second")
+    return float(speed) if isinstance(speed, (int, float)) and speed > 0 else None
+
+
+def version_of(entry: Mapping[str, Any]) -> Tuple[int, int]:
+    major, minor = str(entry["version"]).split(".")[:2]
+    return int(major), int(minor)
+
+
+def versions(host: Host) -> set:  # type: ignore[type-arg]
+    return {version_of(entry) for entry in host.fact("python", "candidates") or []}
+
+
+def preference(entry: Mapping[str, Any], common: Any) -> Tuple[bool, bool, int]:
+    """Smaller is better: it can make environments, all hosts have it, and packages are surely built for it."""
+    version = version_of(entry)
+    place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
+    return (not entry.get("venv_module"), version not in common, place)

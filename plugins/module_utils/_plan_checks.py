@@ -1,0 +1,199 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What stands in the way of a plan on these hosts as they are now: full disks, taken ports, missing tools."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import Host, neighbours, same_machine
+
+ARCHITECTURES = ("x86_64", "aarch64")
+VENV_BYTES = 1_600_000_000
+# What the system itself needs to stay alive.
+MEMORY_SHARE = 0.92
+
+
+def look(
+    hosts: Sequence[Host], plan: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Tuple[List[str], List[Dict[str, Any]]]:
+    """(obstacles, findings)."""
+    nodes = {node["host"]: node for node in plan["nodes"]}
+    obstacles: List[str] = []
+    findings: List[Dict[str, Any]] = []
+    for host in hosts:
+        node = nodes[host.name]
+        if not host.probe:
+            obstacles.append(f"{host.name} could not be looked at; see that it is up and that you can log in to it.")
+            continue
+        obstacles += tools(host)
+        obstacles += folder(host, node, hosts, nodes)
+        obstacles += ports(host, node, plan, settings)
+        obstacles += memory(host, node, hosts)
+        findings += remarks(host, node, hosts, nodes)
+    obstacles += architectures(hosts)
+    return obstacles, findings
+
+
+def obstacle(text: str) -> Dict[str, Any]:
+    """An obstacle as a finding, for when it must not stop what is asked for."""
+    return finding("plan-obstacle", "", text)
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def own_session(host: Host) -> Any:
+    """The id of this run's session on the host, as far as there is one."""
+    return host.fact("run", "session", "id")
+
+
+def tools(host: Host) -> List[str]:
+    found = []
+    arch = host.fact("host", "arch")
+    if arch not in ARCHITECTURES:
+        found.append(
+            f"{host.name} is a machine of type {arch}, for which PyTorch is not built; x86_64 and aarch64 would do."
+        )
+    if not host.fact("tmux", "path"):
+        found.append(
+            f"{host.name} has no tmux, in which training runs; its owner installs it with: sudo apt-get install tmux"
+        )
+    wanted = host.settings["ddp_python"]
+    candidates = host.fact("python", "candidates") or []
+    ready = host.fact("python", "venv", "exists")
+    if (
+        wanted
+        and not ready
+        and not any(wanted.split("/")[-1] == entry["executable"].split("/")[-1] for entry in candidates)
+    ):
+        have = ", ".join(entry["executable"] for entry in candidates) or "none"
+        found.append(
+            f"ddp_python is {wanted} on {host.name}, which is no Python of 3.10 or newer there; it has: {have}."
+        )
+    elif not candidates and not ready:
+        found.append(
+            f"{host.name} has no Python of 3.10 or newer (its own is {host.fact('python', 'version')}), which PyTorch needs; "
+            f"install one and set ddp_python on {host.name} to its path."
+        )
+    return found
+
+
+def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]) -> List[str]:
+    disk = host.probe["disk"]
+    found = []
+    if not disk["writable"]:
+        found.append(
+            f"ddp_base_dir is {node['base_dir']} on {host.name}, but {host.fact('host', 'user')} cannot write in {disk['parent']} "
+            "there; a folder of that user would do."
+        )
+    need = node["disk_bytes"] + (0 if host.fact("python", "venv", "exists") else VENV_BYTES)
+    need -= sum(entry["bytes"] for entry in host.fact("data") or [] if f"/{entry['id']}" in node["data_dir"])
+    need -= len(host.fact("run", "checkpoints") or []) * node["checkpoint_bytes"]
+    sharing = [other for other in hosts if same_machine(host, other) and other.fact("disk", "device") == disk["device"]]
+    if disk["writable"] and max(0, need) * len(sharing) > disk["free"]:
+        among = f" for {len(sharing)} nodes" if len(sharing) > 1 else ""
+        found.append(
+            f"{host.name} has {gigabytes(disk['free'])} free below {disk['parent']}, but checkpoints, data and software need about "
+            f"{gigabytes(max(0, need) * len(sharing))}{among}; set ddp_base_dir to a larger disk, or fewer ddp_keep_checkpoints."
+        )
+    for other in hosts:
+        if other.name < host.name and other.probe and shares_folder(host, other):
+            where = f"both nodes are on one machine and use {node['base_dir']}"
+            if not same_machine(host, other):
+                where = f"both see the same folder {node['base_dir']} on {disk['source']}"
+            found.append(
+                f"ddp_base_dir of {other.name} and {host.name}: {where}, so that they would overwrite each other's files; "
+                "give each its own, for example with {{ inventory_hostname }} in it."
+            )
+    return found
+
+
+def shares_folder(host: Host, other: Host) -> bool:
+    """One folder for two nodes: on one machine, or over the network."""
+    one, two = host.probe["disk"], other.probe["disk"]
+    if one["real_path"] != two["real_path"]:
+        return False
+    if same_machine(host, other):
+        return bool(one["device"] == two["device"])
+    return bool(one["network"] and one["source"] == two["source"])
+
+
+def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any], settings: Mapping[str, Any]) -> List[str]:
+    if node["rank"] != 0:
+        return []
+    found = []
+    wanted = {plan["master"]["port"]: "ddp_port"}
+    for holder in host.fact("ports") or []:
+        name = wanted.get(holder["port"])
+        if name is None or (holder.get("session") and holder["session"] == own_session(host)):
+            continue
+        who = (
+            f"process {holder['pid']} of {holder['user']} ({holder['command']})"
+            if holder["pid"]
+            else f"a process of {holder['user']}"
+        )
+        what = "another run of nanochat.ddp, " if holder["ours"] else ""
+        found.append(
+            f"{name} {holder['port']} is taken on {host.name} by {what}{who}; end that process, or set {name} to a free port."
+        )
+    return found
+
+
+def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> List[str]:
+    total = host.fact("memory", "total") or 0
+    count = neighbours(host, hosts)
+    need = node["memory_bytes"] * count
+    if need <= total * MEMORY_SHARE:
+        return []
+    nodes = f"{count} nodes there need" if count > 1 else "its rank needs"
+    return [
+        f"{host.name} has {gigabytes(total)} of memory, but {nodes} about {gigabytes(need)}; "
+        "a smaller ddp_depth, ddp_device_batch or ddp_sequence would do."
+    ]
+
+
+def architectures(hosts: Sequence[Host]) -> List[str]:
+    by_arch: Dict[str, List[str]] = {}
+    for host in hosts:
+        if host.probe:
+            by_arch.setdefault(str(host.fact("host", "arch")), []).append(host.name)
+    if len(by_arch) < 2:
+        return []
+    groups = " but ".join(
+        f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()
+    )
+    return [
+        f"{groups}: they round differently, so the ranks' weights would drift apart; hosts of one architecture would do."
+    ]
+
+
+def remarks(
+    host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]
+) -> List[Dict[str, Any]]:
+    """What does not stop a run but is worth knowing."""
+    found = []
+    here = [nodes[other.name] for other in hosts if same_machine(host, other)] or [node]
+    threads = sum(other["threads"] for other in here)
+    cores = host.fact("cpu", "available") or threads
+    if threads > cores:
+        found.append(finding("threads-over-cores", host.name, f"{threads} threads on {cores} processors"))
+    strangers = [
+        process
+        for process in host.fact("processes") or []
+        if not process.get("session") or process["session"] != own_session(host)
+    ]
+    running = own_session(host) in [process.get("session") for process in host.fact("processes") or []] and own_session(
+        host
+    )
+    need = sum(other["memory_bytes"] for other in here)
+    available = host.fact("memory", "available") or 0
+    if need > available and not running:
+        found.append(finding("memory-tight", host.name, f"{gigabytes(available)} free, about {gigabytes(need)} needed"))
+    for process in strangers[:3]:
+        who = f"process {process['pid']} of {process['user']}: {process['command'][:100]}"
+        found.append(finding("other-training", host.name, who))
+    return found

@@ -1,0 +1,148 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A plan for people: the model, the training, the hosts, the data, and what will be changed where."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Sequence
+
+
+def human(number: float) -> str:
+    """12_345_678 as 12.3M."""
+    for limit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(number) >= limit:
+            scaled = number / (1e3 if letter == "k" else limit)
+            return f"{scaled:.1f}{letter}" if scaled < 100 else f"{scaled:.0f}{letter}"
+    return f"{number:g}"
+
+
+def size(number: float) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"
+
+
+def table(rows: Sequence[Sequence[Any]], indent: str = "  ") -> List[str]:
+    """Columns as wide as their widest cell."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return [(indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths))).rstrip() for row in cells]
+
+
+def render(plan: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:
+    """The whole plan as text."""
+    nodes = plan["nodes"]
+    count = "1 host" if len(nodes) == 1 else f"{len(nodes)} hosts"
+    lines = [f"Run {plan['run']} on {count} (plan {plan['digest']})", ""]
+    lines += table([*model_rows(plan["model"]), *training_rows(plan), *data_rows(plan), network_row(plan)], "")
+    lines += ["", *node_table(plan), "", *changes(plan)]
+    if findings:
+        lines += ["", *[line for found in findings for line in finding_lines(found)]]
+    return "\n".join(lines)
+
+
+def model_rows(model: Mapping[str, Any]) -> List[Sequence[str]]:
+    parameters = model["parameters"]
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {human(value)}" for name, value in parameters.items() if name != "total"
+    )
+    return [
+        (
+            "model",
+            f"depth {model['depth']}, width {model['n_embd']}, {model['n_head']} heads of {model['head_dim']}, "
+            f"rows of {model['sequence']} tokens, windows {model['window_pattern']}, vocabulary {model['vocab_size']}",
+        ),
+        ("", f"{parameters['total']:,} parameters: {parts}"),
+    ]
+
+
+def training_rows(plan: Mapping[str, Any]) -> List[Sequence[str]]:
+    training = plan["training"]
+    return [
+        (
+            "training",
+            f"{training['iterations']} steps of {training['total_batch']} tokens = {human(training['tokens'])} tokens, "
+            f"{training['tokens_per_parameter']:g} per parameter, {training['flops']:.2g} FLOPs",
+        ),
+        (
+            "",
+            f"sync {training['sync']}, products {training['matmul']}, {schedule(training)}, "
+            f"{'resumes' if training['resume'] else 'does not resume'}, gives up after {plan['timeout_seconds']} s without a rank",
+        ),
+    ]
+
+
+def schedule(training: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{what} every {training[name]}" if training[name] > 0 else f"no {what}" if name != "save_every" else "saves at the end"
+        for what, name in (("evaluates", "eval_every"), ("samples", "sample_every"), ("saves", "save_every"))
+    ).replace("no evaluates", "no evaluation").replace("no samples", "no samples")  # fmt: skip
+
+
+def data_rows(plan: Mapping[str, Any]) -> List[Sequence[str]]:
+    data = plan["data"]
+    origin = {
+        "text": f"text in {', '.join(data['paths']) or '(not known yet)'} on {data['host']}",
+        "url": f"{data['url']}",
+        "host": f"shards in {', '.join(data['paths'])} on {data['host']}",
+    }[data["source"]]
+    return [("data", f"{data['id']}: {data['shards']} shards, the last for validation, from {origin}")]
+
+
+def network_row(plan: Mapping[str, Any]) -> Sequence[str]:
+    master, ports = plan["master"], plan["data_ports"]
+    narrowed = " (the hosts are narrowed to it)" if plan["narrow_ports"] else ""
+    return (
+        "network",
+        f"meets at {master['address']} port {master['port']}; data on ports {ports['low']}-{ports['high']}{narrowed}",
+    )
+
+
+def node_table(plan: Mapping[str, Any]) -> List[str]:
+    head = ("rank", "host", "address", "nic", "user", "device", "threads", "rows", "passes", "memory", "disk", "folder")
+    rows = [
+        (
+            node["rank"], node["host"], node["address"] or "-", node["nic"] or "-", node["user"] or "-",
+            f"{node['device']} {node['dtype']}", node["threads"], node["rows"], node["accumulation"],
+            "~" + size(node["memory_bytes"]), "~" + size(node["disk_bytes"]), node["run_dir"],
+        )
+        for node in plan["nodes"]
+    ]  # fmt: skip
+    return table([head, *rows])
+
+
+def changes(plan: Mapping[str, Any]) -> List[str]:
+    """What the following steps may change on the hosts."""
+    lines = ["Changed on the hosts, where it is not so already:"]
+    for node in plan["nodes"]:
+        venv = "" if node["venv_dir"].startswith(node["base_dir"] + "/") else f", {node['venv_dir']}"
+        lines.append(f"  {node['host']}: files below {node['base_dir']}{venv}; tmux session {node['session']}")
+    if plan["manage_firewall"] and any(node["peers"] for node in plan["nodes"]):
+        ports = plan["data_ports"]
+        lines.append(
+            f"  firewalls that are in force: port {plan['master']['port']} of {plan['master']['host']} and ports "
+            f"{ports['low']}-{ports['high']} of every host, open to the peers only"
+        )
+    if plan["narrow_ports"]:
+        lines.append(
+            f"  net.ipv4.ip_local_port_range of every host: {plan['data_ports']['low']} {plan['data_ports']['high']}"
+        )
+    return lines
+
+
+def finding_lines(found: Mapping[str, Any]) -> List[str]:
+    where = f" {found['host']}" if found["host"] else ""
+    return [f"{found['severity'].upper()} {found['code']}{where}: {found['seen']}.", f"    {found['remedy']}"]
+
+
+def as_json(plan: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
+    """What the playbook plan writes for other programs."""
+    return {"plan": plan, "findings": list(findings)}
+
+
+def problems_text(problems: Sequence[str]) -> str:
+    """The refusal of a plan."""
+    if len(problems) == 1:
+        return problems[0]
+    return "\n".join(
+        [f"{len(problems)} things stand in the way, and nothing was changed:", *["- " + text for text in problems]]
+    )
