@@ -1,0 +1,462 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How the gradients of all ranks become one update, the same to the bit on every rank.
+
+    sync = make_sync("exact", comm, training, optimizer, tokens_of_ranks)
+    sync.offer_ids(ids)                                  # this rank's tokens of the coming step
+    token_ids, stop = sync.take_ids()                    # those of all ranks
+    sync.start_step(token_ids)
+    training.forward_backward(..., on_ready=sync.on_ready)
+    loss = sync.step(loss, schedule)                     # gradients summed, optimizer stepped on every rank
+
+exact and bf16 send each gradient the moment the backward pass has completed it:
+- of the embedding tables only the rows that a rank has touched, to every other rank;
+- each matrix of the layers to the one rank that owns it, which computes its Muon update and sends that back;
+- the head to the other rank, or of three and more ranks in blocks to their owners, which send back the sum;
+- what is small in one piece with the loss, at the end.
+Whoever sums does so in float32 and in the order of the ranks; "bf16" rounds only what travels.
+dense and ddp sum every gradient whole, tables too: after the backward pass, or in buckets while it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat.comm import Comm, Pending
+from nanochat.fused import TrainingPass, unique_ids
+from nanochat.optim import Optimizer, is_table
+from nanochat.schedule import StepSchedule
+
+# Gradients of fewer elements go together: ve gates, lambdas, the smear gate.
+SMALL = 1024
+DDP_BUCKET_BYTES = 25 * 2**20
+IDS_TAG, SMALL_TAG, FIRST_TAG = 1, 2, 10
+
+
+def make_sync(
+    mode: str, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int]
+) -> Sync:
+    """The way of --sync; a process alone has nothing to exchange, and NCCL does all by all-reduce."""
+    if comm.world == 1:
+        return Sync(comm, training, optimizer, tokens_of_ranks)
+    if mode in ("dense", "ddp"):
+        return DenseSync(comm, training, optimizer, tokens_of_ranks, overlap=mode == "ddp")
+    wire = torch.bfloat16 if mode == "bf16" else torch.float32
+    if next(training.model.parameters()).is_cuda:
+        return AllReduceSync(comm, training, optimizer, tokens_of_ranks, wire)
+    return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wire)
+
+
+class Sync:
+    """One rank alone, and what all ways have in common: the exchange of token ids."""
+
+    def __init__(
+        self, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int]
+    ) -> None:
+        self.comm, self.training, self.optimizer = comm, training, optimizer
+        self.others = [rank for rank in range(comm.world) if rank != comm.rank]
+        self.owners: dict[str, int] = {}
+        # One more than the tokens: the first says whether this rank was asked to stop.
+        self._ids = [torch.zeros(1 + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
+        self._ids_pending: list[Pending] = []
+
+    @property
+    def on_ready(self) -> Any:
+        """What the last micro-batch is to be told its gradients by; None where that is not needed."""
+        return None
+
+    def offer_ids(self, ids: Sequence[Tensor], stop: bool = False) -> None:
+        """Send this rank's token ids of the coming step to the others, and whether it was asked to stop."""
+        mine = self._ids[self.comm.rank]
+        mine[0] = int(stop)
+        torch.cat([part.flatten().to("cpu", torch.int32) for part in ids], out=mine[1:])
+        what = "the token ids"
+        self._ids_pending = [self.comm.receive(self._ids[rank], rank, IDS_TAG, what) for rank in self.others]
+        self._ids_pending += [self.comm.send(mine, rank, IDS_TAG, what) for rank in self.others]
+
+    def take_ids(self) -> tuple[Tensor, bool]:
+        """The token ids of all ranks, sorted and unique, and whether any rank was asked to stop."""
+        self.comm.wait(*self._ids_pending)
+        stop = any(bool(ids[0]) for ids in self._ids)
+        return unique_ids([ids[1:] for ids in self._ids]).long(), stop
+
+    def start_step(self, token_ids: Tensor) -> None:
+        """Make ready for the gradients of a step over these token ids."""
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, schedule: StepSchedule) -> float:
+        """Sum gradients and loss over the ranks and make the update; returns the loss of the whole step."""
+        self.comm.enter("optimizer")
+        self.optimizer.step(self.training.gradients, self.training.token_ids, schedule)
+        return float(loss)
+
+    def whole_state(self) -> dict[str, Any]:
+        """The optimizer's state with the part of every rank, so that one rank's checkpoint is enough to resume."""
+        state = self.optimizer.state_dict()
+        shapes = {name: p.shape for name, p in self.training.model.named_parameters()}
+        for name, owner in self.owners.items():
+            rows, columns = shapes[name]
+            empty = {
+                "momentum_buffer": torch.empty(rows, columns),
+                "second_momentum_buffer": torch.empty((rows, 1) if rows >= columns else (1, columns)),
+            }
+            mine = state["muon"].get(name, empty) if owner == self.comm.rank else empty
+            for part in empty:
+                self.comm.broadcast(mine[part], owner, f"the optimizer state of {name}")
+            state["muon"][name] = mine
+        return state
+
+
+class AllReduceSync(Sync):
+    """Rows of the tables and whole matrices, each summed by an all-reduce while the backward pass runs."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        training: TrainingPass,
+        optimizer: Optimizer,
+        tokens_of_ranks: Sequence[int],
+        wire: torch.dtype,
+    ) -> None:
+        super().__init__(comm, training, optimizer, tokens_of_ranks)
+        self.wire = wire
+        self._pending: list[tuple[Pending, Tensor, Tensor]] = []
+
+    @property
+    def on_ready(self) -> Any:
+        return self._send
+
+    def _send(self, name: str, gradient: Tensor) -> None:
+        travelling = gradient.to(self.wire)
+        self._pending.append((self.comm.start_all_reduce(travelling, name), travelling, gradient))
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, schedule: StepSchedule) -> float:
+        self.comm.enter("sync")
+        total = loss.detach().float().reshape(1).clone()
+        for pending, travelling, gradient in self._pending:
+            self.comm.wait(pending)
+            if travelling is not gradient:
+                gradient.copy_(travelling)
+        self._pending.clear()
+        self.comm.all_reduce(total, "the loss")
+        super().step(loss, schedule)
+        return float(total)
+
+
+class DenseSync(Sync):
+    """Every gradient whole: one all-reduce for each after the backward pass, or in buckets as DistributedDataParallel."""
+
+    def __init__(
+        self, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int], overlap: bool
+    ) -> None:
+        super().__init__(comm, training, optimizer, tokens_of_ranks)
+        self.overlap = overlap
+        shapes = {name: p.shape for name, p in training.model.named_parameters()}
+        limit = DDP_BUCKET_BYTES if overlap else 0
+        self._buckets = make_buckets(training.ready_order, shapes, limit)
+        self._place = {name: view for bucket in self._buckets for name, view in bucket.views.items()}
+        self._pending: list[Pending] = []
+        self._left: list[set[str]] = []
+
+    @property
+    def on_ready(self) -> Any:
+        return self._fill if self.overlap else None
+
+    def start_step(self, token_ids: Tensor) -> None:
+        self._pending, self._left = [], [set(bucket.views) for bucket in self._buckets]
+
+    def _fill(self, name: str, gradient: Tensor) -> None:
+        place = self._place[name]
+        if is_table(name):
+            place.zero_()
+            place.index_copy_(0, self.training.token_ids, gradient)
+        else:
+            place.copy_(gradient)
+        for left in self._left:
+            left.discard(name)
+        # In their order, which is that of every rank.
+        while len(self._pending) < len(self._buckets) and not self._left[len(self._pending)]:
+            bucket = self._buckets[len(self._pending)]
+            self._pending.append(self.comm.start_all_reduce(bucket.flat, "a bucket of gradients"))
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, schedule: StepSchedule) -> float:
+        self.comm.enter("sync")
+        gradients, token_ids = self.training.gradients, self.training.token_ids
+        if not self.overlap:
+            for name in self.training.ready_order:
+                self._fill(name, gradients[name])
+                self.comm.wait(self._pending[-1])
+        self.comm.wait(*self._pending)
+        for name, gradient in gradients.items():
+            gradient.copy_(self._place[name][token_ids] if is_table(name) else self._place[name])
+        total = self.comm.all_reduce(loss.detach().float().reshape(1).clone(), "the loss")
+        super().step(loss, schedule)
+        return float(total)
+
+
+class Bucket:
+    """Gradients that travel together: one flat tensor and views of it."""
+
+    def __init__(self, names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
+        self.flat = torch.zeros(sum(shapes[name].numel() for name in names))
+        parts = self.flat.split([shapes[name].numel() for name in names])
+        self.views = {name: part.view(shapes[name]) for name, part in zip(names, parts, strict=True)}
+
+
+def make_buckets(names: Sequence[str], shapes: Mapping[str, torch.Size], limit: int) -> list[Bucket]:
+    """Names in their order, as many together as stay below the limit of bytes."""
+    groups: list[list[str]] = []
+    size = 0
+    for name in names:
+        size += 4 * shapes[name].numel()
+        if not groups or size > limit:
+            groups.append([])
+            size = 4 * shapes[name].numel()
+        groups[-1].append(name)
+    return [Bucket(group, shapes) for group in groups]
+
+
+class OverlappedSync(Sync):
+    """Point to point: each gradient leaves when it is complete, for the ranks that sum it."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        training: TrainingPass,
+        optimizer: Optimizer,
+        tokens_of_ranks: Sequence[int],
+        wire: torch.dtype,
+    ) -> None:
+        super().__init__(comm, training, optimizer, tokens_of_ranks)
+        self.wire = wire
+        self.parameters = {name: p.detach() for name, p in training.model.named_parameters()}
+        order = training.ready_order
+        self.tables = [name for name in order if is_table(name)]
+        self.small = [n for n in order if self.parameters[n].numel() < SMALL and not is_table(n)]
+        matrices = [n for n in optimizer.matrix_names if n not in self.small]
+        self.owners = share_out({n: self.parameters[n].shape for n in matrices}, tokens_of_ranks)
+        self.owned = [n for n in order if self.owners.get(n) == comm.rank]
+        self.whole = [n for n in order if n not in {*self.tables, *self.small, *matrices}]
+        self.tags = {name: FIRST_TAG + 2 * number for number, name in enumerate(order)}
+        self.index: list[Tensor] = []
+        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._arriving: dict[tuple[str, int], Pending] = {}
+        self._leaving: list[Pending] = []
+        self._sent: dict[str, Tensor] = {}
+        self._updates: dict[str, Tensor] = {}
+        self._pack = [Bucket([*self.small, "loss"], self._small_shapes()) for dummy in range(comm.world)]
+
+    def _small_shapes(self) -> dict[str, torch.Size]:
+        return {**{name: self.parameters[name].shape for name in self.small}, "loss": torch.Size([1])}
+
+    # -- buffers, and what travels in them
+
+    def _buffer(self, name: str, rank: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """Memory for what comes from a rank (or, for one's own rank, is to leave); it grows but is never given back."""
+        buffer = self._buffers.get((name, rank))
+        if buffer is None or buffer.numel() < rows * columns:
+            buffer = self._buffers[name, rank] = torch.empty(rows * columns, dtype=dtype)
+        return buffer[: rows * columns].view(rows, columns)
+
+    def _expect(self, name: str, rank: int, rows: int, columns: int) -> None:
+        buffer = self._buffer(name, rank, rows, columns, self.wire)
+        self._arriving[name, rank] = self.comm.receive(buffer, rank, self.tags[name], f"the gradient of {name}")
+
+    def _arrived(self, name: str, rank: int, rows: int, columns: int) -> Tensor:
+        self.comm.wait(self._arriving.pop((name, rank)))
+        return self._buffer(name, rank, rows, columns, self.wire)
+
+    def _rounded(self, name: str, gradient: Tensor) -> Tensor:
+        """The gradient as it travels."""
+        if gradient.dtype == self.wire:
+            return gradient.contiguous()
+        return self._buffer(name, self.comm.rank, *gradient.shape, self.wire).copy_(gradient)
+
+    def _leave(self, tensor: Tensor, rank: int, tag: int, what: str) -> None:
+        self._leaving.append(self.comm.send(tensor, rank, tag, what))
+
+    def _block(self, name: str, rank: int) -> slice:
+        """The rows of a whole gradient that a rank sums, where there are three ranks or more."""
+        rows, world = len(self.parameters[name]), self.comm.world
+        return slice(rows * rank // world, rows * (rank + 1) // world)
+
+    def _summed_here(self, name: str) -> slice:
+        """Two ranks just swap and both sum: one round instead of two, and no more bytes."""
+        return self._block(name, self.comm.rank) if self.comm.world > 2 else slice(0, len(self.parameters[name]))
+
+    # -- during the pass
+
+    @property
+    def on_ready(self) -> Any:
+        return self._send
+
+    def start_step(self, token_ids: Tensor) -> None:
+        mine = [unique_ids([ids[1:]]).long() for ids in self._ids]
+        self.index = [torch.searchsorted(token_ids, ids) for ids in mine]
+        for rank in self.others:
+            for name in self.whole:
+                rows = self._summed_here(name)
+                self._expect(name, rank, rows.stop - rows.start, self.parameters[name].size(1))
+            for name in self.owned:
+                self._expect(name, rank, *self.parameters[name].shape)
+            for name in self.tables:
+                self._expect(name, rank, len(self.index[rank]), self.parameters[name].size(1))
+            self._arriving["small", rank] = self.comm.receive(self._pack[rank].flat, rank, SMALL_TAG, "the loss")
+
+    @torch.no_grad()
+    def _send(self, name: str, gradient: Tensor) -> None:
+        what = f"the gradient of {name}"
+        if name in self.small:
+            self._pack[self.comm.rank].views[name].copy_(gradient)
+        elif name in self.owners:
+            if self.owners[name] != self.comm.rank:
+                self._leave(self._rounded(name, gradient), self.owners[name], self.tags[name], what)
+        elif is_table(name):
+            rows = self._sent[name] = self._rounded(name, gradient[self.index[self.comm.rank]])
+            for rank in self.others:
+                self._leave(rows, rank, self.tags[name], what)
+        else:
+            rounded = self._sent[name] = self._rounded(name, gradient)
+            for rank in self.others:
+                part = rounded[self._block(name, rank)] if self.comm.world > 2 else rounded
+                self._leave(part, rank, self.tags[name], what)
+
+    # -- after the pass
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, schedule: StepSchedule) -> float:
+        self.comm.enter("sync")
+        pack = self._pack[self.comm.rank]
+        pack.views["loss"].fill_(float(loss))
+        for rank in self.others:
+            self._leave(pack.flat, rank, SMALL_TAG, "the loss")
+        self._expect_others()
+        self.optimizer.start_step(schedule)
+        for name in self.whole:
+            self._sum_blocks(name)
+        self._update_owned()
+        for name in self.whole:
+            self.optimizer.update(name, self._whole_sum(name), self.training.token_ids)
+        for name in self.tables:
+            self.optimizer.update(name, self._row_sum(name), self.training.token_ids)
+        total = self._update_small()
+        self.comm.enter("sync")
+        self._take_others()
+        self.comm.wait(*self._leaving)
+        self._leaving.clear()
+        return total
+
+    def _contributions(self, name: str, mine: Tensor) -> Tensor:
+        """The sum over all ranks in their order, in float32."""
+        parts = [
+            mine if rank == self.comm.rank else self._arrived(name, rank, *mine.shape)
+            for rank in range(self.comm.world)
+        ]
+        if self.comm.world == 2 and self.wire == torch.float32:
+            return parts[self.others[0]].add_(mine)
+        total = parts[0].float() + parts[1]
+        for part in parts[2:]:
+            total += part
+        return total
+
+    def _sum_blocks(self, name: str) -> None:
+        """Three ranks or more: sum the block that is this rank's, and give it to all."""
+        if self.comm.world == 2:
+            return
+        rows, gradient = self._summed_here(name), self.training.gradients[name]
+        total = self._contributions(name, gradient[rows]).to(self.wire)
+        what = f"the summed gradient of {name}"
+        for rank in self.others:
+            self._leave(total, rank, self.tags[name] + 1, what)
+            block = self._block(name, rank)
+            buffer = self._buffer(f"sum {name}", rank, block.stop - block.start, gradient.size(1), self.wire)
+            self._arriving[f"sum {name}", rank] = self.comm.receive(buffer, rank, self.tags[name] + 1, what)
+        # Rounded for oneself as for the others; nobody is waiting for this block of ours.
+        gradient[rows] = total.float()
+
+    def _whole_sum(self, name: str) -> Tensor:
+        gradient = self.training.gradients[name]
+        if self.comm.world == 2:
+            return self._contributions(name, self._sent.pop(name))
+        for rank in self.others:
+            block = self._block(name, rank)
+            gradient[block] = self._arrived(f"sum {name}", rank, block.stop - block.start, gradient.size(1))
+        return gradient
+
+    def _row_sum(self, name: str) -> Tensor:
+        gradient = self.training.gradients[name]
+        mine = self._sent.pop(name)
+        total = gradient.zero_()
+        for rank, index in enumerate(self.index):
+            rows = mine if rank == self.comm.rank else self._arrived(name, rank, len(index), gradient.size(1))
+            total.index_add_(0, index, rows.float())
+        return total
+
+    def _update_owned(self) -> None:
+        """Muon of the matrices of this rank; the others get the result as soon as it is there."""
+        gradients = {name: self._contributions(name, self.training.gradients[name]) for name in self.owned}
+        self.comm.enter("optimizer")
+        for name, direction in self.optimizer.directions(gradients).items():
+            sent = self._apply(name, direction)
+            for rank in self.others:
+                self._leave(sent, rank, self.tags[name] + 1, f"the update of {name}")
+
+    def _apply(self, name: str, direction: Tensor) -> Tensor:
+        """Make the update of a matrix; the result is what travels: the matrix itself, or its rounded direction."""
+        if self.wire == torch.float32:
+            self.optimizer.apply(name, direction)
+            return self.parameters[name]
+        rounded = direction.to(self.wire)
+        self.optimizer.apply(name, rounded.float())
+        return rounded
+
+    def _update_small(self) -> float:
+        for rank in self.others:
+            self.comm.wait(self._arriving.pop(("small", rank)))
+        total = functools.reduce(torch.add, [pack.flat for pack in self._pack])
+        views = Bucket([*self.small, "loss"], self._small_shapes())
+        views.flat.copy_(total)
+        gates = {name: views.views[name] for name in self.small if name not in self.optimizer.adamw_names}
+        for name in self.small:
+            if name not in gates:
+                self.optimizer.update(name, views.views[name], self.training.token_ids)
+        for name, direction in self.optimizer.directions(gates).items():
+            self.optimizer.apply(name, direction)
+        return float(views.views["loss"])
+
+    def _expect_others(self) -> None:
+        """Await the matrices that other ranks own. They come straight into the model, which nobody reads now."""
+        for name, owner in self.owners.items():
+            if owner != self.comm.rank:
+                into = self.parameters[name]
+                if self.wire != torch.float32:
+                    into = self._buffer(f"new {name}", owner, *into.shape, self.wire)
+                self._updates[name] = into
+                what = f"the update of {name}"
+                self._arriving[f"new {name}", owner] = self.comm.receive(into, owner, self.tags[name] + 1, what)
+
+    def _take_others(self) -> None:
+        for name, update in self._updates.items():
+            self.comm.wait(self._arriving.pop((f"new {name}", self.owners[name])))
+            if self.wire != torch.float32:
+                self.optimizer.apply(name, update.float())
+
+
+def share_out(shapes: Mapping[str, torch.Size], speeds: Sequence[float]) -> dict[str, int]:
+    """The owner of each matrix, so that Muon's work is shared out as the rows of the batch are."""
+    cost = {name: math.prod(shape) * min(shape) for name, shape in shapes.items()}
+    load, owners = [0.0] * len(speeds), {}
+    for name in sorted(cost, key=lambda n: -cost[n]):
+        rank = min(range(len(speeds)), key=lambda r: ((load[r] + cost[name]) / speeds[r], r))
+        load[rank] += cost[name]
+        owners[name] = rank
+    return {name: owners[name] for name in shapes}
