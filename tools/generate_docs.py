@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Writes the pages that are made from tables in the code; with --check it only says which are out of step.
+
+Run from any checkout: tools/generate_docs.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+WIDTH = 140
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
+
+from ansible_collections.nanochat.ddp.plugins.module_utils import _settings  # noqa: E402
+
+
+def sections() -> Iterator[tuple[str, list[_settings.Setting]]]:
+    """The settings by section, in the table's order."""
+    names = dict.fromkeys(setting.section for setting in _settings.SETTINGS)
+    for name in names:
+        yield name, [setting for setting in _settings.SETTINGS if setting.section == name]
+
+
+def literal(value: object) -> str:
+    """A default as YAML writes it."""
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def of_profiles(setting: _settings.Setting) -> str:
+    return ", ".join(f"{profile} {values[setting.name]}" for profile, values in _settings.PROFILES.items())
+
+
+def empty_means(setting: _settings.Setting) -> str:
+    """What it means to leave a setting empty."""
+    if any(setting.name in values for values in _settings.PROFILES.values()):
+        return of_profiles(setting)
+    return setting.empty
+
+
+def group_vars() -> str:
+    """inventory/group_vars/trainers.yml."""
+    lines = [
+        "---",
+        "# Every setting of a job. What is left empty comes from ddp_profile or is worked out by the plan; docs/settings.md has them as tables.",
+        "# One run only: ansible-playbook train.yml -i inventory -e ddp_profile=real -e ddp_iterations=100",
+    ]
+    for section, settings in sections():
+        lines += ["", "", f"# == {section}" + (": set these for a host, in hosts.yml" if section == "Each host" else "")]
+        for setting in settings:
+            empty = empty_means(setting)
+            choices = f" One of {', '.join(setting.choices)}." if setting.choices else ""
+            why, otherwise = f"# {setting.why}{choices}", f"Empty: {empty}." if empty else ""
+            together = f"{why} {otherwise}".rstrip()
+            lines += ["", *([together] if len(together) <= WIDTH else [why, f"# {otherwise}"])]
+            mark = "# " if setting.scope == _settings.HOST else ""
+            lines.append(f"{mark}{setting.name}: {literal(setting.default)}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def settings_page() -> str:
+    """docs/settings.md."""
+    lines = [
+        "# Settings",
+        "",
+        "<!-- Written by tools/generate_docs.py from plugins/module_utils/_settings.py. -->",
+        "",
+        "Variables of the inventory, all of them optional. Those of a host may differ from host to host; all others belong to the run and must",
+        "be the same everywhere: set them for the group, in `inventory/group_vars/`, or with `-e` for one run. An empty value is as good as none.",
+        "A variable `ddp_*` that is not here is refused, with the name that is nearest.",
+        "",
+        "## Profiles",
+        "",
+        "`ddp_profile` fills in what is left empty: `smoke` is a trial of a few seconds, `real` a training of days. A setting that is",
+        "given always wins over the profile.",
+        "",
+        "| setting | " + " | ".join(_settings.PROFILES) + " |",
+        "|---|" + "---|" * len(_settings.PROFILES),
+    ]
+    for name in _settings.PROFILES["smoke"]:
+        lines.append(f"| `{name}` | " + " | ".join(str(values[name]) for values in _settings.PROFILES.values()) + " |")
+    for section, settings in sections():
+        lines += ["", f"## {section}", "", "| setting | default | what for | takes |", "|---|---|---|---|"]
+        lines += [row(setting) for setting in settings]
+    return "\n".join(lines) + "\n"
+
+
+def row(setting: _settings.Setting) -> str:
+    profile = any(setting.name in values for values in _settings.PROFILES.values())
+    default = "profile" if profile else setting.empty or f"`{literal(setting.default)}`"
+    return f"| `{setting.name}` | {default} | {setting.why} | {_settings.wanted(setting)} |"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "inventory/group_vars/trainers.yml": group_vars,
+    "docs/settings.md": settings_page,
+}
+
+
+def main() -> int:
+    stale = []
+    for name, page in PAGES.items():
+        path, text = ROOT / name, page()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if "--check" not in sys.argv[1:]:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+    for name in stale:
+        print(f"{name} {'is out of step; run tools/generate_docs.py' if '--check' in sys.argv[1:] else 'written'}.")
+    return 1 if stale and "--check" in sys.argv[1:] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
