@@ -1,0 +1,282 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Batches of tokens: documents packed best-fit into rows that each begin with BOS.
+
+    loader = Loader(tokenizer, folder, "train", rows=2, length=512, rank=0, world=1)
+    x, y = loader.next_batch()
+    loader.position()        # upstream's three numbers, for the checkpoint's meta file
+    loader.state()           # all that is needed to go on bit-identically, for the rank's own file
+    loader.close()
+
+Rank r of W reads the row groups r, r+W, ... of each file, for ever. A thread prepares the next batches while the model
+computes; what position() and state() say always belongs to the batch handed out last.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from nanochat import dataset
+from nanochat.common import UserError
+from nanochat.tokenizer import Tokenizer
+
+DOCUMENTS_AT_ONCE = 128
+BUFFER_DOCUMENTS = 1000
+BATCHES_AHEAD = 2
+MOST_THREADS = 8
+START = {"pq_idx": 0, "rg_idx": -1, "epoch": 1}
+
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Cursor(NamedTuple):
+    """The documents read last: file, row group, epoch, and which of the group's slices of 128 comes next."""
+
+    pq_idx: int
+    rg_idx: int
+    epoch: int
+    next_slice: int
+
+    def position(self) -> dict[str, int]:
+        """Upstream's three numbers."""
+        return {"pq_idx": self.pq_idx, "rg_idx": self.rg_idx, "epoch": self.epoch}
+
+
+class Batch(NamedTuple):
+    """One batch and the loader's whole state after it."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    cursor: Cursor
+    waiting: list[Tokens]
+
+
+class DocumentReader:
+    """This rank's documents, a slice of at most 128 at a time, epoch after epoch."""
+
+    def __init__(self, shards: Sequence[dataset.Shard], rank: int, world: int) -> None:
+        self.shards, self.rank, self.world = shards, rank, world
+
+    def groups(self, start: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
+        """(file, row group, epoch) from just after the given position, for ever."""
+        first, epoch = start["pq_idx"], start["epoch"]
+        # Any rank may go on from any rank's position: its own first group of the round that comes next.
+        group = (start["rg_idx"] // self.world + 1) * self.world + self.rank if start["rg_idx"] >= 0 else self.rank
+        while True:
+            for index in range(first, len(self.shards)):
+                for one in range(group, len(self.shards[index].group_rows), self.world):
+                    yield index, one, epoch
+                group = self.rank
+            first, epoch = 0, epoch + 1
+
+    def slices(self, start: Mapping[str, int], within: Cursor | None = None) -> Iterator[tuple[list[str], Cursor]]:
+        """Texts and the cursor after them; with a cursor, first what its own row group still holds."""
+        if within is not None:
+            yield from self._cut(within.pq_idx, within.rg_idx, within.epoch, within.next_slice)
+        for index, group, epoch in self.groups(start):
+            yield from self._cut(index, group, epoch, 0)
+
+    def _cut(self, index: int, group: int, epoch: int, first: int) -> Iterator[tuple[list[str], Cursor]]:
+        path = self.shards[index].path
+        with dataset.open_shard(path) as file:
+            texts = dataset.read_group(file, path, group)
+        for number in range(first, -(-len(texts) // DOCUMENTS_AT_ONCE)):
+            begin = number * DOCUMENTS_AT_ONCE
+            yield texts[begin : begin + DOCUMENTS_AT_ONCE], Cursor(index, group, epoch, number + 1)
+
+
+class Waiting:
+    """The documents that wait for a row, by length and then by age."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[int, int]] = []
+        self.tokens: dict[int, Tokens] = {}
+        self.count = 0
+
+    def add(self, tokens: Tokens) -> None:
+        """Take one more document."""
+        bisect.insort(self.order, (len(tokens), self.count))
+        self.tokens[self.count] = tokens
+        self.count += 1
+
+    def take(self, room: int) -> Tokens:
+        """The longest that fits into the room (the oldest of equals), or else the shortest, to be cropped."""
+        end = bisect.bisect_left(self.order, (room + 1, -1))
+        at = bisect.bisect_left(self.order, (self.order[end - 1][0], -1)) if end else 0
+        dummy, number = self.order.pop(at)
+        return self.tokens.pop(number)
+
+    def oldest_first(self) -> list[Tokens]:
+        """All that waits, in the order of arrival."""
+        return list(self.tokens.values())
+
+
+class Packer:
+    """Reads, tokenizes and packs, one batch at a time; no thread of its own."""
+
+    def __init__(self, tokenizer: Tokenizer, reader: DocumentReader, rows: int, length: int, threads: int) -> None:
+        self.tokenizer, self.reader, self.rows, self.length, self.threads = tokenizer, reader, rows, length, threads
+        self.waiting = Waiting()
+        self.cursor = Cursor(0, 0, 1, 0)
+        self.slices = reader.slices(START)
+
+    def resume_near(self, position: Mapping[str, int]) -> None:
+        """Go on as upstream does: at the next row group, with nothing waiting."""
+        self.slices = self.reader.slices(position)
+
+    def resume_exactly(self, cursor: Cursor, waiting: Sequence[Tokens]) -> None:
+        """Go on as if there had been no interruption."""
+        self.cursor = cursor
+        self.slices = self.reader.slices(cursor.position(), within=cursor)
+        for tokens in waiting:
+            self.waiting.add(tokens)
+
+    def batch(self) -> Batch:
+        """The next batch: every row filled to the last token."""
+        rows = np.empty((self.rows, self.length + 1), dtype=np.int64)
+        for row in rows:
+            self._fill(row)
+        both = torch.from_numpy(rows)
+        return Batch(
+            both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.waiting.oldest_first()
+        )
+
+    def _fill(self, row: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        filled = 0
+        while filled < len(row):
+            while len(self.waiting.order) < BUFFER_DOCUMENTS:
+                self._read_more()
+            tokens = self.waiting.take(len(row) - filled)[: len(row) - filled]
+            row[filled : filled + len(tokens)] = tokens
+            filled += len(tokens)
+
+    def _read_more(self) -> None:
+        texts, self.cursor = next(self.slices)
+        for ids in self.tokenizer.encode_documents(texts, self.threads):
+            self.waiting.add(np.array(ids, dtype=np.int32))
+
+
+class Loader:
+    """Batches for one rank, prepared ahead by a thread."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        folder: Path,
+        split: str,
+        rows: int,
+        length: int,
+        rank: int,
+        world: int,
+        position: Mapping[str, int] | None = None,
+        state: Mapping[str, Any] | None = None,
+        threads: int = 0,
+    ) -> None:
+        shards = dataset.inspect(dataset.split_paths(folder, split))
+        dataset.check_shares(shards, split, world)
+        self.rank, self.world, self.files = rank, world, [shard.path.name for shard in shards]
+        threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
+        packer = Packer(tokenizer, DocumentReader(shards, rank, world), rows, length, threads)
+        if state is not None and self._is_ours(state):
+            packer.resume_exactly(Cursor(*state["cursor"]), _unflatten(state))
+        elif position is not None:
+            packer.resume_near(_checked(position, len(shards), folder))
+        self.last: Batch | None = None
+        self._ahead = _Ahead(packer.batch)
+
+    def _is_ours(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state was kept by this very rank over these very files; else only the position can be of use."""
+        same = (state["rank"], state["world"], list(state["files"])) == (self.rank, self.world, self.files)
+        return same and Cursor(*state["cursor"]).pq_idx < len(self.files)
+
+    def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets, int64 [rows, length]."""
+        self.last = self._ahead.take()
+        return self.last.inputs, self.last.targets
+
+    def position(self) -> dict[str, int]:
+        """The documents read last for the batch handed out last, in upstream's three numbers."""
+        return self._handed_out().cursor.position()
+
+    def state(self) -> dict[str, Any]:
+        """All that bit-identical resumption needs: tensors and plain values only."""
+        batch = self._handed_out()
+        lengths = torch.tensor([len(tokens) for tokens in batch.waiting], dtype=torch.int64)
+        tokens = torch.from_numpy(np.concatenate(batch.waiting)) if batch.waiting else torch.empty(0, dtype=torch.int32)
+        place = {"rank": self.rank, "world": self.world, "files": self.files, "cursor": list(batch.cursor)}
+        return {**place, "lengths": lengths, "tokens": tokens}
+
+    def _handed_out(self) -> Batch:
+        if self.last is None:
+            raise RuntimeError("no batch was taken yet")
+        return self.last
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._ahead.close()
+
+
+def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:
+    ends = np.cumsum(state["lengths"].numpy())[:-1]
+    return [piece.astype(np.int32) for piece in np.split(state["tokens"].numpy(), ends)]
+
+
+def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[str, int]:
+    missing = START.keys() - position.keys()
+    if missing or not 0 <= position["pq_idx"] < files:
+        at = dict(position)
+        raise UserError(f"the checkpoint's place in the data, {at}, does not exist in {folder}, which has {files} file(s).")
+    return position
+
+
+class _Ahead:
+    """Calls a function again and again in a thread, keeping a few results ready; its errors come out of take()."""
+
+    def __init__(self, make: Callable[[], Batch]) -> None:
+        self._ready: queue.Queue[Batch | Exception] = queue.Queue(BATCHES_AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(make,), name="dataloader", daemon=True)
+        self._thread.start()
+
+    def _run(self, make: Callable[[], Batch]) -> None:
+        while not self._closed.is_set():
+            made: Batch | Exception
+            try:
+                made = make()
+            except Exception as error:
+                made = error
+            self._put(made)
+            if isinstance(made, Exception):
+                return
+
+    def _put(self, made: Batch | Exception) -> None:
+        while not self._closed.is_set():
+            try:
+                self._ready.put(made, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def take(self) -> Batch:
+        """The next result."""
+        made = self._ready.get()
+        if isinstance(made, Exception):
+            # It stays at hand: the thread is gone, and whoever asks again must not wait for ever.
+            self._ready.put(made)
+            raise made
+        return made
+
+    def close(self) -> None:
+        """Stop making more."""
+        self._closed.set()
+        self._thread.join(10)

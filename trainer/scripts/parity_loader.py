@@ -1,0 +1,110 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Replay a file of data loader cases and write what our loader gives, in the same format.
+
+    python -m scripts.parity_loader CASES.json --data FOLDER --write OUT.json
+
+FOLDER holds base_data_climbmix/ and tokenizer/. Read are only world, rank, split, B, T, the batch numbers and the
+position to resume from; digests and states are always computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanochat import dataset
+from nanochat import tokenizer as tokenizers
+from nanochat.common import UserError, exit_code
+from nanochat.dataloader import Loader
+
+Json = dict[str, Any]
+
+
+def digest(tokens: torch.Tensor) -> str:
+    """The first 32 hex digits of the sha256 of the raw int64 bytes."""
+    return hashlib.sha256(tokens.contiguous().numpy().tobytes()).hexdigest()[:32]
+
+
+class Replay:
+    """The cases of one file over one data folder."""
+
+    def __init__(self, data: Path) -> None:
+        self.shards = data / "base_data_climbmix"
+        self.tokenizer = tokenizers.load(data / "tokenizer")
+        self.token_bytes = tokenizers.load_token_bytes(data / "tokenizer", self.tokenizer.vocab_size)
+
+    def summary(self) -> Json:
+        """What the file's head says about the data."""
+        shards = dataset.inspect(dataset.shard_paths(self.shards))
+        return {
+            "shards": len(shards),
+            "row_groups": len(shards[0].group_rows),
+            "docs_per_group": shards[0].group_rows[0],
+            "vocab": self.tokenizer.vocab_size,
+            "token_bytes_sum": int(self.token_bytes.sum()),
+        }
+
+    def case(self, case: Json) -> Json:
+        """One loader: the batches asked for, each with the position after it."""
+        where = {name: case[name] for name in ("world", "rank", "split", "B", "T")}
+        wanted = {int(batch["i"]) for batch in case["batches"]}
+        loader = Loader(
+            self.tokenizer, self.shards, case["split"], case["B"], case["T"], case["rank"], case["world"]
+        )
+        found: dict[int, Json] = {}
+        for number in range(max(wanted, default=-1) + 1):
+            x, y = loader.next_batch()
+            if number in wanted:
+                found[number] = {"i": number, "x": digest(x), "y": digest(y), "state": loader.position()}
+        loader.close()
+        return {**where, "batches": [found[int(batch["i"])] for batch in case["batches"]]}
+
+    def resume(self, case: Json, like: Json) -> Json:
+        """The first batch after a position."""
+        split, rows, length = (case.get(name, like[name]) for name in ("split", "B", "T"))
+        loader = Loader(
+            self.tokenizer, self.shards, split, rows, length, case["rank"], case["world"], position=case["state_in"]
+        )
+        x, y = loader.next_batch()
+        loader.close()
+        kept = {name: case[name] for name in ("world", "rank", "split", "B", "T", "state_in") if name in case}
+        return {**kept, "x": digest(x), "y": digest(y), "state_out": loader.position()}
+
+
+def replay(cases: Json, data: Path) -> Json:
+    """The whole file, computed anew."""
+    run = Replay(data)
+    out = run.summary()
+    out["loader"] = [run.case(case) for case in cases.get("loader", [])]
+    if "resume" in cases:
+        # The golden file's resume case does not repeat these three.
+        like = {"split": "train", "B": 2, "T": 64} | {k: v for k, v in next(iter(out["loader"]), {}).items() if k in "BT"}
+        several = isinstance(cases["resume"], list)
+        found = [run.resume(case, like) for case in (cases["resume"] if several else [cases["resume"]])]
+        out["resume"] = found if several else found[0]
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m scripts.parity_loader", description="Replay data loader cases.")
+    parser.add_argument("cases", type=Path, help="a file like golden/loader.json")
+    parser.add_argument("--data", type=Path, required=True, help="folder with base_data_climbmix/ and tokenizer/")
+    parser.add_argument("--write", type=Path, required=True, help="file for what was computed")
+    args = parser.parse_args()
+    try:
+        cases = json.loads(args.cases.read_text(encoding="utf-8"))
+        args.write.write_text(json.dumps(replay(cases, args.data), indent=1) + "\n", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot replay {args.cases} into {args.write}: {error}.") from None
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
