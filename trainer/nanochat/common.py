@@ -84,7 +84,9 @@ def writable_folder(path: Path, what: str) -> Path:
 def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
     """RANK, LOCAL_RANK and WORLD_SIZE as torchrun sets them; one process alone is rank 0 of 1."""
     try:
-        rank, local, world = (int(environ.get(k, d)) for k, d in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")))
+        rank, local, world = (
+            int(environ.get(k, d)) for k, d in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
+        )
     except ValueError as error:
         raise UserError(f"RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers: {error}.") from None
     if not 0 <= rank < world:

@@ -147,9 +147,7 @@ class Packer:
         for row in rows:
             self._fill(row)
         both = torch.from_numpy(rows)
-        return Batch(
-            both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.waiting.oldest_first()
-        )
+        return Batch(both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.waiting.oldest_first())
 
     def _fill(self, row: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         filled = 0
@@ -235,7 +233,9 @@ def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[s
     missing = START.keys() - position.keys()
     if missing or not 0 <= position["pq_idx"] < files:
         at = dict(position)
-        raise UserError(f"the checkpoint's place in the data, {at}, does not exist in {folder}, which has {files} file(s).")
+        raise UserError(
+            f"the checkpoint's place in the data, {at}, does not exist in {folder}, which has {files} file(s)."
+        )
     return position
 
 

@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from nanochat.common import UserError
@@ -105,7 +105,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    readers = {"int": int, "float": float, "str": str, "str | None": str, "tuple[int, ...]": _rows}
+    readers: dict[str, Callable[[str], Any]] = {
+        "int": int,
+        "float": float,
+        "str": str,
+        "str | None": str,
+        "tuple[int, ...]": _rows,
+    }
     for field in dataclasses.fields(Settings):
         flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"].replace("%", "%%")
         if field.type == "bool":
@@ -146,7 +152,9 @@ def check(settings: Settings) -> None:
     if settings.resume and settings.resume_from_step >= 0:
         refuse(settings, "resume_from_step", "cannot go together with --resume, which finds the step by itself")
     if settings.model_tag is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", settings.model_tag):
-        refuse(settings, "model_tag", "is the name of a folder and takes letters, digits, dot, dash and underscore only")
+        refuse(
+            settings, "model_tag", "is the name of a folder and takes letters, digits, dot, dash and underscore only"
+        )
 
 
 def _check_numbers(settings: Settings) -> None:
@@ -211,7 +219,11 @@ def _given_shares(settings: Settings, rows: int, world: int) -> list[int]:
         refuse(settings, "rank_rows", f"adds up to {sum(shares)} row(s), but {want}")
     for rank, share in enumerate(shares):
         if share % micro:
-            refuse(settings, "rank_rows", f"rank {rank} takes {share} row(s), not a multiple of --device-batch-size {micro}")
+            refuse(
+                settings,
+                "rank_rows",
+                f"rank {rank} takes {share} row(s), not a multiple of --device-batch-size {micro}",
+            )
     return shares
 
 

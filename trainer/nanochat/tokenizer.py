@@ -126,7 +126,9 @@ def load(folder: Path) -> Tokenizer:
         raise
     # A damaged pickle may raise nearly anything, from EOFError to MemoryError; tiktoken raises ValueError.
     except Exception as error:
-        raise UserError(f"{path} is not a tokenizer: {error}; copy it again or train one with scripts.tok_train.") from None
+        raise UserError(
+            f"{path} is not a tokenizer: {error}; copy it again or train one with scripts.tok_train."
+        ) from None
 
 
 def load_token_bytes(folder: Path, vocab_size: int) -> torch.Tensor:
@@ -140,7 +142,9 @@ def load_token_bytes(folder: Path, vocab_size: int) -> torch.Tensor:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} cannot be read: {first}; copy it again or run scripts.tok_train.") from None
     if not isinstance(sizes, torch.Tensor) or sizes.ndim != 1 or len(sizes) != vocab_size:
-        raise UserError(f"{path} does not match the tokenizer beside it, which has {vocab_size} tokens; copy both again.")
+        raise UserError(
+            f"{path} does not match the tokenizer beside it, which has {vocab_size} tokens; copy both again."
+        )
     return sizes
 
 

@@ -56,9 +56,7 @@ class Replay:
         """One loader: the batches asked for, each with the position after it."""
         where = {name: case[name] for name in ("world", "rank", "split", "B", "T")}
         wanted = {int(batch["i"]) for batch in case["batches"]}
-        loader = Loader(
-            self.tokenizer, self.shards, case["split"], case["B"], case["T"], case["rank"], case["world"]
-        )
+        loader = Loader(self.tokenizer, self.shards, case["split"], case["B"], case["T"], case["rank"], case["world"])
         found: dict[int, Json] = {}
         for number in range(max(wanted, default=-1) + 1):
             x, y = loader.next_batch()
@@ -69,13 +67,20 @@ class Replay:
 
     def resume(self, case: Json, like: Json) -> Json:
         """The first batch after a position."""
-        split, rows, length = (case.get(name, like[name]) for name in ("split", "B", "T"))
+        full: Json = {**like, **case}
         loader = Loader(
-            self.tokenizer, self.shards, split, rows, length, case["rank"], case["world"], position=case["state_in"]
+            self.tokenizer,
+            self.shards,
+            full["split"],
+            full["B"],
+            full["T"],
+            full["rank"],
+            full["world"],
+            position=full["state_in"],
         )
         x, y = loader.next_batch()
         loader.close()
-        kept = {name: case[name] for name in ("world", "rank", "split", "B", "T", "state_in") if name in case}
+        kept: Json = {name: case[name] for name in ("world", "rank", "split", "B", "T", "state_in") if name in case}
         return {**kept, "x": digest(x), "y": digest(y), "state_out": loader.position()}
 
 
@@ -85,8 +90,9 @@ def replay(cases: Json, data: Path) -> Json:
     out = run.summary()
     out["loader"] = [run.case(case) for case in cases.get("loader", [])]
     if "resume" in cases:
-        # The golden file's resume case does not repeat these three.
-        like = {"split": "train", "B": 2, "T": 64} | {k: v for k, v in next(iter(out["loader"]), {}).items() if k in "BT"}
+        # The golden file's resume case does not repeat these three; it shares them with the other cases.
+        first: Json = next(iter(out["loader"]), {"B": 2, "T": 64})
+        like: Json = {"split": "train", "B": first["B"], "T": first["T"]}
         several = isinstance(cases["resume"], list)
         found = [run.resume(case, like) for case in (cases["resume"] if several else [cases["resume"]])]
         out["resume"] = found if several else found[0]

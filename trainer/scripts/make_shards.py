@@ -1,0 +1,167 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make parquet shards from folders of text files.
+
+    python -m scripts.make_shards --from PATH... --out FOLDER --shards 8 --suffix .txt .md
+
+Every readable text file becomes a document, a long one several, cut at ends of lines (a row of tokens holds only the
+beginning of a long document; what is cut off is never seen). Documents are ordered by their digests: the same texts
+give the same bytes wherever they lie, and training and validation are drawn alike. The last shard is validation.
+The output folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyarrow import parquet as pq
+
+from nanochat.common import UserError, exit_code
+from nanochat.dataset import TEXT
+
+# Ranks share a shard by row groups, so a shard should have many.
+FEWEST_GROUPS = 16
+
+
+class Found(NamedTuple):
+    """The documents of all files, and how many files were left out for what reason."""
+
+    documents: list[str]
+    files: int
+    binary: int
+    empty: int
+    unreadable: int
+
+
+def list_files(sources: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
+    """Every regular file below the sources, hidden ones and links to elsewhere left out."""
+    files: list[Path] = []
+    for source in sources:
+        if source.is_file():
+            files.append(source)
+            continue
+        if not source.is_dir():
+            raise UserError(f"--from {source}: is neither a file nor a folder.")
+        files.extend(path for path in _walk(source) if not suffixes or path.suffix in suffixes)
+    return files
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    def stop(error: OSError) -> None:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}.") from None
+
+    for root, folders, names in os.walk(folder, onerror=stop):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        paths = (Path(root, name) for name in sorted(names) if not name.startswith("."))
+        yield from (path for path in paths if path.is_file() and not path.is_symlink())
+
+
+def cut(text: str, longest: int) -> list[str]:
+    """Pieces of at most so many characters that end with a line where they can; joined they are the text."""
+    pieces, begin = [], 0
+    while len(text) - begin > longest:
+        line_end = text.rfind("\n", begin, begin + longest) + 1
+        end = line_end if line_end > begin else begin + longest
+        pieces.append(text[begin:end])
+        begin = end
+    return [*pieces, text[begin:]]
+
+
+def read_documents(files: Sequence[Path], longest: int) -> Found:
+    """The texts of all files, in an order that only they themselves determine."""
+    documents: list[str] = []
+    binary = empty = unreadable = 0
+    for path in files:
+        try:
+            data = path.read_bytes()
+        except OSError:
+            unreadable += 1
+            continue
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            binary += 1
+            continue
+        if "\0" in text:
+            binary += 1
+        elif not text.strip():
+            empty += 1
+        else:
+            documents.extend(piece for piece in cut(text, longest) if piece.strip())
+    documents.sort(key=lambda text: hashlib.sha256(text.encode()).digest())
+    return Found(documents, len(files), binary, empty, unreadable)
+
+
+def write_shards(documents: Sequence[str], folder: Path, shards: int, docs_per_group: int) -> None:
+    """Deal the documents out in equal runs, one a shard."""
+    for number in range(shards):
+        begin, end = (len(documents) * n // shards for n in (number, number + 1))
+        group = max(1, min(docs_per_group, (end - begin) // FEWEST_GROUPS))
+        table = pa.table({TEXT: pa.array(documents[begin:end], pa.string())})
+        path = folder / f"shard_{number:05d}.parquet"
+        pq.write_table(table, path, row_group_size=group, compression="zstd")
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m scripts.make_shards", description="Make shards from text files.")
+    parser.add_argument("--from", dest="sources", type=Path, nargs="+", required=True, help="folders or files of text")
+    parser.add_argument("--out", type=Path, required=True, help="folder to make; must not hold anything yet")
+    parser.add_argument("--shards", type=int, required=True, help="number of shards; the last is validation")
+    parser.add_argument("--docs-per-group", type=int, default=64, help="documents in a row group at most")
+    parser.add_argument("--doc-chars", type=int, default=10_000, help="cut longer files into documents of this length")
+    parser.add_argument("--suffix", nargs="*", default=[], help="only files with these endings (default: all)")
+    args = parser.parse_args()
+    for name, least in (("shards", 2), ("docs_per_group", 1), ("doc_chars", 1)):
+        if getattr(args, name) < least:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least {least}.")
+    return args
+
+
+def make(args: argparse.Namespace) -> Found:
+    """Read, write beside the folder asked for, then give it its name."""
+    out: Path = args.out.absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out}: already holds something; name a new folder, or remove this one first.")
+    suffixes = [suffix if suffix.startswith(".") else "." + suffix for suffix in args.suffix]
+    found = read_documents(list_files(args.sources, suffixes), args.doc_chars)
+    if len(found.documents) < args.shards:
+        raise UserError(
+            f"{' '.join(map(str, args.sources))} gave {len(found.documents)} document(s) from {found.files} file(s), "
+            f"too few for {args.shards} shards; name more text, fewer --shards or other --suffix."
+        )
+    fresh = out.with_name(f".{out.name}.new-{os.getpid()}")
+    try:
+        fresh.mkdir(parents=True)
+        write_shards(found.documents, fresh, args.shards, args.docs_per_group)
+        fresh.rename(out)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return found
+
+
+def main() -> None:
+    args = _arguments()
+    try:
+        found = make(args)
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename or args.out}: {error.strerror or error}.") from None
+    characters = sum(map(len, found.documents))
+    print(
+        f"wrote {args.shards} shards with {len(found.documents)} documents of {characters} characters to {args.out}; "
+        f"of {found.files} files {found.binary} were not UTF-8 text, {found.empty} empty, {found.unreadable} unreadable"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
