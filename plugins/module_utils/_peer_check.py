@@ -12,14 +12,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._peer_responder import CHUNK, GREETING, OK, sockaddr
+from ansible_collections.nanochat.ddp.plugins.module_utils._peer_responder import CHUNK, GREETING, sockaddr
 
 # Names that Python's socket module has not.
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IP_MTU = 10, 2, 14
 IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO, IPV6_MTU = 23, 2, 24
 
 PINGS = 15
-PATH_SIZES = (8192, 4000, 1492, 1450, 1400, 1350, 1280, 576)
+ANSWER_BYTES = 21  # "OK", a space, the responder's clock in 17 digits, a line end
+PATH_SIZES = (8192, 4000, 1500, 1492, 1450, 1400, 1350, 1280, 576)
 SEND_BUFFER = 1 << 18  # what lies in it at the end has to drain over a slow link within the patience
 PATIENCE = 5.0
 
@@ -87,12 +88,20 @@ def connect(source: str, peer: str, port: int, timeout: float, segment: int = 0)
     return sock
 
 
-def ask(sock: socket.socket, token: str, service: str) -> None:
-    """Ask the responder for a service; anything else than its OK is a stranger's answer."""
+def ask(sock: socket.socket, token: str, service: str) -> float:
+    """Ask the responder for a service; its clock against ours, in seconds. Any other answer is a stranger's."""
+    begin = time.time()
     sock.sendall(f"{GREETING} {token} {service}\n".encode())
-    reply = _exactly(sock, len(OK))
-    if reply != OK:
+    reply = _exactly(sock, ANSWER_BYTES)
+    end = time.time()
+    try:
+        word, clock = reply.decode("ascii").split()
+        offset = float(clock) - (begin + end) / 2
+    except (UnicodeError, ValueError):
+        word, offset = "", 0.0
+    if word != "OK":
         raise Stranger(0, "another program answers there")
+    return offset
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
@@ -128,10 +137,10 @@ def _port(port: int, error: str, words: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def latency(source: str, peer: Peer, port: int, timeout: float) -> float:
-    """The middle one of some round trips, in milliseconds."""
+def latency(source: str, peer: Peer, port: int, timeout: float) -> tuple[float, float]:
+    """(the middle one of some round trips in milliseconds, the peer's clock against ours in seconds)."""
     with connect(source, peer.address, port, timeout) as sock:
-        ask(sock, peer.token, "echo")
+        offset = ask(sock, peer.token, "echo")
         trips = []
         for number in range(PINGS):
             begin = time.monotonic()
@@ -139,7 +148,7 @@ def latency(source: str, peer: Peer, port: int, timeout: float) -> float:
             if len(_exactly(sock, 8)) < 8:
                 break
             trips.append(time.monotonic() - begin)
-    return round(sorted(trips)[len(trips) // 2] * 1000, 3) if trips else 0.0
+    return (round(sorted(trips)[len(trips) // 2] * 1000, 3) if trips else 0.0), round(offset, 3)
 
 
 def send_bulk(source: str, peer: Peer, port: int, limits: Limits, segment: int = 0) -> tuple[float, int]:
@@ -210,6 +219,7 @@ def check_peer(source: str, peer: Peer, limits: Limits) -> dict[str, Any]:
         "address": peer.address,
         "ports": ports,
         "latency_ms": None,
+        "clock_offset": None,
         "bandwidth_mbit": None,
         "mtu": None,
         "full_size": None,
@@ -219,7 +229,7 @@ def check_peer(source: str, peer: Peer, limits: Limits) -> dict[str, Any]:
     usable = usable_port(link)
     if usable is not None:
         try:
-            link["latency_ms"] = latency(source, peer, usable, limits.timeout)
+            link["latency_ms"], link["clock_offset"] = latency(source, peer, usable, limits.timeout)
         except OSError as error:
             link["error"] = f"round trips: {error.strerror or error}"
     return link

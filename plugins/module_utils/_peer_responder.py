@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._processes import alive, port_holders, start_ticks
 
 GREETING = "NANOCHAT-DDP-CHECK"
-OK = b"OK\n"
 CHUNK = 1 << 16
 PATIENCE = 10.0  # seconds that a connection may be silent
 LINE = 200  # bytes a request may have
@@ -186,7 +185,7 @@ def answer(connection: socket.socket, token: str) -> None:
             words = _line(connection).split()
             if len(words) != 3 or words[0] != GREETING or not hmac.compare_digest(words[1], token):
                 return
-            connection.sendall(OK)
+            connection.sendall(f"OK {time.time():017.6f}\n".encode())
             if words[2] == "echo":
                 _echo(connection)
             elif words[2] == "sink":

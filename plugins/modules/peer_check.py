@@ -219,6 +219,9 @@ links:
     latency_ms:
       description: The middle one of some round trips.
       type: float
+    clock_offset:
+      description: Seconds by which the peer's clock is ahead of ours.
+      type: float
     bandwidth_mbit:
       description: The rate towards the peer, as the peer saw it.
       type: float
