@@ -1,0 +1,298 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One named session: what it was given, what became of it, and what is to be done to bring it into a state."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+import uuid
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils import (
+    _env_file,
+    _processes,
+    _reaper,
+    _session_runner,
+    _tmux,
+)
+
+ABSENT = "absent"
+RUNNING = "running"
+FINISHED = "finished"
+GONE = "gone"
+
+# How long a runner may take to say that it lives, and to go once its job is dead.
+_START_SECONDS = 20.0
+_GO_SECONDS = 10.0
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+\Z")
+
+
+class SessionError(Exception):
+    """Says in one sentence which session, what was tried, what was seen and what to do."""
+
+
+class Spec(NamedTuple):
+    """What a session is to run."""
+
+    argv: tuple[str, ...]
+    chdir: str
+    env_file: str | None
+    log: str
+
+
+class Session:
+    """The session `name` whose files lie in `state_dir`."""
+
+    def __init__(self, name: str, state_dir: str, tmux: _tmux.Tmux | None) -> None:
+        self.name = _tmux.check_name(name)
+        self.state_dir = os.path.abspath(state_dir)
+        self.folder = os.path.join(self.state_dir, ".session")
+        self.record = os.path.join(self.state_dir, "session.json")
+        self.script = os.path.join(self.state_dir, "run.sh")
+        self.tmux = tmux
+        self.label = hashlib.sha256(os.fsencode(self.state_dir)).hexdigest()[:16]
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    def launch(self) -> dict[str, Any]:
+        """What the last start was given; empty where there was none."""
+        return _read_json(os.path.join(self.folder, "launch.json"))
+
+    def status(self) -> dict[str, Any]:
+        """The content of session.json, and `state`."""
+        record = _read_json(self.record)
+        if not record:
+            return {"state": GONE if self.in_tmux() else ABSENT}
+        if record.get("ended") is not None:
+            return {**record, "state": FINISHED}
+        identity = self._identity(record)
+        alive = identity is not None and _reaper.runner_alive(identity)
+        if not alive:
+            # It may have ended between the two looks.
+            record = _read_json(self.record) or record
+        return {**record, "state": RUNNING if alive else FINISHED if record.get("ended") is not None else GONE}
+
+    def in_tmux(self) -> bool:
+        """Whether tmux has the session and it is ours."""
+        return self.tmux is not None and self.tmux.exists(self.name) and self.tmux.label(self.name) == self.label
+
+    def left_over(self) -> dict[int, _processes.Process]:
+        """All processes of the session but its runner."""
+        identity = self._identity(_read_json(self.record) or self.launch())
+        return _reaper.members(identity) if identity else {}
+
+    def same(self, spec: Spec) -> bool:
+        """Whether the last start was given the very same."""
+        launch = self.launch()
+        return bool(launch) and launch.get("given") == _given(spec, str(launch.get("id")))
+
+    def describe(self, spec: Spec | None, state: str, salt: str | None) -> str:
+        """What a session is given, as text for a diff: environments by name and short digest, never by value."""
+        given = self.launch().get("given") if spec is None else _given(spec, str(salt))
+        lines = [f"state: {state}"]
+        if state != ABSENT and given:
+            lines += [f"{key}: {given[key]}" for key in ("chdir", "log")]
+            lines += ["argv:", *(f"  {quote(word)}" for word in given["argv"])]
+            lines += ["env:", *(f"  {name} ({digest})" for name, digest in sorted(given["env"].items()))]
+        return "\n".join(lines).encode("utf-8", "backslashreplace").decode() + "\n"
+
+    def _identity(self, record: Mapping[str, Any]) -> _reaper.Session | None:
+        """By what this session's processes are known; None if they were of another boot (or another machine)."""
+        if not record.get("id") or record.get("boot_id") != _processes.boot_id():
+            return None
+        pid, start = record.get("pid"), record.get("pid_start")
+        runner = (int(pid), int(start)) if pid and start else None
+        return _reaper.Session(str(record["id"]), os.getuid(), runner)
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    def start(self, spec: Spec, stop_timeout: float) -> None:
+        """Write what is to be run and run it; the session must not be running."""
+        assert self.tmux is not None
+        self._check_startable(spec)
+        if self.tmux.exists(self.name):
+            if self.tmux.label(self.name) != self.label:
+                raise SessionError(
+                    f"tmux has a session {self.name} already that was not started for {self.state_dir}: "
+                    f"end it (tmux kill-session -t '={self.name}') or choose another name"
+                )
+            self.tmux.kill(self.name)
+        identifier = uuid.uuid4().hex
+        try:
+            self._prepare(spec, identifier, stop_timeout)
+        except OSError as error:
+            raise SessionError(f"session {self.name}: cannot write {error.filename}: {error.strerror}") from error
+        # -E and -s: neither the environment of a tmux server nor a user's own packages change what the runner is.
+        program = os.path.join(self.folder, "_session_runner.py")
+        self.tmux.start(self.name, self.label, [sys.executable, "-B", "-E", "-s", program, self.folder])
+        self._wait_until_started(identifier)
+
+    def stop(self, timeout: float) -> None:
+        """End the session's processes, and make sure that they are dead."""
+        identity = self._identity(_read_json(self.record) or self.launch())
+        if identity is None:
+            return
+        if os.path.isdir(self.folder):
+            with open(os.path.join(self.folder, "stop"), "w", encoding="ascii") as file:
+                file.write(f"{time.time()}\n")
+        left = _reaper.end(identity, timeout)
+        if not left and identity.runner is not None:
+            left = _end_runner(*identity.runner)
+        if left:
+            named = ", ".join(f"{one.pid} ({one.command[:80]})" for one in left.values())
+            raise SessionError(
+                f"session {self.name}: these processes are still alive after SIGKILL: {named}; they hang in the kernel or "
+                "belong to another user, so end them by hand or restart the machine"
+            )
+
+    def remove(self) -> None:
+        """Take the session out of tmux and forget that it was there; its log and run.sh stay."""
+        if self.tmux is not None and self.in_tmux():
+            self.tmux.kill(self.name)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if os.path.lexists(self.record):
+            os.unlink(self.record)
+
+    def _check_startable(self, spec: Spec) -> None:
+        program = spec.argv[0]
+        if spec.env_file and not os.path.isfile(spec.env_file):
+            raise SessionError(f"session {self.name}: its environment {spec.env_file} does not exist; write it first")
+        if not os.path.isdir(spec.chdir):
+            raise SessionError(f"session {self.name}: its folder {spec.chdir} does not exist; create it first")
+        if "/" in program and not os.access(os.path.join(spec.chdir, program), os.X_OK):
+            raise SessionError(f"session {self.name}: {program} does not exist or cannot be executed")
+
+    def _prepare(self, spec: Spec, identifier: str, stop_timeout: float) -> None:
+        """Everything that the runner reads; nothing of an earlier session is left that could be taken for this one's."""
+        os.makedirs(self.folder, exist_ok=True)
+        os.makedirs(os.path.dirname(spec.log), exist_ok=True)
+        for stale in (self.record, os.path.join(self.folder, "stop")):
+            if os.path.lexists(stale):
+                os.unlink(stale)
+        for part in (_processes, _reaper, _session_runner):
+            name = part.__name__.rpartition(".")[2] + ".py"
+            _replace(os.path.join(self.folder, name), source_of(part), 0o644)
+        _replace(self.script, script(self.name, spec), 0o755)
+        launch = {
+            "id": identifier,
+            "boot_id": _processes.boot_id(),
+            "session": self.name,
+            "argv": list(spec.argv),
+            "script": self.script,
+            "record": self.record,
+            "log": spec.log,
+            "stop_timeout": stop_timeout,
+            "given": _given(spec, identifier),
+        }
+        _session_runner.write_json(os.path.join(self.folder, "launch.json"), launch, mode=0o600)
+
+    def _wait_until_started(self, identifier: str) -> None:
+        assert self.tmux is not None
+        deadline = time.monotonic() + _START_SECONDS
+        while _read_json(self.record).get("id") != identifier:
+            if time.monotonic() > deadline:
+                raise SessionError(
+                    f"session {self.name} did not start within {_START_SECONDS:.0f} seconds; its pane shows: "
+                    + (self.tmux.screen(self.name) or "nothing, tmux has no such session any more")
+                )
+            time.sleep(0.05)
+
+
+def script(name: str, spec: Spec) -> bytes:
+    """run.sh: what the session runs, which a person can run by hand just as well."""
+    lines = [
+        "#!/bin/sh",
+        f"# What the tmux session {name} runs; by hand: sh run.sh",
+        f"cd {quote(spec.chdir)} || exit 1",
+    ]
+    if spec.env_file:
+        lines += ["set -a", f". {quote(spec.env_file)} || exit 1", "set +a"]
+    lines.append("exec " + " \\\n  ".join(quote(word) for word in spec.argv))
+    return os.fsencode("\n".join(lines) + "\n")
+
+
+def quote(word: str) -> str:
+    """A word for a POSIX shell, bare where that is safe."""
+    return word if _PLAIN.match(word) else _env_file.quoted(word)
+
+
+def source_of(part: Any) -> bytes:
+    """The source of one of our own files, also out of the archive in which Ansible brings a module to the host."""
+    return str(part.__loader__.get_source(part.__name__)).encode("utf-8")
+
+
+def spec_from(
+    argv: Sequence[str], chdir: str | None, env_file: str | None, log: str | None, state_dir: str, name: str
+) -> Spec:
+    """What a session is to run, from a module's options."""
+    if not argv or not argv[0] or argv[0].startswith("-"):
+        raise SessionError(
+            f"session {name}: argv must begin with a program, not with {argv[0] if argv else 'nothing'!r}"
+        )
+    if any("\0" in word for word in argv):
+        raise SessionError(f"session {name}: a word of argv holds a NUL byte, which no argument can hold")
+    base = os.path.abspath(state_dir)
+    return Spec(
+        tuple(argv),
+        os.path.abspath(chdir or base),
+        os.path.abspath(env_file) if env_file else None,
+        os.path.abspath(log or os.path.join(base, "log", f"{name}.log")),
+    )
+
+
+def _given(spec: Spec, salt: str) -> dict[str, Any]:
+    """What a start is given, with digests for the environment's values; the salt makes them useless elsewhere."""
+    data = (_env_file.read(spec.env_file) if spec.env_file else b"") or b""
+    env = _env_file.parse(data)
+    values = {"(the whole file)": data} if env is None else {name: os.fsencode(text) for name, text in env.items()}
+    digests = {
+        name: hashlib.sha256(f"{salt} {name} ".encode() + value).hexdigest()[:8] for name, value in values.items()
+    }
+    return {"argv": list(spec.argv), "chdir": spec.chdir, "env_file": spec.env_file, "log": spec.log, "env": digests}
+
+
+def _end_runner(pid: int, start: int) -> dict[int, _processes.Process]:
+    """The runner goes by itself once its job is dead; one that hangs is killed. Returns it if it is still there."""
+    deadline = time.monotonic() + _GO_SECONDS
+    while _processes.alive(pid, start):
+        runner = _processes.process(pid)
+        if runner is not None and runner.start == start:
+            if time.monotonic() > deadline + _GO_SECONDS:
+                return {pid: runner}
+            number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGCONT
+            _reaper.send(runner, number)
+        time.sleep(0.05)
+    return {}
+
+
+def _replace(path: str, data: bytes, mode: int) -> None:
+    temporary = f"{path}.new"
+    with open(temporary, "wb") as file:
+        file.write(data)
+    os.chmod(temporary, mode)
+    os.replace(temporary, path)
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def user_scope(kills: bool, lingers: bool) -> list[str]:
+    """What starts a process outside the login that we came by, where logging out would kill it."""
+    program = shutil.which("systemd-run")
+    if not (kills and lingers and program and os.environ.get("XDG_RUNTIME_DIR")):
+        return []
+    return [program, "--user", "--scope", "--quiet", "--"]

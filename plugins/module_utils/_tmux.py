@@ -1,0 +1,96 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The few words of tmux that a session needs; names always match exactly, and only what carries our label is touched."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, NamedTuple
+
+Run = Callable[[list[str]], "tuple[int, str, str]"]
+
+# A user option of the tmux session, by which we know it again.
+_LABEL = "@nanochat_ddp"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
+
+
+class TmuxError(Exception):
+    """Says what tmux was asked and what it answered."""
+
+
+class Logind(NamedTuple):
+    """What systemd-logind does to processes when their user logs out."""
+
+    kills: bool
+    lingers: bool
+
+
+def check_name(name: str) -> str:
+    """The name if tmux can address it without doubt: to tmux '.' and ':' separate windows and panes."""
+    if not _NAME.match(name):
+        raise TmuxError(f"{name!r} is no name for a session: it takes letters, digits, '_' and '-', and no '-' first")
+    return name
+
+
+class Tmux:
+    """The user's default tmux server, so that `tmux attach -t NAME` finds the sessions."""
+
+    def __init__(self, run: Run, path: str, prefix: list[str] | None = None) -> None:
+        self._run = run
+        self._path = path
+        self._prefix = prefix or []  # what starts a server outside the login that we came by
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a session of exactly this name."""
+        code, dummy, err = self._run([self._path, "has-session", "-t", f"={name}"])
+        if code and "version" in err:
+            raise TmuxError(f"the tmux server that runs here does not understand {self._path}: {err.strip()}")
+        return code == 0
+
+    def label(self, name: str) -> str:
+        """What start() was told to label the session with; empty for a session that somebody else started."""
+        # The trailing colon makes old releases read the name as a session's for this command as well.
+        code, out, dummy = self._run([self._path, "show-options", "-v", "-t", f"={name}:", _LABEL])
+        return out.strip() if code == 0 else ""
+
+    def start(self, name: str, label: str, argv: list[str]) -> None:
+        """A session that runs argv without a shell, and stays readable after its end."""
+        target = f"={name}:"
+        self._check(
+            name,
+            [*self._prefix, self._path, "new-session", "-d", "-s", name, "-x", "160", "-y", "48", *map(_literal, argv)]
+            + [";", "set-option", "-t", target, _LABEL, label]
+            # A user's own configuration may end sessions that nobody looks at.
+            + [";", "set-option", "-t", target, "destroy-unattached", "off"]
+            + [";", "set-window-option", "-t", target, "remain-on-exit", "on"],
+        )
+
+    def kill(self, name: str) -> None:
+        """End exactly this session, not its processes."""
+        self._check(name, [self._path, "kill-session", "-t", f"={name}"])
+
+    def screen(self, name: str) -> str:
+        """What the pane shows, for error messages."""
+        code, out, dummy = self._run([self._path, "capture-pane", "-p", "-t", f"={name}:"])
+        return "\n".join(line for line in out.splitlines() if line.strip()) if code == 0 else ""
+
+    def _check(self, name: str, argv: list[str]) -> None:
+        code, out, err = self._run(argv)
+        if code:
+            words = (err or out).strip() or f"code {code}"
+            raise TmuxError(f"session {name}: `{' '.join(argv[:4])} ...` failed: {words}")
+
+
+def logind(run: Run, user: str) -> Logind:
+    """Asked of loginctl; where that does not answer, nothing is killed."""
+    manager = run(["loginctl", "show-session", "-p", "KillUserProcesses", "-p", "KillExcludeUsers"])[1]
+    answers = dict(line.partition("=")[::2] for line in manager.splitlines())
+    kills = answers.get("KillUserProcesses") == "yes" and user not in answers.get("KillExcludeUsers", "root").split()
+    linger = run(["loginctl", "show-user", user, "-p", "Linger"])[1]
+    return Logind(kills, "Linger=yes" in linger.split())
+
+
+def _literal(word: str) -> str:
+    """tmux takes a semicolon at the end of a word for the end of the command."""
+    return word[:-1] + "\\;" if word.endswith(";") else word

@@ -1,0 +1,296 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: tmux_session
+short_description: One named tmux session that runs one program
+version_added: 0.1.0
+description:
+  - Starts, restarts, stops and removes one tmux session that runs a program with its own environment, working folder and
+    log, and tells what became of it.
+  - The program outlives the SSH connection and the controller. C(tmux attach -t NAME) shows its output while it
+    runs and after its end; the log has it line by line, standard output and standard error.
+  - Stopping ends everything that the session started and nothing else. Those who can save their work are asked first (the
+    workers of torchrun, or else the last children) and have O(stop_timeout) seconds; then all are asked, then all are killed.
+    A process belongs to the session if it descends from it or carries its id in E(NANOCHAT_DDP_SESSION); neither its name
+    nor its command line is ever looked at.
+  - The program gets the variables of O(env_file), and of its surroundings only E(HOME), E(USER), E(LOGNAME), E(SHELL), a
+    standard E(PATH), C(LANG=C.UTF-8), C(PYTHONUNBUFFERED=1) and E(NANOCHAT_DDP_SESSION).
+  - Writes C(run.sh) into O(state_dir), which a person can run by hand just as well, and C(session.json), which says how it
+    is and how it ended.
+attributes:
+  check_mode:
+    description: Can run in check mode and return what would change without changing it.
+    support: full
+  diff_mode:
+    description: Returns what the session was given and would be given. Of the environment only names and short digests
+      are shown.
+    support: full
+  idempotent:
+    description: With O(state=restarted) each run is a change. With the other states a second run changes nothing.
+    support: partial
+requirements:
+  - tmux on the host, for O(state=started) and O(state=restarted)
+options:
+  name:
+    description: The session's name, made of letters, digits, C(_) and C(-).
+    type: str
+    required: true
+  state_dir:
+    description: The folder in which C(session.json), C(run.sh) and the session's own files are kept.
+    type: path
+    required: true
+  argv:
+    description:
+      - The program and its arguments. No shell looks at them.
+      - Required when O(state=started) or O(state=restarted).
+    type: list
+    elements: str
+  chdir:
+    description: The folder in which the program runs. It is O(state_dir) if nothing is said.
+    type: path
+  env_file:
+    description: A file of assignments that a POSIX shell reads, as M(nanochat.ddp.env_file) writes it.
+    type: path
+  log:
+    description:
+      - The file to which the program's output is appended. Its folder is created if need be.
+      - It is C(log/NAME.log) below O(state_dir) if nothing is said.
+    type: path
+  state:
+    description:
+      - V(started) leaves alone a session that runs with the same O(argv), O(chdir), O(log) and environment, and restarts
+        one that runs with others. One that has ended with the same is left as it is, unless O(rerun=true).
+      - V(restarted) stops it if it runs, and starts it.
+      - V(stopped) ends its processes. The pane and C(session.json) stay.
+      - V(absent) does the same and removes the tmux session and C(session.json) as well. The log and C(run.sh) stay.
+    type: str
+    choices: [started, restarted, stopped, absent]
+    default: started
+  rerun:
+    description: With O(state=started), whether a session that has ended with the same program is started again.
+    type: bool
+    default: false
+  stop_timeout:
+    description: Seconds in which the program may save its work when it is stopped.
+    type: int
+    default: 60
+seealso:
+  - module: nanochat.ddp.env_file
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+"""
+
+EXAMPLES = r"""
+- name: Train
+  nanochat.ddp.tmux_session:
+    name: nanochat-d4-rank0
+    state_dir: /mnt/data/nanochat/runs/d4
+    chdir: /mnt/data/nanochat/trainer
+    env_file: /mnt/data/nanochat/runs/d4/env
+    log: /mnt/data/nanochat/runs/d4/log/rank0.log
+    argv:
+      - /mnt/data/nanochat/venv/bin/python
+      - -m
+      - torch.distributed.run
+      - --nnodes=2
+      - -m
+      - scripts.base_train
+
+- name: Stop, with five minutes for saving
+  nanochat.ddp.tmux_session:
+    name: nanochat-d4-rank0
+    state_dir: /mnt/data/nanochat/runs/d4
+    state: stopped
+    stop_timeout: 300
+"""
+
+RETURN = r"""
+session:
+  description:
+    - The content of C(session.json), and RV(session.state). In check mode as it is now.
+    - Of a session that is not there, only the state is returned.
+  returned: always
+  type: dict
+  contains:
+    state:
+      description: V(absent), V(running), V(finished), or V(gone) if it vanished without a word, as after a restart of the host.
+      type: str
+    id:
+      description: The value of E(NANOCHAT_DDP_SESSION) of all its processes.
+      type: str
+    session:
+      description: The session's name.
+      type: str
+    argv:
+      description: The program and its arguments.
+      type: list
+      elements: str
+    boot_id:
+      description: The boot of the host in which it was started.
+      type: str
+    pid:
+      description: The process inside the pane.
+      type: int
+    pid_start:
+      description: When that process started, in clock ticks after the boot.
+      type: int
+    child_pid:
+      description: The program's process.
+      type: int
+    log:
+      description: The file with its output.
+      type: str
+    started:
+      description: When it was started, in seconds since 1970.
+      type: float
+    ended:
+      description: When it ended, V(null) while it runs.
+      type: float
+    exit_code:
+      description: The program's exit code, V(null) if it has none.
+      type: int
+    signal:
+      description: The signal that ended the program, V(null) if none did.
+      type: int
+    stopped:
+      description: Whether it was asked to stop before its end.
+      type: bool
+  sample:
+    state: finished
+    exit_code: 0
+action:
+  description: What was done, or would be done. One of V(none), V(start), V(restart), V(stop), V(remove).
+  returned: success
+  type: str
+  sample: start
+"""
+
+import os
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils import _env_file, _processes, _session, _tmux
+
+
+def decide(session: _session.Session, params: dict[str, Any], spec: _session.Spec | None) -> str:
+    """What has to be done to bring the session into the wanted state."""
+    status, wanted = session.status()["state"], params["state"]
+    running = status == _session.RUNNING
+    if wanted == "restarted":
+        return "restart" if running else "start"
+    if spec is not None:
+        if running:
+            return "none" if session.same(spec) else "restart"
+        ended_as_wanted = status == _session.FINISHED and not params["rerun"] and session.same(spec)
+        return "none" if ended_as_wanted else "start"
+    if wanted == "absent" and (status != _session.ABSENT or session.launch()):
+        return "remove"
+    return "stop" if running or session.left_over() else "none"
+
+
+def carry_out(session: _session.Session, action: str, spec: _session.Spec | None, timeout: int) -> None:
+    """Do it. Whatever is started, what an earlier session left behind is ended first."""
+    if action == "none":
+        return
+    session.stop(timeout)
+    if action == "remove":
+        session.remove()
+    elif spec is not None:
+        session.start(spec, timeout)
+
+
+def difference(session: _session.Session, action: str, spec: _session.Spec | None) -> dict[str, str]:
+    """What the session was given and is given."""
+    status = session.status()["state"]
+    after = {"none": status, "stop": _session.FINISHED, "remove": _session.ABSENT}.get(action, _session.RUNNING)
+    salt = session.launch().get("id", "")
+    before = session.describe(None, status, None)
+    texts = {"before": before, "after": before}
+    if action != "none":
+        texts["after"] = session.describe(spec, after, salt)
+    return {**texts, "before_header": session.name, "after_header": session.name}
+
+
+def connect(module: AnsibleModule) -> _tmux.Tmux | None:
+    """The user's own tmux server; None where tmux is not needed and not there."""
+    needed = module.params["state"] in ("started", "restarted")
+    path = module.get_bin_path("tmux")
+    if path is None:
+        if needed:
+            raise _tmux.TmuxError(
+                "tmux is not installed on this host; install the package tmux, or have its owner do so"
+            )
+        return None
+    # Inside tmux the client would take the server around it instead of the user's own.
+    os.environ.pop("TMUX", None)
+
+    def run(argv: list[str]) -> tuple[int, str, str]:
+        code, out, err = module.run_command(argv, cwd="/")
+        return int(code), str(out), str(err)
+
+    def ask(argv: list[str]) -> tuple[int, str, str]:
+        program = module.get_bin_path(argv[0])
+        return run([program, *argv[1:]]) if program else (127, "", "")
+
+    if not needed:
+        return _tmux.Tmux(run, path)
+    user = _processes.user_name(os.getuid())
+    logind = _tmux.logind(ask, user)
+    scope = _session.user_scope(*logind)
+    if logind.kills and not scope:
+        module.warn(
+            f"systemd ends all processes of {user} at logout (KillUserProcesses=yes), so the session would end with the SSH "
+            f"connection; let {user} linger: loginctl enable-linger {user}"
+        )
+    return _tmux.Tmux(run, path, scope)
+
+
+def apply(module: AnsibleModule) -> dict[str, Any]:
+    """Bring the session into its state and tell what was done, or would be done."""
+    params = module.params
+    session = _session.Session(params["name"], params["state_dir"], connect(module))
+    spec = None
+    if params["state"] in ("started", "restarted"):
+        spec = _session.spec_from(
+            params["argv"], params["chdir"], params["env_file"], params["log"], session.state_dir, session.name
+        )
+    action = decide(session, params, spec)
+    result = {"changed": action != "none", "action": action, "diff": difference(session, action, spec)}
+    if not module.check_mode:
+        carry_out(session, action, spec, params["stop_timeout"])
+    return {**result, "session": session.status()}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "state_dir": {"type": "path", "required": True},
+            "argv": {"type": "list", "elements": "str"},
+            "chdir": {"type": "path"},
+            "env_file": {"type": "path"},
+            "log": {"type": "path"},
+            "state": {
+                "type": "str",
+                "choices": ["started", "restarted", "stopped", "absent"],
+                "default": "started",
+            },
+            "rerun": {"type": "bool", "default": False},
+            "stop_timeout": {"type": "int", "default": 60},
+        },
+        required_if=[("state", "started", ["argv"]), ("state", "restarted", ["argv"])],
+        supports_check_mode=True,
+    )
+    try:
+        module.exit_json(**apply(module))
+    except (_session.SessionError, _tmux.TmuxError, _env_file.EnvFileError, OSError) as error:
+        module.fail_json(msg=str(error))
+
+
+if __name__ == "__main__":
+    main()
