@@ -25,7 +25,6 @@ from ._shards import (
     digest_of,
     entries,
     files_below,
-    is_link_to,
     link,
     listing,
     load_manifest,
@@ -150,64 +149,58 @@ def _require_files(request: Request, names: list[str]) -> None:
 
 
 def import_folder(request: Request) -> Outcome:
-    """Gives the chosen shards of an existing folder and its tokenizer a second name in the store; nothing is copied."""
+    """Gives the chosen shards of an existing folder and its tokenizer a second name in the store; nothing is copied.
+
+    Once the store has a manifest, that says what belongs to the data set, whatever the source holds today.
+    """
     outcome = Outcome()
-    source = str(request.options["source"])
-    pairs = _chosen(request, source)
     kept = load_manifest(request.path)
-    known = {one.path for one in entries(kept)} if kept else set()
-    outcome.before = "".join(f"{path}\n" for path in sorted(known) if path in pairs)
+    pairs = _chosen(request, kept)
+    outcome.moved = [path for path in pairs if not os.path.exists(os.path.join(request.path, path))]
+    outcome.bytes = sum(os.path.getsize(pairs[path]) for path in outcome.moved)
+    outcome.before = "".join(f"{path}\n" for path in sorted(pairs) if path not in outcome.moved)
     outcome.after = "".join(f"{path}\n" for path in sorted(pairs))
-    for path, origin in pairs.items():
-        target = os.path.join(request.path, path)
-        # A file that the manifest vouches for is not replaced by whatever the source holds today.
-        if is_link_to(origin, target) or (path in known and os.path.exists(target)):
-            continue
-        outcome.moved.append(path)
-        outcome.bytes += os.path.getsize(origin)
-    outcome.extra = sorted(set(files_below(request.path, "data")) - set(pairs))
-    outcome.changed = bool(outcome.moved or outcome.extra)
+    outcome.changed = bool(outcome.moved)
     outcome.sources = {request.host: outcome.bytes} if outcome.bytes else {}
     if outcome.changed and not request.check:
-        _import(request, outcome, pairs)
+        make_folder(os.path.join(request.path, "tokenizer"), request.host)
+        for path in outcome.moved:
+            link(pairs[path], os.path.join(request.path, path))
     return outcome
 
 
-def _import(request: Request, outcome: Outcome, pairs: dict[str, str]) -> None:
-    make_folder(os.path.join(request.path, "tokenizer"), request.host)
-    for path in outcome.moved:
-        link(pairs[path], os.path.join(request.path, path))
-    for path in outcome.extra:
-        os.unlink(os.path.join(request.path, path))
-
-
-def _chosen(request: Request, source: str) -> dict[str, str]:
+def _chosen(request: Request, kept: dict[str, Any] | None) -> dict[str, str]:
     """Path in the store -> file of the source."""
-    shards = [name for name in files_below(source, "data") if not name.startswith("tokenizer/")]
-    if not shards:
-        raise ShardsError(f"{request.host}: {source} holds no *.parquet files; give the folder that holds the shards")
-    wanted = int(request.options["shards"])
-    if wanted > len(shards):
-        raise ShardsError(
-            f"{request.host}: {source} holds {plural(len(shards), 'shard')}, but {wanted} are wanted; "
-            "ask for fewer (ddp_data_shards) or add shards there"
-        )
-    pairs = {name: os.path.join(source, name) for name in choose(shards, wanted)}
+    source = str(request.options["source"])
     tokenizer = _tokenizer_folder(request, source)
-    pairs.update({"tokenizer/" + name: os.path.join(tokenizer, name) for name in TOKENIZER})
-    return pairs
+    pairs = {"tokenizer/" + name: os.path.join(tokenizer, name) for name in TOKENIZER} if tokenizer else {}
+    if kept is not None:
+        pairs.update({one.path: os.path.join(source, one.path) for one in entries(kept) if "/" not in one.path})
+        return {path: origin for path, origin in pairs.items() if os.path.isfile(origin)}
+    shards = [name for name in files_below(source, "data") if not name.startswith("tokenizer/")]
+    wanted = int(request.options["shards"])
+    if wanted > len(shards) or not shards:
+        raise ShardsError(
+            f"{request.host}: {source} holds {plural(len(shards), 'shard')} (*.parquet), but {max(wanted, 2)} are wanted; "
+            "ask for fewer (ddp_data_shards), add shards there, or name another folder (ddp_data_paths)"
+        )
+    return {**{name: os.path.join(source, name) for name in choose(shards, wanted)}, **pairs}
 
 
 def _tokenizer_folder(request: Request, source: str) -> str:
+    """The given folder, or the one in or beside the source; empty if there is none, so that one has to be trained."""
     given = request.options["tokenizer"]
-    tried = [given] if given else [os.path.join(source, "tokenizer"), os.path.join(source, os.pardir, "tokenizer")]
+    tried = (
+        [given] if given else [os.path.join(source, "tokenizer"), os.path.join(os.path.dirname(source), "tokenizer")]
+    )
     for folder in tried:
         if all(os.path.isfile(os.path.join(folder, name)) for name in TOKENIZER):
-            return str(os.path.normpath(folder))
-    where = " nor ".join(os.path.normpath(folder) for folder in tried)
-    raise ShardsError(
-        f"{request.host}: no tokenizer ({' and '.join(TOKENIZER)}) in {where}; name the folder that holds it"
-    )
+            return str(folder)
+    if given:
+        raise ShardsError(
+            f"{request.host}: {given} holds no tokenizer ({' and '.join(TOKENIZER)}); name the folder that does"
+        )
+    return ""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -286,7 +279,7 @@ def serve(request: Request) -> Outcome:
         _shard_share.stop(request.path)
         _know_digests(request)
         state = _shard_share.start(offer)
-    outcome.more["server"] = _server(state if not request.check or same else None, offer)
+    outcome.more = _server(offer.host, offer.address, state if not request.check or same else None)
     return outcome
 
 
@@ -299,15 +292,13 @@ def _know_digests(request: Request) -> None:
         digests.save()
 
 
-def _server(state: dict[str, Any] | None, offer: _shard_share.Offer) -> dict[str, Any]:
+def _server(host: str, address: str | None, state: dict[str, Any] | None) -> dict[str, Any]:
+    """As the peers are told of it, and its process and what it has sent."""
     state = state or {}
     return {
-        "host": offer.host,
-        "address": offer.address,
-        "port": state.get("port"),
+        "server": {"host": host, "address": state.get("address") or address, "port": state.get("port")},
         "pid": state.get("pid"),
-        "pid_start": state.get("pid_start"),
-        "served": state.get("served") or {},
+        "served": dict(state.get("served") or {}),
     }
 
 
@@ -323,12 +314,7 @@ def stop(request: Request) -> Outcome:
     outcome.before = _server_line(state)
     if not request.check:
         state = _shard_share.stop(request.path) or state
-    served = dict((state or {}).get("served") or {})
-    outcome.more["server"] = {
-        "host": request.host,
-        **{key: (state or {}).get(key) for key in ("address", "port", "pid", "pid_start")},
-        "served": served,
-    }
+    outcome.more = _server(request.host, None, state)
     return outcome
 
 

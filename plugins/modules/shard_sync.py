@@ -246,11 +246,20 @@ extra:
   type: list
   elements: str
 server:
-  description:
-    - The server of this folder; C(port) is null in check mode, C(served) counts bytes by file once it has stopped.
+  description: The server of this folder as O(peers) takes it; C(port) is null in check mode.
   returned: O(state=serving) or O(state=stopped)
   type: dict
-  sample: {host: desktop, address: 192.168.1.10, port: 40123, pid: 4711, pid_start: 88123, served: {}}
+  sample: {host: desktop, address: 192.168.1.10, port: 40123}
+pid:
+  description: The server's process.
+  returned: O(state=serving) or O(state=stopped)
+  type: int
+  sample: 4711
+served:
+  description: Bytes that the server has sent, by file; counted when it has stopped.
+  returned: O(state=serving) or O(state=stopped)
+  type: dict
+  sample: {shard_00000.parquet: 81246}
 links:
   description: How many links of each kind were made.
   returned: O(state=linked) when links were made

@@ -1,0 +1,53 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of trainer_files: reads the sources, asks the host what differs, sends just that."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.nanochat.ddp.plugins.module_utils._tree import TreeError, digests_of, read_tree
+
+
+class ActionModule(ActionBase):
+    """Two short trips where something differs, one where nothing does."""
+
+    _supports_check_mode = True
+    _supports_async = False
+    _requires_connection = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        task_vars = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        arguments = dict(self._task.args)
+        source = Path(str(arguments.get("src", ""))).expanduser()
+        if not source.is_dir():
+            raise AnsibleActionFail(f"the sources of the trainer are not on the controller: {source} is not a folder")
+        try:
+            tree = read_tree(str(source))
+        except TreeError as why:
+            raise AnsibleActionFail(str(why)) from why
+        arguments.setdefault("host", task_vars.get("inventory_hostname"))
+        arguments["files"] = digests_of(tree)
+        asked = self._ask(arguments, None, task_vars)
+        if asked.get("changed") and not asked.get("failed"):
+            contents = {path: base64.b64encode(tree[path]).decode() for path in asked["written"]}
+            asked = self._ask(arguments, contents, task_vars)
+        asked.pop("invocation", None)
+        result.update(asked)
+        return result
+
+    def _ask(
+        self, arguments: dict[str, Any], contents: dict[str, str] | None, task_vars: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Without contents the module only compares."""
+        arguments = {**arguments, "contents": contents} if contents is not None else arguments
+        answer: dict[str, Any] = self._execute_module(
+            module_name="nanochat.ddp.trainer_files", module_args=arguments, task_vars=task_vars
+        )
+        return answer

@@ -1,0 +1,176 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A tree of small text files that is the same on every host: read on the controller, compared and written on the host.
+
+What was deployed is recorded, so that a file which is no longer part of the tree is removed without touching anything
+that somebody else put there.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fnmatch
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+RECORD = ".deployed.json"
+LEFT_OUT = (".*", "__pycache__", "*.pyc", "venv", "node_modules", "*.egg-info")
+LARGEST_TREE = 64_000_000
+
+
+class TreeError(Exception):
+    """One sentence about the folder and what is wrong with it."""
+
+
+class Difference(NamedTuple):
+    """What must be done to a folder."""
+
+    write: list[str]
+    remove: list[str]
+
+
+def read_tree(folder: str, left_out: Iterable[str] = LEFT_OUT) -> dict[str, bytes]:
+    """Every file of a folder by its path; hidden and generated ones are left out."""
+    patterns = tuple(left_out)
+    found: dict[str, bytes] = {}
+    total = 0
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not _matches(name, patterns))
+        for name in sorted(names):
+            full = os.path.join(root, name)
+            if _matches(name, patterns) or not os.path.isfile(full):
+                continue
+            total += os.path.getsize(full)
+            if total > LARGEST_TREE:
+                raise TreeError(
+                    f"{folder} holds more than {LARGEST_TREE // 1_000_000} MB, so it is hardly the sources of a trainer "
+                    f"(the last file looked at was {full}); move data, checkpoints and environments out of it"
+                )
+            with open(full, "rb") as file:
+                found[os.path.relpath(full, folder)] = file.read()
+    return found
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def digests_of(tree: Mapping[str, bytes]) -> dict[str, str]:
+    """The digest of each file."""
+    return {path: hashlib.sha256(content).hexdigest() for path, content in tree.items()}
+
+
+def digest_of(digests: Mapping[str, str]) -> str:
+    """One short name for the whole tree."""
+    lines = "".join(f"{path} {digest}\n" for path, digest in sorted(digests.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
+def compare(folder: str, wanted: Mapping[str, str]) -> Difference:
+    """What differs from the wanted digests; only files that were deployed earlier are ever removed."""
+    write = [path for path, digest in sorted(wanted.items()) if _digest_at(os.path.join(folder, path)) != digest]
+    stale = [path for path in _recorded(folder) if path not in wanted and os.path.lexists(os.path.join(folder, path))]
+    return Difference(write, sorted(stale))
+
+
+def _digest_at(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _recorded(folder: str) -> list[str]:
+    try:
+        with open(os.path.join(folder, RECORD), encoding="utf-8") as file:
+            return [path for path in json.load(file)["files"] if is_inside(path)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def is_inside(path: str) -> bool:
+    """Whether a path stays in the folder it is taken to be relative to."""
+    return not os.path.isabs(path) and ".." not in path.split("/")
+
+
+def apply(folder: str, wanted: Mapping[str, str], difference: Difference, contents: Mapping[str, str]) -> None:
+    """Writes and removes what differs; every file is whole or old at any time."""
+    os.makedirs(folder, exist_ok=True)
+    for path in difference.write:
+        content = base64.b64decode(contents[path])
+        if hashlib.sha256(content).hexdigest() != wanted[path]:
+            raise TreeError(f"{path} changed while it was being sent; run this again")
+        _write(os.path.join(folder, path), content)
+    for path in difference.remove:
+        os.unlink(os.path.join(folder, path))
+        _drop_empty(folder, os.path.dirname(path))
+    record = {"digest": digest_of(wanted), "files": sorted(wanted)}
+    _write(os.path.join(folder, RECORD), json.dumps(record, indent=1).encode())
+
+
+def _write(path: str, content: bytes) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o755 if content.startswith(b"#!") else 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _drop_empty(folder: str, inside: str) -> None:
+    while inside:
+        cache = os.path.join(folder, inside, "__pycache__")
+        with contextlib.suppress(OSError):
+            if os.listdir(os.path.join(folder, inside)) == ["__pycache__"]:
+                for name in os.listdir(cache):
+                    os.unlink(os.path.join(cache, name))
+                os.rmdir(cache)
+        try:
+            os.rmdir(os.path.join(folder, inside))
+        except OSError:
+            return
+        inside = os.path.dirname(inside)
+
+
+def diffs(folder: str, difference: Difference, contents: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Before and after of each file, as Ansible shows them."""
+    shown = []
+    for path in [*difference.write, *difference.remove]:
+        full = os.path.join(folder, path)
+        after = base64.b64decode(contents[path]) if path in contents and path in difference.write else b""
+        shown.append(
+            {
+                "before_header": full,
+                "after_header": full if path in difference.write else "(removed)",
+                "before": _text(_content(full)),
+                "after": _text(after),
+            }
+        )
+    return shown
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return f"(binary, {len(content)} bytes)\n"

@@ -1,0 +1,125 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: trainer_files
+short_description: The trainer's files, the same on every host
+version_added: 0.1.0
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+description:
+  - Brings a folder of sources from the controller to a host in one step. Only files that differ cross the network.
+  - Files that an earlier run brought and that are no longer part of the sources are removed; other files are left alone.
+  - Hidden files, byte code, environments and the like are not sources and stay behind.
+attributes:
+  check_mode:
+    description: Says which files would be written and removed, and changes nothing.
+    support: full
+  diff_mode:
+    description: Shows the files before and after.
+    support: full
+  idempotent:
+    description: Equal files are left alone.
+    support: full
+options:
+  src:
+    description: The folder on the controller.
+    type: path
+    required: true
+  dest:
+    description: The folder on the host.
+    type: path
+    required: true
+  host:
+    description: Name of this host in messages; by default its own host name.
+    type: str
+  files:
+    description: SHA-256 digests of the files by path; filled in from O(src).
+    type: dict
+    default: {}
+  contents:
+    description: The files that differ, in base64; filled in from O(src).
+    type: dict
+"""
+
+EXAMPLES = r"""
+- name: Bring the trainer's files
+  nanochat.ddp.trainer_files:
+    src: "{{ playbook_dir }}/../trainer"
+    dest: /home/xiaoxin/nanochat/trainer
+"""
+
+RETURN = r"""
+digest:
+  description: One short digest of all files; equal folders have equal digests.
+  returned: success
+  type: str
+  sample: 0f343b0931126a20
+written:
+  description: Files that were (in check mode, would be) written.
+  returned: success
+  type: list
+  elements: str
+removed:
+  description: Files that were (in check mode, would be) removed.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import os
+import platform
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._tree import (
+    TreeError,
+    apply,
+    compare,
+    diffs,
+    digest_of,
+    is_inside,
+)
+
+SPEC = {
+    "src": {"type": "path", "required": True},
+    "dest": {"type": "path", "required": True},
+    "host": {"type": "str"},
+    "files": {"type": "dict", "default": {}},
+    "contents": {"type": "dict"},
+}
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
+    dest, wanted, contents = module.params["dest"], module.params["files"], module.params["contents"]
+    host = module.params["host"] or platform.node()
+    if not wanted or not all(is_inside(path) for path in wanted):
+        module.fail_json(msg=f"{host}: there are no files to bring to {dest}; {module.params['src']} is empty")
+    try:
+        difference = compare(dest, wanted)
+        result = {
+            "changed": bool(difference.write or difference.remove),
+            "digest": digest_of(wanted),
+            "written": difference.write,
+            "removed": difference.remove,
+        }
+        if contents is not None:
+            result["diff"] = diffs(dest, difference, contents)
+            if result["changed"] and not module.check_mode:
+                apply(dest, wanted, difference, contents)
+    except TreeError as why:
+        module.fail_json(msg=f"{host}: {why}")
+    except OSError as why:
+        module.fail_json(
+            msg=f"{host}: {why.filename or dest}: {why.strerror or why}; the user with id {os.getuid()} must be able to "
+            "write there"
+        )
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
