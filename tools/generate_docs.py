@@ -48,11 +48,15 @@ def group_vars() -> str:
     """inventory/group_vars/trainers.yml."""
     lines = [
         "---",
-        "# Every setting of a job. What is left empty comes from ddp_profile or is worked out by the plan; docs/settings.md has them as tables.",
+        "# Every setting of a job. What is left empty comes from ddp_profile or is worked out by the plan; see also docs/settings.md.",
         "# One run only: ansible-playbook train.yml -i inventory -e ddp_profile=real -e ddp_iterations=100",
     ]
     for section, settings in sections():
-        lines += ["", "", f"# == {section}" + (": set these for a host, in hosts.yml" if section == "Each host" else "")]
+        lines += [
+            "",
+            "",
+            f"# == {section}" + (": set these for a host, in hosts.yml" if section == "Each host" else ""),
+        ]
         for setting in settings:
             empty = empty_means(setting)
             choices = f" One of {', '.join(setting.choices)}." if setting.choices else ""
@@ -71,8 +75,9 @@ def settings_page() -> str:
         "",
         "<!-- Written by tools/generate_docs.py from plugins/module_utils/_settings.py. -->",
         "",
-        "Variables of the inventory, all of them optional. Those of a host may differ from host to host; all others belong to the run and must",
-        "be the same everywhere: set them for the group, in `inventory/group_vars/`, or with `-e` for one run. An empty value is as good as none.",
+        "Variables of the inventory, all of them optional. Those of a host may differ from host to host; all others belong to the run and",
+        "must be the same everywhere: set them for the group, in `inventory/group_vars/`, or with `-e` for one run. An empty value is as",
+        "good as none.",
         "A variable `ddp_*` that is not here is refused, with the name that is nearest.",
         "",
         "## Profiles",

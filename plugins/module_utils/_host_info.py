@@ -17,6 +17,7 @@ import sys
 import time
 from typing import Any, Callable, Optional, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils import _processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._network_facts import (
     Run,
     firewall,
@@ -214,10 +215,7 @@ def cpu_quota() -> float | None:
     for folder in cgroup_folders("cpu"):
         fields = read(os.path.join(folder, "cpu.max")).split()
         if not fields:
-            fields = [
-                read(os.path.join(folder, "cpu.cfs_quota_us")),
-                read(os.path.join(folder, "cpu.cfs_period_us")),
-            ]
+            fields = [read(os.path.join(folder, "cpu.cfs_quota_us")), read(os.path.join(folder, "cpu.cfs_period_us"))]
         if len(fields) == 2 and all(re.fullmatch(r"\d+", field) for field in fields) and int(fields[1]):
             quotas.append(int(fields[0]) / int(fields[1]))
     return min(quotas) if quotas else None
@@ -319,7 +317,7 @@ def python_paths(find: Find, wanted: str | None) -> list[str]:
     )
     paths = [wanted] if wanted else []
     paths += [path for path in named if path] + [path for pattern in patterns for path in sorted(glob.glob(pattern))]
-    unique = {}
+    unique: dict[str, str] = {}
     for path in paths:
         if "/shims/" not in path:
             unique.setdefault(os.path.realpath(path), path)
@@ -405,103 +403,51 @@ def gpus() -> list[dict[str, str]]:
 # Who is there already
 
 
-def process(pid: int) -> dict[str, Any] | None:
-    """One process with the mark that this collection puts on what it starts."""
-    try:
-        uid = os.stat("/proc/%d" % pid).st_uid
-    except OSError:
-        return None
-    command = read("/proc/%d/cmdline" % pid).replace("\0", " ").strip()
-    mark = re.search(r"(?:^|\0)NANOCHAT_DDP_SESSION=([^\0]*)", read("/proc/%d/environ" % pid))
-    return {
-        "pid": pid,
-        "user": user_of(uid),
-        "command": command[:300] or read("/proc/%d/comm" % pid),
-        "session": mark.group(1) if mark else None,
-        "age": age(pid),
-        "parent": parent(pid),
-    }
-
-
-def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name, which may hold anything."""
-    return read("/proc/%d/stat" % pid).rpartition(")")[2].split()
-
-
-def age(pid: int) -> int | None:
-    fields = stat_fields(pid)
-    uptime = read("/proc/uptime").split()
-    if len(fields) < 20 or not uptime:
-        return None
-    return int(float(uptime[0]) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
-
-
-def parent(pid: int) -> int | None:
-    fields = stat_fields(pid)
-    return int(fields[1]) if len(fields) > 1 else None
-
-
-def pids() -> list[int]:
-    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
-
-
-TRAINER_COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)|scripts\.base_train|scripts/base_train")
+TRAINER_COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)|scripts[./]base_train")
 
 
 def trainer_processes() -> list[dict[str, Any]]:
     """Processes that this collection started, and those that look like a trainer's whoever started them."""
     found = []
-    for pid in pids():
-        facts = process(pid) if pid != os.getpid() else None
-        if facts and (facts["session"] or TRAINER_COMMAND.search(facts["command"])):
-            found.append(facts)
+    for pid, one in sorted(_processes.processes().items()):
+        if pid != os.getpid() and (one.marker or TRAINER_COMMAND.search(one.command)):
+            found.append(
+                {
+                    "pid": pid,
+                    "parent": one.ppid,
+                    "user": one.user,
+                    "command": one.command[:300],
+                    "session": one.marker,
+                    "age": age(one.start),
+                }
+            )
     return found
+
+
+def age(start: int) -> int | None:
+    """Seconds since a process started, of the clock tick at which it did."""
+    uptime = read("/proc/uptime").split()
+    return int(float(uptime[0]) - start / os.sysconf("SC_CLK_TCK")) if uptime else None
 
 
 def port_holders(ports: Sequence[int]) -> list[dict[str, Any]]:
-    """Who listens on the given ports; the user is known also where the process belongs to somebody else."""
-    wanted = set(ports)
-    rows = [row for row in listening() if row[0] in wanted]
-    owners = owners_of({inode for dummy, dummy2, inode in rows}) if rows else {}
-    found = {}
-    for port, uid, inode in rows:
-        facts = process(owners[inode]) if inode in owners else None
-        found[(port, facts["pid"] if facts else None)] = {
-            "port": port,
-            "pid": facts["pid"] if facts else None,
-            "user": facts["user"] if facts else user_of(uid),
-            "command": facts["command"] if facts else None,
-            "session": facts["session"] if facts else None,
-            "ours": bool(facts and facts["session"]),
-        }
+    """Who listens on the given ports, each process once; the user is known also where the process is somebody else's."""
+    found: dict[tuple[int, int | None], dict[str, Any]] = {}
+    for holder in _processes.port_holders(ports):
+        entry = found.setdefault(
+            (holder.port, holder.pid),
+            {
+                "port": holder.port,
+                "addresses": [],
+                "pid": holder.pid,
+                "user": holder.user,
+                "command": holder.command[:300] if holder.command else None,
+                "session": holder.marker,
+                "ours": holder.marker is not None,
+            },
+        )
+        entry["addresses"].append(holder.address)
     return list(found.values())
-
-
-def listening() -> list[tuple[int, int, str]]:
-    """(port, uid, inode) of every listening TCP socket."""
-    found = []
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in read(path).splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == "0A":
-                found.append((int(fields[1].rsplit(":", 1)[1], 16), int(fields[7]), fields[9]))
-    return found
-
-
-def owners_of(inodes: set[str]) -> dict[str, int]:
-    """{inode: pid}, as far as this user may look."""
-    found: dict[str, int] = {}
-    for pid in pids():
-        folder = "/proc/%d/fd" % pid
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        for name in names:
-            match = re.fullmatch(r"socket:\[(\d+)\]", link(os.path.join(folder, name)))
-            if match and match.group(1) in inodes:
-                found.setdefault(match.group(1), pid)
-    return found
 
 
 # What earlier runs left

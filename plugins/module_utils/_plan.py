@@ -16,6 +16,7 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils import _batch, _model_size, _plan_checks, _settings
+from ansible_collections.nanochat.ddp.plugins.module_utils._findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import Chooser, Host, Link, neighbours, ranks
 
 FORMAT = 1
@@ -273,11 +274,14 @@ class Planner:
         threads = [float(self.threads(host)) for host in self.hosts]
         if split == "threads":
             return threads
-        speeds = [host.settings["ddp_speed"] or measured_speed(host) for host in self.hosts]
-        if all(speeds):
-            return [float(speed) for speed in speeds]
+        speeds: list[float | None] = [host.settings["ddp_speed"] or measured_speed(host) for host in self.hosts]
+        known = [speed for speed in speeds if speed]
+        if len(known) == len(speeds):
+            return known
         missing = [host.name for host, speed in zip(self.hosts, speeds) if not speed]
-        if len(missing) < len(self.hosts):
+        if not known:
+            self.findings.append(finding("speed-unknown", "", "no host's speed has been measured yet"))
+        else:
             self.problems.append(
                 f"ddp_batch_split is speed, but of {' and '.join(missing)} no speed is known; run preflight, which measures it, or "
                 "set ddp_speed for every host."
@@ -430,10 +434,9 @@ class Planner:
         """Checkpoints that are kept and the one being written, and the shards."""
         run = self.settings
         saves = 1 + (run["ddp_iterations"] // run["ddp_save_every"] if run["ddp_save_every"] > 0 else 0)
-        kept = (
-            saves if run["ddp_keep_checkpoints"] < 0 or not self.ours else min(saves, run["ddp_keep_checkpoints"] + 1)
-        )
-        shards = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
+        all_stay = run["ddp_keep_checkpoints"] < 0 or not self.ours
+        kept: int = saves if all_stay else min(saves, run["ddp_keep_checkpoints"] + 1)
+        shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
         return kept * _model_size.checkpoint_bytes(self.shape) + shards
 
     def python(self, host: Host) -> Optional[str]:
@@ -559,7 +562,7 @@ def version_of(entry: Mapping[str, Any]) -> Tuple[int, int]:
     return int(major), int(minor)
 
 
-def versions(host: Host) -> set:  # type: ignore[type-arg]
+def versions(host: Host) -> set[tuple[int, int]]:
     return {version_of(entry) for entry in host.fact("python", "candidates") or []}
 
 

@@ -103,10 +103,8 @@ def nic_named(host: Host, name: Optional[str]) -> Optional[Mapping[str, Any]]:
 def nic_with(host: Host, address: str) -> Optional[Mapping[str, Any]]:
     """The interface that bears an address."""
     wanted = ipaddress.ip_address(address)
-    for nic in host.fact("nics") or []:
-        if wanted in [interface.ip for interface in interfaces(nic)]:
-            return nic  # type: ignore[no-any-return]
-    return None
+    nics: list[Mapping[str, Any]] = host.fact("nics") or []
+    return next((nic for nic in nics if wanted in [interface.ip for interface in interfaces(nic)]), None)
 
 
 def usable(nic: Optional[Mapping[str, Any]]) -> bool:
@@ -180,7 +178,7 @@ class Chooser:
         refused = None
         for entry in self.routes(host):
             nic = nic_named(host, entry.get("nic"))
-            if usable(nic):
+            if nic is not None and usable(nic):
                 return nic
             if nic is not None and nic["kind"] != "loopback":
                 refused = refused or nic
@@ -221,7 +219,7 @@ class Chooser:
 
     def shared_nic(self, host: Host) -> Optional[Mapping[str, Any]]:
         """An interface in a network in which every other host has a usable interface too, cable before radio."""
-        candidates = [nic for nic in host.fact("nics") or [] if usable(nic)]
+        candidates: list[Mapping[str, Any]] = [nic for nic in host.fact("nics") or [] if usable(nic)]
         for nic in sorted(candidates, key=lambda nic: (USABLE.index(nic["kind"]), -(nic.get("speed_mbit") or 0))):
             networks = [interface.network for interface in interfaces(nic)]
             if all(self.within(networks, other) for other in self.hosts if other.name != host.name):
@@ -241,17 +239,18 @@ class Chooser:
 
     def only_nic(self, host: Host) -> Optional[Mapping[str, Any]]:
         """For one host alone, or where the way to anywhere is the only one there is."""
-        found = [nic for nic in host.fact("nics") or [] if usable(nic)]
+        found: list[Mapping[str, Any]] = [nic for nic in host.fact("nics") or [] if usable(nic)]
         return found[0] if len(found) == 1 else None
 
     def address_of(self, host: Host, nic: Mapping[str, Any]) -> str:
         """The interface's address: the one that the route takes, else the first, IPv4 before IPv6."""
         own = interfaces(nic)
+        found = []
         for entry in self.routes(host):
             if entry.get("nic") == nic["name"] and entry.get("source") in [str(interface.ip) for interface in own]:
-                if ":" not in str(entry["source"]) or not any(interface.version == 4 for interface in own):
-                    return str(entry["source"])
-        return str(sorted(own, key=lambda interface: interface.version)[0].ip)
+                found.append(str(entry["source"]))
+        found += [str(interface.ip) for interface in own]
+        return sorted(found, key=lambda address: ":" in address)[0]
 
     def remark(self, host: Host, nic: Mapping[str, Any]) -> None:
         """What a person would want to know about the choice."""

@@ -192,6 +192,8 @@ probe:
       sample: null
 """
 
+from typing import Sequence
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._host_info import probe
 
@@ -209,11 +211,13 @@ def main() -> None:
         supports_check_mode=True,
     )
 
-    def run(argv):
-        return module.run_command(list(argv), environ_update={"LC_ALL": "C"}, handle_exceptions=True)
+    def run(argv: Sequence[str]) -> tuple[int, str, str]:
+        code, out, err = module.run_command(list(argv), environ_update={"LC_ALL": "C"}, handle_exceptions=True)
+        return int(code), str(out), str(err)
 
-    def find(name):
-        return module.get_bin_path(name, opt_dirs=["/usr/sbin", "/sbin", "/usr/local/sbin"])
+    def find(name: str) -> str | None:
+        path = module.get_bin_path(name, opt_dirs=["/usr/sbin", "/sbin", "/usr/local/sbin"])
+        return str(path) if path else None
 
     module.exit_json(changed=False, probe=probe(run, find, **module.params))
 
