@@ -11,7 +11,7 @@ from pathlib import Path
 # The file names that the maintained releases of ansible-core look for.
 NAMES = ("get_pip_24_2.py", "get_pip_25_2.py", "get_pip_25_3.py")
 
-STAND_IN = '''\
+STAND_IN = """\
 import pathlib
 import runpy
 import sys
@@ -22,7 +22,7 @@ wheel = next(pathlib.Path(ensurepip.__file__).parent.joinpath("_bundled").glob("
 sys.path.insert(0, str(wheel))
 sys.argv = ["pip", "install", *[a for a in sys.argv[1:] if a not in ("--no-setuptools", "--no-wheel")]]
 runpy.run_module("pip", run_name="__main__")
-'''
+"""
 
 
 def main() -> None:

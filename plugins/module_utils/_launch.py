@@ -11,7 +11,9 @@ KEEP = "keep"
 START = "start"
 
 
-def launch_action(runs: List[Dict[str, Any]], plan_digest: str, restart: bool = False, fresh: bool = False) -> Dict[str, str]:
+def launch_action(
+    runs: List[Dict[str, Any]], plan_digest: str, restart: bool = False, fresh: bool = False
+) -> Dict[str, str]:
     """Decide from the state of every node (as run_info returns it) whether the run is left alone or started, and say why."""
     states = {run["state"] for run in runs}
     if restart:

@@ -37,7 +37,8 @@ def continues(deployed: Optional[Dict[str, Any]], plan: Dict[str, Any]) -> bool:
     if deployed is None:
         return True
     return bool(
-        deployed.get("model") == plan["model"] and (deployed.get("data") or {}).get("id") == (plan.get("data") or {}).get("id")
+        deployed.get("model") == plan["model"]
+        and (deployed.get("data") or {}).get("id") == (plan.get("data") or {}).get("id")
     )
 
 
@@ -65,7 +66,9 @@ def set_aside(run_dir: str, names: List[str]) -> None:
         shutil.rmtree(previous, ignore_errors=True)
         os.rename(gathered, previous)
     except OSError as error:
-        raise RunFolderError(f"The earlier outputs in {run_dir} could not be moved to {previous}: {error.strerror}.") from error
+        raise RunFolderError(
+            f"The earlier outputs in {run_dir} could not be moved to {previous}: {error.strerror}."
+        ) from error
 
 
 def plan_text(plan: Dict[str, Any]) -> str:
