@@ -21,6 +21,12 @@ def norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.size(-1),))
 
 
+def norm_factor(x: Tensor) -> Tensor:
+    """What norm multiplies each row with, [.., 1]."""
+    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.size(-1))
+    return mean_square.add_(torch.finfo(torch.float32).eps).rsqrt_()
+
+
 def rotary_tables(position: int, tokens: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin [T, D/2] of the positions position .. position + tokens - 1."""
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim

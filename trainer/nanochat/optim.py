@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanochat.gradients import is_table
 from nanochat.model import GPT
 from nanochat.schedule import StepSchedule
 
@@ -306,11 +307,6 @@ class Optimizer:
         for name, adamw in (self.tables | self.dense).items():
             adamw.load_state_dict(state["adamw"][name])
         self.muon.load_state_dict(state["muon"])
-
-
-def is_table(name: str) -> bool:
-    """Whether the gradient of this parameter is rows."""
-    return name == "transformer.wte.weight" or name.startswith("value_embeds.")
 
 
 def merged_muon_state(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from nanochat import numerics
-from nanochat.fused import TrainingPass, unique_ids
+from nanochat.fused import TrainingPass
+from nanochat.gradients import unique_ids
 from nanochat.model import GPT, ModelConfig
 from nanochat.optim import LearningRates, Optimizer
 from nanochat.schedule import StepSchedule
