@@ -62,6 +62,11 @@ def step_of(task: Any) -> str | None:
     return name if name in STORY else None
 
 
+def task_name(task: Any) -> str:
+    """A task's name without its role's."""
+    return str(task.get_name()).strip().rpartition(" : ")[2]
+
+
 def sentence(text: Any) -> str:
     """A message without the empty lines at its ends."""
     return str(text or "").strip("\n").rstrip()
@@ -245,7 +250,7 @@ class CallbackModule(DefaultCallback):
         self._last_task_name = task.get_name().strip()
         self._enter(task)
         if self._step is not None and not self._watched:
-            name = str(self._last_task_name).rpartition(" : ")[2]
+            name = task_name(task)
             self._show_live(f"  {self._step:<10} {'' if name.startswith('Validating arguments') else name}")
 
     def _print_task_banner(self, task: Any) -> None:
@@ -282,7 +287,7 @@ class CallbackModule(DefaultCallback):
         host = result.host.get_name()
         self._step_changed[host] = self._step_changed.get(host, 0) + 1
         if self._checking():
-            self._tell(f"would change on {host}: {result.task.get_name().strip()}", C.COLOR_CHANGED)
+            self._tell(f"would change on {host}: {task_name(result.task)}", C.COLOR_CHANGED)
 
     def _findings(self, seen: Mapping[str, Any]) -> None:
         for found in findings_in(seen):
@@ -309,7 +314,7 @@ class CallbackModule(DefaultCallback):
 
     def _error(self, result: Any, seen: Mapping[str, Any]) -> None:
         self._step_failed = self._trouble = True
-        host, task = result.host.get_name(), result.task.get_name().strip().rpartition(" : ")[2]
+        host, task = result.host.get_name(), task_name(result.task)
         text = sentence(seen.get("msg")) or sentence(self._dump_results(dict(seen)))
         if text == self._last_error:
             self._tell(f"{self._mark('failed')} {host}: the same", C.COLOR_ERROR)
@@ -383,7 +388,7 @@ class CallbackModule(DefaultCallback):
             if isinstance(part, Mapping) and part.get("diff") and part.get("changed"):
                 diff = self._get_diff(part["diff"])
                 if diff:
-                    self._tell(f"{result.host.get_name()}: {result.task.get_name().strip()}", C.COLOR_CHANGED)
+                    self._tell(f"{result.host.get_name()}: {task_name(result.task)}", C.COLOR_CHANGED)
                     self._say(sentence(diff))
 
     def v2_runner_retry(self, result: Any) -> None:

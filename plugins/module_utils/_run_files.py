@@ -1,0 +1,179 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files of a run folder that are worth bringing back, and of each only what the other side has not.
+
+Metrics and logs only grow, so that of a file whose beginning is known the rest will do. Text is handed over up to its
+last whole line, so that a reader of the copy never sees half of one.
+"""
+
+from __future__ import annotations
+
+import base64
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import zlib
+from typing import Any, Dict, List, NamedTuple, Optional
+
+SMALL = ("plan.json", "session.json", "heartbeat-rank*.json", "metrics-rank*.jsonl", "log/*.log", "report/*")
+GROWING = ("metrics-rank*.jsonl", "log/*.log")
+MASK = "********"
+
+
+class Have(NamedTuple):
+    """What the other side has of a file."""
+
+    size: int
+    sha256: str
+    mtime: float
+
+
+def sha256_of(data: bytes) -> str:
+    """The digest by which a piece is known."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def matches(path: str, patterns: Any) -> bool:
+    """Whether a path relative to the run folder is one of these, level by level."""
+    return any(path.count("/") == pattern.count("/") and fnmatch.fnmatch(path, pattern) for pattern in patterns)
+
+
+def small_files(run_dir: str) -> List[str]:
+    """Paths, relative to the run folder, of everything small that tells about the run."""
+    found = []
+    for folder in ("", "log", "report"):
+        try:
+            names = os.listdir(os.path.join(run_dir, folder))
+        except OSError:
+            continue
+        paths = [os.path.join(folder, name) if folder else name for name in names]
+        found += [path for path in paths if matches(path, SMALL) and os.path.isfile(os.path.join(run_dir, path))]
+    return sorted(found)
+
+
+def masked(data: bytes) -> bytes:
+    """A plan without its secrets: the values of the environment that env_secret names are not for results folders."""
+    try:
+        plan = json.loads(data)
+    except ValueError:
+        return data
+    for node in plan.get("nodes") or []:
+        environment = node.get("env") or {}
+        environment.update({name: MASK for name in node.get("env_secret") or [] if name in environment})
+    return (json.dumps(plan, indent=1, sort_keys=True) + "\n").encode()
+
+
+def content(run_dir: str, path: str) -> Optional[bytes]:
+    """A small file as it may leave the host now; None when it went away."""
+    try:
+        with open(os.path.join(run_dir, path), "rb") as stream:
+            data = stream.read()
+    except OSError:
+        return None
+    if path == "plan.json":
+        return masked(data)
+    return data[: data.rfind(b"\n") + 1] if matches(path, GROWING) else data
+
+
+def piece(path: str, data: bytes, have: Optional[Have], room: int) -> Optional[Dict[str, Any]]:
+    """What of a file is missing on the other side, at most room bytes of it; None when nothing is."""
+    offset = 0
+    if have is not None and have.size <= len(data) and sha256_of(data[: have.size]) == have.sha256:
+        if have.size == len(data):
+            return None
+        offset = have.size
+    new = data[offset : offset + room]
+    return {
+        "path": path,
+        "offset": offset,
+        "sha256": sha256_of(data[: offset + len(new)]),
+        "data": base64.b64encode(zlib.compress(new)).decode("ascii"),
+        "last": offset + len(new) == len(data),
+    }
+
+
+def newest_checkpoint(run_dir: str) -> List[str]:
+    """The model and its description of the newest checkpoint that is whole."""
+    newest: List[str] = []
+    best = -1
+    for folder, dummy, names in os.walk(os.path.join(run_dir, "base_checkpoints")):
+        for name in names:
+            match = re.match(r"model_(\d+)\.pt$", name)
+            if match and int(match.group(1)) > best:
+                best = int(match.group(1))
+                pair = [name, "meta_%s.json" % match.group(1)]
+                newest = [os.path.relpath(os.path.join(folder, part), run_dir) for part in pair if part in names]
+    return newest
+
+
+def big_files(run_dir: str, have: Dict[str, Have]) -> List[Dict[str, Any]]:
+    """The newest checkpoint's files that the other side has not; they are immutable, so size and time tell."""
+    wanted = []
+    for path in newest_checkpoint(run_dir):
+        try:
+            status = os.stat(os.path.join(run_dir, path))
+        except OSError:
+            continue
+        there = have.get(path)
+        if there is None or (there.size, int(there.mtime)) != (status.st_size, int(status.st_mtime)):
+            wanted.append({"path": path, "size": status.st_size, "mtime": int(status.st_mtime)})
+    return wanted
+
+
+def missing_files(run_dir: str, have: Dict[str, Have], checkpoints: bool, room: int) -> Dict[str, Any]:
+    """Everything that the other side lacks, as much of it as there is room for in one answer."""
+    pieces: List[Dict[str, Any]] = []
+    more = False
+    for path in small_files(run_dir):
+        data = content(run_dir, path)
+        found = None if data is None else piece(path, data, have.get(path), max(room, 1))
+        if found is None:
+            continue
+        if room <= 0:
+            more = True
+            break
+        pieces.append(found)
+        room -= len(found["data"])
+        more = more or not found["last"]
+    return {"pieces": pieces, "more": more, "whole": big_files(run_dir, have) if checkpoints else []}
+
+
+class CopyError(Exception):
+    """A piece does not fit to what is there; the text is for the user."""
+
+
+def apply_piece(folder: str, part: Dict[str, Any]) -> None:
+    """Put a piece where it belongs, the file changing all at once; the digest must fit."""
+    path = os.path.join(folder, part["path"])
+    if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
+        raise CopyError("%s is no path below %s" % (part["path"], folder))
+    before = b""
+    if part["offset"]:
+        with open(path, "rb") as stream:
+            before = stream.read(part["offset"])
+    data = before + zlib.decompress(base64.b64decode(part["data"]))
+    if sha256_of(data) != part["sha256"]:
+        raise CopyError(
+            "%s does not fit to what was collected before; remove %s and collect again" % (part["path"], path)
+        )
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    beside = "%s.new-%d" % (path, os.getpid())
+    with open(beside, "wb") as stream:
+        stream.write(data)
+    os.replace(beside, path)
+
+
+def have_of(folder: str) -> Dict[str, Dict[str, Any]]:
+    """What of a run lies in a folder already, as the host wants to be told."""
+    known = {}
+    for path in small_files(folder):
+        with open(os.path.join(folder, path), "rb") as stream:
+            data = stream.read()
+        known[path] = {"size": len(data), "sha256": sha256_of(data), "mtime": 0.0}
+    for path in newest_checkpoint(folder):
+        status = os.stat(os.path.join(folder, path))
+        known[path] = {"size": status.st_size, "sha256": "", "mtime": status.st_mtime}
+    return known

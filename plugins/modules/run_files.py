@@ -1,0 +1,133 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: run_files
+short_description: Bring metrics, logs, plan and checkpoint of a run to the controller
+version_added: 0.1.0
+description:
+  - Copies what a run folder tells about its run into a folder on the controller, and of files that are there already only what is new.
+  - Works while the run goes on. Files change all at once, metrics and logs end with a whole line, and every piece is verified by its digest.
+  - Values of environment variables that the plan calls secret are masked before they leave the host.
+extends_documentation_fragment:
+  - ansible.builtin.action_common_attributes
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+options:
+  run_dir:
+    description:
+      - The run folder.
+      - Either this or O(base_dir) is needed.
+    type: path
+  base_dir:
+    description: The base folder whose C(runs/) holds the run folders.
+    type: path
+  run:
+    description: Name of the run below O(base_dir). Without it the run that was written to last is taken.
+    type: str
+  dest:
+    description: Folder on the controller. The files go to C(RUN/HOST/) below it.
+    type: str
+    required: true
+  checkpoints:
+    description: Whether to bring the model of the newest checkpoint as well.
+    type: bool
+    default: false
+  have:
+    description: What the controller has already. The action plugin fills it in.
+    type: dict
+    default: {}
+  room:
+    description: About how many bytes one answer of the host may hold.
+    type: int
+    default: 4000000
+attributes:
+  action:
+    description: It runs on the controller and asks the host for what is missing.
+    support: full
+  async:
+    description: It works in pieces.
+    support: none
+  bypass_host_loop:
+    description: It runs for each host.
+    support: none
+  check_mode:
+    description: Says which files would be written.
+    support: full
+  diff_mode:
+    description: Copied metrics and logs are not worth showing.
+    support: none
+  idempotent:
+    description: A file that is there already is not written again.
+    support: full
+  platform:
+    platforms: posix
+    support: full
+seealso:
+  - module: nanochat.ddp.report
+"""
+
+EXAMPLES = r"""
+- name: Bring everything of the newest run
+  nanochat.ddp.run_files:
+    base_dir: /mnt/data/nanochat
+    dest: ./runs
+"""
+
+RETURN = r"""
+run:
+  description: Name of the run; null when there is none on the host.
+  returned: always
+  type: str
+folder:
+  description: Where on the controller the files are.
+  returned: always
+  type: str
+files:
+  description: Paths of what was written, relative to the folder.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import os
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_files import Have, missing_files
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import find_run_dir
+
+ARGUMENTS: Dict[str, Any] = dict(
+    run_dir=dict(type="path"),
+    base_dir=dict(type="path"),
+    run=dict(type="str"),
+    dest=dict(type="str", required=True),
+    checkpoints=dict(type="bool", default=False),
+    have=dict(type="dict", default={}),
+    room=dict(type="int", default=4000000),
+)
+
+
+def main() -> None:
+    """Answer with what the controller lacks."""
+    module = AnsibleModule(
+        argument_spec=ARGUMENTS,
+        required_one_of=[("run_dir", "base_dir")],
+        mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")],
+        supports_check_mode=True,
+    )
+    run_dir = find_run_dir(module.params)
+    if run_dir is None or not os.path.isdir(run_dir):
+        module.exit_json(changed=False, run=None, run_dir=run_dir, pieces=[], whole=[], more=False)
+        return
+    have = {path: Have(**known) for path, known in module.params["have"].items()}
+    found = missing_files(run_dir, have, module.params["checkpoints"], module.params["room"])
+    module.exit_json(changed=False, run=os.path.basename(run_dir.rstrip("/")), run_dir=run_dir, **found)
+
+
+if __name__ == "__main__":
+    main()

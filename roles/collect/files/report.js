@@ -1,0 +1,335 @@
+// Draws the page from the JSON in it. No library, no network; text is only ever set as text.
+'use strict';
+(() => {
+  const begun = performance.now();
+  const data = JSON.parse(document.getElementById('data').textContent);
+  const byId = (id) => document.getElementById(id);
+  const known = (value) => value !== null && value !== undefined;
+  const SVG = 'http://www.w3.org/2000/svg';
+  const PARTS = [
+    ['forward_backward_seconds', 'forward and backward', 'var(--c0)'],
+    ['wait_seconds', 'waiting for other ranks', 'var(--c1)'],
+    ['optimizer_seconds', 'optimizer', 'var(--c2)'],
+    ['data_seconds', 'data', 'var(--c3)'],
+    ['rest', 'rest', 'var(--other)'],
+  ];
+
+  // -- words --------------------------------------------------------------------------------------------------------
+
+  const number = (value, digits) => known(value) ? value.toLocaleString('en', { maximumFractionDigits: digits, minimumFractionDigits: digits }) : '–';
+  const loss = (value) => number(value, 4);
+  const speed = (value) => number(value, known(value) && value < 100 ? 1 : 0);
+  const share = (value) => known(value) ? `${number(100 * value, value < 0.0995 ? 1 : 0)} %` : '–';
+  const bytes = (value) => {
+    if (!known(value)) return '–';
+    for (const [unit, size] of [['GB', 1e9], ['MB', 1e6], ['kB', 1e3]]) if (value >= size) return `${number(value / size, value < 100 * size ? 1 : 0)} ${unit}`;
+    return `${number(value, 0)} B`;
+  };
+  const seconds = (value) => {
+    if (!known(value)) return '–';
+    if (value < 1) return `${number(1000 * value, value < 0.1 ? 1 : 0)} ms`;
+    if (value < 60) return `${number(value, value < 10 ? 2 : 1)} s`;
+    if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
+    return `${Math.floor(value / 3600)} h ${Math.floor(value % 3600 / 60)} min`;
+  };
+  const clock = (value) => known(value) ? new Date(1000 * value).toLocaleString() : '';
+
+  // -- elements -----------------------------------------------------------------------------------------------------
+
+  const make = (name, attributes = {}, ...children) => {
+    const element = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    element.append(...children.filter(known));
+    return element;
+  };
+  const draw = (name, attributes = {}, text) => {
+    const element = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    if (known(text)) element.textContent = text;
+    return element;
+  };
+  const fillTable = (table, header, rows, numbers = []) => {
+    const cell = (tag, content, at) => make(tag, numbers.includes(at) ? { class: 'number' } : {}, content);
+    table.append(make('thead', {}, make('tr', {}, ...header.map((text, at) => cell('th', text, at)))));
+    table.append(make('tbody', {}, ...rows.map((row) => make('tr', {}, ...row.map((content, at) => cell('td', known(content) ? content : '–', at))))));
+    return table;
+  };
+  const section = (id, title, ...children) => byId(id).append(make('h2', {}, title), ...children);
+  const scroll = (table) => make('div', { class: 'scroll' }, table);
+
+  // -- charts -------------------------------------------------------------------------------------------------------
+
+  const rankColor = (at) => `var(--c${at % 8})`;
+  const charts = [];
+
+  const ticks = (low, high, wanted) => {
+    const span = high - low || Math.abs(high) || 1;
+    const raw = span / wanted;
+    const power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= raw);
+    const found = [];
+    for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) found.push(Math.abs(value) < step * 1e-9 ? 0 : value);
+    return found;
+  };
+
+  // At most a lowest and a highest point for each pixel, so that no spike is lost and no more is drawn than can be seen.
+  const thinned = (xs, ys, x, width) => {
+    const points = [];
+    let column = null, low = null, high = null;
+    const flush = () => {
+      if (low === null) return;
+      if (low === high) points.push(low); else points.push(...(low < high ? [low, high] : [high, low]));
+    };
+    for (let at = 0; at < xs.length; at += 1) {
+      if (!known(ys[at])) { flush(); low = high = null; if (points.length && points[points.length - 1] !== null) points.push(null); continue; }
+      const pixel = xs.length > 2 * width ? Math.floor(x(xs[at])) : at;
+      if (pixel !== column) { flush(); column = pixel; low = high = at; continue; }
+      if (low === null) { low = high = at; continue; }
+      if (ys[at] < ys[low]) low = at;
+      if (ys[at] > ys[high]) high = at;
+    }
+    flush();
+    return points;
+  };
+
+  const pathOf = (points, xs, ys, x, y) => {
+    let path = '', pen = false;
+    for (const at of points) {
+      if (at === null) { pen = false; continue; }
+      path += `${pen ? 'L' : 'M'}${x(xs[at]).toFixed(1)} ${y(ys[at]).toFixed(1)}`;
+      pen = true;
+    }
+    return path;
+  };
+
+  const nearest = (xs, value) => {
+    let low = 0, high = xs.length - 1;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (xs[middle] < value) low = middle + 1; else high = middle;
+    }
+    return low > 0 && Math.abs(xs[low - 1] - value) < Math.abs(xs[low] - value) ? low - 1 : low;
+  };
+
+  const extent = (lists) => {
+    let low = Infinity, high = -Infinity;
+    for (const list of lists) for (const value of list) if (known(value)) { if (value < low) low = value; if (value > high) high = value; }
+    return low <= high ? [low, high] : null;
+  };
+
+  // series: {name, color, x, y, thin, dots}; stacked series share their x and lie on each other.
+  const chart = (title, note, series, options = {}) => {
+    const drawn = series.filter((one) => one.x.length && one.y.some(known));
+    if (!drawn.length) return;
+    const figure = make('figure', { class: options.wide ? 'wide' : '', 'data-chart': title }, make('h3', {}, title), make('p', { class: 'quiet' }, note));
+    const legend = make('div', { class: 'legend' });
+    for (const one of drawn) {
+      if (one.name) legend.append(make('span', {}, make('i', { style: `background:${one.color};opacity:${one.thin ? 0.45 : 1}` }), one.name));
+    }
+    if (legend.children.length) figure.append(legend);
+    const svg = draw('svg', { role: 'img', 'aria-label': title });
+    figure.append(svg);
+    byId('charts').append(figure);
+    charts.push({ svg, series: drawn, options });
+  };
+
+  const paint = ({ svg, series, options }) => {
+    const width = svg.clientWidth || 320, height = options.height || 220;
+    const box = { left: 52, right: 10, top: 8, bottom: 22 };
+    const inner = width - box.left - box.right;
+    svg.replaceChildren();
+    svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
+    svg.setAttribute('height', height);
+    const tops = options.stacked ? stackTops(series) : series.map((one) => one.y);
+    const across = extent(series.map((one) => one.x));
+    let [low, high] = extent(tops);
+    if (options.stacked || options.zero) { low = Math.min(0, low); high += (high - low) * 0.06; }
+    if (low === high) { low -= Math.abs(low) * 0.05 || 1; high += Math.abs(high) * 0.05 || 1; }
+    const x = (value) => box.left + (across[1] === across[0] ? inner / 2 : inner * (value - across[0]) / (across[1] - across[0]));
+    const y = (value) => box.top + (height - box.top - box.bottom) * (1 - (value - low) / (high - low));
+    for (const value of ticks(low, high, 4)) {
+      svg.append(draw('line', { class: 'grid', x1: box.left, x2: width - box.right, y1: y(value), y2: y(value) }));
+      svg.append(draw('text', { x: box.left - 6, y: y(value) + 4, 'text-anchor': 'end' }, (options.tick || options.show)(value)));
+    }
+    for (const value of ticks(across[0], across[1], Math.max(2, Math.floor(inner / 90))).filter(Number.isInteger)) {
+      svg.append(draw('text', { x: x(value), y: height - 6, 'text-anchor': 'middle' }, number(value, 0)));
+    }
+    for (const mark of options.marks || []) {
+      if (mark.step < across[0] || mark.step > across[1]) continue;
+      const line = draw('line', { class: 'mark', x1: x(mark.step), x2: x(mark.step), y1: box.top, y2: height - box.bottom });
+      line.append(draw('title', {}, mark.text));
+      svg.append(line);
+    }
+    series.forEach((one, at) => {
+      const points = thinned(one.x, tops[at], x, inner);
+      let path = pathOf(points, one.x, tops[at], x, y);
+      const attributes = { 'data-series': one.name || '', 'data-points': one.x.length, fill: 'none', stroke: one.color, 'stroke-width': one.thin ? 1 : 1.8, 'stroke-linejoin': 'round', opacity: one.thin ? 0.45 : 1 };
+      if (options.stacked) {
+        const below = at ? tops[at - 1] : tops[at].map(() => 0);
+        const back = points.filter(known).reverse();
+        path += back.map((point) => `L${x(one.x[point]).toFixed(1)} ${y(below[point]).toFixed(1)}`).join('') + 'Z';
+        Object.assign(attributes, { fill: one.color, stroke: 'none', opacity: 0.9 });
+      }
+      svg.append(draw('path', { ...attributes, d: path }));
+      if (one.dots || one.x.length === 1) {
+        one.x.forEach((value, index) => known(one.y[index]) && svg.append(draw('circle', { cx: x(value), cy: y(tops[at][index]), r: 3, fill: one.color })));
+      }
+    });
+    hover(svg, series, options, x, box, width, height, across);
+  };
+
+  const stackTops = (series) => {
+    const sums = series[0].x.map(() => 0);
+    return series.map((one) => one.y.map((value, at) => { sums[at] += value || 0; return sums[at]; }));
+  };
+
+  const hover = (svg, series, options, x, box, width, height, across) => {
+    const cross = draw('line', { class: 'cross', y1: box.top, y2: height - box.bottom, visibility: 'hidden' });
+    svg.append(cross);
+    const tip = byId('tip');
+    svg.onpointermove = (event) => {
+      const rectangle = svg.getBoundingClientRect();
+      const part = (event.clientX - rectangle.left - box.left) / (width - box.left - box.right);
+      const wanted = across[0] + Math.max(0, Math.min(1, part)) * (across[1] - across[0]);
+      const lead = series[0];
+      const step = lead.x[nearest(lead.x, wanted)];
+      cross.setAttribute('x1', x(step));
+      cross.setAttribute('x2', x(step));
+      cross.setAttribute('visibility', 'visible');
+      tip.replaceChildren(make('b', {}, `step ${number(step, 0)}`));
+      for (const one of series) {
+        const at = nearest(one.x, step);
+        if (known(one.y[at])) {
+          const other = one.x[at] === step ? '' : ` (step ${number(one.x[at], 0)})`;
+          tip.append(make('div', {}, `${one.name ? `${one.name}: ` : ''}${options.show(one.y[at])}${other}`));
+        }
+      }
+      tip.hidden = false;
+      tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)}px`;
+      tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
+    };
+    svg.onpointerleave = () => { tip.hidden = true; cross.setAttribute('visibility', 'hidden'); };
+  };
+
+  // -- what is drawn ------------------------------------------------------------------------------------------------
+
+  const average = (values, beta) => {
+    let mean = 0, weight = 0;
+    return values.map((value) => {
+      if (!known(value)) return null;
+      mean = beta * mean + (1 - beta) * value;
+      weight = beta * weight + (1 - beta);
+      return mean / weight;
+    });
+  };
+
+  // Means over equal groups of steps, so that areas stay readable however long the run is.
+  const grouped = (table, groups) => {
+    const count = table.step.length, size = Math.max(1, Math.ceil(count / groups));
+    const result = { step: [], rest: [] };
+    for (const [key] of PARTS) result[key] = result[key] || [];
+    for (let from = 0; from < count; from += size) {
+      const to = Math.min(count, from + size);
+      const mean = (key) => { let sum = 0; for (let at = from; at < to; at += 1) sum += (table[key] && table[key][at]) || 0; return sum / (to - from); };
+      result.step.push(table.step[Math.floor((from + to - 1) / 2)]);
+      let rest = mean('seconds');
+      for (const [key] of PARTS.slice(0, -1)) { const value = mean(key); result[key].push(value); rest -= value; }
+      result.rest.push(Math.max(0, rest));
+    }
+    return result;
+  };
+
+  const lead = data.ranks[0];
+  const several = data.ranks.length > 1;
+  const hostName = (rank) => `rank ${rank.summary.rank}, ${rank.summary.host}`;
+  const perRank = (key, map = (value) => value) => data.ranks.filter((rank) => rank.columns[key]).map((rank) => ({
+    name: hostName(rank), color: rankColor(data.ranks.indexOf(rank)), x: rank.columns.step, y: rank.columns[key].map((value, at) => known(value) ? map(value, rank, at) : null),
+  }));
+
+  const drawCharts = () => {
+    const table = lead.columns;
+    const marks = data.happenings.filter((one) => known(one.step) && (/^(checkpoint|started again)/.test(one.text) || one.severity === 'error')).filter((one) => one.host === lead.summary.host || one.severity === 'error').map((one) => ({ step: one.step, text: `step ${one.step}, ${one.host}: ${one.text}` }));
+    if (table.loss) {
+      const beta = table.step.length > 500 ? 0.98 : 0.9;
+      const others = data.others.filter((other) => other.columns.loss).map((other, at) => ({
+        name: `${other.run}, smoothed`, color: rankColor(at + 2), x: other.columns.step, y: average(other.columns.loss, other.columns.step.length > 500 ? 0.98 : 0.9),
+      }));
+      chart('Loss', `Mean over all ranks, every step, and its moving average (${beta}). Upright lines are checkpoints, restarts and errors.`, [
+        { name: 'each step', color: 'var(--c0)', x: table.step, y: table.loss, thin: true },
+        { name: others.length ? `${data.run}, smoothed` : 'smoothed', color: 'var(--c0)', x: table.step, y: average(table.loss, beta) },
+        ...others,
+      ], { show: loss, tick: (value) => number(value, 2), marks, wide: true, height: 280 });
+    }
+    const evals = [[data.run, lead.evals, 0], ...data.others.map((other, at) => [other.run, other.evals, at + 2])];
+    chart('Validation', 'Bits per byte on the validation shard; lower is better.', evals.map(([name, list, color]) => ({
+      name: evals.length > 1 ? name : '', color: rankColor(color), x: list.map((one) => one.step), y: list.map((one) => one.val_bpb), dots: list.length < 60,
+    })), { show: loss, tick: (value) => number(value, 2) });
+    if (table.tokens_per_second) {
+      chart('Speed', 'Tokens per second of all ranks together.', [
+        { name: data.others.length ? data.run : '', color: 'var(--c0)', x: table.step, y: table.tokens_per_second },
+        ...data.others.filter((other) => other.columns.tokens_per_second).map((other, at) => ({ name: other.run, color: rankColor(at + 2), x: other.columns.step, y: other.columns.tokens_per_second })),
+      ], { show: speed, zero: true });
+    }
+    data.ranks.forEach((rank) => {
+      if (!rank.columns.seconds) return;
+      const groups = grouped(rank.columns, 240);
+      chart(`Where the time of ${hostName(rank)} went`, 'Seconds of a step.', PARTS.map(([key, name, color]) => ({ name, color, x: groups.step, y: groups[key] })), { stacked: true, show: seconds });
+    });
+    chart('Waiting', 'Share of each step that a rank waited for the others. The one that waits least is the slow one.', perRank('wait_seconds', (value, rank, at) => rank.columns.seconds && rank.columns.seconds[at] ? value / rank.columns.seconds[at] : null), { show: share, zero: true });
+    chart('Sent', 'Bytes that a rank sent in a step.', perRank('bytes_sent'), { show: bytes, zero: true });
+    chart('Bandwidth', 'What a rank sent, over the whole time of the step.', perRank('bytes_sent', (value, rank, at) => rank.columns.seconds && rank.columns.seconds[at] ? 8e-6 * value / rank.columns.seconds[at] : null), { show: (value) => `${number(value, value < 10 ? 2 : 0)} Mbit/s`, tick: (value) => number(value, value < 10 ? 1 : 0), zero: true });
+    chart('Memory', 'Resident memory of a rank.', perRank('memory_bytes'), { show: bytes, zero: true });
+  };
+
+  const tile = (label, value, kind = '') => byId('tiles').append(make('div', { class: 'tile' }, make('b', { class: kind }, value), make('span', {}, label)));
+
+  const identical = () => {
+    const said = data.ranks.map((rank) => rank.summary.identical);
+    if (said.includes(false)) return ['NO', 'bad'];
+    if (data.missing.length || said.some((one) => !known(one))) return ['not compared', ''];
+    return ['yes', 'good'];
+  };
+
+  const drawWords = () => {
+    const one = lead.summary;
+    byId('title').textContent = `Run ${data.run}`;
+    byId('subtitle').textContent = [`${data.world} ${data.world === 1 ? 'rank' : 'ranks'}`, data.dtype && `${data.dtype}${data.dtype_reason ? ` (${data.dtype_reason})` : ''}`, data.digest && `plan ${data.digest}`, known(data.as_of) && `last event ${clock(data.as_of)}`].filter(Boolean).join(' · ');
+    tile('steps made', known(one.steps) ? `${number(one.done, 0)} of ${number(one.steps, 0)}` : number(one.done, 0));
+    tile(`loss, from ${loss(one.first_loss)}`, loss(one.last_loss));
+    tile('validation, bits per byte', loss(one.val_bpb));
+    tile('tokens per second', speed(one.tokens_per_second));
+    if (several) {
+      tile('waited for other ranks', data.ranks.map((rank) => share(rank.summary.wait_share)).slice(0, 4).join(' / '));
+      tile('weights identical on all ranks', ...identical());
+    }
+    for (const host of data.missing) byId('notices').append(make('div', { class: 'notice' }, `${host} is part of the plan, but nothing was collected from it.`));
+    for (const rank of data.ranks.filter((rank) => rank.summary.end.startsWith('crashed'))) byId('notices').append(make('div', { class: 'notice' }, `${rank.summary.host} ${rank.summary.end}`));
+    fillTable(byId('ranks'), ['rank', 'host', 'end', 'steps', 'first loss', 'last loss', 'tok/s', 'waited', 'sent', 'memory', 'starts'], data.ranks.map(({ summary }) => [
+      String(summary.rank), summary.host, summary.end, known(summary.steps) ? `${summary.done}/${summary.steps}` : String(summary.done), loss(summary.first_loss), loss(summary.last_loss), speed(summary.tokens_per_second),
+      `${seconds(summary.wait_seconds)} (${share(summary.wait_share)})`, bytes(summary.bytes_sent), bytes(summary.memory_bytes), String(summary.attempts),
+    ]), [3, 4, 5, 6, 7, 8, 9, 10]);
+    const samples = data.ranks.flatMap((rank) => rank.samples);
+    if (samples.length) section('samples', 'Samples', ...samples.slice(-12).reverse().map((sample) => make('div', {}, make('p', { class: 'quiet' }, `step ${number(sample.step, 0)}`), make('blockquote', {}, make('b', {}, sample.prompt || ''), sample.text || ''))));
+    if (data.others.length) {
+      const rows = [{ run: data.run, digest: data.digest, summary: one }, ...data.others];
+      section('comparison', 'Compared with other runs', scroll(fillTable(make('table'), ['run', 'plan', 'steps', 'first loss', 'last loss', 'val bpb', 'tok/s', 'end'], rows.map(({ run, digest, summary }) => [run, digest, String(summary.done), loss(summary.first_loss), loss(summary.last_loss), loss(summary.val_bpb), speed(summary.tokens_per_second), summary.end]), [2, 3, 4, 5, 6])));
+    }
+    if (data.compared.length) {
+      const show = (what, value) => what.includes('bytes') ? bytes(value) : what.includes('seconds') ? seconds(value) : number(value, value < 100 ? 2 : 0);
+      section('predicted', 'Predicted and measured', scroll(fillTable(make('table'), ['what', 'host', 'plan', 'measured', 'measured / plan'], data.compared.map(([what, host, plan, measured]) => [what.replace(' (bytes)', ''), host, show(what, plan), show(what, measured), plan ? share(measured / plan) : '–']), [2, 3, 4])));
+    }
+    if (data.happenings.length) {
+      section('happenings', 'What happened', scroll(fillTable(make('table'), ['time', 'step', 'host', 'what'], data.happenings.map((event) => [clock(event.time), known(event.step) ? number(event.step, 0) : '', event.host || '', make('span', { class: event.severity }, event.text)]), [1])));
+    }
+    for (const rank of data.ranks.filter((rank) => rank.lines.length)) section('lines', `Last lines of ${rank.summary.host}`, make('pre', {}, rank.lines.join('\n')));
+    if (data.plan.length) byId('plan').append(make('details', {}, make('summary', {}, `The plan (${data.digest})`), scroll(fillTable(make('table'), ['setting', 'value'], data.plan))));
+  };
+
+  drawWords();
+  drawCharts();
+  const paintAll = () => charts.forEach(paint);
+  paintAll();
+  let width = innerWidth;
+  addEventListener('resize', () => { if (innerWidth !== width) { width = innerWidth; paintAll(); } });
+  document.documentElement.dataset.drawn = (performance.now() - begun).toFixed(1);
+})();
