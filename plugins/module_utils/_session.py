@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +16,7 @@ import signal
 import sys
 import time
 import uuid
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils import (
     _env_file,
@@ -69,48 +71,62 @@ class Session:
     def status(self) -> dict[str, Any]:
         """The content of session.json, and `state`."""
         record = _read_json(self.record)
-        if not record:
-            return {"state": GONE if self.in_tmux() else ABSENT}
         if record.get("ended") is not None:
             return {**record, "state": FINISHED}
         identity = self._identity(record)
-        alive = identity is not None and _reaper.runner_alive(identity)
-        if not alive:
-            # It may have ended between the two looks.
-            record = _read_json(self.record) or record
-        return {**record, "state": RUNNING if alive else FINISHED if record.get("ended") is not None else GONE}
-
-    def in_tmux(self) -> bool:
-        """Whether tmux has the session and it is ours."""
-        return self.tmux is not None and self.tmux.exists(self.name) and self.tmux.label(self.name) == self.label
+        if identity is not None and _reaper.runner_alive(identity):
+            return {**record, "state": RUNNING}
+        if not record:
+            return {"state": GONE if self._tmux_id() else ABSENT}
+        # It may have ended between the two looks.
+        record = _read_json(self.record) or record
+        return {**record, "state": FINISHED if record.get("ended") is not None else GONE}
 
     def left_over(self) -> dict[int, _processes.Process]:
         """All processes of the session but its runner."""
-        identity = self._identity(_read_json(self.record) or self.launch())
+        identity = self._identity(_read_json(self.record))
         return _reaper.members(identity) if identity else {}
 
     def same(self, spec: Spec) -> bool:
         """Whether the last start was given the very same."""
         launch = self.launch()
-        return bool(launch) and launch.get("given") == _given(spec, str(launch.get("id")))
+        return (
+            bool(launch) and launch.get("session") == self.name and launch["given"] == _given(spec, str(launch["id"]))
+        )
 
-    def describe(self, spec: Spec | None, state: str, salt: str | None) -> str:
-        """What a session is given, as text for a diff: environments by name and short digest, never by value."""
-        given = self.launch().get("given") if spec is None else _given(spec, str(salt))
+    def describe(self, spec: Spec | None, state: str) -> str:
+        """What the session was given last, or is given now, as text for a diff; of the environment only names."""
+        launch = self.launch()
+        last = launch.get("given") or {}
+        given = last if spec is None else _given(spec, str(launch.get("id")))
         lines = [f"state: {state}"]
         if state != ABSENT and given:
             lines += [f"{key}: {given[key]}" for key in ("chdir", "log")]
-            lines += ["argv:", *(f"  {quote(word)}" for word in given["argv"])]
-            lines += ["env:", *(f"  {name} ({digest})" for name, digest in sorted(given["env"].items()))]
+            lines += ["argv:", *(f"  {quote(word)}" for word in given["argv"]), "env:"]
+            before = last.get("env", {})
+            for name, digest in sorted(given["env"].items()):
+                lines.append(f"  {name}" + (" (changed)" if before.get(name, digest) != digest else ""))
         return "\n".join(lines).encode("utf-8", "backslashreplace").decode() + "\n"
+
+    def _tmux_id(self) -> str:
+        """The id of the session of this name in tmux, empty where it has none or the session is somebody else's."""
+        label, dummy, identifier = (self.tmux.label(self.name) if self.tmux else "").partition(".")
+        return identifier if label == self.label else ""
 
     def _identity(self, record: Mapping[str, Any]) -> _reaper.Session | None:
         """By what this session's processes are known; None if they were of another boot (or another machine)."""
-        if not record.get("id") or record.get("boot_id") != _processes.boot_id():
-            return None
-        pid, start = record.get("pid"), record.get("pid_start")
-        runner = (int(pid), int(start)) if pid and start else None
-        return _reaper.Session(str(record["id"]), os.getuid(), runner)
+        uid, boot = os.getuid(), _processes.boot_id()
+        if record.get("id"):
+            pid, start = record.get("pid"), record.get("pid_start")
+            runner = (int(pid), int(start)) if pid and start else None
+            return _reaper.Session(str(record["id"]), uid, runner) if record.get("boot_id") == boot else None
+        # Somebody moved session.json away: tmux knows whom it runs, and launch.json what was started last.
+        launch, identifier = self.launch(), self._tmux_id()
+        if identifier and self.tmux is not None:
+            return _reaper.Session(identifier, uid, _with_start(self.tmux.runner(self.name)))
+        if launch.get("boot_id") == boot:
+            return _reaper.Session(str(launch["id"]), uid)
+        return None
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
@@ -118,13 +134,7 @@ class Session:
         """Write what is to be run and run it; the session must not be running."""
         assert self.tmux is not None
         self._check_startable(spec)
-        if self.tmux.exists(self.name):
-            if self.tmux.label(self.name) != self.label:
-                raise SessionError(
-                    f"tmux has a session {self.name} already that was not started for {self.state_dir}: "
-                    f"end it (tmux kill-session -t '={self.name}') or choose another name"
-                )
-            self.tmux.kill(self.name)
+        self._clear_tmux()
         identifier = uuid.uuid4().hex
         try:
             self._prepare(spec, identifier, stop_timeout)
@@ -132,34 +142,74 @@ class Session:
             raise SessionError(f"session {self.name}: cannot write {error.filename}: {error.strerror}") from error
         # -E and -s: neither the environment of a tmux server nor a user's own packages change what the runner is.
         program = os.path.join(self.folder, "_session_runner.py")
-        self.tmux.start(self.name, self.label, [sys.executable, "-B", "-E", "-s", program, self.folder])
+        self.tmux.start(
+            self.name, f"{self.label}.{identifier}", [sys.executable, "-B", "-E", "-s", program, self.folder]
+        )
         self._wait_until_started(identifier)
 
     def stop(self, timeout: float) -> None:
         """End the session's processes, and make sure that they are dead."""
-        identity = self._identity(_read_json(self.record) or self.launch())
-        if identity is None:
+        record = _read_json(self.record)
+        identity = self._identity(record)
+        if identity is None or not (_reaper.runner_alive(identity) or _reaper.members(identity)):
             return
         if os.path.isdir(self.folder):
-            with open(os.path.join(self.folder, "stop"), "w", encoding="ascii") as file:
-                file.write(f"{time.time()}\n")
+            _replace(os.path.join(self.folder, "stop"), f"{time.time()}\n".encode(), 0o644)
         left = _reaper.end(identity, timeout)
         if not left and identity.runner is not None:
             left = _end_runner(*identity.runner)
         if left:
             named = ", ".join(f"{one.pid} ({one.command[:80]})" for one in left.values())
             raise SessionError(
-                f"session {self.name}: these processes are still alive after SIGKILL: {named}; they hang in the kernel or "
-                "belong to another user, so end them by hand or restart the machine"
+                f"session {self.name}: these processes are still alive after SIGKILL: {named}; they hang in the kernel "
+                "or belong to another user, so end them by hand or restart the machine"
             )
+        record = _read_json(self.record)
+        if record and record.get("ended") is None:
+            # Its runner was gone before, so nobody else can write down that it was stopped.
+            _session_runner.write_json(self.record, {**record, "stopped": True})
 
     def remove(self) -> None:
         """Take the session out of tmux and forget that it was there; its log and run.sh stay."""
-        if self.tmux is not None and self.in_tmux():
+        if self.tmux is not None and self._tmux_id():
             self.tmux.kill(self.name)
         shutil.rmtree(self.folder, ignore_errors=True)
         if os.path.lexists(self.record):
             os.unlink(self.record)
+
+    @contextlib.contextmanager
+    def locked(self, make: bool, timeout: float) -> Iterator[None]:
+        """Keep a second controller from bringing the same session into a state meanwhile."""
+        if make:
+            os.makedirs(self.state_dir, exist_ok=True)
+        if not os.path.isdir(self.state_dir):
+            yield
+            return
+        descriptor = os.open(self.state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            deadline = time.monotonic() + timeout
+            while not _try_lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise SessionError(
+                        f"session {self.name}: something else has been working on {self.state_dir} for "
+                        f"{timeout:.0f} seconds; wait for it to end and try again"
+                    )
+                time.sleep(0.1)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _clear_tmux(self) -> None:
+        """Make room for the name in tmux; a session that somebody else started is left alone."""
+        assert self.tmux is not None
+        for name in {self.name, str(self.launch().get("session", self.name))}:
+            if self.tmux.label(name).partition(".")[0] == self.label:
+                self.tmux.kill(name)
+        if self.tmux.exists(self.name):
+            raise SessionError(
+                f"tmux has a session {self.name} already that was not started for {self.state_dir}: "
+                f"end it (tmux kill-session -t '={self.name}') or choose another name"
+            )
 
     def _check_startable(self, spec: Spec) -> None:
         program = spec.argv[0]
@@ -271,6 +321,21 @@ def _end_runner(pid: int, start: int) -> dict[int, _processes.Process]:
             _reaper.send(runner, number)
         time.sleep(0.05)
     return {}
+
+
+def _with_start(pid: int | None) -> tuple[int, int] | None:
+    try:
+        return (pid, _processes.start_ticks(pid)) if pid is not None else None
+    except OSError:
+        return None
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _replace(path: str, data: bytes, mode: int) -> None:

@@ -230,7 +230,10 @@ class Runner:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         stopped = bool(self.stops) or os.path.exists(self.stop_asked)
         self.state.update(ended=time.time(), exit_code=code, signal=number, stopped=stopped)
-        self._save()
+        try:
+            self._save()
+        except OSError as error:
+            output.say(f"cannot write {self.launch['record']}: {error.strerror}")
         how = f"code {code}" if number is None else f"signal {number}"
         output.say(
             f"{self.launch['session']} {'was stopped' if stopped else 'ended'} with {how}; log: {self.launch['log']}"

@@ -54,6 +54,12 @@ class Tmux:
         code, out, dummy = self._run([self._path, "show-options", "-v", "-t", f"={name}:", _LABEL])
         return out.strip() if code == 0 else ""
 
+    def runner(self, name: str) -> int | None:
+        """The process in the session's pane, None once it has ended (or there is no such session)."""
+        code, out, dummy = self._run([self._path, "list-panes", "-t", f"={name}:", "-F", "#{pane_dead} #{pane_pid}"])
+        dead, dummy, pid = out.strip().partition(" ")
+        return int(pid) if code == 0 and dead == "0" and pid.isdigit() else None
+
     def start(self, name: str, label: str, argv: list[str]) -> None:
         """A session that runs argv without a shell, and stays readable after its end."""
         target = f"={name}:"
@@ -89,6 +95,15 @@ def logind(run: Run, user: str) -> Logind:
     kills = answers.get("KillUserProcesses") == "yes" and user not in answers.get("KillExcludeUsers", "root").split()
     linger = run(["loginctl", "show-user", user, "-p", "Linger"])[1]
     return Logind(kills, "Linger=yes" in linger.split())
+
+
+def ends_with_login(pid: int) -> bool:
+    """Whether systemd counts this process to a login, so that it ends with it where logind kills."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            return re.search(r"/session-[^/\n]+\.scope", file.read()) is not None
+    except OSError:
+        return False
 
 
 def _literal(word: str) -> str:

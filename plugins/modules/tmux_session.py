@@ -205,65 +205,71 @@ def carry_out(session: _session.Session, action: str, spec: _session.Spec | None
 
 
 def difference(session: _session.Session, action: str, spec: _session.Spec | None) -> dict[str, str]:
-    """What the session was given and is given."""
+    """What the session was given and is given, before anything is done."""
     status = session.status()["state"]
-    after = {"none": status, "stop": _session.FINISHED, "remove": _session.ABSENT}.get(action, _session.RUNNING)
-    salt = session.launch().get("id", "")
-    before = session.describe(None, status, None)
-    texts = {"before": before, "after": before}
-    if action != "none":
-        texts["after"] = session.describe(spec, after, salt)
-    return {**texts, "before_header": session.name, "after_header": session.name}
+    before = session.describe(None, status)
+    after = before
+    if action == "stop":
+        after = session.describe(None, _session.FINISHED if status == _session.RUNNING else status)
+    elif action != "none":
+        after = session.describe(spec, _session.ABSENT if action == "remove" else _session.RUNNING)
+    return {"before": before, "after": after, "before_header": session.name, "after_header": session.name}
 
 
-def connect(module: AnsibleModule) -> _tmux.Tmux | None:
-    """The user's own tmux server; None where tmux is not needed and not there."""
+def connect(module: AnsibleModule) -> tuple[_tmux.Tmux | None, bool]:
+    """The user's own tmux server (None where it is not there nor needed), and whether logging out kills processes."""
     needed = module.params["state"] in ("started", "restarted")
     path = module.get_bin_path("tmux")
     if path is None:
         if needed:
-            raise _tmux.TmuxError(
-                "tmux is not installed on this host; install the package tmux, or have its owner do so"
-            )
-        return None
+            raise _tmux.TmuxError("tmux is not installed on this host; install the package tmux")
+        return None, False
     # Inside tmux the client would take the server around it instead of the user's own.
     os.environ.pop("TMUX", None)
 
     def run(argv: list[str]) -> tuple[int, str, str]:
-        code, out, err = module.run_command(argv, cwd="/")
+        program = module.get_bin_path(argv[0])
+        if program is None:
+            return 127, "", f"{argv[0]} is not installed"
+        code, out, err = module.run_command([program, *argv[1:]], cwd="/")
         return int(code), str(out), str(err)
 
-    def ask(argv: list[str]) -> tuple[int, str, str]:
-        program = module.get_bin_path(argv[0])
-        return run([program, *argv[1:]]) if program else (127, "", "")
-
     if not needed:
-        return _tmux.Tmux(run, path)
-    user = _processes.user_name(os.getuid())
-    logind = _tmux.logind(ask, user)
-    scope = _session.user_scope(*logind)
-    if logind.kills and not scope:
+        return _tmux.Tmux(run, path), False
+    logind = _tmux.logind(run, _processes.user_name(os.getuid()))
+    return _tmux.Tmux(run, path, _session.user_scope(*logind)), logind.kills
+
+
+def warn_of_logout(module: AnsibleModule, status: dict[str, Any]) -> None:
+    """Say so if the session will not survive the connection by which it was started."""
+    if status["state"] == _session.RUNNING and _tmux.ends_with_login(status.get("pid", 0)):
+        user = _processes.user_name(os.getuid())
         module.warn(
-            f"systemd ends all processes of {user} at logout (KillUserProcesses=yes), so the session would end with the SSH "
-            f"connection; let {user} linger: loginctl enable-linger {user}"
+            f"systemd ends the processes of {user} at logout here (KillUserProcesses=yes), so this session will end with "
+            f"the SSH connection; let {user} linger (loginctl enable-linger {user}), log out everywhere and start it again"
         )
-    return _tmux.Tmux(run, path, scope)
 
 
 def apply(module: AnsibleModule) -> dict[str, Any]:
     """Bring the session into its state and tell what was done, or would be done."""
     params = module.params
-    session = _session.Session(params["name"], params["state_dir"], connect(module))
+    tmux, logout_kills = connect(module)
+    session = _session.Session(params["name"], params["state_dir"], tmux)
     spec = None
     if params["state"] in ("started", "restarted"):
         spec = _session.spec_from(
             params["argv"], params["chdir"], params["env_file"], params["log"], session.state_dir, session.name
         )
-    action = decide(session, params, spec)
-    result = {"changed": action != "none", "action": action, "diff": difference(session, action, spec)}
-    if not module.check_mode:
-        carry_out(session, action, spec, params["stop_timeout"])
-    return {**result, "session": session.status()}
+    with session.locked(make=spec is not None and not module.check_mode, timeout=params["stop_timeout"] + 60):
+        action = decide(session, params, spec)
+        result: dict[str, Any] = {"changed": action != "none", "action": action}
+        result["diff"] = difference(session, action, spec)
+        if not module.check_mode:
+            carry_out(session, action, spec, params["stop_timeout"])
+        result["session"] = session.status()
+    if logout_kills:
+        warn_of_logout(module, result["session"])
+    return result
 
 
 def main() -> None:
