@@ -1,0 +1,58 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Let a checkpoint go on with a text.
+
+python -m scripts.sample -p "The capital of Italy is" --model-tag d4
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from nanochat import engine, tokenizer
+from nanochat.common import UserError, checkpoint_dir, choose_device, exit_code, tokenizer_dir
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m scripts.sample", description="Let a checkpoint go on with a text.")
+    parser.add_argument("-p", "--prompt", default="", help="the text to go on with (empty: a document of its own)")
+    parser.add_argument("-g", "--model-tag", default=None, help="checkpoint folder (default: the one changed last)")
+    parser.add_argument("-s", "--step", type=int, default=None, help="step of the checkpoint (default: the newest)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens to add at most")
+    parser.add_argument("-t", "--temperature", type=float, default=0.8, help="0 takes the likeliest token each time")
+    parser.add_argument("-k", "--top-k", type=int, default=50, help="choose among so many likeliest tokens; 0: all")
+    parser.add_argument("--seed", type=int, default=42, help="the same seed gives the same text")
+    parser.add_argument(
+        "--device-type", default="", choices=["", "cpu", "cuda", "mps"], help="empty: the best there is"
+    )
+    args = parser.parse_args()
+    for name in ("max_tokens", "temperature", "top_k"):
+        if getattr(args, name) < 0:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must not be negative.")
+    return args
+
+
+def newest_folder() -> Path:
+    """The checkpoint folder that was changed last."""
+    parent = checkpoint_dir("")
+    folders = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    if not folders:
+        raise UserError(f"there are no checkpoints in {parent}; train a model with python -m scripts.base_train.")
+    return max(folders, key=lambda path: path.stat().st_mtime)
+
+
+def main() -> None:
+    args = _arguments()
+    tokens = tokenizer.load(tokenizer_dir())
+    folder = checkpoint_dir(args.model_tag) if args.model_tag else newest_folder()
+    step = engine.newest_model(folder) if args.step is None else args.step
+    model = engine.load_model(folder, step, tokens, choose_device(args.device_type))
+    top_k = args.top_k or None
+    print(engine.complete(model, tokens, args.prompt, args.max_tokens, args.temperature, top_k, args.seed))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
