@@ -52,6 +52,8 @@ class Metrics:
         self.path = path
         self._warned = self._torn = False
         self._handle: int | None = None
+        # Whoever else wants to hear of every event, in the training thread: quick, and never raising.
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -66,10 +68,12 @@ class Metrics:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append one event."""
+        event = finite({"kind": kind, "time": time.time(), "step": step, **values})
+        for listener in self.listeners:
+            listener(event)
         if self._handle is None:
             return
-        event = json.dumps(finite({"kind": kind, "time": time.time(), "step": step, **values}), default=str)
-        line = ("\n" if self._torn else "") + event + "\n"
+        line = ("\n" if self._torn else "") + json.dumps(event, default=str) + "\n"
         try:
             self._torn = os.write(self._handle, line.encode()) < len(line)
         except OSError as error:

@@ -1,0 +1,89 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nanochat.prometheus import FOLDER, SERIES, Textfile, listener
+
+LINE = re.compile(r'^nanochat_(\w+)\{run="((?:[^"\\]|\\.)*)",rank="(\d+)"\} (\S+)$')
+
+
+def values_of(text: str) -> dict[str, float]:
+    return {match[1]: float(match[4]) for match in map(LINE.match, text.splitlines()) if match}
+
+
+def step(number: int, **more: object) -> dict[str, object]:
+    return {"kind": "step", "time": 100.0 + number, "step": number, "loss": 5.0, "seconds": 0.5, "wait_seconds": 0.25,
+            "bytes_sent": 1000, "tokens_per_second": 4096.0, "memory_bytes": 2**30, **more}  # fmt: skip
+
+
+def test_events_become_series_with_type_and_help(tmp_path: Path) -> None:
+    file = Textfile(tmp_path, "d4", 1, now=lambda: 0.0)
+    file.take({"kind": "start", "time": 1.0, "step": 0, "settings": {"num_iterations": 10}})
+    for number in range(3):
+        file.take(step(number))
+    file.take({"kind": "eval", "time": 105.0, "step": 3, "val_bpb": 1.25})
+    file.take({"kind": "checkpoint", "time": 106.0, "step": 3})
+    text = (tmp_path / "nanochat_d4_rank1.prom").read_text()
+    assert values_of(text) == {
+        "running": 1, "step": 2, "steps": 10, "loss": 5, "val_bpb": 1.25, "tokens_per_second": 4096, "step_seconds": 0.5,
+        "wait_seconds_total": 0.75, "sent_bytes_total": 3000, "memory_bytes": 2**30, "checkpoint_step": 3,
+        "last_event_timestamp_seconds": 106,
+    }  # fmt: skip
+    for name in SERIES:
+        assert text.count(f"# TYPE nanochat_{name} ") == 1
+        assert text.count(f"# HELP nanochat_{name} ") == 1
+
+
+def test_steps_are_written_at_most_once_a_second_and_the_end_at_once(tmp_path: Path) -> None:
+    clock = [10.0]
+    file = Textfile(tmp_path, "d4", 0, now=lambda: clock[0])
+    file.take(step(0))
+    file.take(step(1))
+    assert values_of(file.path.read_text())["step"] == 0
+    clock[0] += 1.0
+    file.take(step(2))
+    assert values_of(file.path.read_text())["step"] == 2
+    file.take({"kind": "end", "time": 200.0, "step": 3, "reason": "finished"})
+    assert values_of(file.path.read_text())["running"] == 0
+
+
+def test_nothing_but_the_whole_file_is_ever_there(tmp_path: Path) -> None:
+    file = Textfile(tmp_path, "d4", 0)
+    file.take(step(0))
+    assert [path.name for path in tmp_path.iterdir()] == ["nanochat_d4_rank0.prom"]
+    assert file.path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_loss_that_is_no_number_is_left_as_it_was(tmp_path: Path) -> None:
+    file = Textfile(tmp_path, "d4", 0, now=lambda: 0.0)
+    file.take(step(0))
+    file.take(step(1, loss=None))
+    assert values_of(file.text())["loss"] == 5
+    assert values_of(file.text())["step"] == 1
+
+
+def test_names_with_quotes_stay_readable_and_below_the_folder(tmp_path: Path) -> None:
+    file = Textfile(tmp_path, 'a"b/../c', 0)
+    assert file.path.parent == tmp_path
+    assert 'run="a\\"b/../c"' in file.text()
+
+
+def test_a_folder_that_refuses_is_told_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Textfile(tmp_path / "missing", "d4", 0, now=lambda: 0.0)
+    file.take({"kind": "eval", "time": 1.0, "step": 0, "val_bpb": 1.0})
+    file.take({"kind": "eval", "time": 2.0, "step": 0, "val_bpb": 1.0})
+    assert capsys.readouterr().err.count("training goes on") == 1
+
+
+def test_without_a_folder_nobody_listens(tmp_path: Path) -> None:
+    assert listener({}, "d4", 0) is None
+    take = listener({FOLDER: str(tmp_path)}, "d4", 0)
+    assert take is not None
+    take(step(0))
+    assert (tmp_path / "nanochat_d4_rank0.prom").exists()

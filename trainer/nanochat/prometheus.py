@@ -1,0 +1,128 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The run's figures as a text file for node_exporter's textfile collector, one file for each rank.
+
+    NANOCHAT_PROM_DIR=/var/lib/node_exporter/textfile torchrun ... -m scripts.base_train ...
+
+The file appears whole or not at all and is renewed at most once a second. Nothing listens, nothing is scraped from us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = "NANOCHAT_PROM_DIR"
+SECONDS = 1.0
+
+
+class Series(NamedTuple):
+    """One metric as Prometheus knows it."""
+
+    kind: str
+    help: str
+
+
+SERIES = {
+    "running": Series("gauge", "1 while the trainer lives, 0 after it ended well, was stopped or failed."),
+    "step": Series("gauge", "Last step that was made, counted from 0."),
+    "steps": Series("gauge", "Steps of the whole run."),
+    "loss": Series("gauge", "Loss of the last step, mean over all ranks."),
+    "val_bpb": Series("gauge", "Bits per byte of the last evaluation."),
+    "tokens_per_second": Series("gauge", "Speed of the last step, all ranks together."),
+    "step_seconds": Series("gauge", "Time of the last step."),
+    "wait_seconds_total": Series("counter", "Time that this rank waited for others since it started."),
+    "sent_bytes_total": Series("counter", "Bytes that this rank sent since it started."),
+    "memory_bytes": Series("gauge", "Memory of this rank."),
+    "checkpoint_step": Series("gauge", "Step of the last checkpoint."),
+    "last_event_timestamp_seconds": Series("gauge", "When this rank last said something."),
+}
+STEP_KEYS = {
+    "loss": "loss",
+    "tokens_per_second": "tokens_per_second",
+    "seconds": "step_seconds",
+    "memory_bytes": "memory_bytes",
+}
+SUMS = {"wait_seconds": "wait_seconds_total", "bytes_sent": "sent_bytes_total"}
+
+
+class Textfile:
+    """Takes the events that go to the metrics file, and keeps the text file in step with them."""
+
+    def __init__(self, folder: Path, run: str, rank: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.path = folder / f"nanochat_{re.sub(r'[^A-Za-z0-9_-]', '_', run)}_rank{rank}.prom"
+        self.labels = f'run="{escaped(run)}",rank="{rank}"'
+        self.values: dict[str, float] = {"running": 1.0}
+        self._now = now
+        self._written = -SECONDS
+        self._refused = False
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Note one event; the file follows at once for what is rare, and within a second for steps."""
+        kind, values = event.get("kind"), self.values
+        values["last_event_timestamp_seconds"] = float(event["time"])
+        if kind == "start":
+            self._note("steps", (event.get("settings") or {}).get("num_iterations"))
+        elif kind == "step":
+            self._note("step", event.get("step"))
+            for key, name in STEP_KEYS.items():
+                self._note(name, event.get(key))
+            for key, name in SUMS.items():
+                values[name] = values.get(name, 0.0) + float(event.get(key) or 0.0)
+        elif kind == "eval":
+            self._note("val_bpb", event.get("val_bpb"))
+        elif kind == "checkpoint":
+            self._note("checkpoint_step", event.get("step"))
+        elif kind == "end":
+            values["running"] = 0.0
+        if kind != "step" or self._now() - self._written >= SECONDS:
+            self.write()
+
+    def _note(self, name: str, value: Any) -> None:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            self.values[name] = float(value)
+
+    def text(self) -> str:
+        """All that is known, as Prometheus reads it."""
+        lines = []
+        for name, series in SERIES.items():
+            if name in self.values:
+                lines.append(f"# HELP nanochat_{name} {series.help}")
+                lines.append(f"# TYPE nanochat_{name} {series.kind}")
+                lines.append(f"nanochat_{name}{{{self.labels}}} {self.values[name]!r}")
+        return "\n".join(lines) + "\n"
+
+    def write(self) -> None:
+        """Put the file there; a folder that refuses is told of once, and training goes on."""
+        self._written = self._now()
+        # The collector reads whatever ends in .prom, so the fresh file must not.
+        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            fresh.write_text(self.text(), encoding="utf-8")
+            fresh.chmod(0o644)
+            fresh.replace(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            if not self._refused:
+                reason = error.strerror or error
+                print(f"warning: cannot write {self.path}: {reason}; training goes on", file=sys.stderr)
+            self._refused = True
+
+
+def escaped(value: str) -> str:
+    """A label's value as the format wants it."""
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def listener(environment: Mapping[str, str], run: str, rank: int) -> Callable[[Mapping[str, Any]], None] | None:
+    """What wants to hear of every event if a folder is set, else None."""
+    folder = environment.get(FOLDER)
+    return Textfile(Path(folder), run, rank).take if folder else None
