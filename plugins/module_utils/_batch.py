@@ -32,7 +32,7 @@ def total_rows(total_batch: int, sequence: int, device_batch: int, world: int, e
     rows = total_batch // sequence
     if rows // device_batch < world:
         raise BatchError(
-            f"ddp_total_batch {total_batch} gives {rows // device_batch} passes of {device_batch} rows, too few for {world} hosts; "
+            f"ddp_total_batch {total_batch} has too few rows for {world} hosts of ddp_device_batch {device_batch}; "
             f"{sequence * device_batch * world} or more would do."
         )
     return rows

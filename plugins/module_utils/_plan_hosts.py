@@ -144,7 +144,8 @@ class Chooser:
     def wanted_nic(self, host: Host) -> Optional[Mapping[str, Any]]:
         """The interface that the inventory names, by its name or its address."""
         name, address = host.settings["ddp_nic"], host.settings["ddp_address"]
-        known = ", ".join(f"{nic['name']} ({nic['kind']}{'' if nic['up'] else ', down'})" for nic in host.fact("nics"))
+        others = [nic for nic in host.fact("nics") if nic["kind"] != "loopback"]
+        known = ", ".join(f"{nic['name']} ({nic['kind']}{'' if nic['up'] else ', down'})" for nic in others) or "none"
         if address is not None:
             try:
                 bearer = nic_with(host, address)

@@ -374,8 +374,11 @@ def shown(setting: Setting, value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+WHERE = "\0"
+
+
 class Problem(NamedTuple):
-    """What is wrong on one host; {where} in the text is where the hosts go that have it alike."""
+    """What is wrong on one host; WHERE in the text is where the hosts go that have it alike."""
 
     host: str
     text: str
@@ -402,19 +405,13 @@ def read_host(host: str, variables: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
     reason = f" ({error})" if setting.kind in ("dict", "range", "list") else ""
-    text = f"{name} is {shown(setting, value)}{{where}}{reason}; it must be {wanted(setting)}."
-    return _escaped(text)
+    return f"{name} is {shown(setting, value)}{WHERE}{reason}; it must be {wanted(setting)}."
 
 
 def unknown(name: str) -> str:
     near = difflib.get_close_matches(name, list(TABLE), n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists all settings."
-    return _escaped(f"{name}{{where}} is not a setting of nanochat.ddp; {hint}")
-
-
-def _escaped(text: str) -> str:
-    """Braces of a user's value are no placeholders."""
-    return text.replace("{", "{{").replace("}", "}}").replace("{{where}}", "{where}")
+    return f"{name}{WHERE} is not a setting of nanochat.ddp; {hint}"
 
 
 def _told(problems: Sequence[Problem], hosts: int) -> list[str]:
@@ -423,7 +420,7 @@ def _told(problems: Sequence[Problem], hosts: int) -> list[str]:
     for problem in problems:
         having.setdefault(problem.text, []).append(problem.host)
     return [
-        text.format(where=" on every host" if len(names) == hosts > 1 else " on " + ", ".join(names))
+        text.replace(WHERE, " on every host" if len(names) == hosts > 1 else " on " + ", ".join(names))
         for text, names in having.items()
     ]
 
