@@ -1,0 +1,58 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is known about a plan and its hosts before a start, and how the hosts are paired. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Sequence
+
+
+class Evidence(NamedTuple):
+    """All that is known, each by host: probes, tries (what peer_check returned), firewalls (what peer_firewall would do),
+    gloo (the all-reduce), manifests (digest of each host's data). Missing hosts and empty mappings are fine."""
+
+    plan: Mapping[str, Any]
+    probes: Mapping[str, Mapping[str, Any]]
+    tries: Mapping[str, Mapping[str, Any]] = {}
+    firewalls: Mapping[str, Mapping[str, Any]] = {}
+    gloo: Mapping[str, Mapping[str, Any]] = {}
+    manifests: Mapping[str, str] = {}
+    plan_findings: Sequence[Mapping[str, Any]] = ()
+    # Whether the network step still comes, so that closed ports are to be opened.
+    before_network: bool = False
+    rehearsal: bool = False
+    running: bool = False
+
+    def fact(self, host: str, *keys: str) -> Any:
+        """A fact of a host's probe, None where it is not known."""
+        value: Any = self.probes.get(host) or {}
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+
+def node_of(evidence: Evidence, host: str) -> Mapping[str, Any]:
+    """A host's part of the plan."""
+    nodes: Sequence[Mapping[str, Any]] = evidence.plan["nodes"]
+    return next(node for node in nodes if node["host"] == host)
+
+
+def others_in_turn(plan: Mapping[str, Any], host: str) -> list[str]:
+    """The other hosts from the next rank on, so that in each moment every host measures towards a different one."""
+    hosts = [node["host"] for node in plan["nodes"]]
+    at = hosts.index(host)
+    return hosts[at + 1 :] + hosts[:at]
+
+
+def peers_of(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, Any]]:
+    """What a host is to connect to: the responders of the others that could start one."""
+    found = ((other, (tries.get(other) or {}).get("responder")) for other in others_in_turn(plan, host))
+    return [dict(responder) for dummy, responder in found if responder]
+
+
+def with_hosts(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, Any]]:
+    """The links that a host measured, each with the name of the peer."""
+    names = [other for other in others_in_turn(plan, host) if (tries.get(other) or {}).get("responder")]
+    links = (tries.get(host) or {}).get("links") or []
+    return [dict(link, host=name) for name, link in zip(names, links)]

@@ -1,0 +1,150 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A real all-reduce among all ranks with short time limits: does Gloo work between these hosts, and how fast?
+
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=192.168.1.10 MASTER_PORT=29500 python -m scripts.gloo_check --timeout 20
+
+Run it on every host at once, by hand as above or under torchrun. Prints one JSON object; exits 0 if all went well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nanochat.agreement import code_digest
+
+SMALL_ROUNDS = 20
+
+
+class PhaseError(Exception):
+    """What failed, and in the library's own words why."""
+
+    def __init__(self, phase: str, words: str) -> None:
+        self.phase, self.words = phase, words
+        super().__init__(f"{phase}: {words}")
+
+
+def in_phase(phase: str, work: Callable[[], Any]) -> Any:
+    """Do a piece of work; whatever the library throws says in which phase it was thrown."""
+    try:
+        return work()
+    except (RuntimeError, ValueError, dist.DistError) as error:
+        raise PhaseError(phase, first_line(error)) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The library's own words without its source file, line and stack."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^\]]*\]\s*|\s*Exception raised from.*$", "", line)[:200].rstrip(". ")
+
+
+def join(environ: Mapping[str, str], timeout: float) -> tuple[int, int]:
+    """Rendezvous and full mesh. Gloo gives up connecting only after five times its time limit."""
+    try:
+        rank, world, port = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        address = environ["MASTER_ADDR"]
+    except (KeyError, ValueError) as error:
+        raise PhaseError("start", f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed ({error})") from error
+    limit = timedelta(seconds=timeout)
+    serves = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = in_phase(
+        "rendezvous",
+        lambda: dist.TCPStore(address, port, world, serves, limit, wait_for_workers=True, multi_tenant=True),
+    )
+    prefixed = dist.PrefixStore("gloo-check", store)
+    short = timedelta(seconds=max(2.0, timeout / 5))
+    in_phase(
+        "connecting",
+        lambda: dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=world, timeout=short),
+    )
+    return rank, world
+
+
+def check_sums(rank: int, world: int) -> None:
+    """Sums of which every element is known."""
+    numbers = torch.arange(4096, dtype=torch.float32) * (rank + 1)
+    in_phase("all-reduce", lambda: dist.all_reduce(numbers))
+    expected = torch.arange(4096, dtype=torch.float32) * (world * (world + 1) // 2)
+    if not torch.equal(numbers, expected):
+        raise PhaseError("all-reduce", "the sum is wrong: ranks of different runs may have met")
+
+
+def measure(world: int, size: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of a small all-reduce, and Mbit/s that a rank sends during large ones."""
+    small, large = torch.zeros(1), torch.ones(size // 4)
+    seconds = []
+    for dummy in range(SMALL_ROUNDS):
+        seconds.append(timed(small))
+    in_phase("all-reduce of large tensors", lambda: dist.all_reduce(large))
+    bulk = min(timed(large) for dummy in range(rounds))
+    sent = 2 * (world - 1) * large.nbytes / world
+    return {
+        "latency_ms": round(sorted(seconds)[len(seconds) // 2] * 1000, 3),
+        "bandwidth_mbit": round(sent * 8 / bulk / 1e6, 1) if world > 1 else 0.0,
+    }
+
+
+def timed(tensor: torch.Tensor) -> float:
+    in_phase("all-reduce", dist.barrier)
+    begin = time.perf_counter()
+    in_phase("all-reduce", lambda: dist.all_reduce(tensor))
+    return time.perf_counter() - begin
+
+
+def check(environ: Mapping[str, str], timeout: float, size: int, rounds: int) -> dict[str, Any]:
+    """Everything in turn; the result says how far it came."""
+    begin = time.monotonic()
+    result: dict[str, Any] = {
+        "ok": False,
+        "phase": "start",
+        "error": "",
+        "host": socket.gethostname(),
+        "torch": torch.__version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "trainer": code_digest(),
+    }
+    try:
+        rank, world = join(environ, timeout)
+        result.update(rank=rank, world=world)
+        check_sums(rank, world)
+        result.update(measure(world, size, rounds), ok=True, phase="done")
+    except PhaseError as error:
+        result.update(phase=error.phase, error=error.words)
+    result["seconds"] = round(time.monotonic() - begin, 2)
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Try a real all-reduce among all ranks and measure it.")
+    parser.add_argument("--timeout", type=float, default=20.0, help="seconds to wait for the other ranks")
+    parser.add_argument("--bytes", type=int, default=8 << 20, help="size of the large tensor")
+    parser.add_argument("--rounds", type=int, default=3, help="how often it is summed")
+    options = parser.parse_args(argv)
+    result = check(os.environ, options.timeout, options.bytes, options.rounds)
+    print(json.dumps(result), flush=True)
+    if result["ok"]:
+        # Rank 0 serves the store, so it must not go before the others are done with it.
+        dist.barrier()
+        dist.destroy_process_group()
+        return 0
+    # Gloo's threads may still wait for a peer that never comes.
+    sys.stdout.flush()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long a training step takes on this host alone, in parts: one pass of the device batch, AdamW, Muon.
+
+    OMP_NUM_THREADS=4 python -m scripts.measure_step --vocab-size 32768 --seconds 10 -- --depth 8 --max-seq-len 1024 ...
+
+After the two dashes come the flags of scripts.base_train. The tokens are made up, with frequencies like a text's;
+nothing is read or written. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat import numerics
+from nanochat.common import UserError, choose_device, choose_dtype
+from nanochat.fused import TrainingPass, unique_ids
+from nanochat.model import GPT
+from nanochat.optim import LearningRates, Optimizer
+from nanochat.run import model_config
+from nanochat.schedule import StepSchedule
+from nanochat.settings import Settings, parse
+
+WARMUP_STEPS = 1
+SCHEDULE = StepSchedule(1.0, 0.95, 0.0)
+# Small enough that made-up tokens do no harm to the numbers, which could slow the arithmetic down.
+RATES = LearningRates(1e-3, 1e-4, 1e-4, 1e-4)
+
+
+def made_up_tokens(vocab_size: int, rows: int, length: int, seed: int) -> Tensor:
+    """Rows of token ids whose frequencies fall like Zipf's."""
+    weights = 1.0 / (torch.arange(vocab_size, dtype=torch.float64) + 2.7)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.multinomial(weights, rows * (length + 1), replacement=True, generator=generator).view(rows, length + 1)
+
+
+class Bench:
+    """A model, its training pass and its optimizer, and the seconds that their parts took."""
+
+    def __init__(self, settings: Settings, vocab_size: int) -> None:
+        self.settings, self.vocab_size = settings, vocab_size
+        device = choose_device(settings.device_type)
+        self.dtype = choose_dtype(device).name
+        self.matmul = settings.matmul
+        if self.matmul == "auto":
+            self.matmul = "bf16" if self.dtype == "bfloat16" else "fp32"
+        self.route = numerics.setup().route if device == "cpu" else device
+        self.model = GPT(model_config(settings, vocab_size)).to(device)
+        self.model.init_weights()
+        self.training = TrainingPass(self.model, self.matmul)
+        self.optimizer = Optimizer(self.model, RATES)
+        self.device = device
+        self.seconds: list[tuple[float, float, float]] = []
+
+    def step(self, number: int) -> None:
+        """One step of one pass."""
+        rows, length = self.settings.device_batch_size, self.settings.max_seq_len
+        tokens = made_up_tokens(self.vocab_size, rows, length, number).to(self.device)
+        ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        token_ids = unique_ids([ids])
+        clock = [time.perf_counter()]
+        self.optimizer.prepare(token_ids)
+        self.training.start_step(token_ids)
+        self.training.forward_backward(ids, targets, 1.0 / targets.numel())
+        clock.append(time.perf_counter())
+        gradients = self.training.gradients
+        self.optimizer.start_step(SCHEDULE)
+        for name in self.optimizer.adamw_names:
+            self.optimizer.update(name, gradients[name], token_ids)
+        clock.append(time.perf_counter())
+        matrices = {name: gradients[name] for name in self.optimizer.matrix_names}
+        for name, direction in self.optimizer.directions(matrices).items():
+            self.optimizer.apply(name, direction)
+        clock.append(time.perf_counter())
+        if number >= WARMUP_STEPS:
+            self.seconds.append((clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2]))
+
+    def result(self) -> dict[str, Any]:
+        passes, adamw, muon = (sorted(part)[len(part) // 2] for part in zip(*self.seconds, strict=True))
+        tokens = self.settings.device_batch_size * self.settings.max_seq_len
+        return {
+            "pass_seconds": round(passes, 5),
+            "adamw_seconds": round(adamw, 5),
+            "muon_seconds": round(muon, 5),
+            "tokens_per_second": round(tokens / passes, 2),
+            "steps": len(self.seconds),
+            "threads": torch.get_num_threads(),
+            "dtype": self.dtype,
+            "matmul": self.matmul,
+            "route": self.route,
+            "torch": torch.__version__,
+        }
+
+
+def measure(settings: Settings, vocab_size: int, seconds: float, steps: int) -> dict[str, Any]:
+    """Steps until their number or the time is reached, but at least one after the warm-up."""
+    bench = Bench(settings, vocab_size)
+    begin = time.monotonic()
+    number = 0
+    while not bench.seconds or (len(bench.seconds) < steps and time.monotonic() - begin < seconds):
+        bench.step(number)
+        number += 1
+    return bench.result()
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    at = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(description="Measure a training step on this host alone.")
+    parser.add_argument("--vocab-size", type=int, default=32768, help="size of the vocabulary")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure at most")
+    parser.add_argument("--steps", type=int, default=5, help="how many steps to measure at most")
+    options = parser.parse_args(words[:at])
+    try:
+        print(json.dumps(measure(parse(words[at + 1 :]), options.vocab_size, options.seconds, options.steps)))
+    except UserError as error:
+        print(json.dumps({"error": str(error)}))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
