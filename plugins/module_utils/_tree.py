@@ -145,19 +145,22 @@ def _drop_empty(folder: str, inside: str) -> None:
 
 
 def diffs(folder: str, difference: Difference, contents: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Before and after of each file, as Ansible shows them."""
-    shown = []
-    for path in [*difference.write, *difference.remove]:
-        full = os.path.join(folder, path)
-        after = base64.b64decode(contents[path]) if path in contents and path in difference.write else b""
-        shown.append(
-            {
-                "before_header": full,
-                "after_header": full if path in difference.write else "(removed)",
-                "before": _text(_content(full)),
-                "after": _text(after),
-            }
-        )
+    """Changed files line by line; what is new or goes is only named, or a first deployment would fill many screens."""
+    changed = [path for path in difference.write if os.path.isfile(os.path.join(folder, path))]
+    new = [path for path in difference.write if path not in changed]
+    shown = [
+        {
+            "before_header": os.path.join(folder, path),
+            "after_header": os.path.join(folder, path),
+            "before": _text(_content(os.path.join(folder, path))),
+            "after": _text(base64.b64decode(contents[path])),
+        }
+        for path in changed
+    ]
+    if new or difference.remove:
+        names = {"before": difference.remove, "after": new}
+        listed: dict[str, Any] = {when: "".join(f"{path}\n" for path in paths) for when, paths in names.items()}
+        shown.append({"before_header": f"{folder} (removed files)", "after_header": f"{folder} (new files)", **listed})
     return shown
 
 

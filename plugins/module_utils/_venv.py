@@ -90,7 +90,8 @@ class Interpreter(NamedTuple):
     @property
     def tags(self) -> dict[str, str]:
         """What wheels must match."""
-        return {"python": self.minor, "machine": self.machine, "libc": self.libc}
+        kind = f"{self.minor}-{self.machine}"
+        return {"python": self.minor, "machine": self.machine, "libc": self.libc, "kind": kind}
 
 
 class Wish(NamedTuple):
@@ -514,19 +515,27 @@ def platforms(machine: str) -> list[str]:
     return [f"manylinux_2_{minor}_{machine}" for minor in range(36, 16, -1)] + [f"manylinux2014_{machine}"]
 
 
-def fetch_wheels(wish: Wish, run: Run, base: Interpreter, pip: list[str], target: dict[str, str]) -> bool:
-    """Fills the folder of wheels for hosts with the target's Python and architecture; False if it was full already."""
-    stamp_path = os.path.join(wish.wheels, ".wheels.json")
-    stamp = {"requirements": sorted(wish.requirements), "target": target, "index": wish.torch_index}
-    with contextlib.suppress(OSError, ValueError), open(stamp_path, encoding="utf-8") as file:
-        if json.load(file) == stamp:
-            return False
+def wheels_ready(wish: Wish, target: dict[str, str]) -> bool:
+    """Whether the folder of wheels was filled for these requirements and this target."""
+    with contextlib.suppress(OSError, ValueError), open(
+        os.path.join(wish.wheels, ".wheels.json"), encoding="utf-8"
+    ) as file:
+        return bool(json.load(file) == wheels_stamp(wish, target))
+    return False
+
+
+def wheels_stamp(wish: Wish, target: dict[str, str]) -> dict[str, Any]:
+    """What a folder of wheels was filled for."""
+    return {"requirements": sorted(wish.requirements), "target": target, "index": wish.torch_index}
+
+
+def fetch_wheels(wish: Wish, run: Run, base: Interpreter, pip: list[str], target: dict[str, str]) -> None:
+    """Fills the folder of wheels for hosts with the target's Python and architecture."""
     fresh = wish.wheels.rstrip("/") + ".part"
     shutil.rmtree(fresh, ignore_errors=True)
     check_room(fresh, SPACE_FOR_TORCH // 3, wish.host)
-    warnings: list[str] = []
     argv = [*pip, "download", "--no-input", "--disable-pip-version-check", "--retries", "2", "--only-binary=:all:"]
-    argv += ["--dest", fresh, *choose_index(wish, warnings)[1]]
+    argv += ["--dest", fresh, *choose_index(wish, [])[1]]
     if [target["python"], target["machine"]] != [base.minor, base.machine]:
         tag = "cp" + target["python"].replace(".", "")
         argv += ["--python-version", target["python"], "--implementation", "cp"]
@@ -537,10 +546,9 @@ def fetch_wheels(wish: Wish, run: Run, base: Interpreter, pip: list[str], target
     if rc != 0:
         raise explain(wish._replace(path=wish.wheels), base, out + "\n" + err)
     with open(os.path.join(fresh, ".wheels.json"), "w", encoding="utf-8") as file:
-        json.dump(stamp, file)
+        json.dump(wheels_stamp(wish, target), file)
     shutil.rmtree(wish.wheels, ignore_errors=True)
     os.replace(fresh, wish.wheels)
-    return True
 
 
 @contextlib.contextmanager

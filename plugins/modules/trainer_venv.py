@@ -131,7 +131,7 @@ tags:
   description: What wheels for this host must match.
   returned: always, once an interpreter was found
   type: dict
-  sample: {python: '3.11', machine: x86_64, libc: glibc-2.36}
+  sample: {python: '3.11', machine: x86_64, libc: glibc-2.36, kind: 3.11-x86_64}
 packages:
   description: Installed versions of what was required; empty in check mode before the environment is made.
   returned: success
@@ -176,6 +176,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._venv import (
     fetch_wheels,
     find_interpreter,
     locked,
+    wheels_ready,
 )
 
 SPEC = {
@@ -244,10 +245,10 @@ def absent(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
 def wheels(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
     """Fetches wheels with the environment's pip if there is one, else with the interpreter's."""
     target = module.params["target"] or {key: venv.base.tags[key] for key in ("python", "machine")}
-    changed = module.check_mode
-    if not module.check_mode:
+    changed = not wheels_ready(venv.wish, target)
+    if changed and not module.check_mode:
         python = venv.python if os.path.exists(venv.python) else venv.base.path
-        changed = fetch_wheels(venv.wish, venv.run, venv.base, [python, "-m", "pip"], target)
+        fetch_wheels(venv.wish, venv.run, venv.base, [python, "-m", "pip"], target)
     return {"changed": changed, "packages": {}, "install": [], "diff": diff([], [])}
 
 
