@@ -28,6 +28,8 @@ from pyarrow import parquet as pq
 from nanochat.common import UserError, exit_code
 from nanochat.dataset import TEXT
 
+# Installed packages below Python's own library are many times larger than it and differ between machines.
+PACKAGES = ("site-packages", "dist-packages")
 # Ranks share a shard by row groups, so a shard should have many.
 FEWEST_GROUPS = 16
 
@@ -60,7 +62,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         raise UserError(f"cannot read {error.filename}: {error.strerror}.") from None
 
     for root, folders, names in os.walk(folder, onerror=stop):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in PACKAGES)
         paths = (Path(root, name) for name in sorted(names) if not name.startswith("."))
         yield from (path for path in paths if path.is_file() and not path.is_symlink())
 
