@@ -21,7 +21,7 @@ _LONGEST = 131072 - 1
 
 # Shells keep these for themselves: an assignment is refused, ignored or changed by dash or bash, so that a value
 # would not arrive.
-_SHELL_OWNED = frozenset(
+SHELL_OWNED = frozenset(
     (
         *("_", "PWD", "OLDPWD", "PPID", "UID", "EUID", "OPTIND", "LINENO", "SHLVL", "SHELLOPTS", "BASHOPTS", "BASHPID"),
         *("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "HISTCMD", "FUNCNAME", "GROUPS"),
@@ -117,7 +117,7 @@ def _checked_name(name: Any) -> str:
         raise EnvFileError(
             f"{name!r} is no name of an environment variable: it takes letters, digits and _, and no digit first"
         )
-    if name in _SHELL_OWNED:
+    if name in SHELL_OWNED:
         raise EnvFileError(f"{name} cannot be set: the shell that reads the file keeps this variable for itself")
     return name
 
