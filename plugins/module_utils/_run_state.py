@@ -199,6 +199,11 @@ def _speeds(steps: List[Event]) -> Dict[str, Any]:
     }
 
 
+def _positive(value: Any) -> Optional[int]:
+    """A count that was really given; the trainer's -1 means that it is worked out later."""
+    return value if isinstance(value, int) and value > 0 else None
+
+
 def _checkpoint(events: List[Event]) -> Optional[Dict[str, Any]]:
     last = _last(events, "checkpoint")
     return {key: last.get(key) for key in ("step", "time", "path", "bytes")} if last else None
@@ -220,7 +225,7 @@ def describe_events(events: List[Event]) -> Dict[str, Any]:
         "world": start.get("world"),
         "step": steps[-1]["step"] if steps else None,
         "done": done,
-        "steps": settings.get("num_iterations") if isinstance(settings, dict) else None,
+        "steps": _positive(settings.get("num_iterations")) if isinstance(settings, dict) else None,
         "loss": finite(steps[-1].get("loss")) if steps else None,
         "diverged": bool(steps) and steps[-1].get("loss") is not None and finite(steps[-1].get("loss")) is None,
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,
@@ -329,7 +334,7 @@ def _host_state(session: Dict[str, Any], alive: bool, told: Dict[str, Any], has_
         # Events without a session: somebody started the trainer by hand, and it went without a word.
         return CRASHED if has_events else PREPARED
     if session.get("stopped"):
-        return STOPPED
+        return FINISHED if told["end_reason"] == FINISHED else STOPPED
     if session.get("ended") is None:
         return CRASHED
     if session.get("exit_code") != 0:
@@ -454,10 +459,7 @@ def _steps(told: Dict[str, Any], heartbeat: Dict[str, Any], plan: Dict[str, Any]
     """How many steps the run has; from what was measured before what was planned."""
     training = plan.get("training")
     planned = training.get("iterations") if isinstance(training, dict) else None
-    for value in (told["steps"], heartbeat.get("steps"), planned):
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
+    return told["steps"] or _positive(heartbeat.get("steps")) or _positive(planned)
 
 
 def _beat(heartbeat: Dict[str, Any], run: Dict[str, Any], now: float) -> Dict[str, Any]:

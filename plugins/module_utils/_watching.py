@@ -136,7 +136,7 @@ def _stall(host: str, sights: Mapping[str, Sight], patience: Patience) -> Option
         % (
             run["idle_seconds"],
             run.get("phase") or "unknown",
-            " at %s" % run["collective"] if run.get("collective") else "",
+            " (collective %s)" % run["collective"] if run.get("collective") else "",
             _where(run),
             "%.1f s" % run["step_seconds"] if run.get("step_seconds") else "an unknown time",
         ),

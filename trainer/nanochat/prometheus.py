@@ -69,7 +69,8 @@ class Textfile:
         kind, values = event.get("kind"), self.values
         values["last_event_timestamp_seconds"] = float(event["time"])
         if kind == "start":
-            self._note("steps", (event.get("settings") or {}).get("num_iterations"))
+            steps = (event.get("settings") or {}).get("num_iterations") or 0
+            self._note("steps", steps if steps > 0 else None)
         elif kind == "step":
             self._note("step", event.get("step"))
             for key, name in STEP_KEYS.items():
