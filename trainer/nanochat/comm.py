@@ -40,6 +40,9 @@ ROLL_CALL_SECONDS = 2.5 * BEAT_SECONDS
 PATIENCE = 10
 CHUNK_BYTES = 16 * 2**20
 
+# Called with the phase, the step and the number of the last exchange.
+OnPhase = Callable[[str, int, int], None]
+
 
 class CommError(UserError):
     """An exchange between ranks failed; the text says with whom, in which phase and what to do."""
@@ -72,12 +75,21 @@ class Pending(NamedTuple):
     what: str
 
 
-def connect(ranks: Ranks, device: str, timeout: float, environ: Mapping[str, str] = os.environ) -> Comm:
-    """Join the other ranks at MASTER_ADDR:MASTER_PORT; a process alone joins nobody."""
+def connect(
+    ranks: Ranks,
+    device: str,
+    timeout: float,
+    environ: Mapping[str, str] = os.environ,
+    on_phase: OnPhase | None = None,
+) -> Comm:
+    """Join the other ranks at MASTER_ADDR:MASTER_PORT; a process alone joins nobody. on_phase hears of every phase."""
     if ranks.world == 1:
-        return Comm(ranks, timeout)
-    comm = Comm(ranks, timeout, _open_store(ranks, timeout, environ))
+        return Comm(ranks, timeout, on_phase=on_phase)
+    if on_phase is not None:
+        on_phase("rendezvous", 0, 0)
+    comm = Comm(ranks, timeout, _open_store(ranks, timeout, environ), on_phase)
     try:
+        comm.enter("rendezvous")
         comm.exchange("rendezvous", None)
         _join_group(comm, device, environ)
     except BaseException:
@@ -124,7 +136,6 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
 def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     seconds = min(CONNECT_SECONDS, comm.timeout / 5)
-    comm.enter("rendezvous")
     try:
         dist.init_process_group(
             backend, store=comm.store, rank=comm.rank, world_size=comm.world, timeout=timedelta(seconds=seconds)
@@ -143,7 +154,9 @@ def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
 class Comm:
     """One process's place among the ranks, and its exchanges with them."""
 
-    def __init__(self, ranks: Ranks, timeout: float, store: Store | None = None) -> None:
+    def __init__(
+        self, ranks: Ranks, timeout: float, store: Store | None = None, on_phase: OnPhase | None = None
+    ) -> None:
         self.rank, self.local_rank, self.world = ranks
         self.timeout = timeout
         self.store = store
@@ -151,7 +164,7 @@ class Comm:
         self.phase, self.step, self.collective = "start", -1, 0
         self.wait_seconds, self.bytes_sent = 0.0, 0
         self._exchanges = 0
-        self._on_phase: Callable[[str, int, int], None] | None = None
+        self._on_phase = on_phase
         self._quiet = threading.Event()
         self._beacon: threading.Thread | None = None
         if store is not None:
@@ -169,11 +182,7 @@ class Comm:
         self.phase = phase
         self.step = self.step if step is None else step
         if self._on_phase is not None:
-            self._on_phase(self.phase, self.step, self.collective)
-
-    def on_phase(self, tell: Callable[[str, int, int], None]) -> None:
-        """Have every change of phase told to the heartbeat, too."""
-        self._on_phase = tell
+            self._on_phase(self.phase, max(0, self.step), self.collective)
 
     def take_counters(self) -> tuple[float, int]:
         """Seconds waited and bytes sent since this was last asked."""

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from nanochat.comm import Comm, Pending
 from nanochat.fused import TrainingPass, unique_ids
-from nanochat.optim import Optimizer, is_table
+from nanochat.gradients import is_table
+from nanochat.optim import Optimizer
 from nanochat.schedule import StepSchedule
 
 # Gradients of fewer elements go together: ve gates, lambdas, the smear gate.
@@ -208,7 +209,7 @@ class Bucket:
 
     def __init__(self, names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
         self.flat = torch.zeros(sum(shapes[name].numel() for name in names))
-        parts = self.flat.split([shapes[name].numel() for name in names])
+        parts = torch.split(self.flat, [shapes[name].numel() for name in names])
         self.views = {name: part.view(shapes[name]) for name, part in zip(names, parts, strict=True)}
 
 

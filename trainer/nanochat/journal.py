@@ -1,0 +1,70 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one rank lets the world know of its run: lines for people, events for tools, a sign of life for whoever watches."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from nanochat.common import Ranks, base_dir, writable_folder
+from nanochat.metrics import Heartbeat, Metrics, memory_bytes
+from nanochat.settings import Settings
+
+
+class Journal:
+    """Metrics, heartbeat and printed lines of one rank; rank 0 prints."""
+
+    def __init__(self, settings: Settings, ranks: Ranks) -> None:
+        self.folder = Path(settings.run_dir) if settings.run_dir else base_dir()
+        writable_folder(self.folder, "metrics")
+        self.prints = ranks.rank == 0
+        self.metrics = Metrics(self.folder / f"metrics-rank{ranks.rank}.jsonl")
+        self.heartbeat = Heartbeat(self.folder / f"heartbeat-rank{ranks.rank}.json", ranks.rank, ranks.world)
+        self.began = time.monotonic()
+        self.waited = 0.0
+        self.steps, self.identical = 0, None if ranks.world > 1 else True
+        self.known: dict[str, Any] = {"val_bpb": None, "first_loss": None, "last_loss": None}
+        self._tokens, self._seconds, self._step = 0.0, 0.0, 0
+
+    def say(self, line: str) -> None:
+        """A line of rank 0's log."""
+        if self.prints:
+            print(line, flush=True)
+
+    def record(self, kind: str, step: int, **values: Any) -> None:
+        """An event for metrics-rankN.jsonl, remembered for the summary at the end."""
+        self._step = step
+        if kind == "step":
+            values["memory_bytes"] = memory_bytes()
+            self._count(values)
+        elif kind == "eval":
+            self.known["val_bpb"] = values["val_bpb"]
+        elif kind == "digest":
+            self.identical = values["identical"]
+        self.metrics.write(kind, step, **values)
+
+    def _count(self, values: dict[str, Any]) -> None:
+        first = self.known["first_loss"]
+        self.known |= {"first_loss": values["loss"] if first is None else first, "last_loss": values["loss"]}
+        self.steps += 1
+        self.waited += values["wait_seconds"]
+        self._tokens += values["tokens_per_second"] * values["seconds"]
+        self._seconds += values["seconds"]
+
+    def seconds_per_step(self, last: float) -> float:
+        """The mean over the steps of this process, the one just made included."""
+        return (self._seconds + last) / (self.steps + 1)
+
+    def end(self, reason: str, error: str | None = None) -> None:
+        """The last event and the last beat."""
+        self.metrics.write(
+            "end", self._step, reason=reason, error=error, seconds=time.monotonic() - self.began, steps=self.steps,
+            identical=self.identical, wait_seconds=self.waited,
+            tokens_per_second=self._tokens / self._seconds if self._seconds else 0.0, **self.known,
+        )  # fmt: skip
+        self.heartbeat.enter("end", self._step)
+        self.heartbeat.close()
+        self.metrics.close()

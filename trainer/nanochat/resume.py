@@ -1,0 +1,162 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which checkpoint a run goes on from, found by the ranks together, without storage that they share.
+
+Each checkpoint of ours is complete in every folder: weights, the optimizer of all ranks, the loaders of all ranks. So
+the ranks take the newest step that any of them has whole, and who lacks it gets the files from one that has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from nanochat import checkpoint_manager as checkpoints
+from nanochat.comm import CHUNK_BYTES, Comm
+from nanochat.common import UserError, writable_folder
+
+Json = dict[str, Any]
+
+
+def folder_leader(comm: Comm, folder: Path) -> int:
+    """The lowest of the ranks that share this rank's checkpoint folder: the one that writes for all of them."""
+    writable_folder(folder, "checkpoints")
+    mine = f".rank{comm.rank}-{secrets.token_hex(8)}"
+    (folder / mine).touch()
+    try:
+        names = comm.exchange("the checkpoint folders", mine)
+        sharing = [rank for rank, name in enumerate(names) if (folder / name).exists()]
+        comm.exchange("the checkpoint folders, seen", None)
+    finally:
+        (folder / mine).unlink(missing_ok=True)
+    return min(sharing)
+
+
+def writer_of(folder: Path, step: int) -> int | None:
+    """The rank whose files here make a whole checkpoint of this step; None if there is none."""
+    matches = (re.fullmatch(rf"optim_{step:06d}_rank(\d+)\.pt", path.name) for path in sorted(folder.iterdir()))
+    for rank in sorted(int(match[1]) for match in matches if match):
+        if _holds_model(folder, step, rank) and checkpoints.is_whole(folder, step, rank):
+            return rank
+    return None
+
+
+def _holds_model(folder: Path, step: int, rank: int) -> bool:
+    """Whether this rank wrote the weights here (upstream leaves no list, and rank 0 writes them)."""
+    try:
+        entry = json.loads((folder / checkpoints.list_name(step, rank)).read_bytes())
+        return any(file["name"] == checkpoints.model_name(step) for file in entry["files"])
+    except FileNotFoundError:
+        return rank == 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+class Found(NamedTuple):
+    """A checkpoint to go on from, and the rank whose files make it whole in this rank's folder (None: it is not here)."""
+
+    step: int
+    writer: int | None
+
+
+def choose_step(comm: Comm, folder: Path, wanted: int) -> Found | None:
+    """The step to go on from: the one asked for, else (-1) the newest that any rank has whole; None if there is none."""
+    steps = [wanted] if wanted >= 0 else checkpoints.steps_in(folder)
+    told = comm.exchange("the steps of all checkpoints", steps)
+    damaged: list[int] = []
+    for step in sorted({step for steps in told for step in steps}, reverse=True):
+        writer = writer_of(folder, step)
+        # A list without what it lists was whole once; without a list it is what a killed process leaves behind.
+        once = any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
+        answers = comm.exchange(f"whether step {step} is whole", [writer is not None, once], patient=True)
+        if any(whole for whole, dummy in answers):
+            return Found(step, writer)
+        if any(once for dummy, once in answers):
+            damaged.append(step)
+    if wanted >= 0:
+        raise UserError(
+            f"--resume-from-step {wanted}: no rank has a whole checkpoint of that step in {folder}; "
+            f"there are files of steps {', '.join(map(str, checkpoints.steps_in(folder))) or 'none'}."
+        )
+    if damaged:
+        raise UserError(
+            f"no checkpoint in {folder} is whole on any rank (damaged: {', '.join(map(str, damaged))}); "
+            "move them away to start from the beginning."
+        )
+    return None
+
+
+def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
+    """Give the files of a step to the folders that lack them; returns whose files to read."""
+    step, writer = found
+    listing = _listing(folder, step, writer) if writer is not None and leader == comm.rank else None
+    told = comm.exchange(f"who has step {step}", listing, patient=True)
+    lacking = comm.exchange(f"who lacks step {step}", writer is None)
+    if not any(lacking):
+        assert writer is not None
+        return writer
+    source = next(rank for rank, files in enumerate(told) if files)
+    takes = writer is None and leader == comm.rank
+    for name, size, sha256 in told[source]:
+        place = checkpoints.optimizer_name(step, comm.rank) if name.startswith("optim_") else name
+        incoming = checkpoints.Incoming(folder, place, comm.rank) if takes else None
+        _carry(comm, folder / name if comm.rank == source else None, size, source, incoming)
+        if incoming is not None:
+            incoming.finish(sha256)
+    if takes:
+        _write_list(folder, step, comm.rank, told[source])
+    comm.barrier(f"the arrival of step {step}")
+    return leader if writer is None else writer
+
+
+def _listing(folder: Path, step: int, writer: int) -> list[tuple[str, int, str]]:
+    names = [checkpoints.model_name(step), checkpoints.meta_name(step), checkpoints.optimizer_name(step, writer)]
+    return [(name, (folder / name).stat().st_size, checkpoints.file_digest(folder / name)) for name in names]
+
+
+def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: checkpoints.Incoming | None) -> None:
+    """One file from the source's disk to those who take it, piece by piece."""
+    sink = incoming.write if incoming is not None else lambda data: None
+    what = "the files of a checkpoint"
+    if path is None:
+        comm.broadcast_bytes(None, size, source, sink, what)
+        return
+    with path.open("rb") as file:
+        for begin in range(0, size, CHUNK_BYTES):
+            piece = file.read(min(CHUNK_BYTES, size - begin))
+            comm.broadcast_bytes(piece, len(piece), source, sink, what)
+
+
+def _write_list(folder: Path, step: int, rank: int, files: list[tuple[str, int, str]]) -> None:
+    """Make what has arrived count as this rank's own checkpoint."""
+    own = checkpoints.optimizer_name(step, rank)
+    entries = [
+        {"name": own if name.startswith("optim_") else name, "bytes": size, "sha256": sha256}
+        for name, size, sha256 in files
+    ]
+    data = json.dumps({"format": 1, "step": step, "rank": rank, "files": entries}, indent=2).encode()
+    incoming = checkpoints.Incoming(folder, checkpoints.list_name(step, rank), rank)
+    incoming.write(data)
+    incoming.finish(hashlib.sha256(data).hexdigest())
+
+
+def gather_states(comm: Comm, state: Json) -> list[Json]:
+    """Every rank's loader state: plain values by way of the store, tensors by broadcast."""
+    plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
+    shapes = {key: [str(v.dtype), list(v.shape)] for key, v in state.items() if isinstance(v, torch.Tensor)}
+    gathered: list[Json] = []
+    for rank, (values, tensors) in enumerate(comm.exchange("the places in the data", [plain, shapes], patient=True)):
+        one = dict(values)
+        for key, (dtype, shape) in tensors.items():
+            mine = state[key] if rank == comm.rank else torch.empty(shape, dtype=getattr(torch, dtype.split(".")[1]))
+            comm.broadcast(mine, rank, "the places in the data")
+            one[key] = mine
+        gathered.append(one)
+    return gathered

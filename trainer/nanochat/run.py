@@ -1,0 +1,336 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one training run consists of, and how it is set up from its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat import common, dataset, numerics, tokenizer
+from nanochat.agreement import agree, code_digest, file_digest, start_alike
+from nanochat.checkpoint_manager import load_meta, load_model, load_optimizer, sweep
+from nanochat.comm import Comm
+from nanochat.common import DtypeChoice, UserError
+from nanochat.dataloader import Loader
+from nanochat.fused import TrainingPass
+from nanochat.journal import Journal
+from nanochat.model import GPT, ModelConfig
+from nanochat.optim import LearningRates, Optimizer
+from nanochat.resume import choose_step, fetch, folder_leader, gather_states
+from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
+from nanochat.settings import Settings, rank_shares, shared_config, user_config
+from nanochat.sync import Sync, make_sync
+from nanochat.tokenizer import Tokenizer
+
+Batch = tuple[Tensor, Tensor]
+SMOOTHING = 0.9
+# Upstream leaves the first steps, in which things warm up, out of its time.
+STEPS_NOT_TIMED = 10
+
+
+@dataclasses.dataclass
+class Progress:
+    """What a run carries from step to step besides weights and optimizer."""
+
+    step: int = 0
+    smooth_loss: float = 0.0
+    training_seconds: float = 0.0
+    min_val_bpb: float | None = None
+    val_bpb: float | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    resumed_from: int | None = None
+
+    def add_loss(self, loss: float) -> float:
+        """Take one step's loss; returns the debiased running mean."""
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        self.last_loss = loss
+        self.smooth_loss = SMOOTHING * self.smooth_loss + (1 - SMOOTHING) * loss
+        return self.smooth_loss / (1 - SMOOTHING ** (self.step + 1))
+
+
+class Feed:
+    """This rank's micro-batches, a step at a time; what is read ahead has its token ids sent ahead."""
+
+    def __init__(self, sync: Sync, rows: int, settings: Settings) -> None:
+        self.sync, self.micro_batches = sync, rows // settings.device_batch_size
+        self.loader: Loader
+        self.seconds = 0.0
+        self._batches: list[Batch] = []
+        self._position: dict[str, int] = {}
+
+    def offer(self, stop: bool) -> None:
+        """Read the coming step's batches, unless that was done, and tell the other ranks what is in them."""
+        if self._batches:
+            return
+        begun = time.perf_counter()
+        self._batches = [self.loader.next_batch() for dummy in range(self.micro_batches)]
+        self._position = self.loader.position()
+        self.seconds += time.perf_counter() - begun
+        self.sync.offer_ids([ids for ids, dummy in self._batches], stop)
+
+    def take(self) -> tuple[list[Batch], dict[str, int]]:
+        """The batches of this step and their place in the data."""
+        batches, self._batches = self._batches, []
+        return batches, self._position
+
+    def take_seconds(self) -> float:
+        """Seconds spent reading since this was last asked."""
+        taken, self.seconds = self.seconds, 0.0
+        return taken
+
+
+@dataclasses.dataclass
+class Run:
+    """Everything that the loop in train.py works with."""
+
+    settings: Settings
+    comm: Comm
+    journal: Journal
+    device: str
+    dtype: DtypeChoice
+    matmul: str
+    tokenizer: Tokenizer
+    token_bytes: Tensor
+    data_dir: Path
+    checkpoints: Path
+    writer: int  # the rank that writes checkpoints into this rank's folder
+    shares: list[int]
+    plan: TrainingPlan
+    model: GPT
+    training: TrainingPass
+    optimizer: Optimizer
+    sync: Sync
+    progress: Progress
+    feed: Feed
+    saved: list[int] = dataclasses.field(default_factory=list)
+    stop_asked: bool = False
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def loader(self, split: str, **place: Any) -> Loader:
+        """This rank's batches of one split."""
+        micro, length = self.settings.device_batch_size, self.settings.max_seq_len
+        return Loader(self.tokenizer, self.data_dir, split, micro, length, self.comm.rank, self.comm.world, **place)
+
+
+def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
+    """Build a run, and refuse what cannot work while it is still cheap."""
+    device = common.choose_device(settings.device_type)
+    dtype = common.choose_dtype(device)
+    matmul = settings.matmul if settings.matmul != "auto" else ("bf16" if dtype.name == "bfloat16" else "fp32")
+    data_dir, folder = common.data_dir(), common.checkpoint_dir(settings.tag)
+    tokens = tokenizer.load(common.tokenizer_dir())
+    sizes = tokenizer.load_token_bytes(common.tokenizer_dir(), tokens.vocab_size)
+    config = model_config(settings, tokens.vocab_size)
+    plan = plan_for(settings, config)
+    shares = rank_shares(settings, plan.total_batch_size, comm.world)
+    comm.enter("agree", 0)
+    agree(comm, facts(settings, dtype, matmul, data_dir))
+    route = numerics.setup().route if device == "cpu" else device
+    check_memory(config, device)
+    model = GPT(config).to(device)
+    model.init_weights()
+    rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
+    training, optimizer = TrainingPass(model, matmul), Optimizer(model, rates.scaled(plan.lr_scale))
+    sync = make_sync(settings.sync, comm, training, optimizer, [n * settings.max_seq_len for n in shares])
+    run = Run(
+        settings, comm, journal, device, dtype, matmul, tokens, sizes, data_dir, folder, folder_leader(comm, folder),
+        shares, plan, model, training, optimizer, sync, Progress(), Feed(sync, shares[comm.rank], settings),
+    )  # fmt: skip
+    say_setup(run, f"{matmul} through {route}")
+    restore(run)
+    start_alike(comm, run.weights)
+    return run
+
+
+def model_config(settings: Settings, vocab_size: int, depth: int | None = None) -> ModelConfig:
+    """The model of these settings (or of the same family at another depth)."""
+    return ModelConfig.from_depth(
+        settings.depth if depth is None else depth,
+        settings.aspect_ratio,
+        settings.head_dim,
+        settings.max_seq_len,
+        vocab_size,
+        settings.window_pattern,
+    )
+
+
+def counted(config: ModelConfig) -> tuple[dict[str, int], int]:
+    """Parameter counts and FLOPs per token, without the memory."""
+    with torch.device("meta"):
+        model = GPT(config)
+    return model.parameter_counts(), model.flops_per_token()
+
+
+def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
+    """Batch, steps and scaling of these settings."""
+
+    def scaling_parameters(counts: Mapping[str, int]) -> int:
+        return counts["transformer_matrices"] + counts["lm_head"]
+
+    counts, flops = counted(config)
+    reference, dummy = counted(model_config(settings, config.vocab_size, REFERENCE_DEPTH))
+    plan = plan_training(
+        scaling_parameters=scaling_parameters(counts),
+        reference_parameters=scaling_parameters(reference),
+        flops_per_token=flops,
+        num_iterations=settings.num_iterations,
+        target_flops=settings.target_flops,
+        target_param_data_ratio=settings.target_param_data_ratio,
+        total_batch_size=settings.total_batch_size,
+        weight_decay=settings.weight_decay,
+        warmup_steps=settings.warmup_steps,
+        warmdown_ratio=settings.warmdown_ratio,
+        final_lr_frac=settings.final_lr_frac,
+    )
+    if plan.num_iterations < 1:
+        raise UserError(
+            f"the horizon asked for is less than one step of {plan.total_batch_size} tokens; "
+            "give --num-iterations, or a larger --target-flops or --target-param-data-ratio."
+        )
+    return plan
+
+
+def facts(settings: Settings, dtype: DtypeChoice, matmul: str, data_dir: Path) -> dict[str, Any]:
+    """What every rank must have alike before the first step."""
+    folder = common.tokenizer_dir()
+    return {
+        "setting": shared_config(settings),
+        "dtype": dtype.name,
+        "matmul": matmul,
+        "torch": torch.__version__,
+        "code": code_digest(),
+        "tokenizer": file_digest(folder / tokenizer.PICKLE_NAME),
+        "shard": {path.name: f"{path.stat().st_size} bytes" for path in dataset.shard_paths(data_dir)},
+    }
+
+
+def check_memory(config: ModelConfig, device: str) -> None:
+    """Weights, gradients and optimizer state; what a pass needs besides comes on top."""
+    if device != "cpu":
+        return
+    counts, dummy = counted(config)
+    matrices, head = counts["transformer_matrices"], counts["lm_head"]
+    tables = counts["wte"] + counts["value_embeds"]
+    needed = 4 * (3 * matrices + 4 * head + 3 * tables)
+    common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())
+
+
+def say_setup(run: Run, products: str) -> None:
+    """The lines at start-up that people look for."""
+    say, settings, plan, counts = run.journal.say, run.settings, run.plan, run.model.parameter_counts()
+    flops, tokens = run.model.flops_per_token(), plan.total_batch_size * plan.num_iterations
+    scaling = counts["transformer_matrices"] + counts["lm_head"]
+    micro = settings.device_batch_size * settings.max_seq_len
+    say("Model config:")
+    for name, value in dataclasses.asdict(run.model.config).items():
+        say(f"  {name}: {value}")
+    say("Parameter counts:")
+    for name, count in counts.items():
+        say(f"  {name:<24}: {count:,}")
+    say(f"Estimated FLOPs per token: {flops:e}")
+    say(f"Compute dtype: {run.dtype.name} ({run.dtype.reason}); matrix products: {products}")
+    say(f"Scaling LRs by {plan.lr_scale:.4f} for batch size {plan.total_batch_size:,}")
+    say(f"Scaling weight decay from {settings.weight_decay:.6f} to {plan.weight_decay:.6f} for depth {settings.depth}")
+    say(f"Scaling AdamW LRs by {(768 / run.model.config.n_embd) ** 0.5:.6f} for width {run.model.config.n_embd}")
+    say(f"Number of iterations: {plan.num_iterations:,}")
+    say(f"Total number of training tokens: {tokens:,}")
+    say(f"Tokens : scaling parameters ratio: {tokens / scaling:.2f}")
+    say(f"Total training FLOPs estimate: {flops * tokens:e}")
+    say(f"Tokens / micro-batch / rank: {settings.device_batch_size} x {settings.max_seq_len} = {micro:,}")
+    steps = accumulations(settings, run.shares)
+    say(f"Total batch size {plan.total_batch_size:,} => gradient accumulation steps: {steps}")
+    say(f"Ranks: {run.comm.world}, rows per step: {', '.join(map(str, run.shares))}, sync: {settings.sync}")
+
+
+def accumulations(settings: Settings, shares: list[int]) -> str:
+    """Micro-batches in a step, by rank where they differ."""
+    each = [rows // settings.device_batch_size for rows in shares]
+    return str(each[0]) if len(set(each)) == 1 else ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(each))
+
+
+# -- checkpoints
+
+
+def checkpoint(run: Run) -> dict[str, Any]:
+    """What checkpoint_manager.save is to write in this rank's folder; every rank must ask for it together."""
+    optimizer, progress = run.sync.whole_state(), run.progress
+    loaders = gather_states(run.comm, run.feed.loader.state())
+    if run.writer != run.comm.rank:
+        # Whoever shares our folder writes the whole; our part is here for those who look for every rank's file.
+        return {"optimizer": {}, "loader": None}
+    meta = {
+        "step": progress.step,
+        "val_bpb": progress.val_bpb,
+        "model_config": dataclasses.asdict(run.model.config),
+        "user_config": user_config(run.settings),
+        "device_batch_size": run.settings.device_batch_size,
+        "max_seq_len": run.settings.max_seq_len,
+        "total_batch_size": run.plan.total_batch_size,
+        "dataloader_state_dict": run.feed.loader.position(),
+        "loop_state": {
+            "min_val_bpb": progress.min_val_bpb,
+            "smooth_train_loss": progress.smooth_loss,
+            "total_training_time": progress.training_seconds,
+        },
+    }
+    return {"optimizer": optimizer, "loader": {"ranks": loaders}, "model": run.weights, "meta": meta}
+
+
+def restore(run: Run) -> None:
+    """Go on from a checkpoint if the settings ask for it; else, or if there is none, begin."""
+    settings, comm, folder = run.settings, run.comm, run.checkpoints
+    comm.enter("resume")
+    sweep(folder, comm.rank)
+    found = None
+    if settings.resume or settings.resume_from_step >= 0:
+        found = choose_step(comm, folder, settings.resume_from_step)
+    if found is None:
+        run.feed.loader = run.loader("train")
+        return
+    files = fetch(comm, folder, found, run.writer)
+    meta = load_meta(folder, found.step)
+    check_same_model(run, meta, found.step)
+    run.model.load_state_dict(load_model(folder, found.step))
+    state, loaders = load_optimizer(folder, found.step, files)
+    if "adamw" in state:
+        run.optimizer.load_state_dict(state)
+    else:
+        run.journal.say(f"step {found.step} was saved by another trainer: its optimizer state begins anew")
+        run.optimizer.steps = found.step
+    restore_progress(run.progress, meta, found.step)
+    states = loaders["ranks"] if loaders else []
+    mine = states[comm.rank] if comm.rank < len(states) else None
+    run.feed.loader = run.loader("train", position=meta["dataloader_state_dict"], state=mine)
+    run.saved = [found.step]
+    run.journal.say(f"Resuming from step {found.step} of {folder}")
+
+
+def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> None:
+    loop = meta.get("loop_state") or {}
+    progress.step = progress.resumed_from = step
+    progress.smooth_loss = loop.get("smooth_train_loss") or 0.0
+    progress.training_seconds = loop.get("total_training_time") or 0.0
+    progress.min_val_bpb, progress.val_bpb = loop.get("min_val_bpb"), meta.get("val_bpb")
+
+
+def check_same_model(run: Run, meta: dict[str, Any], step: int) -> None:
+    """Refuse weights of another shape, naming what differs."""
+    for name, value in dataclasses.asdict(run.model.config).items():
+        kept = meta["model_config"].get(name, value)
+        if kept != value:
+            raise UserError(
+                f"the checkpoint of step {step} in {run.checkpoints} has {name} {kept}, but this run has {value}; "
+                "give the settings it was made with, or another --model-tag."
+            )

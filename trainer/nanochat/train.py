@@ -1,0 +1,209 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The training loop: step, evaluate, sample, save, until the last step or until a rank is asked to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanochat import checkpoint_manager
+from nanochat.agreement import check_identical
+from nanochat.checkpoint_manager import NotSaved
+from nanochat.common import UserError
+from nanochat.engine import SAMPLE_PROMPTS, complete
+from nanochat.loss_eval import bits_per_byte, eval_steps
+from nanochat.run import STEPS_NOT_TIMED, Batch, Run, checkpoint
+from nanochat.schedule import StepSchedule
+from nanochat.settings import user_config
+
+
+def train(run: Run) -> str:
+    """All steps that are left; returns why it ended: "finished" or "stopped"."""
+    settings, progress, steps = run.settings, run.progress, run.plan.num_iterations
+    stop = False
+    while True:
+        last = progress.step == steps
+        if (last and settings.eval_every > 0) or due(progress.step, settings.eval_every):
+            evaluate(run)
+        if (last and settings.sample_every > 0) or due(progress.step, settings.sample_every):
+            sample(run)
+        if progress.step != progress.resumed_from and (last or stop or due(progress.step, settings.save_every)):
+            save(run)
+        if last or stop:
+            return "finished" if last else "stopped"
+        stop = train_step(run)
+        if progress.step == 1:
+            prove_identical(run, "after the first step")
+
+
+def start_event(run: Run) -> None:
+    """The first event of this attempt: what runs here, with what."""
+    config, counts = dataclasses.asdict(run.model.config), run.model.parameter_counts()
+    attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8))[0]
+    run.journal.heartbeat.steps = run.plan.num_iterations
+    run.journal.record(
+        "start", run.progress.step, rank=run.comm.rank, world=run.comm.world, run=run.settings.run,
+        model={"config": config, "parameters": counts, "flops_per_token": run.model.flops_per_token()},
+        settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul,
+        steps=run.plan.num_iterations, total_batch_size=run.plan.total_batch_size,
+        resumed_from=run.progress.resumed_from, attempt_id=attempt,
+    )  # fmt: skip
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps happens before this one."""
+    return every > 0 and step > 0 and step % every == 0
+
+
+class Timing(NamedTuple):
+    """Where the seconds of one step went; what is not named belongs to the optimizer."""
+
+    total: float
+    data: float
+    forward_backward: float
+    wait: float
+    bytes_sent: int
+
+    @property
+    def optimizer(self) -> float:
+        return max(0.0, self.total - self.data - self.forward_backward - self.wait)
+
+
+def train_step(run: Run) -> bool:
+    """One optimizer step over all ranks; returns whether any rank was asked to stop after it."""
+    step, began = run.progress.step, time.perf_counter()
+    run.comm.take_counters()
+    run.comm.enter("data", step)
+    run.feed.offer(run.stop_asked)
+    batches, position = run.feed.take()
+    token_ids, stop = run.sync.take_ids()
+    run.optimizer.prepare(token_ids)
+    run.comm.enter("forward_backward")
+    passing = time.perf_counter()
+    loss = forward_backward(run, batches, token_ids)
+    passed = time.perf_counter() - passing
+    if not stop and not saves(run, step + 1):
+        # The next step's token ids travel with this one's gradients; a checkpoint wants the loader where it is.
+        run.feed.offer(run.stop_asked)
+    total = run.sync.step(loss, StepSchedule.at(run.plan, step))
+    if not math.isfinite(total):
+        raise UserError(
+            f"the loss is {total} at step {step}, so this step's weights are spoilt; "
+            "resume from the last checkpoint with lower learning rates or float32."
+        )
+    wait, sent = run.comm.take_counters()
+    finish_step(run, total, Timing(time.perf_counter() - began, run.feed.take_seconds(), passed, wait, sent), position)
+    return stop
+
+
+def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> Tensor:
+    """Gradients of all micro-batches; the last one tells the sync what is ready."""
+    run.training.start_step(token_ids)
+    run.sync.start_step(token_ids)
+    scale = 1.0 / (sum(run.shares) * run.settings.max_seq_len)
+    loss = torch.zeros((), device=run.device)
+    for number, (ids, targets) in enumerate(batches, start=1):
+        on_ready = run.sync.on_ready if number == len(batches) else None
+        loss += run.training.forward_backward(ids.to(run.device), targets.to(run.device), scale, on_ready)
+    return loss
+
+
+def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, int]) -> None:
+    """Count, print and record a step that was made."""
+    progress, plan, step = run.progress, run.plan, run.progress.step
+    smooth = progress.add_loss(loss)
+    speed = plan.total_batch_size / timing.total
+    multiplier = StepSchedule.at(plan, step).lr_multiplier
+    if step > STEPS_NOT_TIMED:
+        progress.training_seconds += timing.total
+    progress.step = step + 1
+    typical = run.journal.seconds_per_step(timing.total)
+    run.journal.say(
+        f"step {step:05d}/{plan.num_iterations:05d} ({100 * step / plan.num_iterations:.2f}%) | loss: {smooth:.6f} | "
+        f"lrm: {multiplier:.2f} | dt: {1000 * timing.total:.2f}ms | tok/sec: {int(speed)} | bf16_mfu: {0:.2f} | "
+        f"epoch: {position['epoch']} pq: {position['pq_idx']} rg: {position['rg_idx']} | "
+        f"total time: {progress.training_seconds / 60:.2f}m | eta: {(plan.num_iterations - step) * typical / 60:.1f}m"
+    )
+    run.journal.record(
+        "step", step, loss=loss, loss_smooth=smooth, seconds=timing.total, tokens_per_second=speed,
+        forward_backward_seconds=timing.forward_backward, wait_seconds=timing.wait,
+        optimizer_seconds=timing.optimizer, data_seconds=timing.data, bytes_sent=timing.bytes_sent,
+        lr_multiplier=multiplier, epoch=position["epoch"],
+    )  # fmt: skip
+
+
+def saves(run: Run, step: int) -> bool:
+    """Whether a checkpoint is made before this step for no other reason than its number."""
+    return step == run.plan.num_iterations or due(step, run.settings.save_every)
+
+
+def prove_identical(run: Run, when: str) -> None:
+    """Compare the weights of all ranks; a difference ends the run."""
+    digest = check_identical(run.comm, run.weights, when)
+    run.journal.record("digest", run.progress.step, digest=digest, identical=True)
+
+
+def evaluate(run: Run) -> None:
+    """Bits per byte over the validation shard, which the ranks share out."""
+    run.comm.enter("eval", run.progress.step)
+    begun, settings, progress = time.perf_counter(), run.settings, run.progress
+    run.optimizer.catch_up()
+    steps = eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len, run.comm.world)
+    loader = run.loader("val")
+    try:
+        batches = ([t.to(run.device) for t in loader.next_batch()] for dummy in range(steps))
+        bpb = bits_per_byte(
+            run.model, ((ids, targets) for ids, targets in batches), run.token_bytes,
+            lambda totals: run.comm.all_reduce(totals, "the validation loss"),
+        )  # fmt: skip
+    finally:
+        loader.close()
+    progress.val_bpb = bpb
+    progress.min_val_bpb = bpb if progress.min_val_bpb is None else min(bpb, progress.min_val_bpb)
+    run.journal.say(f"Step {progress.step:05d} | Validation bpb: {bpb:.6f}")
+    if run.comm.rank == 0:
+        run.journal.record("eval", progress.step, val_bpb=bpb, seconds=time.perf_counter() - begun)
+
+
+def sample(run: Run) -> None:
+    """What the model makes of a few prompts; rank 0 writes, the others wait."""
+    run.comm.enter("sample", run.progress.step)
+    run.optimizer.catch_up()
+    if run.comm.rank == 0:
+        for prompt in SAMPLE_PROMPTS:
+            text = complete(run.model, run.tokenizer, prompt)
+            run.journal.say(text)
+            run.journal.record("sample", run.progress.step, prompt=prompt, text=text)
+    run.comm.barrier("the samples of rank 0")
+
+
+def save(run: Run) -> None:
+    """A checkpoint, after the proof that all ranks have the same to save."""
+    run.comm.enter("save", run.progress.step)
+    run.optimizer.catch_up()
+    prove_identical(run, f"at step {run.progress.step}")
+    step, folder, error = run.progress.step, run.checkpoints, None
+    contents = checkpoint(run)
+    try:
+        saved = checkpoint_manager.save(folder, step, run.comm.rank, **contents)
+        run.journal.record("checkpoint", step, **saved._asdict())
+    except NotSaved as failure:
+        error = str(failure)
+    errors = [one for one in run.comm.exchange("the checkpoint", error, patient=True) if one]
+    if errors and step == run.plan.num_iterations:
+        raise NotSaved(errors[0])
+    if errors:
+        run.journal.say(f"warning: {errors[0]} Training goes on; the last checkpoint is still whole.")
+        return
+    run.saved = [*run.saved, step]
+    run.journal.say(f"Saved checkpoint of step {step} to {folder}")
+    checkpoint_manager.prune(folder, run.comm.rank, run.settings.keep_checkpoints, run.saved)
