@@ -16,7 +16,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
-if TYPE_CHECKING or __package__:
+if TYPE_CHECKING or "." in __name__:
     from ansible_collections.nanochat.ddp.plugins.module_utils import _processes
 else:  # copied beside this file, on the host where a session runs
     import _processes

@@ -25,7 +25,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or __package__:
+if TYPE_CHECKING or "." in __name__:
     from ansible_collections.nanochat.ddp.plugins.module_utils import _processes, _reaper
 else:  # copied beside this file, on the host where a session runs
     import _processes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Callable, NamedTuple
 
-Run = Callable[[list[str]], "tuple[int, str, str]"]
+Run = Callable[["list[str]"], "tuple[int, str, str]"]
 
 # A user option of the tmux session, by which we know it again.
 _LABEL = "@nanochat_ddp"
@@ -78,7 +78,7 @@ class Tmux:
 
     def screen(self, name: str) -> str:
         """What the pane shows, for error messages."""
-        code, out, dummy = self._run([self._path, "capture-pane", "-p", "-t", f"={name}:"])
+        code, out, dummy = self._run([self._path, "capture-pane", "-p", "-S", "-", "-t", f"={name}:"])
         return "\n".join(line for line in out.splitlines() if line.strip()) if code == 0 else ""
 
     def _check(self, name: str, argv: list[str]) -> None:

@@ -32,9 +32,7 @@ def test_writes_what_a_shell_reads_and_says_so(run_module, path):
     assert _env_file.parse(path.read_bytes()) == {"THREADS": "8", "GREETING": "it's $HOME\n", "API_KEY": SECRET}
     assert mode_of(path) == 0o600
     assert result["diff"]["before"] == ""
-    assert result["diff"]["after"] == (
-        "# mode 0600\nAPI_KEY=********\nGREETING='it'\\''s $HOME\n'\nTHREADS='8'\n"
-    )
+    assert result["diff"]["after"] == ("# mode 0600\nAPI_KEY=********\nGREETING='it'\\''s $HOME\n'\nTHREADS='8'\n")
 
 
 def test_check_mode_tells_the_same_and_writes_nothing(run_module, path):
@@ -182,7 +180,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(run_module, path, monk
 
     assert result["failed"] and result["msg"] == f"cannot write {path}: No space left on device"
     assert path.read_bytes() == before
-    assert os.listdir(path.parent) == ["env"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["env"]
 
 
 def test_nobody_else_can_read_it_at_any_moment(run_module, path, monkeypatch):
