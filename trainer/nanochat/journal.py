@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+from nanochat import prometheus
 from nanochat.common import Ranks, base_dir, writable_folder
 from nanochat.metrics import Heartbeat, Metrics, memory_bytes
 from nanochat.settings import Settings
@@ -22,6 +24,8 @@ class Journal:
         writable_folder(self.folder, "metrics")
         self.prints = ranks.rank == 0
         self.metrics = Metrics(self.folder / f"metrics-rank{ranks.rank}.jsonl")
+        textfile = prometheus.listener(os.environ, settings.run, ranks.rank)
+        self.metrics.listeners += [textfile] if textfile else []
         self.heartbeat = Heartbeat(self.folder / f"heartbeat-rank{ranks.rank}.json", ranks.rank, ranks.world)
         self.began = time.monotonic()
         self.waited = 0.0
