@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._settings import Sett
 def refusal(*hosts: dict[str, Any]) -> list[str]:
     names = ["desktop", "laptop", "attic"]
     with pytest.raises(SettingsError) as caught:
-        resolve(list(zip(names, hosts)))
+        resolve(list(zip(names, hosts, strict=False)))
     return caught.value.problems
 
 

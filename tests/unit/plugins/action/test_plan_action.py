@@ -1,0 +1,118 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan as an action: where settings and probes come from, what is printed and kept."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible_collections.nanochat.ddp.plugins.action import plan as action
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils.plan_probes import hosts
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], variables: dict[str, Any], check: bool = False
+) -> dict[str, Any]:
+    task = SimpleNamespace(
+        action="nanochat.ddp.plan",
+        args=arguments,
+        async_val=0,
+        check_mode=check,
+        diff=False,
+        environment=[],
+        delegate_to=None,
+    )
+    context = SimpleNamespace(check_mode=check, become=False, remote_user="me", diff=False, no_log=False)
+    connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="unused"))
+    made = action.ActionModule(task, connection, context, None, None, None)
+    return made.run(task_vars={"hostvars": variables})
+
+
+def variables(**more: Any) -> dict[str, Any]:
+    return {
+        host["name"]: {**host["settings"], **more, "ddp_probe": host["probe"], "ansible_host": "10.0.0.9"}
+        for host in hosts()
+    }
+
+
+BOTH = ["desktop", "laptop"]
+
+
+def test_the_plan_of_all_hosts(monkeypatch):
+    result = run(monkeypatch, {"hosts": BOTH}, variables())
+    assert [node["host"] for node in result["plan"]["nodes"]] == BOTH
+    assert result["changed"] is False and result["findings"] == []
+    assert "torch==2.13.0" in result["plan"]["trainer"]["requirements"]
+    assert len(result["plan"]["trainer"]["requirements"]) > 3
+    assert result["text"].startswith("Run d4 on 2 hosts")
+
+
+def test_only_variables_of_the_job_are_looked_at(monkeypatch):
+    class Known(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            assert name.startswith(("ddp_", "watch")), f"{name} was worked out though nobody needs it"
+            return super().__getitem__(name)
+
+    known = {name: Known(values, broken="{{ nonsense }}", watch="no") for name, values in variables().items()}
+    assert run(monkeypatch, {"hosts": BOTH}, known)["controller"]["watch"] is False
+
+
+def test_problems_fail_the_task_with_one_text_and_a_list(monkeypatch):
+    result = run(monkeypatch, {"hosts": BOTH}, variables(ddp_depth="x", ddp_sinc=1))
+    assert result["failed"] is True and len(result["problems"]) == 2
+    assert result["msg"].startswith("2 things stand in the way, and nothing was changed:\n- ddp_depth")
+
+
+def test_a_variable_that_cannot_be_worked_out_is_named(monkeypatch):
+    class Known(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            if name == "ddp_run":
+                raise AnsibleError("'nothing' is undefined")
+            return super().__getitem__(name)
+
+    known = {name: Known(values, ddp_run=None) for name, values in variables().items()}
+    result = run(monkeypatch, {"hosts": BOTH}, known)
+    assert result["problems"] == ["ddp_run of desktop cannot be worked out: 'nothing' is undefined"]
+
+
+def test_a_host_that_the_inventory_does_not_have(monkeypatch):
+    assert "attic is not a host of the inventory." in run(monkeypatch, {"hosts": ["attic"]}, variables())["msg"]
+
+
+def test_questions_come_before_any_probe(monkeypatch):
+    known = {name: {"ansible_host": f"{name}.lan"} for name in BOTH}
+    known["laptop"]["ansible_connection"] = "local"
+    result = run(monkeypatch, {"hosts": BOTH, "stage": "questions"}, known)
+    assert result["questions"]["laptop"]["peers"] == ["desktop.lan"]
+    assert result["questions"]["desktop"]["peers"] == []
+
+
+def test_the_plan_is_kept_in_a_file(monkeypatch, tmp_path):
+    file = tmp_path / "deep" / "plan.json"
+    assert run(monkeypatch, {"hosts": BOTH, "file": str(file)}, variables(), check=True)["changed"] is True
+    assert not file.exists()
+    result = run(monkeypatch, {"hosts": BOTH, "file": str(file)}, variables())
+    assert result["changed"] is True
+    assert json.loads(file.read_text()) == {"plan": result["plan"], "findings": []}
+    assert run(monkeypatch, {"hosts": BOTH, "file": str(file)}, variables())["changed"] is False
+
+
+def test_a_file_that_cannot_be_written_is_said_in_one_sentence(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        AnsibleError, match=r"The plan could not be written to .*file/plan\.json on the controller: File exists"
+    ):
+        run(monkeypatch, {"hosts": BOTH, "file": str(tmp_path / "file" / "plan.json")}, variables())
+
+
+@pytest.mark.parametrize(("show", "part"), [("text", "Run d4 on 2 hosts"), ("json", '"digest"'), ("none", "")])
+def test_what_is_printed(monkeypatch, show, part):
+    printed: list[str] = []
+    monkeypatch.setattr(action.display, "display", printed.append)
+    run(monkeypatch, {"hosts": BOTH, "show": show}, variables())
+    assert part in "".join(printed) and bool(printed) == (show != "none")

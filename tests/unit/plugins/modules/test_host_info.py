@@ -1,0 +1,53 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module around the facts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.nanochat.ddp.plugins.modules import host_info
+
+
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: dict[str, Any]
+) -> tuple[dict[str, Any], list[Any]]:
+    """(result, commands that were run)."""
+    commands = []
+
+    def run_command(self: AnsibleModule, argv: list[str], **more: Any) -> tuple[int, str, str]:
+        assert isinstance(argv, list) and more["environ_update"] == {"LC_ALL": "C"}
+        commands.append(argv)
+        return 1, "", ""
+
+    monkeypatch.setattr(AnsibleModule, "run_command", run_command)
+    with patch_module_args(arguments), pytest.raises(SystemExit):
+        host_info.main()
+    return json.loads(capsys.readouterr().out), commands
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_facts_are_the_same_in_check_mode_and_nothing_changes(monkeypatch, capsys, tmp_path, check):
+    result, commands = call(monkeypatch, capsys, {"base_dir": str(tmp_path / "base"), "_ansible_check_mode": check})
+    assert result["changed"] is False
+    assert result["probe"]["base_dir"] == str(tmp_path / "base")
+    assert result["probe"]["run"] is None
+    assert not (tmp_path / "base").exists()
+    assert not any("sudo" in argv[0] and argv[1:] != ["-n", "true"] for argv in commands)
+
+
+def test_tools_that_fail_are_no_failure(monkeypatch, capsys):
+    result, dummy = call(monkeypatch, capsys, {"peers": ["192.0.2.77"], "ports": [1]})
+    assert result["probe"]["python"]["candidates"] == []
+    assert result["probe"]["tmux"]["version"] is None
+    assert [entry["peer"] for entry in result["probe"]["routes"]] == ["192.0.2.77", "default"]
+
+
+def test_a_port_that_is_no_number_is_refused(monkeypatch, capsys):
+    result, dummy = call(monkeypatch, capsys, {"ports": ["https"]})
+    assert result["failed"] and "ports" in result["msg"] and "https" in result["msg"]
