@@ -40,11 +40,11 @@ def environment(rank: int, world: int, port: int, extra: Mapping[str, str]) -> d
     return kept | paths | quiet | {name: str(value) for name, value in place.items()} | dict(extra)
 
 
-def start(
-    argv: Sequence[str], world: int, extra: Callable[[int], Mapping[str, str]] = lambda rank: {}
+def start_each(
+    argvs: Sequence[Sequence[str]], extra: Callable[[int], Mapping[str, str]] = lambda rank: {}
 ) -> list[subprocess.Popen[str]]:
-    """`python ARGV...` once for each rank."""
-    port = free_port()
+    """`python ARGV...` once for each rank; argv and environment may differ between them."""
+    port, world = free_port(), len(argvs)
     return [
         subprocess.Popen(
             [sys.executable, *argv],
@@ -54,8 +54,13 @@ def start(
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(world)
+        for rank, argv in enumerate(argvs)
     ]
+
+
+def start(argv: Sequence[str], world: int) -> list[subprocess.Popen[str]]:
+    """`python ARGV...` once for each rank."""
+    return start_each([argv] * world)
 
 
 def finish(processes: Sequence[subprocess.Popen[str]], seconds: float = PATIENCE_SECONDS) -> list[Result]:

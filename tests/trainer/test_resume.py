@@ -1,0 +1,137 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Stopping, dying and going on: whatever happened between, the end is that of an uninterrupted run, to the bit."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+from trainings import STEPS, Job
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """The digest of the weights at the end of a whole run, by world size."""
+    digests = {}
+    for world in (1, 2):
+        job = Job(tmp_path_factory.mktemp(f"whole{world}"), world)
+        job.run()
+        digests[world] = job.final_digest()
+    return digests
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_resumed_run_ends_like_an_uninterrupted_one(
+    world: int, tmp_path: Path, uninterrupted: dict[int, str]
+) -> None:
+    job = Job(tmp_path, world)
+    job.run("--save-every", "4")
+    for rank in range(world):
+        job.damage(rank, STEPS)
+    job.run("--resume")
+    assert job.events("start")[-1]["resumed_from"] == 8
+    assert job.final_digest() == uninterrupted[world]
+
+
+def test_field_18_a_rank_that_lost_its_checkpoints_gets_them_from_another(
+    tmp_path: Path, uninterrupted: dict[int, str]
+) -> None:
+    job = Job(tmp_path, 2)
+    job.run("--save-every", "4", "--keep-checkpoints", "-1")
+    for step in (8, STEPS):
+        job.damage(0, step)
+    shutil.rmtree(job.checkpoints(1))
+    job.run("--resume", "--save-every", "4")
+    assert [job.events("start", rank)[-1]["resumed_from"] for rank in (0, 1)] == [4, 4]
+    assert job.final_digest() == uninterrupted[2]
+    shutil.rmtree(job.checkpoints(0))
+    job.run("--resume-from-step", "8")
+    assert job.events("start")[-1]["resumed_from"] == 8
+    assert job.final_digest() == uninterrupted[2]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
+def test_a_run_goes_on_with_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
+    Job(tmp_path, before).run("--num-iterations", "6")
+    job = Job(tmp_path, after)
+    job.run("--resume")
+    assert job.events("start")[-1]["resumed_from"] == 6
+    assert job.events("end")[-1]["identical"] is True
+    steps = [event["step"] for event in job.events("step")]
+    assert steps == list(range(STEPS))
+    # The loss goes on from where it was: fresh optimizer state or weights would show.
+    losses = [event["loss"] for event in job.events("step")]
+    assert abs(losses[6] - losses[5]) < 0.1
+
+
+def test_sigterm_on_one_rank_saves_and_ends_all_well(tmp_path: Path, uninterrupted: dict[int, str]) -> None:
+    job = Job(tmp_path, 2)
+    processes = job.start("--num-iterations", str(STEPS), slow=True)
+    job.wait_for_step(3)
+    processes[1].send_signal(signal.SIGTERM)
+    ranks.passed(ranks.finish(processes))
+    stopped = job.events("end")[-1]
+    assert stopped["reason"] == "stopped"
+    assert stopped["steps"] < STEPS
+    job.run("--resume")
+    assert job.events("start")[-1]["resumed_from"] == stopped["steps"]
+    assert job.final_digest() == uninterrupted[2]
+
+
+def test_field_18_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: dict[int, str]) -> None:
+    job, chance = Job(tmp_path, 2), random.Random(time.time_ns())
+    for dummy in range(3):
+        survivors = kill_one(job, chance)
+        assert all(result.code in (0, 2) and "Traceback" not in result.err for result in survivors), survivors
+    job.run("--resume", "--save-every", "1")
+    assert job.final_digest() == uninterrupted[2]
+
+
+def kill_one(job: Job, chance: random.Random) -> Sequence[ranks.Result]:
+    """Start or go on, and kill one rank at some moment after the first step."""
+    made = len(job.events("step"))
+    processes = job.start("--resume", "--save-every", "1", slow=True)
+    job.wait_for_events("step", made + 1)
+    time.sleep(chance.random() * 0.3)
+    victim = chance.randrange(2)
+    processes[victim].kill()
+    results = ranks.finish(processes)
+    return [result for rank, result in enumerate(results) if rank != victim]
+
+
+def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    job = Job(tmp_path, 1)
+    job.run()
+    job.damage(0, STEPS)
+    (result,) = job.fails("--resume")
+    assert f"(damaged: {STEPS})" in result.err
+    (result,) = job.fails("--resume-from-step", "7")
+    assert "no rank has a whole checkpoint" in result.err
+    job.fails("--resume-from-step", "7", "--depth", "4", "--model-tag", "d3")
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path, 1)
+    job.run("--num-iterations", "1")
+    (result,) = job.fails("--resume", "--depth", "4", "--model-tag", "d3")
+    assert "has n_layer 3, but this run has 4" in result.err
+
+
+def test_a_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:
+    job = Job(tmp_path, 1)
+    job.run("--eval-every", "6", "--eval-tokens", "500")
+    meta: dict[str, Any] = json.loads((job.checkpoints(0) / f"meta_{STEPS:06d}.json").read_text())
+    assert meta["step"] == STEPS
+    assert meta["loop_state"]["min_val_bpb"] == pytest.approx(min(event["val_bpb"] for event in job.events("eval")))
+    assert meta["dataloader_state_dict"].keys() == {"pq_idx", "rg_idx", "epoch"}
+    assert meta["total_batch_size"] == 768

@@ -1,0 +1,102 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whole training runs for tests: scripts.base_train on a tiny model, each rank with folders of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ranks
+
+DATA = ranks.HERE / "golden" / "data"
+STEPS = 12
+FLAGS = {
+    "--depth": 3, "--aspect-ratio": 32, "--head-dim": 32, "--max-seq-len": 64, "--device-batch-size": 2,
+    "--total-batch-size": 768, "--num-iterations": STEPS, "--eval-every": -1, "--sample-every": -1,
+    "--core-metric-every": -1, "--timeout-seconds": 20,
+}  # fmt: skip
+
+
+class Job:
+    """A job in a folder, with as many ranks as there shall be now."""
+
+    def __init__(self, folder: Path, world: int, data: Path = DATA) -> None:
+        self.folder, self.world, self.data = folder, world, data
+        self.port_environment: dict[str, str] = {}
+
+    def base(self, rank: int) -> Path:
+        """NANOCHAT_BASE_DIR of a rank."""
+        return self.folder / f"host{rank}"
+
+    def checkpoints(self, rank: int) -> Path:
+        return self.base(rank) / "base_checkpoints" / "d3"
+
+    def argv(self, flags: Sequence[str]) -> list[str]:
+        given = set(flags)
+        kept = [part for flag, value in FLAGS.items() if flag not in given for part in (flag, str(value))]
+        return ["-m", "scripts.base_train", *kept, *flags]
+
+    def environment(self, rank: int) -> dict[str, str]:
+        base = self.base(rank)
+        base.mkdir(parents=True, exist_ok=True)
+        if not (base / "tokenizer").exists():
+            (base / "tokenizer").symlink_to(self.data / "tokenizer")
+        return {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_DATA_DIR": str(self.data / "base_data_climbmix")}
+
+    def start(
+        self, *flags: str, slow: bool = False, extra: Mapping[int, Sequence[str]] | None = None
+    ) -> list[subprocess.Popen[str]]:
+        """All ranks; slow: with samples in between, so that there is time to do something to them."""
+        pace = ("--sample-every", "1") if slow else ()
+        argvs = {rank: self.argv([*flags, *pace, *(extra or {}).get(rank, ())]) for rank in range(self.world)}
+        return ranks.start_each([argvs[rank] for rank in range(self.world)], self.environment)
+
+    def run(self, *flags: str) -> list[str]:
+        """A run that ends well; what each rank printed."""
+        return ranks.passed(ranks.finish(self.start(*flags)))
+
+    def fails(self, *flags: str, extra: Mapping[int, Sequence[str]] | None = None) -> list[ranks.Result]:
+        """A run that every rank refuses in one sentence."""
+        results = ranks.finish(self.start(*flags, extra=extra))
+        for result in results:
+            assert result.code == 2, result
+            assert result.err.startswith("error: "), result.err
+            assert len(result.err.strip().splitlines()) == 1, result.err
+        return results
+
+    def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+        path = self.base(rank) / f"metrics-rank{rank}.jsonl"
+        if not path.exists():
+            return []
+        # The last line may be half written while the run goes on.
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+    def final_digest(self) -> str:
+        """The digest of the weights of all ranks, which agree on it."""
+        digests = {self.events("digest", rank)[-1]["digest"] for rank in range(self.world)}
+        assert len(digests) == 1
+        assert self.events("digest")[-1]["step"] == STEPS
+        return str(digests.pop())
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for_events("step", step + 1)
+
+    def wait_for_events(self, kind: str, count: int) -> None:
+        until = time.monotonic() + ranks.PATIENCE_SECONDS
+        while len(self.events(kind)) < count:
+            assert time.monotonic() < until, f"no {count} events {kind} in time"
+            time.sleep(0.01)
+
+    def damage(self, rank: int, step: int) -> None:
+        """Flip one byte in the weights of a checkpoint."""
+        path = self.checkpoints(rank) / f"model_{step:06d}.pt"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
