@@ -68,23 +68,20 @@ def touched_rows(vocab_size: int, tokens: int) -> int:
     return round(sum(1.0 - (1.0 - weight / total) ** tokens for weight in weights))
 
 
-def gradient_bytes(plan: Mapping[str, Any], sync: Optional[str] = None) -> int:
-    """Bytes of one rank's gradients: all of them, or only the embeddings' rows that a step touches."""
-    model, training = plan["model"], plan["training"]
+def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None) -> int:
+    """Bytes that one rank sends in a step: of the embeddings its own tokens' rows to every other rank, of all else what
+    a ring sends, which passes every byte almost twice, and between two ranks once."""
+    model, training, world = plan["model"], plan["training"], int(plan["world"])
     kind = sync or training["sync"]
     counts = model["parameters"]
+    ring = 2 * (world - 1) / max(1, world)
     if kind not in ("exact", "bf16"):
-        return FLOAT * int(counts["total"])
+        return round(FLOAT * counts["total"] * ring)
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
-    rows = touched_rows(model["vocab_size"], training["total_batch"]) * model["n_embd"] * tables
+    rows = touched_rows(model["vocab_size"], training["total_batch"] // max(1, world))
     dense = counts["lm_head"] + counts["transformer_matrices"] + counts["scalars"]
-    return int(dense + rows) * (FLOAT // 2 if kind == "bf16" else FLOAT)
-
-
-def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None) -> int:
-    """Bytes that one rank sends in a step: a ring passes every byte almost twice, between two ranks once."""
-    world = int(plan["world"])
-    return int(2 * (world - 1) * gradient_bytes(plan, sync) // max(1, world))
+    elements = dense * ring + rows * model["n_embd"] * tables * (world - 1)
+    return round(elements * (FLOAT // 2 if kind == "bf16" else FLOAT))
 
 
 def predict(

@@ -129,22 +129,33 @@ def own_session(evidence: Evidence, host: str) -> Any:
 def stale(evidence: Evidence, host: str) -> list[Mapping[str, Any]]:
     """Processes that this collection started in a session which is not this run's present one, and that lost their parent."""
     current = own_session(evidence, host)
-    processes = evidence.fact(host, "processes") or []
+    user = evidence.fact(host, "host", "user")
     return [
-        one for one in processes if one.get("session") and one["session"] != current and one.get("parent") in (1, None)
+        one
+        for one in evidence.fact(host, "processes") or []
+        if one.get("session") and one["session"] != current and one.get("parent") == 1 and one.get("user") == user
     ]
 
 
 def leftovers(evidence: Evidence, host: str) -> Iterable[Finding]:
-    for process in stale(evidence, host)[:3]:
+    for process in stale(evidence, host)[:3] if first_here(evidence, host) else ():
         seen = f"process {process['pid']} of {process['user']}: {process['command'][:100]}"
         yield finding("stale-ranks", host, seen)
+
+
+def first_here(evidence: Evidence, host: str) -> bool:
+    """Whether this is the first node of its machine; what concerns the machine is told once."""
+    boot = evidence.fact(host, "host", "boot_id")
+    return (
+        next(node["host"] for node in evidence.plan["nodes"] if evidence.fact(node["host"], "host", "boot_id") == boot)
+        == host
+    )
 
 
 def load(evidence: Evidence, host: str) -> Iterable[Finding]:
     """Another load on the cores; that of a run in progress is its own."""
     load1, cores = evidence.fact(host, "cpu", "load1"), evidence.fact(host, "cpu", "available")
-    if load1 and cores and not own_session(evidence, host) and load1 >= max(1.5, cores):
+    if load1 and cores and first_here(evidence, host) and not own_session(evidence, host) and load1 >= max(1.5, cores):
         yield finding("host-busy", host, f"{load1:.1f} processes want to run on {cores} processors")
 
 
@@ -256,7 +267,7 @@ def software(evidence: Evidence) -> Iterable[Finding]:
 
 def data(evidence: Evidence) -> Iterable[Finding]:
     yield from differing("data-differs", evidence.manifests, evidence)
-    for host in evidence.probes if evidence.rehearsal and evidence.manifests else ():
+    for host in evidence.probes if evidence.rehearsal else ():
         if not evidence.manifests.get(host):
             yield finding("data-differs", host, f"{host} has no manifest of the data {evidence.plan['data']['id']}")
 
@@ -279,7 +290,7 @@ def all_reduce(evidence: Evidence) -> Iterable[Finding]:
         yield finding("run-in-progress", "", f"the run {evidence.plan['run']} is in progress")
     elif missing:
         if len(evidence.plan["nodes"]) > 1:
-            yield finding("gloo-not-tried", "", f"no trainer's Python on {', '.join(missing)} yet")
+            yield finding("gloo-not-tried", ", ".join(missing), f"no trainer's Python on {', '.join(missing)} yet")
         return
     for host, result in evidence.gloo.items():
         if not result.get("ok"):

@@ -1,0 +1,188 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The judgement on all that preflight tried, once and on the controller; the reasoning is in module_utils/_preflight.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible import constants as C
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.nanochat.ddp.plugins.module_utils._findings import ERROR, WARNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._predict import (
+    advice,
+    outlook,
+    prediction_text,
+    slowest_link,
+    speeds_of,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import in_order, judge
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight_evidence import Evidence, with_hosts
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight_text import findings_text, links_text, summary
+
+display = Display()
+OPTIONS = {
+    "plan": {"type": "dict", "required": True},
+    "plan_findings": {"type": "list", "elements": "dict", "default": []},
+    "before_network": {"type": "bool", "default": False},
+    "rehearsal": {"type": "bool", "default": False},
+    "running": {"type": "bool", "default": False},
+    "strict": {"type": "bool", "default": False},
+    "show": {"type": "str", "choices": ["text", "json", "none"], "default": "text"},
+    "file": {"type": "path"},
+}
+
+
+class ActionModule(ActionBase):
+    """Reads what every host's tasks registered, judges it, shows it, and fails where the run must not start."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_diff = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        options = self.validate_argument_spec(OPTIONS)[1]
+        evidence = gather(options, (task_vars or {})["hostvars"])
+        findings = judge(evidence)
+        predicted = predicted_by(evidence, (task_vars or {})["hostvars"])
+        if predicted:
+            findings = in_order([*findings, *advice(evidence.plan, predicted)])
+        document = {
+            "run": evidence.plan["run"],
+            "findings": findings,
+            "prediction": predicted,
+            "links": links_of(evidence),
+        }
+        self.show(options["show"], evidence, document)
+        self.write(options["file"], document)
+        stopping = [one for one in findings if one["severity"] in ((ERROR, WARNING) if options["strict"] else (ERROR,))]
+        result.update(document, changed=False, failed=bool(stopping))
+        if stopping:
+            result["msg"] = summary(stopping)
+        return result
+
+    def show(self, how: str, evidence: Evidence, document: Mapping[str, Any]) -> None:
+        """A table for people, or JSON for programs."""
+        if how == "json":
+            display.display(json.dumps(document, indent=2))
+        elif how == "text":
+            # The collection's own display shows the findings of every result as they come.
+            told = C.DEFAULT_STDOUT_CALLBACK.rpartition(".")[2] == "story"
+            parts = [links_text(evidence), "" if told else findings_text(document["findings"])]
+            if document["prediction"]:
+                parts.append(prediction_text(evidence.plan, document["prediction"]))
+            text = "\n\n".join(part for part in parts if part)
+            if text:
+                display.display(text + "\n")
+
+    def write(self, path: str | None, document: Mapping[str, Any]) -> None:
+        """Keep it on the controller, for comparing with what happens."""
+        if not path or self._task.check_mode:
+            return
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise AnsibleError(
+                f"The findings could not be written to {path} on the controller: {error.strerror}."
+            ) from None
+
+
+def gather(options: Mapping[str, Any], hostvars: Mapping[str, Any]) -> Evidence:
+    """Everything that the role's tasks left on the hosts."""
+    plan = options["plan"]
+    hosts = [node["host"] for node in plan["nodes"]]
+    tries = {
+        host: tried(known(hostvars, host, "__preflight_answering"), known(hostvars, host, "__preflight_links"))
+        for host in hosts
+    }
+    tries = {host: entry for host, entry in tries.items() if entry}
+    for host in tries:
+        tries[host]["links"] = with_hosts(plan, tries, host)
+    walls = {host: known(hostvars, host, "__preflight_firewall") for host in hosts}
+    return Evidence(
+        plan=plan,
+        probes={host: known(hostvars, host, "ddp_probe") for host in hosts},
+        tries=tries,
+        firewalls={host: wall for host, wall in walls.items() if "commands" in wall},
+        gloo={host: found for host in hosts if (found := spoken(known(hostvars, host, "__preflight_gloo")))},
+        manifests={host: manifest_digest(known(hostvars, host, "__preflight_manifest")) for host in hosts},
+        plan_findings=options["plan_findings"],
+        before_network=options["before_network"],
+        rehearsal=options["rehearsal"],
+        running=options["running"],
+    )
+
+
+def known(hostvars: Mapping[str, Any], host: str, name: str) -> dict[str, Any]:
+    """A fact or a registered result of a host, empty where there is none."""
+    found = hostvars.get(host, {}).get(name)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
+    """What peer_check returned in both steps; a failed module is an error of that host."""
+    if not answering or answering.get("skipped"):
+        return {}
+    entry = {name: answering.get(name) for name in ("responder", "holders", "error")}
+    if answering.get("failed") or links.get("failed"):
+        entry["error"] = str(answering.get("msg") or links.get("msg"))
+    entry["links"] = links.get("links") or []
+    return entry
+
+
+def spoken(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The one JSON object that a program of the trainer printed; its last words where it printed none."""
+    if not result or result.get("skipped"):
+        return {}
+    for line in reversed(str(result.get("stdout") or "").splitlines()):
+        if line.startswith("{"):
+            try:
+                return dict(json.loads(line))
+            except ValueError:
+                break
+    words = str(result.get("stderr") or result.get("msg") or "it said nothing").strip().splitlines()
+    return {"ok": False, "phase": "start", "error": words[-1] if words else "it said nothing"}
+
+
+def manifest_digest(result: Mapping[str, Any]) -> str:
+    """Of a manifest that was read from a host; equal data have equal manifests."""
+    content = str(result.get("content") or "")
+    return hashlib.sha256(content.encode()).hexdigest()[:12] if content else ""
+
+
+def predicted_by(evidence: Evidence, hostvars: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The prediction, where every host's step and some link were measured."""
+    hosts = [node["host"] for node in evidence.plan["nodes"]]
+    speeds = speeds_of(evidence.plan, {host: known(hostvars, host, "__preflight_measured") for host in hosts})
+    rates = [found["bandwidth_mbit"] for found in evidence.gloo.values() if found.get("bandwidth_mbit")]
+    link = slowest_link(evidence.tries, min(rates, default=None))
+    if not speeds or (link is None and len(hosts) > 1):
+        return None
+    nics = {node["host"]: node["nic"] for node in evidence.plan["nodes"]}
+    radio = [
+        host
+        for host in hosts
+        for nic in evidence.fact(host, "nics") or []
+        if nic["name"] == nics[host] and nic["kind"] == "wifi"
+    ]
+    return outlook(evidence.plan, speeds, link, radio)
+
+
+def links_of(evidence: Evidence) -> list[dict[str, Any]]:
+    """Every measured direction, for programs."""
+    keys = ("nic", "latency_ms", "bandwidth_mbit", "mtu", "clock_offset")
+    return [
+        {"host": host, "peer": link["host"], **{key: link[key] for key in keys}}
+        for host, entry in evidence.tries.items()
+        for link in entry["links"]
+    ]

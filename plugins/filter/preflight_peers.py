@@ -1,0 +1,29 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whom a host is to connect to while the ways between the hosts are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight_evidence import peers_of
+
+
+def preflight_peers(plan: Any, answers: Any, host: str) -> list[dict[str, Any]]:
+    """The responders of the other hosts, from the next rank on."""
+    if not isinstance(plan, Mapping) or not isinstance(answers, Mapping):
+        raise AnsibleFilterError(
+            "preflight_peers wants a plan and a dictionary from host to what peer_check returned there"
+        )
+    return peers_of(plan, {name: answer for name, answer in answers.items() if isinstance(answer, Mapping)}, host)
+
+
+class FilterModule:
+    """The filters by name."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """What templates may use."""
+        return {"preflight_peers": preflight_peers}
