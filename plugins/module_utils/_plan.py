@@ -466,6 +466,8 @@ class Planner:
             "--max-restarts=0",
             "-m",
             "scripts.base_train",
+            # Without it torchrun takes the trainer's flags for shortened ones of its own.
+            "--",
             *self.trainer_flags(node["run_dir"], shares),
         ]
 
