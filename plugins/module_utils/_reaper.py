@@ -49,7 +49,7 @@ def members(session: Session) -> dict[int, _processes.Process]:
     if runner is not None and (runner.pid, runner.start) == session.runner:
         roots.add(runner.pid)
     found |= _processes.descendants(table, roots)
-    found -= _own_line(table)
+    found -= own_line(table)
     if session.runner is not None:
         found.discard(session.runner[0])
     return {pid: table[pid] for pid in found if table[pid].state not in ("Z", "X")}
@@ -135,7 +135,7 @@ def _wait(
         time.sleep(_POLL_SECONDS)
 
 
-def _own_line(table: dict[int, _processes.Process]) -> set[int]:
+def own_line(table: dict[int, _processes.Process]) -> set[int]:
     """This process and those above it: whoever stops a session must not stop itself, even if it was started inside."""
     line: set[int] = set()
     pid = os.getpid()

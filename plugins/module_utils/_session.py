@@ -153,6 +153,8 @@ class Session:
         identity = self._identity(record)
         if identity is None or not (_reaper.runner_alive(identity) or _reaper.members(identity)):
             return
+        if identity.runner is not None and identity.runner[0] in _reaper.own_line(_processes.processes()):
+            raise SessionError(f"session {self.name}: what is to stop it runs inside the session; do it from outside")
         if os.path.isdir(self.folder):
             _replace(os.path.join(self.folder, "stop"), f"{time.time()}\n".encode(), 0o644)
         left = _reaper.end(identity, timeout)
@@ -285,7 +287,7 @@ def spec_from(
     """What a session is to run, from a module's options."""
     if not argv or not argv[0] or argv[0].startswith("-"):
         raise SessionError(
-            f"session {name}: argv must begin with a program, not with {argv[0] if argv else 'nothing'!r}"
+            f"session {name}: argv must begin with a program, not with {repr(argv[0]) if argv else 'nothing'}"
         )
     if any("\0" in word for word in argv):
         raise SessionError(f"session {name}: a word of argv holds a NUL byte, which no argument can hold")
