@@ -211,12 +211,20 @@ def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     owners: dict[str, int] = {}
     for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
-        folder = os.path.join(proc, str(pid), "fd")
-        try:
-            links = [os.readlink(os.path.join(folder, descriptor)) for descriptor in os.listdir(folder)]
-        except OSError:
-            continue  # another user's, or it ended meanwhile
-        for link in links:
+        for link in _open_files(os.path.join(proc, str(pid), "fd")):
             if link in wanted:
                 owners.setdefault(wanted[link], pid)
     return owners
+
+
+def _open_files(folder: str) -> Iterator[str]:
+    """What a process has open; nothing if it is another user's. A file that is closed meanwhile is left out."""
+    try:
+        descriptors = os.listdir(folder)
+    except OSError:
+        return
+    for descriptor in descriptors:
+        try:
+            yield os.readlink(os.path.join(folder, descriptor))
+        except OSError:
+            continue
