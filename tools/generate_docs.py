@@ -18,7 +18,7 @@ WIDTH = 140
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 
-from ansible_collections.nanochat.ddp.plugins.module_utils import _settings  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils import _findings, _settings  # noqa: E402
 
 
 def sections() -> Iterator[tuple[str, list[_settings.Setting]]]:
@@ -62,7 +62,10 @@ def group_vars() -> str:
             choices = f" One of {', '.join(setting.choices)}." if setting.choices else ""
             why, otherwise = f"# {setting.why}{choices}", f"Empty: {empty}." if empty else ""
             together = f"{why} {otherwise}".rstrip()
-            lines += ["", *([together] if len(together) <= WIDTH else [why, f"# {otherwise}"])]
+            lines += [
+                "",
+                *([together] if len(together) <= WIDTH else [why, *([f"# {otherwise}"] if otherwise else [])]),
+            ]
             mark = "# " if setting.scope == _settings.HOST else ""
             lines.append(f"{mark}{setting.name}: {literal(setting.default)}".rstrip())
     return "\n".join(lines) + "\n"
@@ -102,9 +105,49 @@ def row(setting: _settings.Setting) -> str:
     return f"| `{setting.name}` | {default} | {setting.why} | {_settings.wanted(setting)} |"
 
 
+def troubleshooting_page() -> str:
+    """docs/troubleshooting.md."""
+    catalogue = _findings.CATALOGUE
+    lines = [
+        "# Troubleshooting",
+        "",
+        "<!-- Written by tools/generate_docs.py from plugins/module_utils/_findings.py. -->",
+        "",
+        "What the plan, preflight, watch and the doctor can find, by the code that they print. An error stops a run before it starts, a",
+        "warning does so with `ddp_strict=true`.",
+        "",
+        "- Before a run: `ansible-playbook nanochat.ddp.preflight -i INVENTORY`",
+        "- A run that stands still or died: `ansible-playbook nanochat.ddp.doctor -i INVENTORY`",
+        "",
+        "## By the words of an error",
+        "",
+        "| seen | look at |",
+        "|---|---|",
+    ]
+    texts = dict.fromkeys(text for kind in catalogue.values() for text in kind.seen_as)
+    for text in sorted(texts, key=str.lower):
+        codes = [f"[{code}](#{code})" for code, kind in catalogue.items() if text in kind.seen_as]
+        lines.append(f"| `{text}` | {', '.join(codes)} |")
+    lines += ["", "## By code"]
+    for code in sorted(catalogue):
+        kind = catalogue[code]
+        lines += [
+            "",
+            f"### {code}",
+            "",
+            f"**{kind.title}** ({kind.severity}). {kind.why}",
+            "",
+            f"What to do: {kind.remedy}",
+        ]
+        if kind.seen_as:
+            lines += ["", "Seen as: " + ", ".join(f"`{text}`" for text in kind.seen_as)]
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "inventory/group_vars/trainers.yml": group_vars,
     "docs/settings.md": settings_page,
+    "docs/troubleshooting.md": troubleshooting_page,
 }
 
 

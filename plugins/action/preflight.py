@@ -15,7 +15,7 @@ from ansible import constants as C
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._findings import ERROR, WARNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._findings import ERROR, WARNING, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._predict import (
     advice,
     outlook,
@@ -53,6 +53,7 @@ class ActionModule(ActionBase):
         options = self.validate_argument_spec(OPTIONS)[1]
         evidence = gather(options, (task_vars or {})["hostvars"])
         findings = judge(evidence)
+        findings = in_order([*findings, *unmeasured(evidence, (task_vars or {})["hostvars"])])
         predicted = predicted_by(evidence, (task_vars or {})["hostvars"])
         if predicted:
             findings = in_order([*findings, *advice(evidence.plan, predicted)])
@@ -176,6 +177,16 @@ def predicted_by(evidence: Evidence, hostvars: Mapping[str, Any]) -> dict[str, A
         if nic["name"] == nics[host] and nic["kind"] == "wifi"
     ]
     return outlook(evidence.plan, speeds, link, radio)
+
+
+def unmeasured(evidence: Evidence, hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Where the measuring of a step was tried and failed."""
+    results = {node["host"]: known(hostvars, node["host"], "__preflight_step") for node in evidence.plan["nodes"]}
+    return [
+        finding("step-not-measured", host, str(spoken(result)["error"]))
+        for host, result in results.items()
+        if result.get("rc") and "error" in spoken(result)
+    ]
 
 
 def links_of(evidence: Evidence) -> list[dict[str, Any]]:

@@ -401,6 +401,12 @@ CATALOGUE.update(
             "The trainer's Python is not on every host yet.",
             "Nothing to do: training brings it and rehearses before it starts.",
         ),
+        "step-not-measured": Kind(
+            INFO,
+            "A training step could not be measured",
+            "Without it the speed cannot be predicted.",
+            "The sentence says why; training itself may still work.",
+        ),
         "run-in-progress": Kind(
             INFO,
             "The run is in progress, so what would disturb it was not tried",

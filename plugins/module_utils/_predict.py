@@ -196,6 +196,11 @@ def speeds_of(plan: Mapping[str, Any], measured: Mapping[str, Any]) -> List[Spee
     return [Speed(host, one["pass_seconds"], one["adamw_seconds"], one["muon_seconds"]) for host, one in found]
 
 
+def short(seconds: Optional[float]) -> str:
+    """A short time; the waits of a small model are milliseconds."""
+    return seconds_text(seconds) if seconds is None or seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
 def prediction_text(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> str:
     """The prediction for people."""
     rows = [
@@ -203,7 +208,7 @@ def prediction_text(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> st
             host,
             speed_text(entry["tokens_per_second"]),
             str(entry["rows"]),
-            seconds_text(predicted["wait_seconds"].get(host)),
+            short(predicted["wait_seconds"].get(host)),
         ]
         for host, entry in predicted["hosts"].items()
     ]
@@ -211,7 +216,7 @@ def prediction_text(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> st
     if plan["world"] > 1:
         lines.append(
             f"  all together: {speed_text(predicted['tokens_per_second'])} tok/s, {predicted['gain']:.2f} times "
-            f"{predicted['one_host']} alone; a step of {seconds_text(predicted['step_seconds'])} sends "
+            f"{predicted['one_host']} alone; a step of {short(predicted['step_seconds'])} sends "
             f"{bytes_text(predicted['bytes_sent'])} from each host"
         )
     lines.append(f"  {plan['training']['iterations']} steps take about {seconds_text(predicted['eta_seconds'])}")
