@@ -115,7 +115,7 @@ def write_shards(documents: Sequence[str], folder: Path, shards: int, docs_per_g
             os.fsync(file.fileno())
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.make_shards", description="Make shards from text files.")
     parser.add_argument("--from", dest="sources", type=Path, nargs="+", required=True, help="folders or files of text")
     parser.add_argument("--out", type=Path, required=True, help="folder to make; must not hold anything yet")
@@ -123,7 +123,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--docs-per-group", type=int, default=64, help="documents in a row group at most")
     parser.add_argument("--doc-chars", type=int, default=10_000, help="cut longer files into documents of this length")
     parser.add_argument("--suffix", nargs="*", default=[], help="only files with these endings (default: all)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name, least in (("shards", 2), ("docs_per_group", 1), ("doc_chars", 1)):
         if getattr(args, name) < least:
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least {least}.")
@@ -152,8 +152,8 @@ def make(args: argparse.Namespace) -> Found:
     return found
 
 
-def main() -> None:
-    args = _arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = _arguments(argv)
     try:
         found = make(args)
     except OSError as error:

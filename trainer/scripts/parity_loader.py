@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +100,12 @@ def replay(cases: Json, data: Path) -> Json:
     return out
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.parity_loader", description="Replay data loader cases.")
     parser.add_argument("cases", type=Path, help="a file like golden/loader.json")
     parser.add_argument("--data", type=Path, required=True, help="folder with base_data_climbmix/ and tokenizer/")
     parser.add_argument("--write", type=Path, required=True, help="file for what was computed")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     try:
         cases = json.loads(args.cases.read_text(encoding="utf-8"))
         args.write.write_text(json.dumps(replay(cases, args.data), indent=1) + "\n", encoding="utf-8")

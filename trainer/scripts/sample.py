@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from nanochat import engine, tokenizer
 from nanochat.common import UserError, checkpoint_dir, choose_device, exit_code, tokenizer_dir
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.sample", description="Let a checkpoint go on with a text.")
     parser.add_argument("-p", "--prompt", default="", help="the text to go on with (empty: a document of its own)")
     parser.add_argument("-g", "--model-tag", default=None, help="checkpoint folder (default: the one changed last)")
@@ -28,7 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--device-type", default="", choices=["", "cpu", "cuda", "mps"], help="empty: the best there is"
     )
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name in ("max_tokens", "temperature", "top_k"):
         if getattr(args, name) < 0:
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must not be negative.")
@@ -44,8 +45,8 @@ def newest_folder() -> Path:
     return max(folders, key=lambda path: path.stat().st_mtime)
 
 
-def main() -> None:
-    args = _arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = _arguments(argv)
     tokens = tokenizer.load(tokenizer_dir())
     folder = checkpoint_dir(args.model_tag) if args.model_tag else newest_folder()
     step = engine.newest_model(folder) if args.step is None else args.step

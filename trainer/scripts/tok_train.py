@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from nanochat import dataset, tokenizer
 from nanochat.common import UserError, data_dir, exit_code, tokenizer_dir, writable_folder
@@ -37,20 +37,20 @@ class Meter:
                 return
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.tok_train", description="Train the tokenizer.")
     parser.add_argument("--max-chars", type=int, default=2_000_000_000, help="characters to train on at most")
     parser.add_argument("--doc-cap", type=int, default=10_000, help="characters of one document at most")
     parser.add_argument("--vocab-size", type=int, default=32768, help="tokens, special ones included")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name in ("max_chars", "doc_cap", "vocab_size"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1.")
     return args
 
 
-def main() -> None:
-    args = _arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = _arguments(argv)
     paths = dataset.split_paths(data_dir(), "train")
     dataset.inspect(paths)
     folder = tokenizer_dir()

@@ -1,0 +1,98 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Folders, ranks, device and dtype as the environment and the machine say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanochat import common
+from nanochat.common import UserError
+
+AVX512 = frozenset(["avx512f", "avx512_bf16"])
+
+
+def test_folders_follow_the_environment() -> None:
+    environ = {"NANOCHAT_BASE_DIR": "/base"}
+    assert common.data_dir(environ) == Path("/base/base_data_climbmix")
+    assert common.data_dir({**environ, "NANOCHAT_DATA_DIR": "/data"}) == Path("/data")
+    assert common.checkpoint_dir("d4", environ) == Path("/base/base_checkpoints/d4")
+    assert common.base_dir({}) == Path.home() / ".cache" / "nanochat"
+
+
+def test_ranks_are_what_torchrun_says() -> None:
+    assert common.read_ranks({}) == (0, 0, 1)
+    assert common.read_ranks({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}) == (3, 1, 4)
+    with pytest.raises(UserError, match="RANK=4 does not lie within WORLD_SIZE=4"):
+        common.read_ranks({"RANK": "4", "WORLD_SIZE": "4"})
+    with pytest.raises(UserError, match="whole numbers"):
+        common.read_ranks({"RANK": "first"})
+
+
+def test_field_10_a_cpu_run_is_float32_even_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert common.choose_device("cpu") == "cpu"
+    assert common.choose_dtype("cpu", {}, AVX512).name == "float32"
+    assert common.choose_dtype("cuda", {}).name == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "flags", "words"),
+    [
+        ("bfloat16", frozenset(["avx2"]), "NANOCHAT_DTYPE=bfloat16 would be many times slower"),
+        ("float16", AVX512, "NANOCHAT_DTYPE=float16"),
+        ("float64", AVX512, "NANOCHAT_DTYPE=float64 is not one of"),
+    ],
+)
+def test_a_dtype_that_the_cpu_does_badly_is_refused(wanted: str, flags: frozenset[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        common.choose_dtype("cpu", {"NANOCHAT_DTYPE": wanted}, flags)
+
+
+def test_bfloat16_is_there_for_those_who_ask_on_a_cpu_that_has_it() -> None:
+    choice = common.choose_dtype("cpu", {"NANOCHAT_DTYPE": "bfloat16"}, AVX512)
+    assert choice.dtype == torch.bfloat16
+    assert "avx512_bf16" in choice.reason
+
+
+def test_cpu_flags_of_x86_and_arm(tmp_path: Path) -> None:
+    x86, arm = tmp_path / "x86", tmp_path / "arm"
+    x86.write_text("processor : 0\nflags\t\t: fpu amx_bf16\n\nprocessor : 1\nflags\t\t: fpu amx_bf16\n")
+    arm.write_text("Features\t: fp asimd bf16\n")
+    assert common.cpu_flags(x86) == {"fpu", "amx_bf16"}
+    assert common.cpu_flags(arm) == {"fp", "asimd", "bf16"}
+    assert common.cpu_flags(tmp_path / "none") == frozenset()
+
+
+def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:       1024 kB\n")
+    assert common.memory_limit(tmp_path) == 2**20
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("4096\n")
+    assert common.memory_limit(tmp_path) == 4096
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
+    assert common.memory_limit(tmp_path) == 2**20
+    with pytest.raises(UserError, match=r"needs about 3.0 GiB .* allows 1.0 GiB"):
+        common.check_memory(3 * 2**30, "this model", 2**30)
+
+
+def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write to .*/file/below, the folder for checkpoints"):
+        common.writable_folder(tmp_path / "file" / "below", "checkpoints")
+    assert list(common.writable_folder(tmp_path / "new" / "folder", "checkpoints").iterdir()) == []
+
+
+def test_a_user_error_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise UserError("this\n  went wrong.")
+
+    assert common.exit_code(fail) == 2
+    assert capsys.readouterr().err == "error: this went wrong.\n"
+    assert common.exit_code(lambda: None) == 0

@@ -1,0 +1,189 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Batches: equal to upstream's to the last token, resumable to the last token, and never a wait without end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy import full, int32
+from pyarrow import parquet as pq
+
+from nanochat import dataloader, tokenizer
+from nanochat.common import UserError
+from nanochat.dataloader import Loader, Waiting
+from nanochat.tokenizer import Tokenizer
+from scripts.parity_loader import replay
+
+GOLDEN = Path(__file__).parent / "golden"
+SHARDS = GOLDEN / "data/base_data_climbmix"
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tokenizer:
+    return tokenizer.load(GOLDEN / "data/tokenizer")
+
+
+def write_shard(path: Path, texts: list[str | None], group: int = 10) -> None:
+    pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), path, row_group_size=group)
+
+
+def draw(loader: Loader, batches: int) -> list[torch.Tensor]:
+    return [torch.stack(loader.next_batch()) for dummy in range(batches)]
+
+
+def test_batches_and_positions_are_upstreams() -> None:
+    cases = json.loads((GOLDEN / "loader.json").read_text())
+    blank = json.loads(
+        json.dumps(cases), object_hook=lambda d: {**d, "x": "", "y": "", "state": None} if "x" in d else d
+    )
+    assert replay(blank, GOLDEN / "data") == cases
+
+
+def naive_take(lengths: list[int], room: int) -> int:
+    """The rule as the words say it."""
+    fitting = [n for n in lengths if n <= room]
+    return lengths.index(max(fitting)) if fitting else lengths.index(min(lengths))
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.lists(st.integers(1, 14), max_size=60))
+def test_the_longest_that_fits_is_taken_and_the_first_of_equals(lengths: list[int], rooms: list[int]) -> None:
+    waiting, left = Waiting(), list(enumerate(lengths))
+    for number, length in left:
+        waiting.add(full(length, number, dtype=int32))
+    for room in rooms[: len(lengths)]:
+        at = naive_take([length for dummy, length in left], room)
+        number, length = left.pop(at)
+        taken = waiting.take(room)
+        assert (len(taken), taken[0]) == (length, number)
+    assert [int(tokens[0]) for tokens in waiting.oldest_first()] == [number for number, dummy in left]
+
+
+@pytest.mark.parametrize(("rank", "world"), [(0, 1), (2, 3)])
+def test_resuming_goes_on_with_the_very_same_tokens(tmp_path: Path, tokens: Tokenizer, rank: int, world: int) -> None:
+    loader = Loader(tokens, SHARDS, "train", 2, 64, rank, world)
+    draw(loader, 25)
+    torch.save(loader.state(), tmp_path / "state.pt")
+    wanted, ends_at = draw(loader, 60), loader.position()
+    loader.close()
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    resumed = Loader(
+        tokens, SHARDS, "train", 2, 64, rank, world, position={"pq_idx": 0, "rg_idx": 0, "epoch": 9}, state=state
+    )
+    found = draw(resumed, 60)
+    assert resumed.position() == ends_at
+    resumed.close()
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+
+
+def test_resuming_in_the_middle_of_a_row_group(tmp_path: Path, tokens: Tokenizer) -> None:
+    texts = [f"{i} " * (i % 17 + 1) for i in range(1700)]
+    for name in ("a", "b"):
+        write_shard(tmp_path / f"{name}.parquet", texts, group=1700)
+    loader = Loader(tokens, tmp_path, "train", 2, 64, 0, 1)
+    draw(loader, 3)
+    state = loader.state()
+    assert 0 < state["cursor"][3] < 1700 / dataloader.DOCUMENTS_AT_ONCE
+    wanted = draw(loader, 80)
+    loader.close()
+    resumed = Loader(tokens, tmp_path, "train", 2, 64, 0, 1, state=state)
+    assert all(torch.equal(a, b) for a, b in zip(wanted, draw(resumed, 80), strict=True))
+    resumed.close()
+
+
+def test_a_changed_world_resumes_near_the_position(tokens: Tokenizer) -> None:
+    loader = Loader(tokens, SHARDS, "train", 2, 64, 0, 1)
+    draw(loader, 5)
+    state, position = loader.state(), loader.position()
+    loader.close()
+    resumed = Loader(tokens, SHARDS, "train", 2, 64, 1, 2, position=position, state=state)
+    near = Loader(tokens, SHARDS, "train", 2, 64, 1, 2, position=position)
+    assert all(torch.equal(a, b) for a, b in zip(draw(resumed, 5), draw(near, 5), strict=True))
+    resumed.close()
+    near.close()
+
+
+def test_what_state_says_belongs_to_the_batch_handed_out(tokens: Tokenizer) -> None:
+    """Batches made ahead must not show: the state after n batches is that of a loader that made just n."""
+    one = Loader(tokens, SHARDS, "train", 1, 64, 0, 1)
+    draw(one, 3)
+    packer = dataloader.Packer(
+        tokens, dataloader.DocumentReader(dataloader.dataset.inspect(sorted(SHARDS.iterdir())[:2]), 0, 1), 1, 64, 1
+    )
+    for dummy in range(3):
+        last = packer.batch()
+    assert one.state()["cursor"] == list(last.cursor)
+    assert one.state()["lengths"].tolist() == [len(waiting) for waiting in last.waiting]
+    one.close()
+
+
+def test_field_07_a_rank_without_row_groups_is_refused(tmp_path: Path, tokens: Tokenizer) -> None:
+    for name in ("a", "b"):
+        write_shard(tmp_path / f"{name}.parquet", ["some text"] * 20, group=10)
+    with pytest.raises(UserError, match=r"rank 2 of 3 would get no train documents: .* at most 2 row group"):
+        Loader(tokens, tmp_path, "train", 1, 8, 0, 3)
+
+
+def corrupt_middle(folder: Path) -> None:
+    path = folder / "b.parquet"
+    data = bytearray(path.read_bytes())
+    data[10:200] = bytes(190)
+    path.write_bytes(data)
+
+
+def cases() -> Iterator[Any]:
+    def torn(folder: Path) -> None:
+        (folder / "b.parquet").write_bytes((folder / "b.parquet").read_bytes()[:-20])
+
+    def text_for_numbers(folder: Path) -> None:
+        pq.write_table(pa.table({"text": [1, 2]}), folder / "b.parquet")
+
+    def other_column(folder: Path) -> None:
+        pq.write_table(pa.table({"content": ["a"]}), folder / "b.parquet")
+
+    yield pytest.param(torn, "b.parquet is not a whole parquet file", id="torn")
+    yield pytest.param(
+        lambda d: (d / "b.parquet").write_bytes(b""), "b.parquet is not a whole parquet file", id="empty"
+    )
+    yield pytest.param(text_for_numbers, "b.parquet holds int64 and not strings", id="numbers")
+    yield pytest.param(other_column, "b.parquet has no column named text, only content", id="column")
+    yield pytest.param(lambda d: write_shard(d / "b.parquet", []), "b.parquet holds no documents", id="no-documents")
+    yield pytest.param(lambda d: write_shard(d / "b.parquet", ["a", None] * 9), "without text", id="null")
+    yield pytest.param(corrupt_middle, "row group 0 of .*b.parquet cannot be read", id="damaged")
+    yield pytest.param(lambda d: [(d / f"{n}.parquet").unlink() for n in "abc"], "no parquet files in", id="none")
+    yield pytest.param(lambda d: [(d / f"{n}.parquet").unlink() for n in "ab"], "holds only c.parquet", id="only-one")
+    yield pytest.param(shutil.rmtree, "cannot read the data folder", id="no-folder")
+
+
+@pytest.mark.parametrize(("spoil", "words"), list(cases()))
+def test_bad_data_is_refused_naming_the_file(tmp_path: Path, tokens: Tokenizer, spoil: Any, words: str) -> None:
+    for name in ("a", "b", "c"):
+        write_shard(tmp_path / f"{name}.parquet", [f"{name} {i} lorem ipsum" for i in range(50)])
+    spoil(tmp_path)
+    with pytest.raises(UserError, match=words):
+        Loader(tokens, tmp_path, "train", 1, 64, 0, 1).next_batch()
+
+
+def test_a_place_that_the_data_does_not_have_is_refused(tokens: Tokenizer) -> None:
+    with pytest.raises(UserError, match=r"does not exist in .* which has 2 file"):
+        Loader(tokens, SHARDS, "train", 1, 64, 0, 1, position={"pq_idx": 2, "rg_idx": 0, "epoch": 1})
+
+
+def test_an_error_of_the_thread_comes_out_again_and_again(tmp_path: Path, tokens: Tokenizer) -> None:
+    for name in ("a", "b"):
+        write_shard(tmp_path / f"{name}.parquet", ["x", None])
+    loader = Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
+    for dummy in range(2):
+        with pytest.raises(UserError, match="without text"):
+            loader.next_batch()
+    loader.close()

@@ -1,0 +1,164 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Text becomes shards, and shards a tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from nanochat import dataset, tokenizer
+from nanochat.common import exit_code
+from scripts import make_shards, tok_train
+from scripts.make_shards import cut
+
+TRAINER = Path(__file__).resolve().parents[2] / "trainer"
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Run:
+    """Runs a script's main as the command line would, without a new process and its import of torch."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, script: ModuleType, *arguments: object) -> Done:
+        code = exit_code(lambda: script.main([str(argument) for argument in arguments]))
+        return Done(code, *self.capsys.readouterr())
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    (folder / "sub").mkdir(parents=True)
+    for i in range(120):
+        (folder / "sub" / f"{i}.txt").write_text(f"document {i}\n" + "words and more words\n" * (i % 7))
+    (folder / "long.txt").write_text("".join(f"line {i}\n" for i in range(3000)))
+    (folder / "image.txt").write_bytes(b"\x89PNG\xff\xfe")
+    (folder / "zeros.txt").write_bytes(b"a\0b")
+    (folder / "empty.txt").write_text(" \n")
+    (folder / "other.md").write_text("not asked for")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "hidden.txt").write_text("not asked for")
+    (folder / "link.txt").symlink_to("/etc/passwd")
+    return folder
+
+
+def test_every_text_is_in_the_shards_once(run: Run, tmp_path: Path, text: Path) -> None:
+    done = run(make_shards, "--from", text, "--out", tmp_path / "out", "--shards", 3, "--suffix", ".txt")
+    assert done.code == 0, done.err
+    assert "of 124 files 2 were not UTF-8 text, 1 empty, 0 unreadable" in done.out
+    shards = sorted((tmp_path / "out").iterdir())
+    assert [path.name for path in shards] == [f"shard_{i:05d}.parquet" for i in range(3)]
+    found = list(dataset.texts(shards))
+    whole = [(text / "sub" / f"{i}.txt").read_text() for i in range(120)]
+    pieces = cut((text / "long.txt").read_text(), 10_000)
+    assert sorted(found) == sorted(whole + pieces)
+    assert all(pq.ParquetFile(path).num_row_groups >= 16 for path in shards)
+
+
+def test_the_same_texts_give_the_same_bytes_wherever_they_lie(run: Run, tmp_path: Path, text: Path) -> None:
+    run(make_shards, "--from", text, "--out", tmp_path / "one", "--shards", 2)
+    (text / "sub").rename(tmp_path / "elsewhere")
+    run(make_shards, "--from", tmp_path / "elsewhere", text, "--out", tmp_path / "two", "--shards", 2)
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    assert len(digests(tmp_path / "one")) == 2
+
+
+def test_long_texts_are_cut_at_lines_and_lose_nothing() -> None:
+    text = "".join(f"line {i}\n" for i in range(100)) + "x" * 500
+    pieces = cut(text, 64)
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= 64
+    assert pieces[0].endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--from", "{empty}", "--out", "{out}", "--shards", "2"], "gave 0 document(s) from 0 file(s), too few for 2"),
+        (["--from", "{text}", "--out", "{out}", "--shards", "1000"], "too few for 1000 shards"),
+        (["--from", "{text}", "--out", "{out}", "--shards", "1"], "--shards 1: must be at least 2"),
+        (["--from", "{text}/none", "--out", "{out}", "--shards", "2"], "is neither a file nor a folder"),
+        (["--from", "{text}", "--out", "{text}", "--shards", "2"], "already holds something"),
+        (["--from", "{text}", "--out", "{text}/long.txt/x", "--shards", "2"], "cannot write"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
+    run: Run, tmp_path: Path, text: Path, arguments: list[str], words: str
+) -> None:
+    places = {"empty": tmp_path / "empty", "text": text, "out": tmp_path / "out"}
+    (tmp_path / "empty").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    done = run(make_shards, *[argument.format(**places) for argument in arguments])
+    assert done.code == 2
+    assert done.err.startswith("error: ")
+    assert words in done.err
+    assert done.err.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_tokenizer_is_trained_on_the_training_shards_only(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, texts in (("a", ["aaaa bbbb " * 20] * 20), ("b", ["qqqqqqqq " * 50] * 20)):
+        pq.write_table(pa.table({"text": texts}), data / f"{name}.parquet")
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    monkeypatch.setenv("NANOCHAT_DATA_DIR", str(data))
+    done = run(tok_train, "--vocab-size", 268, "--max-chars", 500, "--doc-cap", 100)
+    assert done.code == 0, done.err
+    assert "trained 268 tokens on 600 characters of 6 documents" in done.out
+    trained = tokenizer.load(tmp_path / "tokenizer")
+    assert len(trained.encode("qqqq")) == 4
+    assert len(trained.encode("aaaa")) < 4
+
+
+def test_without_shards_no_tokenizer(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    monkeypatch.delenv("NANOCHAT_DATA_DIR", raising=False)
+    done = run(tok_train)
+    assert done.code == 2
+    assert "cannot read the data folder" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_from_the_command_line_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.make_shards",
+        "--from",
+        "none",
+        "--out",
+        str(tmp_path / "o"),
+        "--shards",
+        "2",
+    ]
+    done = subprocess.run(command, cwd=TRAINER, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: --from none: is neither a file nor a folder.\n"

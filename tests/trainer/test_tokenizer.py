@@ -1,0 +1,129 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tokenizer: upstream's files both ways, and nothing that a pickle could smuggle in."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import tiktoken
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanochat import tokenizer
+from nanochat.common import UserError
+
+GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
+TEXTS = ["the cat sat on the mat, the cat sat on the hat 12345 times\n"] * 50 + ["Grüße, 世界!"]
+
+
+@pytest.fixture(scope="module")
+def golden() -> tokenizer.Tokenizer:
+    return tokenizer.load(GOLDEN)
+
+
+def test_upstreams_tokenizer_is_read(golden: tokenizer.Tokenizer) -> None:
+    assert golden.vocab_size == 512
+    assert golden.bos == 503
+    assert [golden.special(name) for name in tokenizer.SPECIAL_TOKENS] == list(range(503, 512))
+
+
+def test_bytes_of_tokens_are_upstreams(golden: tokenizer.Tokenizer) -> None:
+    kept = tokenizer.load_token_bytes(GOLDEN, 512)
+    assert kept.dtype == torch.int32
+    assert torch.equal(golden.token_bytes(), kept)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text())
+def test_any_text_comes_back(text: str) -> None:
+    golden = tokenizer.load(GOLDEN)
+    ids = golden.encode(text)
+    assert golden.decode(ids) == text
+    assert golden.encode_documents([text], threads=1) == [[golden.bos, *ids]]
+    assert golden.encode(text, bos=True) == [golden.bos, *ids]
+
+
+def test_special_tokens_in_a_text_are_text(golden: tokenizer.Tokenizer) -> None:
+    assert golden.bos not in golden.encode("<|bos|>")
+
+
+def test_what_is_trained_here_is_a_plain_pickle_of_tiktoken(tmp_path: Path) -> None:
+    trained = tokenizer.train(TEXTS, 285)
+    tokenizer.save(trained, tmp_path / "tokenizer")
+    with (tmp_path / "tokenizer/tokenizer.pkl").open("rb") as file:
+        theirs = pickle.load(file)
+    assert isinstance(theirs, tiktoken.Encoding)
+    assert theirs.n_vocab == trained.vocab_size == 285
+    again = tokenizer.load(tmp_path / "tokenizer")
+    text = "the cat 123 <|bos|> Grüße"
+    assert again.encode(text) == theirs.encode_ordinary(text) == trained.encode(text)
+    assert len(tokenizer.load_token_bytes(tmp_path / "tokenizer", 285)) == 285
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
+
+
+def test_at_most_two_digits_make_a_token() -> None:
+    trained = tokenizer.train(["1234567890 " * 200], 400)
+    pieces = [trained.decode([i]) for i in range(trained.vocab_size - 9)]
+    assert max(sum(c.isdigit() for c in piece) for piece in pieces) == 2
+
+
+def test_the_same_texts_give_the_same_tokenizer() -> None:
+    first, second = tokenizer.train(TEXTS, 290), tokenizer.train(TEXTS, 290)
+    assert pickle.dumps(first.encoding) == pickle.dumps(second.encoding)
+
+
+def test_a_tokenizer_is_replaced_whole(tmp_path: Path) -> None:
+    for size in (280, 290):
+        tokenizer.save(tokenizer.train(TEXTS, size), tmp_path / "tokenizer")
+    assert tokenizer.load(tmp_path / "tokenizer").vocab_size == 290
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["token_bytes.pt", "tokenizer", "tokenizer.pkl"]
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch owned",)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (pickle.dumps(Evil()), "system, which a tokenizer does not need"),
+        (pickle.dumps({"a": 1}), "not a tiktoken encoding"),
+        (b"", "is not a tokenizer"),
+        (b"\x80\x05garbage", "is not a tokenizer"),
+        ((GOLDEN / "tokenizer.pkl").read_bytes()[:2000], "is not a tokenizer"),
+    ],
+)
+def test_a_pickle_that_is_no_tokenizer_is_refused_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer.pkl").write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        tokenizer.load(tmp_path)
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_missing_or_foreign_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"scripts.tok_train trains one"):
+        tokenizer.load(tmp_path)
+    with pytest.raises(UserError, match=r"there is no .*token_bytes.pt"):
+        tokenizer.load_token_bytes(tmp_path, 512)
+    torch.save(torch.zeros(7, dtype=torch.int32), tmp_path / "token_bytes.pt")
+    with pytest.raises(UserError, match="does not match the tokenizer beside it, which has 512 tokens"):
+        tokenizer.load_token_bytes(tmp_path, 512)
+    (tmp_path / "token_bytes.pt").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(UserError, match="cannot be read"):
+        tokenizer.load_token_bytes(tmp_path, 512)
+
+
+def test_a_vocabulary_below_the_bytes_is_refused() -> None:
+    with pytest.raises(UserError, match="--vocab-size 264: must be at least 265"):
+        tokenizer.train(TEXTS, 264)
