@@ -30,14 +30,13 @@ from torch import Tensor
 
 from nanochat import ops
 from nanochat.attention import WindowAttention
-from nanochat.gradients import WTE, Gradients, product, unique_ids
+from nanochat.gradients import MATMUL_TYPES, WTE, Gradients, product, unique_ids
 from nanochat.head import CHUNK_ROWS, HeadLoss
 from nanochat.model import GATE_CHANNELS, GPT, SMEAR_CHANNELS
 
 __all__ = ["MATMUL_TYPES", "TrainingPass", "unique_ids"]
 
 OnReady = Callable[[str, Tensor], None]
-MATMUL_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Buffers:

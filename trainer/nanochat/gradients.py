@@ -19,6 +19,7 @@ from torch import Tensor
 from nanochat.model import GPT
 
 WTE = "transformer.wte.weight"
+MATMUL_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the operands of products
 
 
 def is_table(name: str) -> bool:

@@ -43,10 +43,10 @@ class HeadLoss:
         p = torch.mul(t, SOFTCAP, out=self._buffer)
         torch.ops.aten._softmax.out(p, -1, False, out=p)
         counted = targets != IGNORED
-        index = targets.clamp_min(0)[:, None]
-        of_target = p.gather(1, index)
-        loss = -(of_target.float().log()[:, 0] * counted).sum()
-        p.scatter_(1, index, of_target - 1)
+        at_target = (torch.arange(len(x), device=x.device), targets.clamp_min(0))
+        of_target = p[at_target]
+        loss = -(of_target.float().log() * counted).sum()
+        p[at_target] = of_target - 1
         if not bool(counted.all()):
             p.mul_(counted[:, None])
         torch.ops.aten.tanh_backward.grad_input(p, t, grad_input=p)

@@ -1,13 +1,15 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How float32 matrix products are made on this CPU: by MKL or by oneDNN, whichever is accurate and faster.
+"""How float32 matrix products are made on this CPU, by MKL or by oneDNN, whichever is accurate and faster;
+and what becomes of freed memory.
 
-`setup()` decides once per process and sets torch's global switch; importing this file changes nothing.
+`setup()` decides once per process and sets the global switches; importing this file changes nothing.
 """
 
 from __future__ import annotations
 
+import ctypes
 import time
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ import torch
 ROUTES = {"mkl": "none", "onednn": "bf16"}  # torch's names of the two
 WORST_ERROR = 2e-6  # relative, against float64; rounding to bf16 somewhere gives 1e-3
 TRIAL_SHAPE = (512, 256, 1024)
+MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_MAX = -1, -4  # from malloc.h
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Trial:
 
 
 def select_route(route: str) -> None:
-    torch.backends.mkldnn.matmul.fp32_precision = ROUTES[route]
+    torch.backends.mkldnn.matmul.fp32_precision = ROUTES[route]  # type: ignore[attr-defined]
 
 
 def try_route(route: str) -> Trial:
@@ -54,9 +57,22 @@ def choose(trials: list[Trial]) -> Trial:
     return min(accurate, key=lambda trial: trial.seconds) if accurate else trials[0]
 
 
+def keep_freed_memory() -> bool:
+    """Have glibc keep what was freed instead of giving it back and taking it anew: fresh pages cost a fault each.
+
+    GLIBC_TUNABLES can say the same before the start; where there is no glibc nothing happens.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    return bool(mallopt(MALLOPT_MMAP_MAX, 0) and mallopt(MALLOPT_TRIM_THRESHOLD, 2**31 - 1))
+
+
 def setup() -> Trial:
-    """Measure both routes and keep the better one for the rest of the process."""
-    if not torch.backends.mkldnn.is_available():
+    """Keep freed memory; measure both routes and take the better one for the rest of the process."""
+    keep_freed_memory()
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return Trial("mkl", 0.0, 0.0)
     best = choose([try_route(route) for route in ROUTES])
     select_route(best.route)

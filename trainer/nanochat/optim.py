@@ -24,14 +24,14 @@ REFRESH_STEPS steps), by the same kernel with the same numbers: the bits are tho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanochat.gradients import is_table
+from nanochat.gradients import MATMUL_TYPES, is_table
 from nanochat.model import GPT
 from nanochat.schedule import StepSchedule
 
@@ -40,7 +40,10 @@ FIXED_LR = 0.2  # of smear and backout, whatever the batch
 SECOND_MOMENT_BETA = 0.9
 REFRESH_STEPS = 32
 VECTOR = 16  # elements the AdamW kernel takes at once; a row that does not divide by it is never left behind
-POLAR_COEFFICIENTS = (
+ELONGATED = 2  # from this ratio of the sides on, Gram matrices are cheaper
+BATCH_ELEMENTS = 2**23  # of the matrices that go through Muon at once
+PolarCoefficients = Sequence[tuple[float, float, float]]
+POLAR_COEFFICIENTS: PolarCoefficients = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
     (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
@@ -134,7 +137,7 @@ class RowAdamW:
 
     def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
         """The step `step` of the given rows, which are current to the one before."""
-        p, m, v = self.parameter[rows], self.m[rows], self.v[rows]
+        p, m, v = (table.index_select(0, rows) for table in (self.parameter, self.m, self.v))
         adamw_kernel(p, gradient, m, v, self.group, multiplier, step)
         self._store(rows, p, m, v, step)
 
@@ -146,7 +149,7 @@ class RowAdamW:
         if len(order) == 0:
             return
         rows, behind = rows[order], behind[order]
-        p, m, v = self.parameter[rows], self.m[rows], self.v[rows]
+        p, m, v = (table.index_select(0, rows) for table in (self.parameter, self.m, self.v))
         zero = torch.zeros_like(p)
         missed = range(int(behind[0]) + 1, step + 1)
         counts = torch.searchsorted(behind, torch.tensor(missed, dtype=torch.int32)).tolist()
@@ -169,31 +172,46 @@ class RowAdamW:
 
 
 class Muon:
-    """Muon of the matrices of the layers. State exists only for matrices whose direction was computed here."""
+    """Muon of the matrices of the layers. State exists only for matrices whose direction was computed here.
 
-    def __init__(self, parameters: Mapping[str, Tensor], lr: float) -> None:
-        self.parameters, self.lr = dict(parameters), lr
+    Matrices of one shape go through the products together. dtype is that of the products' operands.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], lr: float, dtype: torch.dtype = torch.float32) -> None:
+        self.parameters, self.lr, self.dtype = dict(parameters), lr, dtype
         self.momentum: dict[str, Tensor] = {}
         self.second: dict[str, Tensor] = {}
 
     def directions(self, gradients: Mapping[str, Tensor], momentum: float) -> dict[str, Tensor]:
         """The update directions of the given matrices, before learning rate and decay."""
-        return {name: self._direction(name, gradient, momentum) for name, gradient in gradients.items()}
+        result: dict[str, Tensor] = {}
+        for names in batches_by_shape(gradients):
+            g_KRC = torch.stack([self._nesterov(name, gradients[name], momentum) for name in names])
+            equilibrate_(g_KRC)
+            g_KRC = orthogonalized(g_KRC, self.dtype)
+            self._reduce_variance_(names, g_KRC)
+            result.update(zip(names, g_KRC, strict=True))
+        return result
 
-    def _direction(self, name: str, gradient: Tensor, momentum: float) -> Tensor:
-        m = self.momentum.setdefault(name, torch.zeros_like(gradient))
+    def _nesterov(self, name: str, gradient: Tensor, momentum: float) -> Tensor:
+        m = self.momentum.get(name)
+        if m is None:
+            m = self.momentum[name] = torch.zeros_like(gradient)
         m.lerp_(gradient, 1 - momentum)
-        g = orthogonalized(equilibrated(gradient.lerp(m, momentum)))
-        return self._variance_reduced(name, g)
+        return gradient.lerp(m, momentum)
 
-    def _variance_reduced(self, name: str, g: Tensor) -> Tensor:
-        axis = 1 if g.size(0) >= g.size(1) else 0
-        v = g.square().mean(axis, keepdim=True)
-        s = self.second.setdefault(name, torch.zeros_like(v))
-        s.lerp_(v, 1 - SECOND_MOMENT_BETA)
-        before = frobenius(g)
-        g = g.mul_(s.clamp_min(1e-10).rsqrt())
-        return g.mul_(before / frobenius(g).clamp_min(1e-10))
+    def _reduce_variance_(self, names: list[str], g_KRC: Tensor) -> None:
+        """Scale each line by its own size over time, and the whole back to the norm that it had."""
+        axis = 2 if g_KRC.size(1) >= g_KRC.size(2) else 1
+        before = frobenius(g_KRC)
+        lines = torch.linalg.vector_norm(g_KRC, dim=axis, keepdim=True).square_().div_(g_KRC.size(axis))
+        for name, line in zip(names, lines, strict=True):
+            s = self.second.get(name)
+            if s is None:
+                s = self.second[name] = torch.zeros_like(line)
+            line.copy_(s.lerp_(line, 1 - SECOND_MOMENT_BETA))
+        g_KRC.mul_(lines.clamp_min_(1e-10).rsqrt_())
+        g_KRC.mul_(before / frobenius(g_KRC).clamp_min_(1e-10))
 
     def apply(self, name: str, direction: Tensor, multiplier: float, weight_decay: float) -> None:
         """p -= lr*g, and lr*wd*p where that points the same way; each operation rounds once, so all CPUs agree."""
@@ -214,39 +232,83 @@ class Muon:
         self.second = {name: s["second_momentum_buffer"].clone() for name, s in state.items()}
 
 
-def frobenius(g: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(g)
+def batches_by_shape(matrices: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names in groups of one shape, none larger than what is worth holding at once."""
+    groups: dict[torch.Size, list[str]] = {}
+    for name, matrix in matrices.items():
+        groups.setdefault(matrix.shape, []).append(name)
+    batches = []
+    for shape, names in groups.items():
+        size = max(1, BATCH_ELEMENTS // shape.numel())
+        batches += [names[start : start + size] for start in range(0, len(names), size)]
+    return batches
 
 
-def equilibrated(g: Tensor) -> Tensor:
-    """Every row scaled to the same norm, the matrix to the one that it had."""
-    row_norm = torch.linalg.vector_norm(g, dim=1, keepdim=True).clamp_min_(1e-6)
-    return g.mul_(frobenius(g) / math.sqrt(g.size(0)) / row_norm)
+def frobenius(g_KRC: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(g_KRC, dim=(1, 2), keepdim=True)
 
 
-def orthogonalized(g: Tensor) -> Tensor:
-    """Five polynomial steps towards the nearest orthogonal matrix, of Frobenius norm sqrt(min(rows, columns))."""
-    tall = g.size(0) > g.size(1)
-    x = g.t() if tall else g
-    x = x / (1.01 * frobenius(x) + 1e-6)
-    for a, b, c in POLAR_COEFFICIENTS:
-        gram = x @ x.t()
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
-    x = x.t().contiguous() if tall else x
-    return x.mul_(math.sqrt(min(g.shape)) / frobenius(x).clamp_min(1e-10))
+def equilibrate_(g_KRC: Tensor) -> None:
+    """Scale every row to the same norm, each matrix to the one that it had."""
+    row_norm = torch.linalg.vector_norm(g_KRC, dim=2, keepdim=True).clamp_min_(1e-6)
+    g_KRC.mul_(frobenius(g_KRC) / math.sqrt(g_KRC.size(1)) / row_norm)
+
+
+def orthogonalized(g_KRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Five polynomial steps towards the nearest orthogonal matrices, of Frobenius norm sqrt(min(R, C))."""
+    rows, columns = g_KRC.shape[1:]
+    x = g_KRC.div_(frobenius(g_KRC).mul_(1.01).add_(1e-6)).to(dtype)
+    if max(rows, columns) < ELONGATED * min(rows, columns):
+        x = polar_steps(x, POLAR_COEFFICIENTS)
+    else:
+        # The first step is applied before the rest is worked out: errors of a Gram matrix grow from step to step.
+        for coefficients in (POLAR_COEFFICIENTS[:2], POLAR_COEFFICIENTS[2:]):
+            q = gram_steps(gram(x), coefficients)
+            x = torch.bmm(x, q) if rows > columns else torch.bmm(q, x)
+    x = x.float()
+    return x.mul_(math.sqrt(min(rows, columns)) / frobenius(x).clamp_min_(1e-10))
+
+
+def gram(x: Tensor) -> Tensor:
+    """The smaller one of X X' and X' X."""
+    return torch.bmm(x.mT, x) if x.size(1) > x.size(2) else torch.bmm(x, x.mT)
+
+
+def polar_steps(x: Tensor, coefficients: PolarCoefficients) -> Tensor:
+    """X = a X + (b A + c A A) X with A = X X', for each (a, b, c)."""
+    tall = x.size(1) > x.size(2)
+    for a, b, c in coefficients:
+        g = gram(x)
+        q = torch.baddbmm(g, g, g, beta=b, alpha=c)
+        x = torch.baddbmm(x, x, q, beta=a) if tall else torch.baddbmm(x, q, x, beta=a)
+    return x
+
+
+def gram_steps(g: Tensor, coefficients: PolarCoefficients) -> Tensor:
+    """What to multiply X with for the same steps, from its Gram matrix alone: cheaper where X is elongated."""
+    total: Tensor | None = None
+    for number, (a, b, c) in enumerate(coefficients, start=1):
+        q = torch.baddbmm(g, g, g, beta=b, alpha=c)
+        q.diagonal(dim1=1, dim2=2).add_(a)
+        total = q if total is None else torch.bmm(total, q)
+        if number < len(coefficients):
+            g = torch.bmm(q, torch.bmm(g, q))
+    assert total is not None
+    return total
 
 
 class Optimizer:
     """All groups of one model. `steps` counts the steps that were made."""
 
-    def __init__(self, model: GPT, rates: LearningRates) -> None:
+    def __init__(self, model: GPT, rates: LearningRates, matmul: str = "fp32") -> None:
+        """matmul: as TrainingPass has it, here of the products that Muon makes."""
         parameters = {name: p.detach() for name, p in model.named_parameters()}
         groups = adamw_groups(model, rates)
         self.adamw_names = list(groups)
         self.matrix_names = [name for name in parameters if name not in groups]
         self.tables = {n: RowAdamW(parameters[n], g) for n, g in groups.items() if is_table(n)}
         self.dense = {n: DenseAdamW(parameters[n], g) for n, g in groups.items() if not is_table(n)}
-        self.muon = Muon({n: parameters[n] for n in self.matrix_names}, rates.matrix)
+        self.muon = Muon({n: parameters[n] for n in self.matrix_names}, rates.matrix, MATMUL_TYPES[matmul])
         self.steps = 0
         self.schedule = StepSchedule(1.0, 0.0, 0.0)
         self.history: dict[int, float] = {}  # lr multiplier of the last REFRESH_STEPS steps

@@ -50,7 +50,7 @@ class StepSchedule:
 def auto_batch_size(target_tokens: float, reference_tokens: float) -> int:
     """The total batch that a training of target_tokens wants, a power of two."""
     wanted = REFERENCE_BATCH * (target_tokens / reference_tokens) ** BATCH_EXPONENT
-    return 2 ** round(math.log2(wanted))
+    return 1 << round(math.log2(wanted))
 
 
 def lr_scale(total_batch_size: int) -> float:
