@@ -10,14 +10,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import PlanError, make_plan, questions
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan_text import as_json, problems_text, render
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan_text import (
+    as_json,
+    problems_text,
+    render,
+    render_findings,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._settings import ALIASES
 
 display = Display()
+STORY = "nanochat.ddp.story"
 REQUIREMENTS = Path(__file__).parents[2] / "trainer" / "requirements.txt"
 
 
@@ -42,6 +49,7 @@ class ActionModule(ActionBase):
         )
         try:
             hosts = [host_of(name, task_vars or {}) for name in options["hosts"]]
+            refuse_limit(options["hosts"], (task_vars or {}).get("ansible_play_hosts_all"), options["tolerant"])
             if options["stage"] == "questions":
                 return {**result, "changed": False, "questions": questions(hosts)}
             outcome = make_plan(hosts, requirements(), options["tolerant"])
@@ -53,10 +61,15 @@ class ActionModule(ActionBase):
                 "msg": problems_text(error.problems),
                 "problems": error.problems,
             }
-        text = render(outcome.plan, outcome.findings)
+        text = render(outcome.plan)
         document = json.dumps(as_json(outcome.plan, outcome.findings), indent=2) + "\n"
-        if options["show"] != "none":
-            display.display(document if options["show"] == "json" else "\n" + text + "\n")
+        if options["show"] == "json":
+            display.display(document)
+        elif options["show"] == "text":
+            display.display(f"\n{text}\n")
+            # The progress display of this collection shows findings by itself.
+            if constants.DEFAULT_STDOUT_CALLBACK != STORY and outcome.findings:
+                display.display(render_findings(outcome.findings) + "\n")
         result["changed"] = self.write(options["file"], document)
         result.update(plan=outcome.plan, findings=outcome.findings, controller=outcome.controller, text=text)
         return result
@@ -79,13 +92,31 @@ class ActionModule(ActionBase):
         return True
 
 
+def refuse_limit(hosts: list[str], playing: list[str] | None, tolerant: bool) -> None:
+    """With --limit the other ranks would be missing; only looking at a run and stopping it make sense then."""
+    left_out = [host for host in hosts if playing is not None and host not in playing]
+    if left_out and not tolerant:
+        raise PlanError(
+            [
+                f"{', '.join(left_out)} is left out by --limit, but a run is of all its hosts; "
+                "run without --limit, or take the host out of the inventory."
+            ]
+        )
+
+
 def host_of(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """What make_plan wants to know of one host: its settings, and its probe if it was probed."""
     known = variables["hostvars"].get(name)
     if known is None:
         raise PlanError([f"{name} is not a host of the inventory."])
     settings = {key: value_of(name, known, key) for key in known if key.startswith("ddp_") or key in ALIASES}
-    return {"name": name, "settings": settings, "probe": settings.get("ddp_probe"), "reach": reach(name, known)}
+    return {
+        "name": name,
+        "settings": settings,
+        "probe": settings.get("ddp_probe"),
+        "error": settings.get("ddp_probe_error"),
+        "reach": reach(name, known),
+    }
 
 
 def reach(name: str, known: Mapping[str, Any]) -> str | None:

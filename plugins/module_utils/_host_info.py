@@ -328,7 +328,7 @@ def pythons(run: Run, find: Find, wanted: str | None) -> dict[str, Any]:
     """The interpreter that runs this, those that could make the trainer's environment, and where the library's sources lie."""
     candidates = []
     for path in python_paths(find, wanted):
-        code, out, _dummy = run([path, "-c", PYTHON_CHECK])
+        code, out, _dummy = run([path, "-I", "-S", "-c", PYTHON_CHECK])
         version = re.match(r"\s*(\d+\.\d+\.\d+)", out)
         if version:
             numbers = tuple(int(part) for part in version.group(1).split("."))

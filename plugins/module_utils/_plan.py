@@ -48,13 +48,13 @@ class Outcome(NamedTuple):
 
 
 def make_plan(hosts: Sequence[Mapping[str, Any]], requirements: Sequence[str] = (), tolerant: bool = False) -> Outcome:
-    """The plan for hosts of the form {name, settings, probe}, in the inventory's order.
+    """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing.
 
     With tolerant, what stands in the way of a start is told as a finding only, and a host may lack its probe: enough to see a
     run and to stop it. Raises PlanError with all problems at once.
     """
     run, each = resolved(hosts)
-    known = [Host(host["name"], each[host["name"]], host.get("probe") or {}) for host in hosts]
+    known = [Host(host["name"], each[host["name"]], host.get("probe") or {}, host.get("error") or "") for host in hosts]
     return Planner(run, known, requirements, tolerant).outcome()
 
 

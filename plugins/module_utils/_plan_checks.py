@@ -8,7 +8,12 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._findings import finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import Host, neighbours, same_machine
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import (
+    Host,
+    neighbours,
+    same_machine,
+    same_network_stack,
+)
 
 ARCHITECTURES = ("x86_64", "aarch64")
 VENV_BYTES = 1_600_000_000
@@ -26,7 +31,10 @@ def look(
     for host in hosts:
         node = nodes[host.name]
         if not host.probe:
-            obstacles.append(f"{host.name} could not be looked at; see that it is up and that you can log in to it.")
+            reason = f" ({host.error.strip().rstrip('.')})" if host.error else ""
+            obstacles.append(
+                f"{host.name} cannot be looked at{reason}; see that it is on and that ssh to it works as the inventory says."
+            )
             continue
         obstacles += tools(host)
         obstacles += folder(host, node, hosts, nodes)
@@ -173,27 +181,31 @@ def architectures(hosts: Sequence[Host]) -> List[str]:
 
 def remarks(
     host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]
-) -> List[Dict[str, Any]]:
-    """What does not stop a run but is worth knowing."""
+) -> list[dict[str, Any]]:
+    """What does not stop a run but is worth knowing; of a machine with several nodes it is told once."""
+    here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
+    if here[0].name != host.name:
+        return []
     found = []
-    here = [nodes[other.name] for other in hosts if same_machine(host, other)] or [node]
-    threads = sum(other["threads"] for other in here)
+    threads = sum(nodes[other.name]["threads"] for other in here)
     cores = host.fact("cpu", "available") or threads
     if threads > cores:
         found.append(finding("threads-over-cores", host.name, f"{threads} threads on {cores} processors"))
-    strangers = [
-        process
-        for process in host.fact("processes") or []
-        if not process.get("session") or process["session"] != own_session(host)
-    ]
-    running = own_session(host) in [process.get("session") for process in host.fact("processes") or []] and own_session(
-        host
-    )
-    need = sum(other["memory_bytes"] for other in here)
+    ours = {own_session(other) for other in here} - {None}
+    processes = host.fact("processes") or []
+    need = sum(nodes[other.name]["memory_bytes"] for other in here)
     available = host.fact("memory", "available") or 0
-    if need > available and not running:
+    if need > available and not ours & {process.get("session") for process in processes}:
         found.append(finding("memory-tight", host.name, f"{gigabytes(available)} free, about {gigabytes(need)} needed"))
-    for process in strangers[:3]:
-        who = f"process {process['pid']} of {process['user']}: {process['command'][:100]}"
-        found.append(finding("other-training", host.name, who))
+    strangers = [process for process in processes if process.get("session") not in ours]
+    if strangers:
+        found.append(finding("other-training", host.name, in_words(strangers)))
     return found
+
+
+def in_words(processes: Sequence[Mapping[str, Any]]) -> str:
+    """The processes that others descend from, the first few of them."""
+    pids = {process["pid"] for process in processes}
+    top = [process for process in processes if process.get("parent") not in pids]
+    words = [f"process {process['pid']} of {process['user']} ({process['command'][:80]})" for process in top[:3]]
+    return ", ".join(words) + (f" and {len(top) - 3} more" if len(top) > 3 else "")

@@ -21,6 +21,7 @@ class Host(NamedTuple):
     name: str
     settings: Mapping[str, Any]
     probe: Mapping[str, Any]
+    error: str = ""  # why there is no probe
 
     def fact(self, *keys: str) -> Any:
         """A fact of the probe, None where it is not known."""

@@ -28,15 +28,13 @@ def table(rows: Sequence[Sequence[Any]], indent: str = "  ") -> List[str]:
     return [(indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths))).rstrip() for row in cells]
 
 
-def render(plan: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:
+def render(plan: Mapping[str, Any]) -> str:
     """The whole plan as text."""
     nodes = plan["nodes"]
     count = "1 host" if len(nodes) == 1 else f"{len(nodes)} hosts"
     lines = [f"Run {plan['run']} on {count} (plan {plan['digest']})", ""]
     lines += table([*model_rows(plan["model"]), *training_rows(plan), *data_rows(plan), network_row(plan)], "")
     lines += ["", *node_table(plan), "", *changes(plan)]
-    if findings:
-        lines += ["", *[line for found in findings for line in finding_lines(found)]]
     return "\n".join(lines)
 
 
@@ -129,9 +127,13 @@ def changes(plan: Mapping[str, Any]) -> List[str]:
     return lines
 
 
-def finding_lines(found: Mapping[str, Any]) -> List[str]:
-    where = f" {found['host']}" if found["host"] else ""
-    return [f"{found['severity'].upper()} {found['code']}{where}: {found['seen']}.", f"    {found['remedy']}"]
+def render_findings(findings: Sequence[Mapping[str, Any]]) -> str:
+    """What the plan has to say about the hosts, each with what to do about it."""
+    lines = []
+    for found in findings:
+        where = f" {found['host']}" if found["host"] else ""
+        lines += [f"{found['severity'].upper()} {found['code']}{where}: {found['seen']}.", f"    {found['remedy']}"]
+    return "\n".join(lines)
 
 
 def as_json(plan: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:

@@ -22,6 +22,7 @@ DATA_URL = "https://huggingface.co/datasets/karpathy/climbmix-400b-shuffle/resol
 NOT_SETTINGS = frozenset(
     [
         "ddp_probe",
+        "ddp_probe_error",
         "ddp_plan",
         "ddp_node",
         "ddp_plan_findings",

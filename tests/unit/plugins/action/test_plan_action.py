@@ -16,7 +16,11 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils.plan_probe
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], variables: dict[str, Any], check: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, Any],
+    variables: dict[str, Any],
+    check: bool = False,
+    whole: bool = False,
 ) -> dict[str, Any]:
     task = SimpleNamespace(
         action="nanochat.ddp.plan",
@@ -30,7 +34,7 @@ def run(
     context = SimpleNamespace(check_mode=check, become=False, remote_user="me", diff=False, no_log=False)
     connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="unused"))
     made = action.ActionModule(task, connection, context, None, None, None)
-    return made.run(task_vars={"hostvars": variables})
+    return made.run(task_vars=variables if whole else {"hostvars": variables})
 
 
 def variables(**more: Any) -> dict[str, Any]:
@@ -114,5 +118,23 @@ def test_a_file_that_cannot_be_written_is_said_in_one_sentence(monkeypatch, tmp_
 def test_what_is_printed(monkeypatch, show, part):
     printed: list[str] = []
     monkeypatch.setattr(action.display, "display", printed.append)
+    monkeypatch.setattr(action.constants, "DEFAULT_STDOUT_CALLBACK", "default", raising=False)
     run(monkeypatch, {"hosts": BOTH, "show": show}, variables())
     assert part in "".join(printed) and bool(printed) == (show != "none")
+
+
+@pytest.mark.parametrize(("callback", "shown"), [("default", True), ("nanochat.ddp.story", False)])
+def test_findings_are_printed_once(monkeypatch, callback, shown):
+    printed: list[str] = []
+    monkeypatch.setattr(action.display, "display", printed.append)
+    monkeypatch.setattr(action.constants, "DEFAULT_STDOUT_CALLBACK", callback, raising=False)
+    result = run(monkeypatch, {"hosts": BOTH, "show": "text"}, variables(ddp_threads=99))
+    assert len(result["findings"]) == 2
+    assert ("threads-over-cores" in "".join(printed)) is shown
+
+
+def test_a_limit_that_leaves_hosts_out_is_refused_unless_one_only_looks(monkeypatch):
+    known = variables()
+    limited = {"hostvars": known, "ansible_play_hosts_all": ["laptop"]}
+    assert "desktop is left out by --limit" in run(monkeypatch, {"hosts": BOTH}, limited, whole=True)["msg"]
+    assert run(monkeypatch, {"hosts": BOTH, "tolerant": True}, limited, whole=True)["plan"]["world"] == 2

@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     make_plan,
     questions,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan_text import problems_text, render
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan_text import problems_text, render, render_findings
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils.plan_probes import (
     GIGA,
     desktop,
@@ -389,12 +389,15 @@ def test_remarks_that_do_not_stop_a_run():
 
 def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
     known = hosts(one={"disk": {**desktop()["disk"], "free": 0}})
-    known[1]["probe"] = None
-    assert any("laptop could not be looked at" in problem for problem in refusal(known))
+    known[1].update(probe=None, error="ssh: connect to host 192.168.1.11 port 22: No route to host")
+    assert any(
+        "laptop cannot be looked at (ssh: connect to host 192.168.1.11 port 22: No route to host); see" in problem
+        for problem in refusal(known)
+    )
     outcome = make_plan(known, tolerant=True)
     assert [entry["session"] for entry in outcome.plan["nodes"]] == ["nanochat-d4-rank0", "nanochat-d4-rank1"]
     assert {found["code"] for found in outcome.findings} == {"plan-obstacle"}
-    assert render(outcome.plan, outcome.findings)
+    assert render(outcome.plan)
 
 
 def test_tolerant_wrong_settings_are_refused_all_the_same():
@@ -550,7 +553,7 @@ def test_ten_hosts_of_a_lab():
 
 def test_field_15_the_text_says_how_big_it_is_before_anything_starts():
     outcome = make_plan(hosts({"ddp_profile": "real"}))
-    text = render(outcome.plan, outcome.findings)
+    text = render(outcome.plan)
     for part in (
         "125,829,354 parameters",
         "20.5M tokens",
@@ -567,4 +570,4 @@ def test_field_15_the_text_says_how_big_it_is_before_anything_starts():
 def test_field_25_the_text_says_who_is_on_the_radio():
     seen = {"nics": [nic("wlp3s0", "wifi", "192.168.1.11/24")], "routes": [route("x", "wlp3s0", "192.168.1.11")]}
     outcome = make_plan(hosts(two=seen))
-    assert "WARNING nic-wifi laptop: wlp3s0 is a radio link." in render(outcome.plan, outcome.findings)
+    assert "WARNING nic-wifi laptop: wlp3s0 is a radio link." in render_findings(outcome.findings)
