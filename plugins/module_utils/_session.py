@@ -134,6 +134,7 @@ class Session:
         """Write what is to be run and run it; the session must not be running."""
         assert self.tmux is not None
         self._check_startable(spec)
+        self.check_free()
         self._clear_tmux()
         identifier = uuid.uuid4().hex
         try:
@@ -201,17 +202,20 @@ class Session:
         finally:
             os.close(descriptor)
 
-    def _clear_tmux(self) -> None:
-        """Make room for the name in tmux; a session that somebody else started is left alone."""
-        assert self.tmux is not None
-        for name in {self.name, str(self.launch().get("session", self.name))}:
-            if self.tmux.label(name).partition(".")[0] == self.label:
-                self.tmux.kill(name)
-        if self.tmux.exists(self.name):
+    def check_free(self) -> None:
+        """The name must not be taken in tmux; a session that somebody else started is left alone."""
+        if self.tmux is not None and self.tmux.exists(self.name) and not self._tmux_id():
             raise SessionError(
                 f"tmux has a session {self.name} already that was not started for {self.state_dir}: "
                 f"end it (tmux kill-session -t '={self.name}') or choose another name"
             )
+
+    def _clear_tmux(self) -> None:
+        """Take our own last session out of tmux, whatever it was called."""
+        assert self.tmux is not None
+        for name in {self.name, str(self.launch().get("session", self.name))}:
+            if self.tmux.label(name).partition(".")[0] == self.label:
+                self.tmux.kill(name)
 
     def _check_startable(self, spec: Spec) -> None:
         program = spec.argv[0]

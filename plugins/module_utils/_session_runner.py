@@ -95,7 +95,7 @@ class Output:
                 return
             self.open = bool(data)
             self._take(data)
-        elif self._partial and time.monotonic() - self._partial_since > _PARTIAL_SECONDS:
+        if self._partial and time.monotonic() - self._partial_since > _PARTIAL_SECONDS:
             self.flush()
 
     def drain(self) -> None:
@@ -138,6 +138,7 @@ class Runner:
         with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
             self.launch: dict[str, Any] = json.load(file)
         self.stops = 0
+        self.status: int | None = None
         self.me = _reaper.Session(self.launch["id"], os.getuid(), (os.getpid(), _processes.start_ticks(os.getpid())))
         self.stop_asked = os.path.join(folder, "stop")
         self.state: dict[str, Any] = {
@@ -173,20 +174,19 @@ class Runner:
         output = Output(self.launch["log"], child.stdout.fileno())
         self.state["child_pid"] = child.pid
         self._save()
-        status = self._follow(child.pid, output)
+        status = self._follow(output)
         _reaper.end(self.me, 0, tick=lambda: self._tick(output))
         output.drain()
         self._ended(status, output)
 
-    def _follow(self, child: int, output: Output) -> int:
+    def _follow(self, output: Output) -> int:
         """The job's wait status, once it has ended by itself or was stopped."""
-        status = None
-        while status is None:
+        while self.status is None:
             output.pump(0.2)
             if self.stops:
                 self._stop_gently(output)
-            status = self._reap(child)
-        return status
+            self._reap()
+        return self.status
 
     def _stop_gently(self, output: Output) -> None:
         output.say("stopping; Ctrl-C ends it at once")
@@ -200,27 +200,17 @@ class Runner:
 
     def _tick(self, output: Output) -> None:
         output.pump(0.01)
-        for pid in self._zombies():
-            if pid != self.state["child_pid"]:
-                os.waitpid(pid, os.WNOHANG)
+        self._reap()
 
-    def _reap(self, child: int) -> int | None:
-        """Take in the orphans that ended, and the job itself if it has."""
-        for pid in self._zombies():
-            status = os.waitpid(pid, os.WNOHANG)[1]
-            if pid == child:
-                return status
-        return None
-
-    @staticmethod
-    def _zombies() -> list[int]:
-        """The children that have ended and wait to be taken in."""
-        found = []
+    def _reap(self) -> None:
+        """Take in whatever has ended: orphans, and the job itself."""
         with contextlib.suppress(ChildProcessError):
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None and ended.si_pid:
-                found.append(ended.si_pid)
-        return found
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self.state["child_pid"]:
+                    self.status = status
 
     def _asked_to_stop(self, number: int, frame: Any) -> None:
         self.stops += 1

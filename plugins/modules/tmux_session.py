@@ -264,6 +264,8 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         action = decide(session, params, spec)
         result: dict[str, Any] = {"changed": action != "none", "action": action}
         result["diff"] = difference(session, action, spec)
+        if spec is not None:
+            session.check_free()
         if not module.check_mode:
             carry_out(session, action, spec, params["stop_timeout"])
         result["session"] = session.status()

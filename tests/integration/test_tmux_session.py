@@ -217,6 +217,12 @@ def test_field_13_output_is_logged_line_by_line_while_it_runs(job, tmp_path):
     assert job.log.read_text() == "out\nerr\npart whole\n"
 
 
+def test_a_progress_bar_that_never_ends_its_line_is_logged_too(job):
+    job.start("import time\nwhile True: print('.', end='', flush=True); time.sleep(0.01)")
+
+    until(lambda: job.lines() and len(job.lines()[0]) > 20)
+
+
 def test_other_arguments_restart_it_and_the_diff_says_so(job, tmp_path):
     env = tmp_path / "env"
     env.write_bytes(_env_file.render({"A": "1", "B": "1"}))
@@ -587,8 +593,9 @@ def test_a_pane_that_was_frozen_does_not_freeze_the_program(job):
 def test_a_session_of_somebody_else_is_left_alone(job):
     subprocess.run(["tmux", "new-session", "-d", "-s", job.name, "sleep 600"], check=True)
 
-    result = job.play(argv=["true"])
-    assert result["failed"] and "was not started for" in result["msg"]
+    for check in (True, False):
+        result = job.play(argv=["true"], check=check)
+        assert result["failed"] and "was not started for" in result["msg"]
     assert not job.play("absent")["changed"]
     assert tmux("has-session", "-t", f"={job.name}").returncode == 0
 
