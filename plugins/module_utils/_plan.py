@@ -137,7 +137,7 @@ class Planner:
         self.findings += remarks
         if obstacles and not self.tolerant:
             raise PlanError(obstacles)
-        self.findings += [_plan_checks.obstacle(text) for text in obstacles]
+        self.findings += [_plan_checks.obstacle(text, self.hosts) for text in obstacles]
         return Outcome(plan, self.findings, self.controller())
 
     # Settings that only make sense, or not, together

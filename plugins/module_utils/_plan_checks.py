@@ -31,7 +31,7 @@ def look(
     for host in hosts:
         node = nodes[host.name]
         if not host.probe:
-            reason = f" ({host.error.strip().rstrip('.')})" if host.error else ""
+            reason = f" ({reason_of(host.error)})" if host.error else ""
             obstacles.append(
                 f"{host.name} cannot be looked at{reason}; see that it is on and that ssh to it works as the inventory says."
             )
@@ -45,9 +45,15 @@ def look(
     return obstacles, findings
 
 
-def obstacle(text: str) -> Dict[str, Any]:
+def reason_of(error: str) -> str:
+    """Ansible's account of a failure without its own preface."""
+    return error.replace("Task failed: ", "").strip().rstrip(".")
+
+
+def obstacle(text: str, hosts: Sequence[Host]) -> dict[str, Any]:
     """An obstacle as a finding, for when it must not stop what is asked for."""
-    return finding("plan-obstacle", "", text)
+    named = [host.name for host in hosts if host.name in text.split()]
+    return finding("plan-obstacle", named[0] if named else hosts[0].name, text.rstrip("."))
 
 
 def gigabytes(size: float) -> str:

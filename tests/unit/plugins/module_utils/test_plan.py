@@ -390,10 +390,8 @@ def test_remarks_that_do_not_stop_a_run():
 def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
     known = hosts(one={"disk": {**desktop()["disk"], "free": 0}})
     known[1].update(probe=None, error="ssh: connect to host 192.168.1.11 port 22: No route to host")
-    assert any(
-        "laptop cannot be looked at (ssh: connect to host 192.168.1.11 port 22: No route to host); see" in problem
-        for problem in refusal(known)
-    )
+    said = "laptop cannot be looked at (ssh: connect to host 192.168.1.11 port 22: No route to host); see"
+    assert any(problem.startswith(said) for problem in refusal(known))
     outcome = make_plan(known, tolerant=True)
     assert [entry["session"] for entry in outcome.plan["nodes"]] == ["nanochat-d4-rank0", "nanochat-d4-rank1"]
     assert {found["code"] for found in outcome.findings} == {"plan-obstacle"}
