@@ -22,11 +22,12 @@ import time
 import urllib.parse
 from typing import Any, NamedTuple
 
-from ._shard_server import PROOF, proof
+from ._shard_server import PROOF, TIMES, proof
 from ._shards import CHUNK, Digests, Entry, ShardsError, plural
 
 CONNECT_SECONDS = 10.0
-ASK_AGAIN_SECONDS = 0.3
+ASK_AGAIN_SECONDS = 0.5
+ASK_SOON_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -59,6 +60,7 @@ class Job(NamedTuple):
 
     entry: Entry
     peer: Peer
+    times: int  # how often the peer is believed to have sent it
 
 
 class Swarm:
@@ -78,6 +80,7 @@ class Swarm:
         self._pause: dict[tuple[Peer, str], float] = {}
         self._failures: dict[Peer, int] = {}
         self._last_progress = time.monotonic()
+        self.news_wanted = threading.Event()
 
     def next_job(self) -> Job | None:
         """The rarest file that a peer has, from the peer that sent it least; None if there is none just now."""
@@ -90,8 +93,8 @@ class Swarm:
                 holders = [peer for peer in self.peers if self._holds(peer, entry)]
                 for peer in holders:
                     if max(self._pause.get((peer, path), 0), self._pause.get((peer, ""), 0)) <= now:
-                        served = self._have[peer][path].get("served", 0) // max(entry.bytes, 1)
-                        offers.append((len(holders), served, random.random(), Job(entry, peer)))
+                        times = int(self._have[peer][path].get("times", 0))
+                        offers.append((len(holders), times, random.random(), Job(entry, peer, times)))
             if not offers:
                 return None
             job = min(offers)[3]
@@ -127,7 +130,8 @@ class Swarm:
         with self.lock:
             self._busy.discard(job.entry.path)
             if isinstance(why, BusyError):
-                self._pause[(job.peer, job.entry.path)] = time.monotonic() + random.uniform(0.1, 0.4)
+                self._pause[(job.peer, job.entry.path)] = time.monotonic() + random.uniform(0.05, 0.3)
+                self.news_wanted.set()
             elif isinstance(why, WrongBytesError):
                 self._wrong.add((job.peer, job.entry.path))
                 self.trouble[job.peer.host] = str(why)
@@ -217,16 +221,14 @@ class Puller:
             thread.join(1.0)
 
     def _have(self, peer: Peer) -> dict[str, dict[str, Any]]:
-        with self._request(peer, "/have", "") as response:
+        with self._request(peer, "/have") as response:
             if response.status != 200:
                 raise ValueError(f"it answered {response.status} to the question what it has")
             return dict(json.loads(response.read())["files"])
 
     @contextlib.contextmanager
-    def _request(self, peer: Peer, path: str, ranges: str) -> Any:
-        headers = {PROOF: proof(self.secret, "GET", path, ranges)}
-        if ranges:
-            headers["Range"] = ranges
+    def _request(self, peer: Peer, path: str, **more: str) -> Any:
+        headers = {**more, PROOF: proof(self.secret, "GET", path, more.get("Range", ""))}
         source = (self.address, 0) if self.address else None
         connection = http.client.HTTPConnection(peer.address, peer.port, timeout=CONNECT_SECONDS, source_address=source)
         try:
@@ -260,9 +262,10 @@ class Puller:
         os.makedirs(os.path.dirname(part), exist_ok=True)
         digest, begin = _resume(part, job.entry.bytes)
         if begin < job.entry.bytes:
-            ranges = f"bytes={begin}-" if begin else ""
+            more = {"Range": f"bytes={begin}-"} if begin else {}
+            more[TIMES] = str(job.times)
             path = "/files/" + urllib.parse.quote(job.entry.path)
-            with self._request(job.peer, path, ranges) as response:
+            with self._request(job.peer, path, **more) as response:
                 if response.status in (404, 503):
                     raise BusyError
                 if response.status != (206 if begin else 200):
@@ -325,9 +328,13 @@ def _resume(part: str, size: int) -> tuple[Any, int]:
 
 
 def _wait(swarm: Swarm, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not swarm.is_over():
+    """Until it is time to ask the peers again, which is sooner when one of them had old news of the others."""
+    begun = time.monotonic()
+    while time.monotonic() < begun + seconds and not swarm.is_over():
         time.sleep(0.02)
+        if swarm.news_wanted.is_set() and time.monotonic() > begun + ASK_SOON_SECONDS:
+            swarm.news_wanted.clear()
+            return
 
 
 def _is_about_disk(why: OSError) -> bool:

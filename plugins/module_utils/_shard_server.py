@@ -29,6 +29,7 @@ import urllib.parse
 from typing import Any
 
 PROOF = "X-Shards-Proof"
+TIMES = "X-Shards-Times"
 SLOTS_OF_A_FILE = 2
 SLOTS = 6
 
@@ -58,7 +59,8 @@ class Shelf:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.served: dict[str, int] = {}
+        self.served: dict[str, int] = {}  # bytes of each file that were sent
+        self.times: dict[str, int] = {}  # how often each file was asked for
         self.active: dict[str, int] = {}
         self.last_asked = time.monotonic()
         self._lock = threading.Lock()
@@ -70,17 +72,24 @@ class Shelf:
         with self._lock:
             self._reload()
             return {
-                path: {"bytes": known["bytes"], "sha256": known["sha256"], "served": self.served.get(path, 0)}
+                path: {"bytes": known["bytes"], "sha256": known["sha256"], "times": self.times.get(path, 0)}
                 for path, known in self._known.items()
                 if self._is_unchanged(path, known)
             }
 
-    def take_slot(self, path: str) -> bool:
-        """Few at a time: those who must wait soon find the file at the hosts that were served first."""
+    def take_slot(self, path: str, believed: str) -> bool:
+        """Few at a time: those who must wait soon find the file at the hosts that were served first.
+
+        A peer says how often it believes this file to have left already; if that is old news, it has to look again who
+        else has it by now. So it is nearly always another host that a file comes from the third time.
+        """
         with self._lock:
             self.last_asked = time.monotonic()
-            if self.active.get(path, 0) >= SLOTS_OF_A_FILE or sum(self.active.values()) >= SLOTS:
+            times = self.times.get(path, 0)
+            is_full = self.active.get(path, 0) >= SLOTS_OF_A_FILE or sum(self.active.values()) >= SLOTS
+            if is_full or believed not in ("", str(times)):
                 return False
+            self.times[path] = times + 1
             self.active[path] = self.active.get(path, 0) + 1
             return True
 
@@ -148,7 +157,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         begin = _range_start(self.headers.get("Range", ""), known["bytes"])
         if begin is None:
             self._answer(416)
-        elif not shelf.take_slot(path):
+        elif not shelf.take_slot(path, self.headers.get(TIMES, "")):
             self._answer(503)
         else:
             try:
@@ -265,7 +274,7 @@ def main(config_path: str) -> int:
     write_state(state_path, state)
     limits = (time.monotonic() + config["lifetime"], config["idle"])
     threading.Thread(target=watch, args=(server, config_path, *limits), daemon=True).start()
-    server.serve_forever(poll_interval=0.2)
+    server.serve_forever(poll_interval=0.1)
     write_state(state_path, {**state, "ended": time.time(), "served": dict(shelf.served)})
     return 0
 

@@ -127,10 +127,10 @@ def make_manifest(request: Request) -> Outcome:
 def _require_files(request: Request, names: list[str]) -> None:
     if request.check and not os.path.isdir(request.path):
         return
-    if not names:
+    shards = [name for name in names if name.endswith(".parquet")]
+    if not names or (request.layout == "data" and not shards):
         kind = "*.parquet files" if request.layout == "data" else "files"
         raise ShardsError(f"{request.host}: {request.path} holds no {kind}, so there is nothing to describe")
-    shards = [name for name in names if name.endswith(".parquet")]
     if request.layout == "data" and len(shards) < 2:
         raise ShardsError(
             f"{request.host}: {request.path} holds only {shards[0]}; at least two shards are needed, since the last "

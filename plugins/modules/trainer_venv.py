@@ -236,8 +236,9 @@ def absent(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
     if state in ("occupied", "foreign"):
         raise VenvError(f"{venv.wish.host}: {venv.wish.path} was not made by this collection, so it is left alone")
     before = venv.stamp().get("requirements", [])
-    if state != "absent" and not module.check_mode:
-        shutil.rmtree(venv.wish.path)
+    if not module.check_mode:
+        if state != "absent":
+            shutil.rmtree(venv.wish.path)
         os.unlink(venv.wish.path + ".lock")
     return {"changed": state != "absent", "packages": {}, "install": [], "diff": diff(before, [])}
 

@@ -1,0 +1,271 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils import _shards
+from ansible_collections.nanochat.ddp.plugins.modules import shard_sync
+from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import SECRET, Host, describe, fill
+
+ALL = [*(f"shard_0000{n}.parquet" for n in range(3)), "tokenizer/tokenizer.pkl", "tokenizer/token_bytes.pt"]
+
+
+@pytest.fixture
+def master(tmp_path):
+    fill(tmp_path / "master")
+    manifest = describe(tmp_path / "master")
+    host = Host(tmp_path / "master")
+    host.manifest = manifest
+    yield host
+    host.stop()
+
+
+@pytest.fixture
+def sync(run_module, master, tmp_path):
+    """Brings the folder `store` in line with the master's."""
+
+    def run(_check_mode=False, **options):
+        given = {
+            "path": str(tmp_path / "store"),
+            "host": "worker",
+            "manifest": master.manifest,
+            "peers": [master.peer._asdict()],
+            "secret": SECRET,
+            "timeout": 5,
+        }
+        return run_module(shard_sync, _check_mode=_check_mode, **{**given, **options})
+
+    return run
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_brings_all_files_and_says_from_where(sync, master, tmp_path):
+    result = sync()
+
+    assert result["changed"] and not result.get("failed")
+    assert result["moved"] == ALL
+    assert result["bytes"] == sum(one.bytes for one in _shards.entries(master.manifest))
+    assert result["from"] == {"master": result["bytes"]}
+    assert result["digest"] == _shards.digest_of(master.manifest)
+    assert result["diff"] == {"before": "", "after": _shards.listing(master.manifest)}
+    assert _shards.load_manifest(str(tmp_path / "store")) == master.manifest
+    assert SECRET not in str(result)
+
+
+def test_check_mode_tells_what_will_move_and_moves_nothing(sync, tmp_path):
+    checked = sync(_check_mode=True)
+    assert not (tmp_path / "store").exists()
+
+    done = sync()
+    assert all(checked[key] == done[key] for key in ("changed", "moved", "bytes", "digest", "diff"))
+
+
+def test_second_run_changes_nothing_and_needs_no_peer(sync):
+    sync()
+
+    result = sync(peers=[])
+
+    assert not result["changed"]
+    assert (result["moved"], result["bytes"], result["from"]) == ([], 0, {})
+    assert result["diff"]["before"] == result["diff"]["after"]
+
+
+def test_what_cannot_be_had_is_named(sync):
+    result = sync(peers=[], timeout=1)
+
+    assert result["failed"]
+    assert result["msg"].startswith("worker: 5 files could not be had (shard_00000.parquet, ")
+    assert "asked nobody" in result["msg"]
+
+
+def test_field_07_missing_truncated_and_corrupted_shards_are_mended(sync, tmp_path):
+    sync()
+    store = tmp_path / "store"
+    (store / ALL[0]).unlink()
+    (store / ALL[1]).write_bytes((store / ALL[1]).read_bytes()[:100])
+    (store / ALL[2]).write_bytes(b"X" + (store / ALL[2]).read_bytes()[1:])
+    (store / "shard_00200.parquet").write_bytes(b"of an older data set")
+
+    result = sync()
+
+    assert result["mended"] == {ALL[1]: "truncated", ALL[2]: "corrupted"}
+    assert result["moved"] == ALL[:3]
+    assert result["extra"] == ["shard_00200.parquet"]
+    assert (store / "shard_00200.parquet").exists()
+    assert not sync()["changed"]
+
+
+def test_full_disk_is_said_before_anything_moves(sync, tmp_path, monkeypatch):
+    monkeypatch.setattr(_shards, "free_bytes", lambda folder: 1000)
+
+    result = sync()
+
+    assert result["failed"]
+    assert f"worker: {tmp_path}/store needs " in result["msg"] and "1.0 kB free" in result["msg"]
+    assert not list((tmp_path / "store").rglob("*.p*"))
+
+
+def test_run_reads_exactly_the_shards_of_the_plan(sync, run_module, tmp_path):
+    sync()
+    run = tmp_path / "run"
+    (run / "data").mkdir(parents=True)
+    (run / "data/shard_00150.parquet").write_bytes(b"left by another plan")
+    options = {"path": str(tmp_path / "store"), "state": "linked", "dest": str(run)}
+
+    checked = run_module(shard_sync, _check_mode=True, **options)
+    assert names(run / "data") == ["shard_00150.parquet"]
+    done = run_module(shard_sync, **options)
+    again = run_module(shard_sync, **options)
+
+    assert names(run / "data") == ALL[:3]
+    assert names(run / "tokenizer") == ["token_bytes.pt", "tokenizer.pkl"]
+    assert [one["changed"] for one in (checked, done, again)] == [True, True, False]
+    assert checked["diff"] == done["diff"]
+    assert done["extra"] == ["data/shard_00150.parquet"]
+
+
+def test_run_is_not_given_a_broken_shard(sync, run_module, tmp_path):
+    sync()
+    (tmp_path / "store/shard_00001.parquet").write_bytes(b"PAR1")
+
+    result = run_module(
+        shard_sync, path=str(tmp_path / "store"), state="linked", dest=str(tmp_path / "run"), host="worker"
+    )
+
+    assert result["failed"]
+    assert "worker: 1 file of " in result["msg"] and "(shard_00001.parquet truncated)" in result["msg"]
+
+
+def test_manifest_is_made_once_and_stays_the_truth(run_module, tmp_path):
+    store = fill(tmp_path / "books")
+    options = {"path": str(store), "state": "manifest"}
+
+    checked = run_module(shard_sync, _check_mode=True, **options)
+    assert not (store / "manifest.json").exists()
+    made = run_module(shard_sync, **options)
+    (store / "shard_00001.parquet").write_bytes(b"PAR1 broken")
+    kept = run_module(shard_sync, **options)
+    anew = run_module(shard_sync, **options, refresh=True)
+
+    assert [one["changed"] for one in (checked, made, kept, anew)] == [True, True, False, True]
+    assert checked["manifest"] == made["manifest"] == kept["manifest"] != anew["manifest"]
+    assert made["manifest"]["id"] == "books"
+
+
+@pytest.mark.parametrize(
+    ("remove", "told"),
+    [
+        (ALL[:3], "holds no *.parquet files"),
+        (ALL[:2], "holds only shard_00002.parquet"),
+        (ALL[4:], "lacks token_bytes.pt"),
+    ],
+)
+def test_folder_that_is_no_data_set_is_told_what_it_lacks(run_module, tmp_path, remove, told):
+    store = fill(tmp_path / "books")
+    for path in remove:
+        (store / path).unlink()
+
+    result = run_module(shard_sync, path=str(store), state="manifest", host="desktop")
+
+    assert result["failed"]
+    assert result["msg"].startswith("desktop: ") and told in result["msg"]
+
+
+def test_field_07_existing_folder_is_cut_to_the_plan_and_not_copied(run_module, tmp_path):
+    source = fill(tmp_path / "base_data_climbmix", shards=9)
+    fill(tmp_path, shards=0)  # the tokenizer beside it, where nanochat keeps it
+    for path in ("tokenizer/tokenizer.pkl", "tokenizer/token_bytes.pt"):
+        (source / path).unlink()
+    options = {"path": str(tmp_path / "store"), "state": "imported", "source": str(source), "shards": 3}
+
+    checked = run_module(shard_sync, _check_mode=True, **options)
+    assert not (tmp_path / "store").exists()
+    done = run_module(shard_sync, **options)
+    again = run_module(shard_sync, **options)
+
+    store = tmp_path / "store"
+    assert sorted(path.name for path in store.glob("*.parquet")) == [f"shard_0000{n}.parquet" for n in (0, 1, 8)]
+    assert (store / "shard_00008.parquet").samefile(source / "shard_00008.parquet")
+    assert [one["changed"] for one in (checked, done, again)] == [True, True, False]
+    assert checked["diff"] == done["diff"]
+
+
+def test_too_few_shards_are_said(run_module, tmp_path):
+    source = fill(tmp_path / "few")
+    result = run_module(
+        shard_sync, path=str(tmp_path / "s"), state="imported", source=str(source), shards=8, host="desktop"
+    )
+
+    assert result["failed"]
+    assert f"desktop: {source} holds 3 shards (*.parquet), but 8 are wanted" in result["msg"]
+
+
+def test_tokenizer_that_is_not_where_it_is_said_to_be(run_module, tmp_path):
+    source = fill(tmp_path / "few")
+    result = run_module(
+        shard_sync, path=str(tmp_path / "s"), state="imported", source=str(source), tokenizer="/nowhere", host="desktop"
+    )
+
+    assert result["failed"]
+    assert "desktop: /nowhere holds no tokenizer (tokenizer.pkl and token_bytes.pt)" in result["msg"]
+
+
+def test_serves_once_and_stops_what_it_started(run_module, tmp_path):
+    store = fill(tmp_path / "books")
+    serving = {
+        "path": str(store),
+        "state": "serving",
+        "address": "127.0.0.1",
+        "allow": ["127.0.0.1"],
+        "secret": SECRET,
+        "manifest": describe(store),
+    }
+    stopped = {"path": str(store), "state": "stopped"}
+
+    checked = run_module(shard_sync, _check_mode=True, **serving)
+    assert checked["changed"] and checked["server"]["port"] is None and not (store / ".share").exists()
+    started = run_module(shard_sync, **serving)
+    again = run_module(shard_sync, **serving)
+    would = run_module(shard_sync, _check_mode=True, **stopped)
+    ended = run_module(shard_sync, **stopped)
+    gone = run_module(shard_sync, **stopped)
+
+    assert started["changed"] and not again["changed"]
+    assert started["server"] == again["server"] and started["server"]["port"] > 0
+    assert [one["changed"] for one in (would, ended, gone)] == [True, True, False]
+    assert ended["pid"] == started["pid"]
+    assert not (store / ".share").exists()
+    assert SECRET not in str([started, again, ended])
+
+
+def test_needs_a_secret_to_serve(run_module, tmp_path):
+    result = run_module(shard_sync, path=str(tmp_path), state="serving", address="127.0.0.1", allow=["127.0.0.1"])
+    assert result["failed"] and "secret" in result["msg"]
+
+
+def test_dead_url_is_named(run_module, tmp_path):
+    options = {"path": str(tmp_path / "s"), "state": "fetched", "url": "http://127.0.0.1:1/main", "shards": 2}
+
+    checked = run_module(shard_sync, _check_mode=True, **options)
+    failed = run_module(shard_sync, **options, retries=1, host="desktop")
+
+    assert checked["changed"] and checked["moved"] == ["shard_00000.parquet", "shard_06542.parquet"]
+    assert failed["failed"]
+    assert failed["msg"].startswith("desktop: http://127.0.0.1:1/main/shard_0")
+
+
+def test_folder_that_is_read_only_is_said(run_module, master, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    result = run_module(
+        shard_sync, path=str(tmp_path / "s"), manifest=master.manifest, peers=[], secret=SECRET, host="worker"
+    )
+
+    assert result["failed"]
+    assert result["msg"].startswith(f"worker: {tmp_path}/s cannot be written by this user")
