@@ -217,7 +217,7 @@ def describe_events(events: List[Event]) -> Dict[str, Any]:
     start, end = _last(attempt, "start"), _last(attempt, "end")
     resumed = start.get("resumed_from")
     done = steps[-1]["step"] + 1 if steps else resumed if isinstance(resumed, int) else 0
-    settings = start.get("settings")
+    settings: Any = start.get("settings")
     evaluation = _last(events, "eval")
     proof = end if isinstance(end.get("identical"), bool) else _last(attempt, "digest")
     described = {
@@ -225,7 +225,7 @@ def describe_events(events: List[Event]) -> Dict[str, Any]:
         "world": start.get("world"),
         "step": steps[-1]["step"] if steps else None,
         "done": done,
-        "steps": _positive(settings.get("num_iterations")) if isinstance(settings, dict) else None,
+        "steps": _positive(start.get("steps")) or _positive((settings or {}).get("num_iterations")),
         "loss": finite(steps[-1].get("loss")) if steps else None,
         "diverged": bool(steps) and steps[-1].get("loss") is not None and finite(steps[-1].get("loss")) is None,
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,

@@ -290,6 +290,8 @@
     return ['yes', 'good'];
   };
 
+  const continuation = ({ prompt, text }) => prompt && text && text.startsWith(prompt) ? text.slice(prompt.length) : text || '';
+
   const drawWords = () => {
     const one = lead.summary;
     byId('title').textContent = `Run ${data.run}`;
@@ -309,7 +311,7 @@
       `${seconds(summary.wait_seconds)} (${share(summary.wait_share)})`, bytes(summary.bytes_sent), bytes(summary.memory_bytes), String(summary.attempts),
     ]), [3, 4, 5, 6, 7, 8, 9, 10]);
     const samples = data.ranks.flatMap((rank) => rank.samples);
-    if (samples.length) section('samples', 'Samples', ...samples.slice(-12).reverse().map((sample) => make('div', {}, make('p', { class: 'quiet' }, `step ${number(sample.step, 0)}`), make('blockquote', {}, make('b', {}, sample.prompt || ''), sample.text || ''))));
+    if (samples.length) section('samples', 'Samples', ...samples.slice(-12).reverse().map((sample) => make('div', {}, make('p', { class: 'quiet' }, `step ${number(sample.step, 0)}`), make('blockquote', {}, make('b', {}, sample.prompt || ''), continuation(sample)))));
     if (data.others.length) {
       const rows = [{ run: data.run, digest: data.digest, summary: one }, ...data.others];
       section('comparison', 'Compared with other runs', scroll(fillTable(make('table'), ['run', 'plan', 'steps', 'first loss', 'last loss', 'val bpb', 'tok/s', 'end'], rows.map(({ run, digest, summary }) => [run, digest, String(summary.done), loss(summary.first_loss), loss(summary.last_loss), loss(summary.val_bpb), speed(summary.tokens_per_second), summary.end]), [2, 3, 4, 5, 6])));

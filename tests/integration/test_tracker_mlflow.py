@@ -1,0 +1,172 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role tracker starts a real MLflow server; what the trainer tells it is read back through its API."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
+VERSION = yaml.safe_load((ROOT / "roles/tracker/defaults/main.yml").read_text())["tracker_requirements"][0].split("==")[
+    1
+]
+STEPS = 25
+LOG_A_RUN = """
+import sys
+from pathlib import Path
+from nanochat.tracker import open_tracker
+uri, folder = sys.argv[1], Path(sys.argv[2])
+tracker = open_tracker("mlflow", uri, "d4", {"depth": 4, "matrix_lr": 0.02}, folder)
+for step in range(%d):
+    tracker.log(step, {"train/loss": 10 - step / 10, "tokens_per_second": 2048.0})
+tracker.close("finished")
+""" % STEPS  # fmt: skip
+
+pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
+
+
+@pytest.fixture(scope="module")
+def trainer_python() -> Path:
+    """A Python with torch, as ./test.sh makes it."""
+    for folder in (os.environ.get("TRAINER_VENV"), CACHE / "tests-venv", CACHE / "trainer"):
+        if folder and (Path(folder) / "bin" / "python").exists():
+            return Path(folder) / "bin" / "python"
+    pytest.skip("there is no Python with torch: ./test.sh trainer makes one")
+
+
+def output(*argv: Any, **more: Any) -> str:
+    done = subprocess.run(
+        [str(word) for word in argv], capture_output=True, text=True, timeout=900, check=False, **more
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def mlflow_venv(trainer_python: Path) -> Path:
+    """MLflow in a Python of the trainer's version, installed once and kept."""
+    minor = output(trainer_python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
+    venv = CACHE / f"mlflow-{VERSION}-py{minor}"
+    if not (venv / "installed").exists():
+        shutil.rmtree(venv, ignore_errors=True)
+        output(trainer_python, "-m", "venv", venv)
+        output(venv / "bin" / "python", "-m", "pip", "install", "-q", f"mlflow=={VERSION}")
+        (venv / "installed").touch()
+    return venv
+
+
+class Server:
+    """The tracker of one test job."""
+
+    def __init__(self, folder: Path, venv: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.folder = folder
+        training = {"tracker": "mlflow", "tracker_bind": "127.0.0.1", "tracker_port": self.port}
+        plan = {
+            "run": "d4",
+            "timeout_seconds": 60,
+            "master": {"host": "node1"},
+            "manage_firewall": False,
+            "training": training,
+        }
+        variables = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "ddp_plan": plan,
+            "ddp_node": {"base_dir": str(folder / "{{ inventory_hostname }}"), "peers": [], "address": "127.0.0.1"},
+            "tracker_venv_dir": str(venv),
+        }
+        inventory = {"trainers": {"hosts": {"node1": {}, "node2": {}}, "vars": variables}}
+        (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        play = [{"hosts": "trainers", "gather_facts": False, "roles": ["nanochat.ddp.tracker"]}]
+        (folder / "play.yml").write_text(yaml.safe_dump(play))
+
+    def play(self, *words: str) -> str:
+        environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "TMUX_TMPDIR": str(self.folder)}
+        argv = ["ansible-playbook", "-i", self.folder / "hosts.yml", self.folder / "play.yml", *words]
+        return output(*argv, cwd=ROOT, env=environment)
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, host: str | None = None) -> dict[str, Any]:
+        data = json.dumps(body).encode() if body is not None else None
+        headers = {"Content-Type": "application/json", **({"Host": host} if host else {})}
+        request = urllib.request.Request(f"{self.url}/api/2.0/mlflow/{path}", data=data, headers=headers)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+            return dict(json.load(answer))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, mlflow_venv: Path) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("tracker"), mlflow_venv)
+    try:
+        told = server.play()
+        assert server.url in told
+        yield server
+    finally:
+        with contextlib.suppress(AssertionError):
+            server.play("-e", "tracker_state=stopped")
+
+
+def test_a_second_play_changes_nothing(server: Server) -> None:
+    assert "changed: nothing" in server.play()
+
+
+def test_only_the_master_has_a_server(server: Server) -> None:
+    assert (server.folder / "node1" / "tracker" / "mlflow.db").exists()
+    assert not (server.folder / "node2").exists()
+
+
+def test_what_the_trainer_logs_is_read_back(
+    server: Server, mlflow_venv: Path, trainer_python: Path, tmp_path: Path
+) -> None:
+    site = output(trainer_python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    path = os.pathsep.join([str(ROOT / "trainer"), site])
+    environment = {**os.environ, "PYTHONPATH": path, "MLFLOW_EXPERIMENT_NAME": "nanochat-d4", "NO_PROXY": "127.0.0.1"}
+    output(mlflow_venv / "bin" / "python", "-c", LOG_A_RUN, server.url, tmp_path, env=environment)
+    experiment = server.ask("experiments/get-by-name?experiment_name=nanochat-d4")["experiment"]
+    runs = server.ask("runs/search", {"experiment_ids": [experiment["experiment_id"]]})["runs"]
+    assert len(runs) == 1
+    info, data = runs[0]["info"], runs[0]["data"]
+    assert (info["run_name"], info["status"]) == ("d4", "FINISHED")
+    assert {param["key"]: param["value"] for param in data["params"]} == {"depth": "4", "matrix_lr": "0.02"}
+    history = server.ask(f"metrics/get-history?run_id={info['run_id']}&metric_key=train/loss")["metrics"]
+    assert [(point["step"], point["value"]) for point in sorted(history, key=lambda one: one["step"])] == [
+        (step, 10 - step / 10) for step in range(STEPS)
+    ]
+
+
+def test_pages_of_other_names_are_refused(server: Server) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        server.ask("experiments/search", {"max_results": 1}, host="evil.example")
+    assert refused.value.code == 403
+
+
+def test_it_listens_on_the_chosen_address_only(server: Server) -> None:
+    listening = output("ss", "-Hltn", f"sport = :{server.port}")
+    assert [line.split()[3] for line in listening.splitlines()] == [f"127.0.0.1:{server.port}"]
+
+
+def test_stopping_ends_it_and_keeps_what_it_knows(server: Server) -> None:
+    server.play("-e", "tracker_state=stopped")
+    with pytest.raises(urllib.error.URLError):
+        server.ask("experiments/search", {"max_results": 1})
+    assert (server.folder / "node1" / "tracker" / "mlflow.db").exists()
+    assert "changed: nothing" in server.play("-e", "tracker_state=stopped")
