@@ -1,0 +1,219 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checkpoints: upstream's files, whole or not at all, and the last good one outlives a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from nanochat import checkpoint_manager as checkpoints
+from nanochat.checkpoint_manager import NotSaved
+from nanochat.common import UserError
+
+MODEL = {"lm_head.weight": torch.arange(6.0).view(2, 3), "resid_lambdas": torch.ones(3)}
+META = {"step": 1, "model_config": {"n_layer": 3}, "loop_state": {"min_val_bpb": 1.5}}
+OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(4), "step": 3}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+LOADER = {"cursor": [0, 1, 2, 3], "tokens": torch.arange(5, dtype=torch.int32)}
+
+
+def save(folder: Path, step: int, rank: int = 0) -> checkpoints.Saved:
+    whole = {"model": MODEL, "meta": META} if rank == 0 else {}
+    return checkpoints.save(folder, step, rank, OPTIMIZER, LOADER, **whole)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    saved = save(tmp_path, 100)
+    files = ["ckpt_000100_rank0.json", "meta_000100.json", "model_000100.pt", "optim_000100_rank0.pt"]
+    assert names(tmp_path) == files
+    assert saved.bytes == sum((tmp_path / name).stat().st_size for name in files[1:])
+    assert checkpoints.whole_steps(tmp_path, 0) == [100]
+    assert checkpoints.load_meta(tmp_path, 100) == META
+    model = checkpoints.load_model(tmp_path, 100)
+    assert all(torch.equal(model[name], MODEL[name]) for name in MODEL)
+    optimizer, loader = checkpoints.load_optimizer(tmp_path, 100, 0)
+    assert optimizer.keys() == OPTIMIZER.keys()
+    assert torch.equal(optimizer["state"][0]["exp_avg"], torch.ones(4))
+    assert loader is not None
+    assert loader["cursor"] == LOADER["cursor"]
+
+
+def test_torchs_own_optimizers_take_our_file(tmp_path: Path) -> None:
+    """As upstream loads it: plainly, with our loader's state still in it."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    before = torch.optim.AdamW([weight])
+    weight.grad = torch.ones(4)
+    before.step()
+    checkpoints.save(tmp_path, 1, 0, before.state_dict(), LOADER)
+    after = torch.optim.AdamW([weight])
+    after.load_state_dict(torch.load(tmp_path / "optim_000001_rank0.pt"))
+    assert torch.equal(after.state[weight]["exp_avg"], before.state[weight]["exp_avg"])
+
+
+def test_upstreams_checkpoints_count_without_our_list(tmp_path: Path) -> None:
+    torch.save({f"_orig_mod.{name}": value for name, value in MODEL.items()}, tmp_path / "model_000007.pt")
+    torch.save(OPTIMIZER, tmp_path / "optim_000007_rank0.pt")
+    assert checkpoints.whole_steps(tmp_path, 0) == []
+    (tmp_path / "meta_000007.json").write_text(json.dumps(META))
+    assert checkpoints.whole_steps(tmp_path, 0) == [7]
+    assert checkpoints.whole_steps(tmp_path, 1) == []
+    assert checkpoints.load_model(tmp_path, 7).keys() == MODEL.keys()
+    assert checkpoints.load_optimizer(tmp_path, 7, 0)[1] is None
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("spoil", [cut, flip, Path.unlink])
+@pytest.mark.parametrize(
+    "name", ["model_000020.pt", "meta_000020.json", "optim_000020_rank0.pt", "ckpt_000020_rank0.json"]
+)
+def test_field_18_a_torn_checkpoint_does_not_count(tmp_path: Path, name: str, spoil: Callable[[Path], None]) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    spoil(tmp_path / name)
+    # Without its list a checkpoint counts by what its files themselves say; only these are damaged then.
+    whole_by_itself = name.startswith("ckpt") and spoil is Path.unlink
+    assert checkpoints.whole_steps(tmp_path, 0) == ([10, 20] if whole_by_itself else [10])
+
+
+@pytest.mark.parametrize("name", ["model_000020.pt", "optim_000020_rank0.pt"])
+def test_a_damaged_file_of_upstream_does_not_count(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 20)
+    (tmp_path / "ckpt_000020_rank0.json").unlink()
+    cut(tmp_path / name)
+    assert checkpoints.whole_steps(tmp_path, 0) == []
+
+
+class Full:
+    """A disk that takes so many more bytes and no more."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.write = checkpoints._Hashing.write
+
+    def __call__(self, file: Any, data: Any) -> int:
+        self.room -= memoryview(data).nbytes
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.write(file, data)
+
+
+@pytest.mark.parametrize("room", [0, 500, 2500, 3500])
+def test_field_18_a_full_disk_leaves_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    save(tmp_path, 10)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    full = Full(room)
+    monkeypatch.setattr(checkpoints._Hashing, "write", lambda file, data: full(file, data))
+    with pytest.raises(NotSaved, match=r"rank 0 could not save step 20 to .*: .*"):
+        save(tmp_path, 20)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_disk_known_to_be_too_small_is_not_even_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage(NamedTuple):
+        free: int
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(1_000_000))
+    with pytest.raises(NotSaved, match="the disk has 1 MB left, but the checkpoint needs 0 MB"):
+        save(tmp_path, 10)
+    assert names(tmp_path) == []
+
+
+def test_only_what_all_ranks_have_lets_older_ones_go(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        save(tmp_path, step)
+        save(tmp_path, step, rank=1)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert checkpoints.prune(tmp_path, 0, 2, [10]) == []
+    assert checkpoints.prune(tmp_path, 0, 2, [10, 20, 30]) == [10]
+    assert checkpoints.whole_steps(tmp_path, 0) == [20, 30, 40]
+    assert checkpoints.is_whole(tmp_path, 10, 1)
+    assert checkpoints.prune(tmp_path, 1, 2, [10, 20, 30, 40]) == [10, 20]
+    assert checkpoints.prune(tmp_path, 0, -1, [10, 20, 30, 40]) == []
+    assert "notes.txt" in names(tmp_path)
+    assert not any("000010" in name for name in names(tmp_path))
+
+
+def test_checkpoints_of_upstream_are_never_removed(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    (tmp_path / "ckpt_000010_rank0.json").unlink()
+    assert checkpoints.prune(tmp_path, 0, 1, [10, 20]) == []
+    assert checkpoints.whole_steps(tmp_path, 0) == [10, 20]
+
+
+def test_what_an_interrupted_save_left_is_swept_for_this_rank_only(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    for rank in (0, 1):
+        (tmp_path / f".model_000020.pt.rank{rank}.tmp").write_bytes(b"half")
+    checkpoints.sweep(tmp_path, 0)
+    assert ".model_000020.pt.rank0.tmp" not in names(tmp_path)
+    assert ".model_000020.pt.rank1.tmp" in names(tmp_path)
+    assert checkpoints.whole_steps(tmp_path, 0) == [10]
+
+
+def test_a_file_from_another_rank_appears_only_if_it_came_as_it_left(tmp_path: Path) -> None:
+    save(tmp_path / "there", 10)
+    name = checkpoints.model_name(10)
+    sent = (tmp_path / "there" / name).read_bytes()
+    promised = checkpoints.file_digest(tmp_path / "there" / name)
+    coming = checkpoints.Incoming(tmp_path / "here", name, rank=1)
+    coming.write(sent[:100])
+    assert not (tmp_path / "here" / name).exists()
+    coming.write(sent[100:])
+    coming.finish(promised)
+    assert (tmp_path / "here" / name).read_bytes() == sent
+    broken = checkpoints.Incoming(tmp_path / "here", checkpoints.meta_name(10), rank=1)
+    broken.write(b"{}")
+    with pytest.raises(UserError, match="did not arrive as it was sent"):
+        broken.finish(promised)
+    assert names(tmp_path / "here") == [name]
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("owned",)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_bad_files_are_named_and_run_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"there is no checkpoint file .*model_000001\.pt"):
+        checkpoints.load_model(tmp_path, 1)
+    (tmp_path / "model_000001.pt").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(UserError, match=r"model_000001\.pt cannot be read"):
+        checkpoints.load_model(tmp_path, 1)
+    torch.save([1], tmp_path / "model_000001.pt")
+    with pytest.raises(UserError, match="does not hold a model's weights"):
+        checkpoints.load_model(tmp_path, 1)
+    (tmp_path / "meta_000001.json").write_text('{"step": 1}')
+    with pytest.raises(UserError, match="does not say what model it belongs to"):
+        checkpoints.load_meta(tmp_path, 1)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_folder_that_does_not_exist_holds_no_steps(tmp_path: Path) -> None:
+    assert checkpoints.whole_steps(tmp_path / "none", 0) == []
+    assert checkpoints.prune(tmp_path / "none", 0, 1, [1, 2]) == []

@@ -1,0 +1,152 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Bits per byte and generation, on a small model with random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanochat import checkpoint_manager, engine, tokenizer
+from nanochat.common import UserError, exit_code
+from nanochat.loss_eval import bits_per_byte, eval_steps
+from nanochat.model import GPT, ModelConfig
+from nanochat.tokenizer import Tokenizer
+from scripts import sample
+
+GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tokenizer:
+    return tokenizer.load(GOLDEN)
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    """Random enough that generation does not repeat itself, and short enough to pass its windows."""
+    torch.manual_seed(1)
+    made = GPT(ModelConfig.from_depth(3, 16, 16, sequence_len=128, vocab_size=512, window_pattern="SL"))
+    made.init_weights()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.2)
+    return made
+
+
+@pytest.fixture
+def base(tmp_path: Path, model: GPT, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    (tmp_path / "tokenizer").symlink_to(GOLDEN)
+    meta = {"model_config": dataclasses.asdict(model.config) | {"a_key_of_tomorrow": 1}}
+    for step in (5, 10):
+        checkpoint_manager.save(
+            tmp_path / "base_checkpoints/d3", step, 0, {"state": {}, "param_groups": []}, None, model.state_dict(), meta
+        )
+    return tmp_path
+
+
+def test_the_cache_changes_nothing(model: GPT, tokens: Tokenizer) -> None:
+    prompt = tokens.encode("import sys and go on", bos=True)
+    ids = list(prompt)
+    for dummy in range(160):
+        ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    found = list(engine.generate(model, prompt, 160, temperature=0.0))
+    assert found == ids[len(prompt) :]
+    assert len(set(found)) > 20
+
+
+def test_sampling_follows_seed_and_top_k(model: GPT) -> None:
+    def draw(seed: int, top_k: int | None = None) -> list[int]:
+        return list(engine.generate(model, [503, 1, 2], 20, temperature=1.5, top_k=top_k, seed=seed))
+
+    assert draw(1) == draw(1) != draw(2)
+    assert draw(1, top_k=1) == list(engine.generate(model, [503, 1, 2], 20, temperature=0.0))
+
+
+def test_top_k_draws_among_the_likeliest_in_their_proportion() -> None:
+    logits = torch.tensor([[0.0, math.log(3.0), -1.0, -5.0]]).expand(4000, 4)
+    drawn = engine.choose(logits, 1.0, 2, torch.Generator().manual_seed(0))
+    counts = torch.bincount(drawn, minlength=4).tolist()
+    assert counts[2:] == [0, 0]
+    assert abs(counts[1] / 4000 - 0.75) < 0.03
+
+
+def test_generation_ends_at_a_stop_token(model: GPT) -> None:
+    free = list(engine.generate(model, [503, 7], 30, temperature=0.0))
+    stop = free[4]
+    assert list(engine.generate(model, [503, 7], 30, temperature=0.0, stops={stop})) == free[: free.index(stop)]
+
+
+def test_sample_goes_on_with_a_text(base: Path, tokens: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(lambda: sample.main(["-p", "def main", "--max-tokens", "8", "-t", "0"])) == 0
+    newest = capsys.readouterr().out
+    assert newest.startswith("def main")
+    assert len(newest) > len("def main\n")
+    assert (
+        exit_code(lambda: sample.main(["-p", "def main", "--max-tokens", "8", "-t", "0", "-g", "d3", "-s", "5"])) == 0
+    )
+    assert capsys.readouterr().out == newest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-g", "d9"], "there is no model in"),
+        (["-s", "7"], "meta_000007.json cannot be read"),
+        (["--max-tokens", "-1"], "--max-tokens -1: must not be negative"),
+    ],
+)
+def test_sample_refuses_in_one_sentence(
+    base: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert exit_code(lambda: sample.main(arguments)) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_model_of_another_vocabulary_or_shape_is_refused(base: Path, tokens: Tokenizer) -> None:
+    folder = base / "base_checkpoints/d3"
+    with pytest.raises(UserError, match="knows 512 tokens, but the tokenizer has 280"):
+        engine.load_model(folder, 5, tokenizer.train(["a b c d e f g h i j k l m n o p " * 9], 280))
+    path = folder / "meta_000005.json"
+    path.write_text(path.read_text().replace('"n_layer": 3', '"n_layer": 4'))
+    with pytest.raises(UserError, match=r"the weights of step 5 .* do not fit its model"):
+        engine.load_model(folder, 5, tokens)
+
+
+class Even:
+    """A model to which every token is as likely as any other."""
+
+    def __call__(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        assert reduction == "none"
+        return torch.full(targets.shape, math.log(512))
+
+
+def test_bits_per_byte_leaves_out_special_tokens_and_gaps() -> None:
+    sizes = torch.zeros(512, dtype=torch.int32)
+    sizes[:503] = torch.arange(503) % 4 + 1
+    targets = torch.tensor([[0, 1, 2], [503, -1, 3]])
+    counted, size = 4, 1 + 2 + 3 + 4
+    found = bits_per_byte(Even(), [(targets, targets)] * 3, sizes)
+    assert found == pytest.approx(9 * counted / size)
+
+
+def test_bits_per_byte_is_over_all_ranks() -> None:
+    sizes = torch.ones(512, dtype=torch.int32)
+    sizes[9] = 3
+    ones, nines = torch.zeros(1, 4, dtype=torch.int64), torch.full((1, 4), 9)
+    together = bits_per_byte(Even(), [(ones, ones), (nines, nines)], sizes)
+    other = torch.tensor([4 * math.log(512), 12.0], dtype=torch.float64)
+    assert bits_per_byte(Even(), [(ones, ones)], sizes, reduce=lambda mine: mine + other) == pytest.approx(together)
+    assert bits_per_byte(Even(), [], sizes) == math.inf
+
+
+def test_an_evaluation_has_at_least_one_batch() -> None:
+    assert eval_steps(80 * 524288, 32, 2048, 2) == 320
+    assert eval_steps(100, 32, 2048, 2) == 1

@@ -1,0 +1,134 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a run says about itself: whole lines, a beat every second, seconds by phase."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanochat.metrics import Clock, Heartbeat, Metrics, memory_bytes
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wait_for(what: Any, seconds: float = 5.0) -> None:
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.01)
+
+
+def test_events_are_json_with_kind_time_and_step(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "run" / "metrics-rank0.jsonl")
+    metrics.write("step", 3, loss=2.5, epoch=1)
+    metrics.write("step", 4, loss=float("nan"), nested={"a": [float("inf"), 1]})
+    metrics.close()
+    metrics.write("step", 5)
+    first, second = lines(metrics.path)
+    assert abs(first.pop("time") - time.time()) < 10
+    assert first == {"kind": "step", "step": 3, "loss": 2.5, "epoch": 1}
+    assert (second["loss"], second["nested"]) == (None, {"a": [None, 1]})
+
+
+def test_a_resumed_run_appends_and_half_a_line_spoils_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics-rank0.jsonl"
+    path.write_text('{"kind": "step", "step": 1}\n{"kind": "st')
+    metrics = Metrics(path)
+    metrics.write("start", 2)
+    metrics.close()
+    kept = path.read_text().splitlines()
+    assert json.loads(kept[0])["step"] == 1
+    assert json.loads(kept[2])["kind"] == "start"
+    assert len(kept) == 3
+
+
+def test_writers_at_the_same_time_do_not_mix_lines(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writers = [Metrics(path) for dummy in range(4)]
+
+    def work(metrics: Metrics) -> None:
+        for step in range(200):
+            metrics.write("step", step, text="x" * 500)
+
+    threads = [threading.Thread(target=work, args=(metrics,)) for metrics in writers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(lines(path)) == 800
+
+
+def test_a_disk_that_refuses_is_told_of_once_and_training_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    real = os.write
+
+    rooms = [5]
+
+    def nearly_full(handle: int, data: bytes) -> int:
+        if not rooms:
+            raise OSError(28, "No space left on device")
+        return real(handle, data[: rooms.pop()])
+
+    monkeypatch.setattr(os, "write", nearly_full)
+    for step in range(3):
+        metrics.write("step", step)
+    monkeypatch.undo()
+    metrics.write("step", 3)
+    told = capsys.readouterr().err
+    assert told.count("No space left on device; training goes on") == 1
+    assert json.loads(metrics.path.read_text().splitlines()[-1])["step"] == 3
+
+
+def test_a_folder_that_cannot_be_made_is_told_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    metrics = Metrics(tmp_path / "file" / "metrics.jsonl")
+    metrics.write("step", 1)
+    assert capsys.readouterr().err.count("training goes on") == 1
+
+
+def test_field_19_the_heartbeat_says_what_is_being_done_and_since_when(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat-rank1.json"
+    heart = Heartbeat(path, rank=1, world=2, every=0.02)
+    assert json.loads(path.read_text())["phase"] == "start"
+    heart.steps = 500
+    heart.enter("sync", 7, 41)
+    wait_for(lambda: json.loads(path.read_text())["phase"] == "sync")
+    first = json.loads(path.read_text())
+    wait_for(lambda: json.loads(path.read_text())["time"] > first["time"])
+    second = json.loads(path.read_text())
+    assert second["phase_since"] == first["phase_since"] <= first["time"]
+    heart.enter("end", 500)
+    heart.close()
+    last = json.loads(path.read_text())
+    assert {name: last[name] for name in ("rank", "world", "step", "steps", "phase", "collective")} == {
+        "rank": 1, "world": 2, "step": 500, "steps": 500, "phase": "end", "collective": 0,
+    }  # fmt: skip
+    assert last["pid"] == os.getpid()
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_the_clock_gives_every_second_to_one_phase() -> None:
+    ticks = iter([0.0, 1.0, 4.0, 4.5, 10.0])
+    clock = Clock(lambda: next(ticks))
+    assert clock.enter("data") == "start"
+    assert clock.enter("sync") == "data"
+    assert clock.enter("data") == "sync"
+    assert clock.take() == {"start": 1.0, "data": 3.0 + 5.5, "sync": 0.5}
+
+
+def test_memory_is_what_this_process_holds() -> None:
+    before = memory_bytes()
+    block = bytearray(os.urandom(1024)) * (64 * 1024)
+    assert memory_bytes() - before > len(block) // 2

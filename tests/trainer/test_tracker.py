@@ -1,0 +1,151 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Trackers: what is sent arrives, and a server that is slow or down never holds up training."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanochat.common import UserError
+from nanochat.tracker import Point, ThreadedTracker, Tracker, open_tracker
+
+
+class Recorder:
+    """A backend that remembers, and fails or waits when told to."""
+
+    def __init__(self) -> None:
+        self.config: dict[str, Any] = {}
+        self.previous: str | None = None
+        self.points: list[Point] = []
+        self.status: str | None = None
+        self.failures = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def open(self, config: Mapping[str, Any], previous: str | None) -> str:
+        self.gate.wait(10)
+        self._fail()
+        self.config, self.previous = dict(config), previous
+        return "id-1"
+
+    def send(self, points: Sequence[Point]) -> None:
+        self._fail()
+        self.points.extend(points)
+
+    def close(self, status: str) -> None:
+        self.status = status
+
+    def _fail(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("the server is down\nwith details")
+
+
+def track(recorder: Recorder, folder: Path) -> ThreadedTracker:
+    return ThreadedTracker(recorder, "test", {"depth": 4}, folder, pause=0.001)
+
+
+def test_everything_arrives_in_order(tmp_path: Path) -> None:
+    recorder = Recorder()
+    tracker = track(recorder, tmp_path)
+    for step in range(100):
+        tracker.log(step, {"loss": 5.0 - step, "text": "no number", "bad": float("nan"), "epoch": 1})
+    tracker.close("stopped")
+    assert [point.step for point in recorder.points] == list(range(100))
+    assert recorder.points[2].values == {"loss": 3.0, "epoch": 1.0}
+    assert (recorder.config, recorder.status) == ({"depth": 4}, "stopped")
+    assert json.loads((tmp_path / "tracker.json").read_text()) == {"tracker": "test", "id": "id-1"}
+
+
+def test_a_server_that_fails_for_a_while_costs_one_warning_and_no_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = Recorder()
+    recorder.failures = 3
+    tracker = track(recorder, tmp_path)
+    for step in range(10):
+        tracker.log(step, {"loss": 1.0})
+    until = time.monotonic() + 5
+    while len(recorder.points) < 10 and time.monotonic() < until:
+        time.sleep(0.005)
+    tracker.close("finished")
+    assert [point.step for point in recorder.points] == list(range(10))
+    told = capsys.readouterr().err
+    assert told == "warning: --tracker test: the server is down; training goes on\n"
+
+
+def test_a_server_that_hangs_does_not_hold_up_a_step(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.gate.clear()
+    tracker = track(recorder, tmp_path)
+    begun = time.monotonic()
+    for step in range(1000):
+        tracker.log(step, {"loss": 1.0})
+    assert time.monotonic() - begun < 1.0
+    recorder.gate.set()
+    tracker.close("finished")
+    assert len(recorder.points) == 1000
+
+
+def test_a_resumed_run_goes_on_under_its_id(tmp_path: Path) -> None:
+    track(Recorder(), tmp_path).close("stopped")
+    again = Recorder()
+    track(again, tmp_path).close("finished")
+    assert again.previous == "id-1"
+
+
+def test_none_tracks_nothing_and_a_missing_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = open_tracker("none", "", "run", {}, tmp_path)
+    assert type(tracker) is Tracker
+    tracker.log(1, {"loss": 1.0})
+    tracker.close("finished")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--tracker mlflow: this Python has no package mlflow"):
+        open_tracker("mlflow", "", "run", {}, tmp_path)
+
+
+def test_mlflow_gets_parameters_and_metrics_of_both_attempts(tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    pytest.importorskip("sqlalchemy")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    for first in (0, 5):
+        tracker = open_tracker("mlflow", uri, "smoke", {"depth": 4, "sync": "exact"}, tmp_path, resumed=first > 0)
+        for step in range(first, first + 5):
+            tracker.log(step, {"train/loss": 5.0 - step})
+        tracker.close("finished")
+    client = tracking.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("nanochat")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status, run.data.params) == (
+        "smoke",
+        "FINISHED",
+        {"depth": "4", "sync": "exact"},
+    )
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted((metric.step, metric.value) for metric in history) == [(step, 5.0 - step) for step in range(10)]
+
+
+def test_wandb_keeps_a_run_for_later_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracker = open_tracker("wandb", "", "smoke", {"depth": 4}, tmp_path)
+    for step in range(3):
+        tracker.log(step, {"train/loss": 5.0 - step})
+    tracker.close("finished")
+    (kept,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    # wandb's own process may still be writing when its finish() has returned.
+    until = time.monotonic() + 20
+    while b"train/loss" not in kept.read_bytes() and time.monotonic() < until:
+        time.sleep(0.05)
+    content = kept.read_bytes()
+    assert b"train/loss" in content
+    assert b"depth" in content
