@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import Sequence
 
 
 class BatchError(ValueError):
@@ -38,7 +38,7 @@ def total_rows(total_batch: int, sequence: int, device_batch: int, world: int, e
     return rows
 
 
-def share(rows: int, device_batch: int, weights: Sequence[float]) -> List[int]:
+def share(rows: int, device_batch: int, weights: Sequence[float]) -> list[int]:
     """Rows of each rank in proportion to the weights: whole passes, at least one each, the sum exact.
 
     Every further pass goes to the rank that would be done first with it, so that the slowest rank ends as early as can be.

@@ -280,6 +280,7 @@ def disk(path: str) -> dict[str, Any]:
             total=room.f_blocks * room.f_frsize,
             device=os.stat(parent).st_dev,
             writable=os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK) and not room.f_flag & os.ST_RDONLY,
+            noexec=bool(room.f_flag & os.ST_NOEXEC),
         )
     except OSError:
         pass

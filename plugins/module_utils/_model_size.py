@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, NamedTuple
 
 FLOAT = 4
 VOCAB_MULTIPLE = 64
@@ -43,12 +43,12 @@ class Shape(NamedTuple):
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property
-    def value_layers(self) -> List[int]:
+    def value_layers(self) -> list[int]:
         """Layers with value embeddings: every other one, the last included."""
         return [layer for layer in range(self.depth) if layer % 2 == (self.depth - 1) % 2]
 
 
-def parameters(shape: Shape) -> Dict[str, int]:
+def parameters(shape: Shape) -> dict[str, int]:
     """Counted parameters by group, as the trainer prints them."""
     table = shape.padded_vocab * shape.n_embd
     gates = len(shape.value_layers) * shape.n_head * GATE_INPUTS
@@ -63,7 +63,7 @@ def parameters(shape: Shape) -> Dict[str, int]:
     return counts
 
 
-def windows(shape: Shape) -> List[int]:
+def windows(shape: Shape) -> list[int]:
     """The attention window of each layer."""
     short = -(-shape.sequence // (4 * 128)) * 128
     pattern = shape.window_pattern.upper()
@@ -80,7 +80,7 @@ def flops_per_token(shape: Shape) -> int:
     return 6 * linear + attention
 
 
-def memory(shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True) -> Dict[str, int]:
+def memory(shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True) -> dict[str, int]:
     """Bytes of one rank by purpose, an estimate for float32."""
     counts = parameters(shape)
     tables = counts["wte"] + counts["value_embeds"]
@@ -108,7 +108,7 @@ def checkpoint_bytes(shape: Shape) -> int:
     return FLOAT * (3 * counts["total"] - counts["transformer_matrices"])
 
 
-def describe(shape: Shape) -> Dict[str, Any]:
+def describe(shape: Shape) -> dict[str, Any]:
     """The plan's `model`."""
     return {
         "depth": shape.depth,

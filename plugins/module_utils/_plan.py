@@ -13,16 +13,28 @@ import hashlib
 import json
 import os
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils import _batch, _model_size, _plan_checks, _settings
 from ansible_collections.nanochat.ddp.plugins.module_utils._findings import finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import Chooser, Host, Link, neighbours, ranks
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import (
+    Chooser,
+    Host,
+    Link,
+    neighbours,
+    pythons,
+    ranks,
+    version_of,
+)
 
 FORMAT = 1
 # Big buffers are reused instead of being given back to the kernel and faulted in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 FLIGHT_RECORD_ENTRIES = "2000"
+# The oldest Python that this collection's trainer runs on, and that PyTorch does.
+OLDEST_PYTHON = {"ours": (3, 11), "path": (3, 10), "git": (3, 10)}
+# What a nanochat checkout imports beside the packages that its trainer and ours have in common.
+UPSTREAM_PACKAGES = ("filelock", "jinja2", "psutil", "pyyaml", "requests", "tokenizers", "wandb")
 # Versions of Python by how sure it is that every package has a wheel for them.
 PYTHONS = ((3, 12), (3, 11), (3, 13), (3, 10), (3, 14))
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "text": 25_000_000}
@@ -42,9 +54,9 @@ class PlanError(ValueError):
 class Outcome(NamedTuple):
     """The document, and beside it what only describes or concerns the controller alone."""
 
-    plan: Dict[str, Any]
-    findings: List[Dict[str, Any]]
-    controller: Dict[str, Any]
+    plan: dict[str, Any]
+    findings: list[dict[str, Any]]
+    controller: dict[str, Any]
 
 
 def make_plan(hosts: Sequence[Mapping[str, Any]], requirements: Sequence[str] = (), tolerant: bool = False) -> Outcome:
@@ -58,7 +70,7 @@ def make_plan(hosts: Sequence[Mapping[str, Any]], requirements: Sequence[str] = 
     return Planner(run, known, requirements, tolerant).outcome()
 
 
-def questions(hosts: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
+def questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What to ask each host for its probe: {host: the options of host_info}. Refuses wrong settings before any host is asked.
 
     Hosts have the form {name, settings, reach}; reach is how others would call the host, None where that is only this machine.
@@ -82,7 +94,7 @@ def questions(hosts: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
     return asked
 
 
-def resolved(hosts: Sequence[Mapping[str, Any]]) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
+def resolved(hosts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """(settings of the run, {host: its own settings})."""
     if not hosts:
         raise PlanError(["There are no hosts to plan for; the inventory's group of trainers is empty."])
@@ -111,8 +123,8 @@ class Planner:
         self.hosts = hosts
         self.requirements = list(requirements)
         self.tolerant = tolerant
-        self.problems: List[str] = []
-        self.findings: List[Dict[str, Any]] = []
+        self.problems: list[str] = []
+        self.findings: list[dict[str, Any]] = []
         self.shape = _model_size.Shape(
             *(
                 run["ddp_" + name]
@@ -254,7 +266,7 @@ class Planner:
             return str(wanted)
         return "bf16" if self.dtype == "bfloat16" else "fp32"
 
-    def rows(self) -> Dict[str, int]:
+    def rows(self) -> dict[str, int]:
         """Rows of each host in a step."""
         run = self.settings
         split = run["ddp_batch_split"]
@@ -268,7 +280,7 @@ class Planner:
             return {}
         return {host.name: rows for host, rows in zip(self.hosts, shares)}
 
-    def weights(self, split: str) -> List[float]:
+    def weights(self, split: str) -> list[float]:
         if split == "equal":
             return [1.0] * len(self.hosts)
         threads = [float(self.threads(host)) for host in self.hosts]
@@ -297,13 +309,13 @@ class Planner:
 
     # The document
 
-    def document(self, order: Mapping[str, int], links: Mapping[str, Link], rows: Mapping[str, int]) -> Dict[str, Any]:
+    def document(self, order: Mapping[str, int], links: Mapping[str, Link], rows: Mapping[str, int]) -> dict[str, Any]:
         run = self.settings
         by_rank = sorted(self.hosts, key=lambda host: order[host.name])
         master = by_rank[0]
         model = _model_size.describe(self.shape)
         data = self.data(master)
-        plan: Dict[str, Any] = {
+        plan: dict[str, Any] = {
             "format": FORMAT,
             "run": self.name,
             "world": len(by_rank),
@@ -322,7 +334,7 @@ class Planner:
         plan["digest"] = digest_of(plan)
         return plan
 
-    def data_ports(self) -> Dict[str, int]:
+    def data_ports(self) -> dict[str, int]:
         """Where Gloo listens: the hosts' local ports, widest of all, or the range they are narrowed to."""
         if self.settings["ddp_port_range"]:
             low, high = self.settings["ddp_port_range"]
@@ -330,7 +342,7 @@ class Planner:
         ranges = [host.fact("ephemeral") or EPHEMERAL for host in self.hosts]
         return {"low": min(entry["low"] for entry in ranges), "high": max(entry["high"] for entry in ranges)}
 
-    def training(self, model: Mapping[str, Any], shares: Sequence[int]) -> Dict[str, Any]:
+    def training(self, model: Mapping[str, Any], shares: Sequence[int]) -> dict[str, Any]:
         run = self.settings
         tokens = run["ddp_total_batch"] * run["ddp_iterations"]
         return {
@@ -356,12 +368,12 @@ class Planner:
             "tracker_bind": run["ddp_tracker_bind"],
         }
 
-    def data(self, master: Host) -> Dict[str, Any]:
+    def data(self, master: Host) -> dict[str, Any]:
         run = self.settings
         source = run["ddp_data_source"]
         library = master.fact("python", "library")
         paths = run["ddp_data_paths"] or ([library] if source == "text" and library else [])
-        document: Dict[str, Any] = {
+        document: dict[str, Any] = {
             "source": source,
             "host": master.name,
             "paths": [home_expanded(path, master) for path in paths] if source != "url" else [],
@@ -372,25 +384,34 @@ class Planner:
         }
         return {"id": f"{source}-{digest_of(document)[:8]}", **document}
 
-    def trainer(self) -> Dict[str, Any]:
+    @property
+    def source(self) -> str:
+        if self.ours:
+            return "ours"
+        return "git" if is_git(self.settings["ddp_trainer_source"]) else "path"
+
+    @property
+    def oldest_python(self) -> tuple[int, int]:
+        return OLDEST_PYTHON[self.source]
+
+    def trainer(self) -> dict[str, Any]:
         run = self.settings
-        source = run["ddp_trainer_source"]
-        kind = "ours" if self.ours else ("git" if is_git(source) else "path")
         others = [line for line in self.requirements if not line.startswith("torch==")]
         tracker = {"mlflow": ["mlflow-skinny"], "wandb": ["wandb"]}.get(run["ddp_tracker"], [])
         return {
-            "source": kind,
-            "url": None if self.ours else source,
+            "source": self.source,
+            "url": None if self.ours else run["ddp_trainer_source"],
             "torch": run["ddp_torch"],
             "index": run["ddp_torch_index"],
-            "requirements": [f"torch=={run['ddp_torch']}", *others],
+            "python": ".".join(str(part) for part in self.oldest_python),
+            "requirements": [f"torch=={run['ddp_torch']}", *others, *(() if self.ours else UPSTREAM_PACKAGES)],
             "tracker_requirements": tracker,
             "offline": run["ddp_trainer_offline"],
         }
 
     def node(
         self, host: Host, rank: int, plan: Mapping[str, Any], links: Mapping[str, Link], shares: Sequence[int]
-    ) -> Dict[str, Any]:
+    ) -> dict[str, Any]:
         base = host.fact("base_dir") or home_expanded(host.settings["ddp_base_dir"], host)
         venv = home_expanded(host.settings["ddp_venv_dir"] or os.path.join(base, "venv"), host)
         link = links[host.name]
@@ -399,7 +420,7 @@ class Planner:
         peers = [
             other.address for name, other in links.items() if name != host.name and other.address not in (None, own)
         ]
-        node: Dict[str, Any] = {
+        node: dict[str, Any] = {
             "host": host.name,
             "rank": rank,
             "address": link.address,
@@ -427,7 +448,7 @@ class Planner:
         node["env_secret"] = sorted(self.settings["ddp_secret_env"])
         return node
 
-    def memory(self) -> Dict[str, int]:
+    def memory(self) -> dict[str, int]:
         return _model_size.memory(self.shape, self.settings["ddp_device_batch"], self.settings["ddp_sync"], self.ours)
 
     def disk_bytes(self) -> int:
@@ -439,19 +460,22 @@ class Planner:
         shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
         return kept * _model_size.checkpoint_bytes(self.shape) + shards
 
-    def python(self, host: Host) -> Optional[str]:
+    def python(self, host: Host) -> str | None:
         """The interpreter to make the trainer's environment with; one version for all hosts if there is one."""
         wanted = host.settings["ddp_python"]
         if wanted:
             return home_expanded(wanted, host)
-        candidates = host.fact("python", "candidates") or []
-        common = set.intersection(*(versions(other) for other in self.hosts if other.probe)) if host.probe else set()
+        candidates = pythons(host, self.oldest_python)
+        each = [
+            {version_of(entry) for entry in pythons(other, self.oldest_python)} for other in self.hosts if other.probe
+        ]
+        common = set.intersection(*each) if each else set()
         order = sorted(candidates, key=lambda entry: preference(entry, common))
         return str(order[0]["executable"]) if order else None
 
     # The command and its environment
 
-    def argv(self, node: Mapping[str, Any], plan: Mapping[str, Any], shares: Sequence[int]) -> List[str]:
+    def argv(self, node: Mapping[str, Any], plan: Mapping[str, Any], shares: Sequence[int]) -> list[str]:
         return [
             os.path.join(node["venv_dir"], "bin", "python"),
             "-m",
@@ -471,7 +495,7 @@ class Planner:
             *self.trainer_flags(node["run_dir"], shares),
         ]
 
-    def trainer_flags(self, run_dir: str, shares: Sequence[int]) -> List[str]:
+    def trainer_flags(self, run_dir: str, shares: Sequence[int]) -> list[str]:
         run = self.settings
         named = self.ours or run["ddp_tracker"] == "wandb"
         flags = {
@@ -492,7 +516,7 @@ class Planner:
             "sample-every": run["ddp_sample_every"],
             "save-every": run["ddp_save_every"],
         }
-        own: Dict[str, Any] = {}
+        own: dict[str, Any] = {}
         if self.ours:
             own = {
                 "sync": run["ddp_sync"],
@@ -509,7 +533,7 @@ class Planner:
         words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
         return [*words, *(["--resume"] if self.ours and run["ddp_resume"] else []), *run["ddp_extra_args"]]
 
-    def env(self, node: Mapping[str, Any]) -> Dict[str, str]:
+    def env(self, node: Mapping[str, Any]) -> dict[str, str]:
         """The same names on every host, so that no rank sees a setting that another does not."""
         env = {
             "NANOCHAT_BASE_DIR": node["run_dir"],
@@ -531,7 +555,7 @@ class Planner:
         env.update(self.settings["ddp_extra_env"])
         return dict(sorted(env.items()))
 
-    def controller(self) -> Dict[str, Any]:
+    def controller(self) -> dict[str, Any]:
         """Settings of what the controller itself does; they are no part of the document."""
         names = ("watch", "stall_factor", "results_dir", "collect_checkpoints", "strict", "fresh")
         return {name: self.settings["ddp_" + name] for name in names}
@@ -549,26 +573,17 @@ def is_git(source: str) -> bool:
     return bool(re.match(r"(https?|git|ssh|file)://|git@|[\w.-]+@[\w.-]+:", source)) or source.endswith(".git")
 
 
-def collection_names(count: int, last: int) -> List[str]:
+def collection_names(count: int, last: int) -> list[str]:
     """The first shards of the collection, and its last one for validation."""
     return [f"shard_{number:05d}.parquet" for number in [*range(count - 1), last]]
 
 
-def measured_speed(host: Host) -> Optional[float]:
+def measured_speed(host: Host) -> float | None:
     speed = host.fact("measured", "tokens_per_second")
     return float(speed) if isinstance(speed, (int, float)) and speed > 0 else None
 
 
-def version_of(entry: Mapping[str, Any]) -> Tuple[int, int]:
-    major, minor = str(entry["version"]).split(".")[:2]
-    return int(major), int(minor)
-
-
-def versions(host: Host) -> set[tuple[int, int]]:
-    return {version_of(entry) for entry in host.fact("python", "candidates") or []}
-
-
-def preference(entry: Mapping[str, Any], common: Any) -> Tuple[bool, bool, int]:
+def preference(entry: Mapping[str, Any], common: Any) -> tuple[bool, bool, int]:
     """Smaller is better: it can make environments, all hosts have it, and packages are surely built for it."""
     version = version_of(entry)
     place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)

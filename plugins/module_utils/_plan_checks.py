@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import (
     Host,
     neighbours,
+    pythons,
     same_machine,
     same_network_stack,
 )
@@ -23,11 +24,11 @@ MEMORY_SHARE = 0.92
 
 def look(
     hosts: Sequence[Host], plan: Mapping[str, Any], settings: Mapping[str, Any]
-) -> Tuple[List[str], List[Dict[str, Any]]]:
+) -> tuple[list[str], list[dict[str, Any]]]:
     """(obstacles, findings)."""
     nodes = {node["host"]: node for node in plan["nodes"]}
-    obstacles: List[str] = []
-    findings: List[Dict[str, Any]] = []
+    obstacles: list[str] = []
+    findings: list[dict[str, Any]] = []
     for host in hosts:
         node = nodes[host.name]
         if not host.probe:
@@ -36,7 +37,7 @@ def look(
                 f"{host.name} cannot be looked at{reason}; see that it is on and that ssh to it works as the inventory says."
             )
             continue
-        obstacles += tools(host)
+        obstacles += tools(host, node, plan["trainer"]["python"])
         obstacles += folder(host, node, hosts, nodes)
         obstacles += ports(host, node, plan, settings)
         obstacles += memory(host, node, hosts)
@@ -65,7 +66,7 @@ def own_session(host: Host) -> Any:
     return host.fact("run", "session", "id")
 
 
-def tools(host: Host) -> List[str]:
+def tools(host: Host, node: Mapping[str, Any], oldest: str) -> list[str]:
     found = []
     arch = host.fact("host", "arch")
     if arch not in ARCHITECTURES:
@@ -76,27 +77,31 @@ def tools(host: Host) -> List[str]:
         found.append(
             f"{host.name} has no tmux, in which training runs; its owner installs it with: sudo apt-get install tmux"
         )
+    return found + python(host, node, oldest)
+
+
+def python(host: Host, node: Mapping[str, Any], oldest: str) -> list[str]:
+    """Whether there is an interpreter to make the trainer's environment with, unless that is there already."""
+    if host.fact("python", "venv", "exists"):
+        return []
+    major, minor = oldest.split(".")
+    fitting = [entry["executable"] for entry in pythons(host, (int(major), int(minor)))]
     wanted = host.settings["ddp_python"]
-    candidates = host.fact("python", "candidates") or []
-    ready = host.fact("python", "venv", "exists")
-    if (
-        wanted
-        and not ready
-        and not any(wanted.split("/")[-1] == entry["executable"].split("/")[-1] for entry in candidates)
-    ):
-        have = ", ".join(entry["executable"] for entry in candidates) or "none"
-        found.append(
-            f"ddp_python is {wanted} on {host.name}, which is no Python of 3.10 or newer there; it has: {have}."
-        )
-    elif not candidates and not ready:
-        found.append(
-            f"{host.name} has no Python of 3.10 or newer (its own is {host.fact('python', 'version')}), which PyTorch needs; "
+    if wanted and node["python"] not in fitting:
+        have = ", ".join(fitting) or "none"
+        return [
+            f"ddp_python is {wanted} on {host.name}, which is no Python of {oldest} or newer there; those that are: {have}."
+        ]
+    if not fitting:
+        own = host.fact("python", "version")
+        return [
+            f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs; "
             f"install one and set ddp_python on {host.name} to its path."
-        )
-    return found
+        ]
+    return []
 
 
-def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]) -> List[str]:
+def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[str]:
     disk = host.probe["disk"]
     found = []
     if not disk["writable"]:
@@ -136,7 +141,7 @@ def shares_folder(host: Host, other: Host) -> bool:
     return bool(one["network"] and one["source"] == two["source"])
 
 
-def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any], settings: Mapping[str, Any]) -> List[str]:
+def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
     if node["rank"] != 0:
         return []
     found = []
@@ -157,7 +162,7 @@ def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any], settings
     return found
 
 
-def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> List[str]:
+def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> list[str]:
     total = host.fact("memory", "total") or 0
     count = neighbours(host, hosts)
     need = node["memory_bytes"] * count
@@ -170,8 +175,8 @@ def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> List[s
     ]
 
 
-def architectures(hosts: Sequence[Host]) -> List[str]:
-    by_arch: Dict[str, List[str]] = {}
+def architectures(hosts: Sequence[Host]) -> list[str]:
+    by_arch: dict[str, list[str]] = {}
     for host in hosts:
         if host.probe:
             by_arch.setdefault(str(host.fact("host", "arch")), []).append(host.name)

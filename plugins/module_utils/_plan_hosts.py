@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, NamedTuple, Sequence, Union
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._findings import finding
 
@@ -34,14 +34,14 @@ class Host(NamedTuple):
 class Link(NamedTuple):
     """What carries a host's share of the traffic."""
 
-    nic: Optional[str]
-    address: Optional[str]
+    nic: str | None
+    address: str | None
 
 
-def ranks(hosts: Sequence[Host]) -> Tuple[Dict[str, int], List[str]]:
+def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[str]]:
     """({host: rank}, problems): given ranks are kept, the other hosts take the free ones in the inventory's order."""
-    problems: List[str] = []
-    taken: Dict[int, str] = {}
+    problems: list[str] = []
+    taken: dict[int, str] = {}
     world = len(hosts)
     for host in hosts:
         rank = host.settings["ddp_rank"]
@@ -81,12 +81,23 @@ def same_machine(one: Host, other: Host) -> bool:
     return bool(boot) and boot == other.fact("host", "boot_id")
 
 
+def version_of(entry: Mapping[str, Any]) -> tuple[int, int]:
+    """Major and minor version of an interpreter of the probe."""
+    major, minor = str(entry["version"]).split(".")[:2]
+    return int(major), int(minor)
+
+
+def pythons(host: Host, oldest: tuple[int, int]) -> list[Mapping[str, Any]]:
+    """The host's interpreters that are new enough."""
+    return [entry for entry in host.fact("python", "candidates") or [] if version_of(entry) >= oldest]
+
+
 def neighbours(host: Host, hosts: Sequence[Host]) -> int:
     """How many nodes share this host's machine, itself included."""
     return max(1, sum(same_machine(host, other) for other in hosts))
 
 
-def interfaces(nic: Mapping[str, Any]) -> List[Interface]:
+def interfaces(nic: Mapping[str, Any]) -> list[Interface]:
     """The addresses of an interface; link-local ones name no host to others."""
     found = []
     for text in [*nic.get("ipv4", []), *nic.get("ipv6", [])]:
@@ -97,18 +108,18 @@ def interfaces(nic: Mapping[str, Any]) -> List[Interface]:
     return [interface for interface in found if not interface.ip.is_link_local]
 
 
-def nic_named(host: Host, name: Optional[str]) -> Optional[Mapping[str, Any]]:
+def nic_named(host: Host, name: str | None) -> Mapping[str, Any] | None:
     return next((nic for nic in host.fact("nics") or [] if nic["name"] == name), None)
 
 
-def nic_with(host: Host, address: str) -> Optional[Mapping[str, Any]]:
+def nic_with(host: Host, address: str) -> Mapping[str, Any] | None:
     """The interface that bears an address."""
     wanted = ipaddress.ip_address(address)
     nics: list[Mapping[str, Any]] = host.fact("nics") or []
     return next((nic for nic in nics if wanted in [interface.ip for interface in interfaces(nic)]), None)
 
 
-def usable(nic: Optional[Mapping[str, Any]]) -> bool:
+def usable(nic: Mapping[str, Any] | None) -> bool:
     return bool(nic and nic["up"] and nic["kind"] in USABLE and interfaces(nic))
 
 
@@ -117,10 +128,10 @@ class Chooser:
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
-        self.problems: List[str] = []
-        self.findings: List[Dict[str, Any]] = []
+        self.problems: list[str] = []
+        self.findings: list[dict[str, Any]] = []
 
-    def links(self) -> Dict[str, Link]:
+    def links(self) -> dict[str, Link]:
         told = any(host.settings["ddp_nic"] or host.settings["ddp_address"] for host in self.hosts)
         if not told and all(same_network_stack(self.hosts[0], host) for host in self.hosts):
             return {host.name: Link("lo", "127.0.0.1") for host in self.hosts}
@@ -142,7 +153,7 @@ class Chooser:
     def is_told(host: Host) -> bool:
         return bool(host.settings["ddp_nic"] or host.settings["ddp_address"])
 
-    def wanted_nic(self, host: Host) -> Optional[Mapping[str, Any]]:
+    def wanted_nic(self, host: Host) -> Mapping[str, Any] | None:
         """The interface that the inventory names, by its name or its address."""
         name, address = host.settings["ddp_nic"], host.settings["ddp_address"]
         others = [nic for nic in host.fact("nics") if nic["kind"] != "loopback"]
@@ -175,7 +186,7 @@ class Chooser:
         found = [f"{interface.ip} on {nic['name']}" for nic in host.fact("nics") for interface in interfaces(nic)]
         return ", ".join(found) or "no address"
 
-    def routed_nic(self, host: Host) -> Optional[Mapping[str, Any]]:
+    def routed_nic(self, host: Host) -> Mapping[str, Any] | None:
         """Where packets to the peers really leave; an overlay's or a bridge's way is only taken when asked for."""
         refused = None
         for entry in self.routes(host):
@@ -211,7 +222,7 @@ class Chooser:
         return words.get(nic["kind"], f"a {nic['kind']} interface") + state
 
     @staticmethod
-    def routes(host: Host) -> List[Mapping[str, Any]]:
+    def routes(host: Host) -> list[Mapping[str, Any]]:
         """The routes to the peers first, the way to anywhere last."""
         found = host.fact("routes") or []
         peers = [entry for entry in found if entry["peer"] != "default"]
@@ -219,7 +230,7 @@ class Chooser:
             [] if any(entry.get("nic") for entry in peers) else [e for e in found if e["peer"] == "default"]
         )
 
-    def shared_nic(self, host: Host) -> Optional[Mapping[str, Any]]:
+    def shared_nic(self, host: Host) -> Mapping[str, Any] | None:
         """An interface in a network in which every other host has a usable interface too, cable before radio."""
         candidates: list[Mapping[str, Any]] = [nic for nic in host.fact("nics") or [] if usable(nic)]
         for nic in sorted(candidates, key=lambda nic: (USABLE.index(nic["kind"]), -(nic.get("speed_mbit") or 0))):
@@ -239,7 +250,7 @@ class Chooser:
             if interface.version == network.version
         )
 
-    def only_nic(self, host: Host) -> Optional[Mapping[str, Any]]:
+    def only_nic(self, host: Host) -> Mapping[str, Any] | None:
         """For one host alone, or where the way to anywhere is the only one there is."""
         found: list[Mapping[str, Any]] = [nic for nic in host.fact("nics") or [] if usable(nic)]
         return found[0] if len(found) == 1 else None
@@ -287,7 +298,7 @@ class Chooser:
                 f"ddp_address is {chosen[name].address} on {name}, which only {name} itself can reach; "
                 "the address in the common network would do."
             )
-        by_address: Dict[str, Host] = {}
+        by_address: dict[str, Host] = {}
         for host in self.hosts:
             address = chosen[host.name].address
             other = by_address.setdefault(address, host) if address else host

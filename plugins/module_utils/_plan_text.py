@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 
 def human(number: float) -> str:
@@ -21,7 +21,7 @@ def size(number: float) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"
 
 
-def table(rows: Sequence[Sequence[Any]], indent: str = "  ") -> List[str]:
+def table(rows: Sequence[Sequence[Any]], indent: str = "  ") -> list[str]:
     """Columns as wide as their widest cell."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
@@ -38,7 +38,7 @@ def render(plan: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def model_rows(model: Mapping[str, Any]) -> List[Sequence[str]]:
+def model_rows(model: Mapping[str, Any]) -> list[Sequence[str]]:
     parameters = model["parameters"]
     parts = ", ".join(
         f"{name.replace('_', ' ')} {human(value)}" for name, value in parameters.items() if name != "total"
@@ -53,7 +53,7 @@ def model_rows(model: Mapping[str, Any]) -> List[Sequence[str]]:
     ]
 
 
-def training_rows(plan: Mapping[str, Any]) -> List[Sequence[str]]:
+def training_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:
     training = plan["training"]
     return [
         (
@@ -76,7 +76,7 @@ def schedule(training: Mapping[str, Any]) -> str:
     ).replace("no evaluates", "no evaluation").replace("no samples", "no samples")  # fmt: skip
 
 
-def data_rows(plan: Mapping[str, Any]) -> List[Sequence[str]]:
+def data_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:
     data = plan["data"]
     origin = {
         "text": f"text in {', '.join(data['paths']) or '(not known yet)'} on {data['host']}",
@@ -95,7 +95,7 @@ def network_row(plan: Mapping[str, Any]) -> Sequence[str]:
     )
 
 
-def node_table(plan: Mapping[str, Any]) -> List[str]:
+def node_table(plan: Mapping[str, Any]) -> list[str]:
     head = ("rank", "host", "address", "nic", "user", "device", "threads", "rows", "passes", "memory", "disk", "folder")
     rows = [
         (
@@ -108,7 +108,7 @@ def node_table(plan: Mapping[str, Any]) -> List[str]:
     return table([head, *rows])
 
 
-def changes(plan: Mapping[str, Any]) -> List[str]:
+def changes(plan: Mapping[str, Any]) -> list[str]:
     """What the following steps may change on the hosts."""
     lines = ["Changed on the hosts, where it is not so already:"]
     for node in plan["nodes"]:
@@ -136,7 +136,7 @@ def render_findings(findings: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def as_json(plan: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
+def as_json(plan: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the playbook plan writes for other programs."""
     return {"plan": plan, "findings": list(findings)}
 

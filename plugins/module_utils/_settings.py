@@ -188,8 +188,8 @@ SETTINGS: list[Setting] = [
          "Folder of everything that a job keeps on this host."),
         ("ddp_venv_dir", "str", None, {"pattern": "[/~].*", "empty": "venv in the base folder"},
          "The trainer's Python; nodes on one machine may share it."),
-        ("ddp_python", "str", None, {"empty": "the newest suitable one"},
-         "Python 3.10 or newer that the trainer's is made with."),
+        ("ddp_python", "str", None, {"pattern": "[/~].*", "empty": "one that all hosts have, if there is one"},
+         "Python 3.11 or newer that the trainer's is made with."),
         ("ddp_address", "str", None, {"empty": "that of the NIC that leads to them"},
          "Address by which the peers reach this host."),
         ("ddp_nic", "str", None, {"empty": "the one that leads to the peers"},
@@ -335,6 +335,7 @@ PATTERN_HELP = {
     "ddp_data_url": "a URL that begins with http:// or https://",
     "ddp_base_dir": "an absolute path, or one that begins with ~",
     "ddp_venv_dir": "an absolute path, or one that begins with ~",
+    "ddp_python": "an absolute path, or one that begins with ~",
 }
 
 

@@ -192,8 +192,8 @@ def test_a_python_that_all_hosts_have_is_preferred():
         found = [{"executable": f"/usr/bin/python{v}", "version": f"{v}.1", "venv_module": True} for v in versions]
         return {"python": {**desktop()["python"], "candidates": found}}
 
-    outcome = make_plan(hosts({}, pythons("3.12", "3.10"), pythons("3.13", "3.10")))
-    assert [entry["python"] for entry in outcome.plan["nodes"]] == ["/usr/bin/python3.10"] * 2
+    outcome = make_plan(hosts({}, pythons("3.12", "3.11", "3.10"), pythons("3.13", "3.11", "3.10")))
+    assert [entry["python"] for entry in outcome.plan["nodes"]] == ["/usr/bin/python3.11"] * 2
     outcome = make_plan(hosts({}, pythons("3.14", "3.12"), pythons("3.13")))
     assert [entry["python"] for entry in outcome.plan["nodes"]] == ["/usr/bin/python3.12", "/usr/bin/python3.13"]
 
@@ -319,11 +319,11 @@ def test_our_own_running_session_holds_its_port_rightly():
         ({"disk": {**laptop()["disk"], "writable": False}}, "but xiaoxin cannot write in"),
         (
             {"python": {**laptop()["python"], "candidates": [], "version": "3.9.2"}},
-            "laptop has no Python of 3.10 or newer (its own is 3.9.2)",
+            "laptop has no Python of 3.11 or newer (its own is 3.9.2)",
         ),
         (
             {"ddp_python": "/opt/python9"},
-            "ddp_python is /opt/python9 on laptop, which is no Python of 3.10 or newer there",
+            "ddp_python is /opt/python9 on laptop, which is no Python of 3.11 or newer there",
         ),
         ({"host": {**laptop()["host"], "arch": "riscv64"}}, "laptop is a machine of type riscv64"),
         (
