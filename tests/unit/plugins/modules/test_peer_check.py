@@ -1,0 +1,143 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""peer_check against real sockets of this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils import _peer_check as peer_check_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils import _peer_responder as responder_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._processes import alive, start_ticks
+from ansible_collections.nanochat.ddp.plugins.modules import peer_check
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def listening(run_module):
+    """Starts a responder and ends it with the test."""
+    started = []
+
+    def start(**options):
+        result = run_module(peer_check, state="listening", **{"address": HOST, "deadline": 20, **options})
+        if result.get("responder"):
+            started.append(result["responder"])
+        return result
+
+    yield start
+    for responder in started:
+        responder_utils.stop(responder["pid"], responder["started"])
+
+
+def check(run_module, responder, **options):
+    return run_module(peer_check, state="checked", address=responder["address"], peers=[responder], **options)["links"][
+        0
+    ]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_way_that_is_open_is_measured(run_module, listening, address):
+    if address == "::1" and not os.path.exists("/proc/net/if_inet6"):
+        pytest.skip("this machine has no IPv6")
+    result = listening(address=address)
+    link = check(run_module, result["responder"])
+    assert result["changed"] is False
+    assert [port["reachable"] for port in link["ports"]] == [True] * 3
+    assert link["bandwidth_mbit"] > 1
+    assert 0 < link["latency_ms"] < 1000
+    assert abs(link["clock_offset"]) < 1
+    assert link["full_size"] is True
+    assert link["mtu"] >= 1280
+
+
+def test_both_ends_of_the_range_are_tried(listening):
+    ports = listening(data_ports="40000-49999")["responder"]["ports"]
+    assert all(40000 <= port <= 49999 for port in ports)
+    # An end may be in use on this machine, but hardly both.
+    assert {40000, 49999} & set(ports)
+
+
+def test_a_refused_port_is_a_result(run_module, listening):
+    with socket.socket() as closed:
+        closed.bind((HOST, 0))
+        link = check(run_module, {"address": HOST, "ports": [closed.getsockname()[1]], "token": "x"})
+    assert link["ports"][0]["error"] == "refused"
+    assert link["bandwidth_mbit"] is None
+
+
+def test_a_stranger_on_the_port_is_told_from_a_closed_way(run_module):
+    with socket.create_server((HOST, 0)) as stranger:
+        answering = threading.Thread(target=lambda: stranger.accept()[0].close())
+        answering.start()
+        link = check(run_module, {"address": HOST, "ports": [stranger.getsockname()[1]], "token": "x"})
+        answering.join(5)
+    assert link["ports"][0]["error"] in ("stranger", "reset")
+
+
+def test_who_does_not_know_the_token_gets_nothing(listening):
+    responder = listening()["responder"]
+    with socket.create_connection((HOST, responder["ports"][0]), 5) as connection:
+        connection.sendall(f"NANOCHAT-DDP-CHECK {'0' * 32} echo\n".encode())
+        assert connection.recv(100) == b""
+
+
+def test_field_06_the_holder_of_the_rendezvous_port_is_named(listening):
+    with socket.create_server((HOST, 0)) as held:
+        result = listening(rendezvous_port=held.getsockname()[1])
+        [holder] = result["holders"]
+        assert (holder["port"], holder["pid"]) == (held.getsockname()[1], os.getpid())
+        assert "pytest" in holder["command"]
+        # The data ports are tried all the same.
+        assert len(result["responder"]["ports"]) == 3
+
+
+def test_an_address_of_another_machine_is_told(listening):
+    result = listening(address="192.0.2.1")
+    assert result["responder"] == {}
+    assert "192.0.2.1" in result["error"]
+    assert "Cannot assign requested address" in result["error"]
+
+
+def test_the_process_ends_when_it_is_told(run_module, listening):
+    responder = listening()["responder"]
+    assert alive(responder["pid"], responder["started"])
+    assert run_module(peer_check, state="stopped", responder=responder)["stopped"] is True
+    assert not alive(responder["pid"], responder["started"])
+    assert run_module(peer_check, state="stopped", responder=responder)["stopped"] is False
+    assert run_module(peer_check, state="stopped")["stopped"] is False
+
+
+def test_the_process_ends_by_itself(listening):
+    responder = listening(deadline=1)["responder"]
+    pidfd = os.pidfd_open(responder["pid"])
+    assert ended(pidfd, 5)
+
+
+def ended(pidfd, seconds):
+    """Whether the process of a descriptor ends in time."""
+    import select
+
+    try:
+        return bool(select.select([pidfd], [], [], seconds)[0])
+    finally:
+        os.close(pidfd)
+
+
+def test_another_process_with_that_number_is_never_signalled(run_module):
+    mine = {"pid": os.getpid(), "started": start_ticks(os.getpid()) + 1}
+    assert run_module(peer_check, state="stopped", responder=mine)["stopped"] is False
+
+
+def test_bad_input_is_named(run_module):
+    assert "'80-x' is no port" in run_module(peer_check, state="listening", address=HOST, data_ports="80-x")["msg"]
+    assert "address" in run_module(peer_check, state="checked")["msg"]
+
+
+def test_each_kind_of_failure_has_a_word():
+    for error, kind in ((socket.timeout(), "dropped"), (OSError(113, ""), "unreachable"), (OSError(999, ""), "failed")):
+        assert peer_check_utils.kind_of(error) == kind

@@ -1,0 +1,130 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""peer_firewall as Ansible runs it, over an iptables that lives in this file."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from ansible.module_utils import basic
+from ansible_collections.nanochat.ddp.plugins.modules import peer_firewall
+
+
+class Iptables:
+    """Enough of iptables to add to and take from; nothing else is installed."""
+
+    def __init__(self):
+        self.rules = ["-A INPUT -i lo -j ACCEPT"]
+        self.refuses = ""
+        self.changes = []
+
+    def path(self, program, *args, **kwargs):
+        return f"/sbin/{program}" if program == "iptables" else None
+
+    def run(self, argv, **kwargs):
+        words = argv[1:]
+        if "-S" in words:
+            return 0, "\n".join(["-P INPUT DROP", *self.rules]) + "\n", ""
+        if self.refuses:
+            return 4, "", self.refuses
+        self.changes.append(words)
+        if "-I" in words:
+            self.rules.insert(0, "-A INPUT " + shlex.join(words[4:]))
+        elif "-D" in words:
+            self.rules.remove("-A INPUT " + shlex.join(words[3:]))
+        return 0, "", ""
+
+
+@pytest.fixture
+def iptables(monkeypatch):
+    fake = Iptables()
+    monkeypatch.setattr(basic.AnsibleModule, "get_bin_path", lambda self, *args, **kwargs: fake.path(*args, **kwargs))
+    monkeypatch.setattr(basic.AnsibleModule, "run_command", lambda self, *args, **kwargs: fake.run(*args, **kwargs))
+    monkeypatch.setattr(peer_firewall.os, "geteuid", lambda: 0)
+    return fake
+
+
+OPEN = {"name": "d4", "peers": ["192.168.1.11"], "ports": ["29500", "32768-60999"]}
+RULES = ["tcp from 192.168.1.11 to port 29500", "tcp from 192.168.1.11 to port 32768-60999"]
+
+
+def test_a_change(run_module, iptables):
+    result = run_module(peer_firewall, **OPEN)
+    assert result["changed"]
+    assert (result["backend"], result["active"], result["rules"]) == ("iptables", True, RULES)
+    assert [rule.split("--dport ")[1].split()[0] for rule in iptables.rules[:2]] == ["29500", "32768:60999"]
+    assert result["persistent"] is False
+    assert "reboot" in result["message"]
+
+
+def test_the_same_in_check_mode_with_its_diff(run_module, iptables):
+    result = run_module(peer_firewall, _check_mode=True, **OPEN)
+    assert result["changed"]
+    assert iptables.changes == []
+    assert result["diff"] == {"before": "", "after": "\n".join(RULES) + "\n"}
+    assert len(result["commands"]) == 2
+
+
+def test_no_change(run_module, iptables):
+    run_module(peer_firewall, **OPEN)
+    before = list(iptables.rules)
+    result = run_module(peer_firewall, **OPEN)
+    assert not result["changed"]
+    assert result["commands"] == []
+    assert iptables.rules == before
+
+
+def test_removal_leaves_the_rest_as_it_was(run_module, iptables):
+    before = list(iptables.rules)
+    run_module(peer_firewall, **OPEN)
+    run_module(peer_firewall, **dict(OPEN, name="other"))
+    run_module(peer_firewall, name="other", state="absent")
+    assert run_module(peer_firewall, name="d4", state="absent")["changed"]
+    assert iptables.rules == before
+    assert not run_module(peer_firewall, name="d4", state="absent")["changed"]
+
+
+def test_peers_that_left_are_shut_out(run_module, iptables):
+    run_module(peer_firewall, **OPEN)
+    result = run_module(peer_firewall, **dict(OPEN, peers=["192.168.1.12"]))
+    assert result["changed"]
+    assert not any("192.168.1.11" in rule for rule in iptables.rules)
+
+
+def test_a_failure_names_the_command_and_the_tools_own_words(run_module, iptables):
+    iptables.refuses = "Another app is currently holding the xtables lock"
+    result = run_module(peer_firewall, **OPEN)
+    assert result["failed"]
+    assert "iptables -w -I INPUT 1" in result["msg"]
+    assert "holding the xtables lock" in result["msg"]
+
+
+def test_a_tool_that_says_yes_and_does_nothing_is_found_out(run_module, iptables, monkeypatch):
+    monkeypatch.setattr(iptables, "run", lambda argv, **kwargs: (0, "-P INPUT DROP\n", ""))
+    result = run_module(peer_firewall, **OPEN)
+    assert result["failed"]
+    assert "had no effect" in result["msg"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"peers": ["laptop"]}, "'laptop' is no IPv4"), ({"ports": ["x"]}, "'x' is no port"), ({"name": "a b"}, "'a b'")],
+)
+def test_bad_input_is_named(run_module, iptables, wrong, words):
+    assert words in run_module(peer_firewall, **dict(OPEN, **wrong))["msg"]
+
+
+def test_field_02_without_root_nothing_fails_and_nothing_changes(run_module, iptables, monkeypatch):
+    monkeypatch.setattr(peer_firewall.os, "geteuid", lambda: 1000)
+    result = run_module(peer_firewall, backend="iptables", **OPEN)
+    assert not result["changed"]
+    assert result["needs_root"]
+    assert result["commands"][0].startswith("sudo iptables -I INPUT 1 -s 192.168.1.11/32 -p tcp")
+    assert iptables.changes == []
+
+
+def test_none_is_left_alone(run_module, iptables):
+    assert run_module(peer_firewall, backend="none", **OPEN)["changed"] is False
+    assert iptables.changes == []
