@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from nanochat.common import UserError
+from nanochat.metrics import Metrics
 from nanochat.tracker import Point, ThreadedTracker, Tracker, open_tracker
 
 
@@ -63,6 +64,21 @@ def test_everything_arrives_in_order(tmp_path: Path) -> None:
     assert recorder.points[2].values == {"loss": 3.0, "epoch": 1.0}
     assert (recorder.config, recorder.status) == ({"depth": 4}, "stopped")
     assert json.loads((tmp_path / "tracker.json").read_text()) == {"tracker": "test", "id": "id-1"}
+
+
+def test_events_of_the_run_are_sent_under_upstreams_names(tmp_path: Path) -> None:
+    recorder, metrics = Recorder(), Metrics(tmp_path / "metrics-rank0.jsonl")
+    tracker = track(recorder, tmp_path)
+    metrics.listeners.append(tracker.take)
+    metrics.write("start", 0, world=2)
+    metrics.write("step", 1, loss=2.0, tokens_per_second=100.0, lr_multiplier=0.5)
+    metrics.write("eval", 1, val_bpb=1.25)
+    metrics.write("step", 2, loss=float("nan"))
+    tracker.close("finished")
+    assert [(point.step, point.values) for point in recorder.points] == [
+        (1, {"train/loss": 2.0, "train/tok_per_sec": 100.0, "train/lrm": 0.5}),
+        (1, {"val/bpb": 1.25}),
+    ]
 
 
 def test_a_server_that_fails_for_a_while_costs_one_warning_and_no_points(

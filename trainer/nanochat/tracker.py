@@ -4,7 +4,7 @@
 """Metrics to a tracking server: none, mlflow or wandb, for rank 0.
 
     tracker = open_tracker("mlflow", "http://10.0.0.1:5000", "my run", user_config(settings), run_dir)
-    tracker.log(step, {"train/loss": 3.2})
+    metrics.listeners.append(tracker.take)      # every step and evaluation, or by hand: tracker.log(step, {"loss": 3.2})
     tracker.close("finished")
 
 log() only puts the numbers on a list. A thread imports the package, connects and sends; a server that is slow or down
@@ -55,8 +55,33 @@ class Backend(Protocol):
     def close(self, status: str) -> None: ...
 
 
+# Names of a run's events (nanochat/metrics.py) and, where upstream sends the same number, upstream's name for it.
+SENT = {
+    "step": {
+        "loss": "train/loss",
+        "loss_smooth": "train/loss_smooth",
+        "lr_multiplier": "train/lrm",
+        "seconds": "train/dt",
+        "tokens_per_second": "train/tok_per_sec",
+        "epoch": "train/epoch",
+        "forward_backward_seconds": "train/forward_backward_seconds",
+        "wait_seconds": "train/wait_seconds",
+        "optimizer_seconds": "train/optimizer_seconds",
+        "data_seconds": "train/data_seconds",
+        "bytes_sent": "train/bytes_sent",
+        "memory_bytes": "train/memory_bytes",
+    },
+    "eval": {"val_bpb": "val/bpb"},
+}
+
+
 class Tracker:
     """The one that tracks nothing."""
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Hear of an event of the run; made to be one of Metrics.listeners."""
+        names = SENT.get(event["kind"], {})
+        self.log(int(event["step"]), {name: event[key] for key, name in names.items() if key in event})
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Note the numbers of a step."""
@@ -83,7 +108,9 @@ class ThreadedTracker(Tracker):
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         numbers = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
-        self._waiting.append(Point(step, time.time(), {k: v for k, v in numbers.items() if finite(v) is not None}))
+        known = {key: value for key, value in numbers.items() if finite(value) is not None}
+        if known:
+            self._waiting.append(Point(step, time.time(), known))
 
     def close(self, status: str) -> None:
         self._status = status
