@@ -33,14 +33,14 @@ LEVELS = (
 OBSTACLES = (
     (" is taken on ", "port-held"),
     (" has no tmux", "no-tmux"),
-    ("no Python of 3.10", "python-too-old"),
+    ("no Python of ", "python-too-old"),
     (" cannot write in ", "folder-read-only"),
     (" free below ", "disk-short"),
     (" of memory, but ", "memory-short"),
     ("round differently", "architecture-differs"),
     ("PyTorch is not built", "architecture-differs"),
     ("overwrite each other", "folder-shared"),
-    ("could not be looked at", "host-down"),
+    (" cannot be looked at", "host-down"),
     (" by IPv4 but ", "ip-family-mix"),
     ("that interface is down", "nic-down"),
     ("has no such interface", "nic-down"),
@@ -52,7 +52,8 @@ def judge(evidence: Evidence) -> list[Finding]:
     found: list[Finding] = list(from_plan(evidence))
     for host in (node["host"] for node in evidence.plan["nodes"]):
         if not evidence.probes.get(host):
-            found.append(finding("host-down", host, f"{host} did not answer"))
+            if not any(one["code"] == "host-down" and one["host"] == host for one in found):
+                found.append(finding("host-down", host, f"{host} did not answer"))
             continue
         for look in (interface, address_names, leftovers, load, limits, folder, precision):
             found += look(evidence, host)
@@ -75,7 +76,8 @@ def from_plan(evidence: Evidence) -> Iterable[Finding]:
     ours = {str(process["pid"]) for host in evidence.probes for process in stale(evidence, host)}
     for entry in evidence.plan_findings:
         text = entry["seen"]
-        if entry["code"] == "other-training" and any(text.startswith(f"process {pid} ") for pid in ours):
+        named = set(re.findall(r"\bprocess (\d+) of ", text))
+        if entry["code"] == "other-training" and named and named <= ours:
             continue
         code = next((code for words, code in OBSTACLES if words in text), entry["code"])
         if entry["code"] != "plan-obstacle" or code == "plan-obstacle":
@@ -233,13 +235,13 @@ def clocks(evidence: Evidence) -> Iterable[Finding]:
 
 
 def cpus(evidence: Evidence) -> Iterable[Finding]:
-    level = {
-        host: cpu_level(evidence.fact(host, "cpu", "flags") or []) for host in evidence.probes if evidence.probes[host]
-    }
+    """Instruction sets; a CPU of which no flag is known says nothing."""
+    known = {host: cpu_level(evidence.fact(host, "cpu", "flags") or []) for host in evidence.probes}
+    level = {host: name for host, name in known.items() if name}
     if len(set(level.values())) > 1:
-        slow = min(level, key=lambda host: -[name for dummy, name in LEVELS].index(level[host]) if level[host] else -99)
-        seen = ", ".join(f"{host} {name or 'none known'}" for host, name in level.items())
-        yield finding("cpu-features-differ", slow, seen)
+        order = [name for dummy, name in LEVELS]
+        slowest = max(level, key=lambda host: order.index(level[host]))
+        yield finding("cpu-features-differ", slowest, ", ".join(f"{host} has {name}" for host, name in level.items()))
 
 
 def cpu_level(flags: Sequence[str]) -> str:

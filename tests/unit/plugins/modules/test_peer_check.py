@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils import _peer_check as peer_check_utils
@@ -42,7 +44,7 @@ def check(run_module, responder, **options):
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_way_that_is_open_is_measured(run_module, listening, address):
-    if address == "::1" and not os.path.exists("/proc/net/if_inet6"):
+    if address == "::1" and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
     result = listening(address=address)
     link = check(run_module, result["responder"])
@@ -120,8 +122,6 @@ def test_the_process_ends_by_itself(listening):
 
 def ended(pidfd, seconds):
     """Whether the process of a descriptor ends in time."""
-    import select
-
     try:
         return bool(select.select([pidfd], [], [], seconds)[0])
     finally:
@@ -139,5 +139,5 @@ def test_bad_input_is_named(run_module):
 
 
 def test_each_kind_of_failure_has_a_word():
-    for error, kind in ((socket.timeout(), "dropped"), (OSError(113, ""), "unreachable"), (OSError(999, ""), "failed")):
+    for error, kind in ((TimeoutError(), "dropped"), (OSError(113, ""), "unreachable"), (OSError(999, ""), "failed")):
         assert peer_check_utils.kind_of(error) == kind
