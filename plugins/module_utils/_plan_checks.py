@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._findings import finding
@@ -47,8 +48,8 @@ def look(
 
 
 def reason_of(error: str) -> str:
-    """Ansible's account of a failure without its own preface."""
-    return error.replace("Task failed: ", "").strip().rstrip(".")
+    """A failure in the words of ssh or of the host, without Ansible's preface."""
+    return re.sub(r"^(Task failed: )?(.*?\bssh: )?", "", error.strip(), flags=re.S).rstrip(".")
 
 
 def obstacle(text: str, hosts: Sequence[Host]) -> dict[str, Any]:

@@ -398,6 +398,26 @@ def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
     assert render(outcome.plan)
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            "Task failed: Failed to connect to the host via ssh: ssh: connect to host a port 22: No route to host",
+            "ssh: connect to host a",
+        ),
+        (
+            "Failed to connect to the host via ssh: me@a: Permission denied (publickey).",
+            "me@a: Permission denied (publickey)",
+        ),
+        ("The module interpreter '/nosuch' was not found.", "The module interpreter '/nosuch' was not found"),
+    ],
+)
+def test_tolerant_the_reason_is_in_the_words_of_ssh(error, reason):
+    known = [*hosts()[:1], {"name": "laptop", "settings": {}, "probe": None, "error": error}]
+    (problem,) = refusal(known)
+    assert problem.startswith(f"laptop cannot be looked at ({reason}")
+
+
 def test_tolerant_wrong_settings_are_refused_all_the_same():
     assert refusal(hosts({"ddp_depth": "x"}), tolerant=True)
 

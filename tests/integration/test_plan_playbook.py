@@ -1,0 +1,133 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbook plan with real ansible-playbook: what it prints, keeps and refuses, and that it touches nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+INVENTORY = """
+trainers:
+  hosts:
+    one: {{ddp_base_dir: "{folder}/one"}}
+    two: {{ddp_base_dir: "{folder}/two"}}
+  vars:
+    ansible_connection: local
+    ansible_python_interpreter: "{python}"
+    ddp_port: {port}
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def inventory(tmp_path):
+    """Two nodes on this machine; what is extra goes to the end of the file."""
+
+    def write(extra: str = "") -> Path:
+        file = tmp_path / "hosts.yml"
+        file.write_text(INVENTORY.format(folder=tmp_path, python=sys.executable, port=free_port()) + extra)
+        return file
+
+    return write
+
+
+def plan(inventory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_STDOUT_CALLBACK": "default",
+    }
+    command = [Path(sys.executable).parent / "ansible-playbook", "playbooks/plan.yml", "-i", inventory, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(inventory, tmp_path):
+    hosts, kept = inventory(), tmp_path / "plan.json"
+    first = plan(hosts, "-e", f"ddp_plan_file={kept}")
+    assert first.returncode == 0, first.stdout + first.stderr
+    document = json.loads(kept.read_text())["plan"]
+    assert [node["host"] for node in document["nodes"]] == ["one", "two"]
+    assert f"Run d4 on 2 hosts (plan {document['digest']})" in first.stdout
+    assert "7,340,162 parameters" in first.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hosts.yml", "plan.json"]
+
+    second = plan(hosts, "-e", f"ddp_plan_file={kept}", "-e", "ddp_json=true", "--check", "--diff")
+    assert second.returncode == 0
+    # Nothing to write again, and the same document for programs.
+    assert "changed=0" in second.stdout and "changed=1" not in second.stdout
+    start = second.stdout.index('{\n  "plan"')
+    assert json.JSONDecoder().raw_decode(second.stdout[start:])[0]["plan"] == document
+
+
+WRONG = {
+    "ddp_depth": "deep",
+    "ddp_total_batch": "0",
+    "ddp_sync": "fast",
+    "ddp_port": "80",
+    "ddp_port_range": "1-2",
+    "ddp_timeout": "1",
+    "ddp_run": "a b",
+    "ddp_data_url": "nowhere",
+    "ddp_torch": "newest",
+    "ddp_fresh": "maybe",
+    "ddp_itrations": "5",
+}
+
+
+def test_wrong_values_are_refused_together_before_any_host_is_asked(inventory):
+    told = plan(inventory(), *(word for name, value in WRONG.items() for word in ("-e", f"{name}='{value}'")))
+    assert told.returncode != 0
+    assert "Look at the host" not in told.stdout
+    for name in WRONG:
+        assert f"{name} " in told.stdout, name
+    assert "did you mean ddp_iterations?" in told.stdout
+    assert "Traceback" not in told.stdout + told.stderr
+
+
+def test_settings_that_do_not_fit_together_and_hosts_that_cannot_are_refused(inventory):
+    clash = inventory("    ddp_nic: nosuch0\n")
+    told = plan(clash, "-e", "ddp_depth=200", "-e", "ddp_aspect_ratio=256")
+    assert told.returncode != 0
+    assert "ddp_nic is nosuch0 on one, which has no such interface" in told.stdout
+    assert "of memory, but 2 nodes there need about" in told.stdout
+    assert "Traceback" not in told.stdout + told.stderr
+
+
+def test_field_06_a_port_in_use_is_refused_and_looking_is_still_possible(inventory, tmp_path):
+    hosts = inventory()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        told = plan(hosts, "-e", f"ddp_port={port}")
+        assert told.returncode != 0
+        assert f"ddp_port {port} is taken on one by" in told.stdout
+        looked = plan(
+            hosts, "-e", f"ddp_port={port}", "-e", "ddp_tolerant=true", "-e", f"ddp_plan_file={tmp_path / 'plan.json'}"
+        )
+        assert looked.returncode == 0, looked.stdout
+        findings = json.loads((tmp_path / "plan.json").read_text())["findings"]
+        assert "plan-obstacle" in [found["code"] for found in findings]
+
+
+def test_a_host_that_does_not_answer_stops_everything_with_its_reason(inventory):
+    # Nobody listens at port 9 of this machine.
+    three = "{ansible_connection: ssh, ansible_host: 127.0.0.1, ansible_port: 9, ddp_base_dir: /tmp/three}"
+    away = f"  children:\n    more:\n      hosts:\n        three: {three}\n"
+    told = plan(inventory(away), "-e", "ddp_total_batch=3072")
+    assert told.returncode != 0
+    assert "three cannot be looked at (ssh: connect to host 127.0.0.1 port 9: Connection refused); see" in told.stdout
+    assert "Give every host the plan" not in told.stdout
