@@ -36,6 +36,8 @@ CONNECT_SECONDS = 10.0
 BEAT_SECONDS = 1.0
 # Long enough for a living rank to beat twice.
 ROLL_CALL_SECONDS = 2.5 * BEAT_SECONDS
+# A rank that beat before and falls silent for so long will not come any more.
+SILENCE_SECONDS = 30.0
 # A rank that is busy with its disk, but lives, is waited for so many times longer than one in a collective.
 PATIENCE = 10
 CHUNK_BYTES = 16 * 2**20
@@ -272,14 +274,15 @@ class Comm:
 
     def _await(self, key: str, rank: int, what: str, patient: bool) -> bytes:
         assert self.store is not None
-        begun, pause, beat, beat_at = time.monotonic(), 0.001, b"", time.monotonic()
+        begun = beat_at = time.monotonic()
+        limit, pause, beat = self.timeout * (PATIENCE if patient else 1), 0.001, b""
         try:
             while not self.store.check([key]):
-                now = time.monotonic()
-                if patient and pause > 0.05 and (heard := self._heard(rank)) != beat:
+                now, heard = time.monotonic(), self._heard(rank)
+                if heard != beat:
                     beat, beat_at = heard, now
-                alone = now - (beat_at if patient else begun)
-                if alone > self.timeout or now - begun > PATIENCE * self.timeout or self.store.check([f"left/{rank}"]):
+                silent = bool(beat) and now - beat_at > min(SILENCE_SECONDS, self.timeout)
+                if silent or now - begun > limit or self.store.check([f"left/{rank}"]):
                     raise self._explain(what, None, now - begun)
                 time.sleep(pause)
                 pause = min(2 * pause, 0.1)
@@ -397,6 +400,6 @@ class Comm:
 
 
 def _first_line(error: Exception) -> str:
-    """The library's own words without its source file and line."""
+    """The library's own words, without its source file, its advice and its stack."""
     line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return re.sub(r"^\[[^\]]*\]\s*|\s*Exception raised from.*$", "", line)[:160].rstrip(". ")
+    return re.sub(r"^\[[^\]]*\]\s*|\. This is .*$|\s*Exception raised from.*$", "", line)[:120].rstrip(". ")

@@ -66,7 +66,7 @@ class Sync:
         self.owners: dict[str, int] = {}
         # One more than the tokens: the first says whether this rank was asked to stop.
         self._ids = [torch.zeros(1 + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
-        self._ids_pending: list[Pending] = []
+        self.pending_ids: list[Pending] = []
 
     @property
     def on_ready(self) -> Any:
@@ -79,12 +79,12 @@ class Sync:
         mine[0] = int(stop)
         torch.cat([part.flatten().to("cpu", torch.int32) for part in ids], out=mine[1:])
         what = "the token ids"
-        self._ids_pending = [self.comm.receive(self._ids[rank], rank, IDS_TAG, what) for rank in self.others]
-        self._ids_pending += [self.comm.send(mine, rank, IDS_TAG, what) for rank in self.others]
+        self.pending_ids = [self.comm.receive(self._ids[rank], rank, IDS_TAG, what) for rank in self.others]
+        self.pending_ids += [self.comm.send(mine, rank, IDS_TAG, what) for rank in self.others]
 
     def take_ids(self) -> tuple[Tensor, bool]:
         """The token ids of all ranks, sorted and unique, and whether any rank was asked to stop."""
-        self.comm.wait(*self._ids_pending)
+        self.comm.wait(*self.pending_ids)
         stop = any(bool(ids[0]) for ids in self._ids)
         return unique_ids([ids[1:] for ids in self._ids]).long(), stop
 
