@@ -62,6 +62,13 @@ class Session:
         self.tmux = tmux
         self.label = hashlib.sha256(os.fsencode(self.state_dir)).hexdigest()[:16]
 
+    @property
+    def server(self) -> _tmux.Tmux:
+        """tmux, where nothing goes on without it."""
+        if self.tmux is None:
+            raise _tmux.TmuxError("tmux is not installed on this host; install the package tmux")
+        return self.tmux
+
     # -- what is there ------------------------------------------------------------------------------------------------
 
     def launch(self) -> dict[str, Any]:
@@ -132,7 +139,6 @@ class Session:
 
     def start(self, spec: Spec, stop_timeout: float) -> None:
         """Write what is to be run and run it; the session must not be running."""
-        assert self.tmux is not None
         self._check_startable(spec)
         self.check_free()
         self._clear_tmux()
@@ -143,7 +149,7 @@ class Session:
             raise SessionError(f"session {self.name}: cannot write {error.filename}: {error.strerror}") from error
         # -E and -s: neither the environment of a tmux server nor a user's own packages change what the runner is.
         program = os.path.join(self.folder, "_session_runner.py")
-        self.tmux.start(
+        self.server.start(
             self.name, f"{self.label}.{identifier}", [sys.executable, "-B", "-E", "-s", program, self.folder]
         )
         self._wait_until_started(identifier)
@@ -204,7 +210,7 @@ class Session:
 
     def check_free(self) -> None:
         """The name must not be taken in tmux; a session that somebody else started is left alone."""
-        if self.tmux is not None and self.tmux.exists(self.name) and not self._tmux_id():
+        if self.server.exists(self.name) and not self._tmux_id():
             raise SessionError(
                 f"tmux has a session {self.name} already that was not started for {self.state_dir}: "
                 f"end it (tmux kill-session -t '={self.name}') or choose another name"
@@ -212,10 +218,9 @@ class Session:
 
     def _clear_tmux(self) -> None:
         """Take our own last session out of tmux, whatever it was called."""
-        assert self.tmux is not None
-        for name in {self.name, str(self.launch().get("session", self.name))}:
-            if self.tmux.label(name).partition(".")[0] == self.label:
-                self.tmux.kill(name)
+        for name in (self.name, str(self.launch().get("session", ""))):
+            if name and self.server.label(name).partition(".")[0] == self.label:
+                self.server.kill(name)
 
     def _check_startable(self, spec: Spec) -> None:
         program = spec.argv[0]
@@ -251,13 +256,12 @@ class Session:
         _session_runner.write_json(os.path.join(self.folder, "launch.json"), launch, mode=0o600)
 
     def _wait_until_started(self, identifier: str) -> None:
-        assert self.tmux is not None
         deadline = time.monotonic() + _START_SECONDS
         while _read_json(self.record).get("id") != identifier:
             if time.monotonic() > deadline:
                 raise SessionError(
                     f"session {self.name} did not start within {_START_SECONDS:.0f} seconds; its pane shows: "
-                    + (self.tmux.screen(self.name) or "nothing, tmux has no such session any more")
+                    + (self.server.screen(self.name) or "nothing, tmux has no such session any more")
                 )
             time.sleep(0.05)
 

@@ -162,16 +162,17 @@ class Runner:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._asked_to_stop)
+        reader, writer = os.pipe()
         child = subprocess.Popen(
             ["/bin/sh", self.launch["script"]],
             env=base_environment(self.launch["id"]),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdout=writer,
+            stderr=writer,
             start_new_session=True,
         )
-        assert child.stdout is not None
-        output = Output(self.launch["log"], child.stdout.fileno())
+        os.close(writer)
+        output = Output(self.launch["log"], reader)
         self.state["child_pid"] = child.pid
         self._save()
         status = self._follow(output)

@@ -217,12 +217,9 @@ def difference(session: _session.Session, action: str, spec: _session.Spec | Non
 
 
 def connect(module: AnsibleModule) -> tuple[_tmux.Tmux | None, bool]:
-    """The user's own tmux server (None where it is not there nor needed), and whether logging out kills processes."""
-    needed = module.params["state"] in ("started", "restarted")
+    """The user's own tmux server (None without tmux), and whether logging out would kill what is started now."""
     path = module.get_bin_path("tmux")
     if path is None:
-        if needed:
-            raise _tmux.TmuxError("tmux is not installed on this host; install the package tmux")
         return None, False
     # Inside tmux the client would take the server around it instead of the user's own.
     os.environ.pop("TMUX", None)
@@ -234,7 +231,7 @@ def connect(module: AnsibleModule) -> tuple[_tmux.Tmux | None, bool]:
         code, out, err = module.run_command([program, *argv[1:]], cwd="/")
         return int(code), str(out), str(err)
 
-    if not needed:
+    if module.params["state"] not in ("started", "restarted"):
         return _tmux.Tmux(run, path), False
     logind = _tmux.logind(run, _processes.user_name(os.getuid()))
     return _tmux.Tmux(run, path, _session.user_scope(*logind)), logind.kills
@@ -260,12 +257,11 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         spec = _session.spec_from(
             params["argv"], params["chdir"], params["env_file"], params["log"], session.state_dir, session.name
         )
+        session.check_free()
     with session.locked(make=spec is not None and not module.check_mode, timeout=params["stop_timeout"] + 60):
         action = decide(session, params, spec)
         result: dict[str, Any] = {"changed": action != "none", "action": action}
         result["diff"] = difference(session, action, spec)
-        if spec is not None:
-            session.check_free()
         if not module.check_mode:
             carry_out(session, action, spec, params["stop_timeout"])
         result["session"] = session.status()

@@ -22,7 +22,9 @@ PRESENT = [shell for shell in SHELLS if shutil.which(shell[0])]
 ENV_PROGRAM = shutil.which("env")
 
 # Bytes of which shells are fond, among all others.
-FOND = st.sampled_from([b"'", b'"', b"\\", b"$", b"`", b"\n", b"\r", b"\t", b" ", b"!", b"#", b"=", b"~", b"\x01", b"\x7f"])
+FOND = st.sampled_from(
+    [b"'", b'"', b"\\", b"$", b"`", b"\n", b"\r", b"\t", b" ", b"!", b"#", b"=", b"~", b"\x01", b"\x7f"]
+)
 CONTROL = st.sampled_from([bytes([byte]) for byte in range(0x80, 0x9A)])  # dash marks quoted text with these
 ANY = st.integers(1, 255).map(lambda byte: bytes([byte]))
 VALUES = st.lists(st.one_of(FOND, FOND, CONTROL, ANY), max_size=40).map(b"".join)
@@ -73,9 +75,24 @@ def test_names_that_shells_keep_are_those_that_are_refused(tmp_path):
     """Every variable that a shell of this machine has of its own must either arrive unchanged or be refused."""
     names = set()
     for shell in PRESENT:
-        output = subprocess.run([shutil.which(shell[0]), *shell[1:], "-c", "set"], env={}, capture_output=True, text=True)
+        output = subprocess.run(
+            [shutil.which(shell[0]), *shell[1:], "-c", "set"], env={}, capture_output=True, text=True, check=True
+        )
         names |= {line.partition("=")[0] for line in output.stdout.splitlines() if "=" in line}
-    names |= {"RANDOM", "SECONDS", "PS1", "PS4", "IFS", "TERM", "COLUMNS", "LC_ALL", "HISTFILE", "ENV", "BASH_ENV", "TZ"}
+    names |= {
+        "RANDOM",
+        "SECONDS",
+        "PS1",
+        "PS4",
+        "IFS",
+        "TERM",
+        "COLUMNS",
+        "LC_ALL",
+        "HISTFILE",
+        "ENV",
+        "BASH_ENV",
+        "TZ",
+    }
     path = tmp_path / "env"
     kept = set()
     for name in sorted(names - set(_env_file.SHELL_OWNED)):

@@ -49,7 +49,7 @@ def living(pid):
 
 
 def tmux(*words):
-    return subprocess.run(["tmux", *words], capture_output=True, text=True)
+    return subprocess.run(["tmux", *words], capture_output=True, text=True, check=False)
 
 
 class Job:

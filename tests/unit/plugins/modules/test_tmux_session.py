@@ -28,11 +28,11 @@ class Host:
         self.silent = False
         self.logind = ""
 
-    def get_bin_path(self, module, name, required=False, opt_dirs=None):
+    def get_bin_path(self, name, required=False, opt_dirs=None):
         program = name.rpartition("/")[2]
         return f"/usr/bin/{program}" if program in self.installed else None
 
-    def run_command(self, module, argv, **options):
+    def run_command(self, argv, **options):
         self.calls.append(argv)
         if argv[0].endswith("loginctl"):
             return 0, self.logind, ""
@@ -85,12 +85,8 @@ def host(monkeypatch, tmp_path):
     monkeypatch.setattr(_session, "_GO_SECONDS", 0.1)
     runner = subprocess.Popen(["sleep", "600"])
     made = Host(tmp_path, runner.pid)
-    monkeypatch.setattr(
-        basic.AnsibleModule, "get_bin_path", lambda self, *words, **options: made.get_bin_path(self, *words, **options)
-    )
-    monkeypatch.setattr(
-        basic.AnsibleModule, "run_command", lambda self, argv, **options: made.run_command(self, argv, **options)
-    )
+    monkeypatch.setattr(basic.AnsibleModule, "get_bin_path", made.get_bin_path)
+    monkeypatch.setattr(basic.AnsibleModule, "run_command", made.run_command)
     yield made
     runner.kill()
     runner.wait()
