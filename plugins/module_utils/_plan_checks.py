@@ -49,7 +49,7 @@ def look(
 
 def reason_of(error: str) -> str:
     """A failure in the words of ssh or of the host, without Ansible's preface."""
-    return re.sub(r"^(Task failed: )?(.*?\bssh: )?", "", error.strip(), flags=re.S).rstrip(".")
+    return re.sub(r"^(Task failed: )?(.+?\bssh: )?", "", error.strip(), flags=re.S).rstrip(".")
 
 
 def obstacle(text: str, hosts: Sequence[Host]) -> dict[str, Any]:
