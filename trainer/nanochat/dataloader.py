@@ -180,8 +180,7 @@ class Loader:
         state: Mapping[str, Any] | None = None,
         threads: int = 0,
     ) -> None:
-        shards = dataset.inspect(dataset.split_paths(folder, split))
-        dataset.check_shares(shards, split, world)
+        shards = dataset.inspect_split(folder, split, world)
         self.rank, self.world, self.files = rank, world, [shard.path.name for shard in shards]
         threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
         packer = Packer(tokenizer, DocumentReader(shards, rank, world), rows, length, threads)

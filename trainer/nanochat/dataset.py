@@ -105,6 +105,18 @@ def check_shares(shards: list[Shard], split: str, world: int) -> None:
             )
 
 
+def inspect_split(folder: Path, split: str, world: int) -> list[Shard]:
+    """The shards of a split, all found good for that many ranks.
+
+    Whoever asks for training data will evaluate later: a bad validation shard is refused now and not in hours.
+    """
+    shards = inspect(split_paths(folder, split))
+    check_shares(shards, split, world)
+    if split == "train":
+        inspect_split(folder, "val", world)
+    return shards
+
+
 def texts(paths: list[Path]) -> Iterator[str]:
     """Every document of the given shards, in order."""
     for path in paths:
