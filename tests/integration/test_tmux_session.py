@@ -336,37 +336,74 @@ def interpreters():
     return ["/usr/bin/python3"] + ([str(old)] if old.exists() else [])
 
 
-@pytest.mark.parametrize("python", interpreters())
-def test_field_12_survives_the_connection_and_a_second_controller_finds_it(job, python):
-    """Ansible brings the module to the host by itself here, and its whole process group is killed afterwards."""
-    options = {"name": job.name, "state_dir": str(job.folder), "argv": [sys.executable, "-c", SLEEP]}
-    command = ["ansible", "all", "-i", "localhost,", "-c", "local", "-e", f"ansible_python_interpreter={python}"]
-    command += ["-m", "nanochat.ddp.tmux_session", "-a", json.dumps(options)]
+def controller(job, *options):
+    """Plays the module as Ansible does, and kills the controller's whole process group afterwards."""
     root = Path(__file__).parents[2]
+    given = {"name": job.name, "state_dir": str(job.folder), "argv": [sys.executable, "-c", SLEEP]}
     surroundings = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "ANSIBLE_CONFIG": str(root / "ansible.cfg"),
         "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
+        "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",
     }
-    words = []
-    for dummy in range(2):
-        controller = subprocess.Popen(
-            command,
-            cwd=root,
-            env=surroundings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        words.append(controller.communicate()[0])
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(controller.pid, signal.SIGHUP)
+    process = subprocess.Popen(
+        ["ansible", "all", "-m", "nanochat.ddp.tmux_session", "-a", json.dumps(given), *options],
+        cwd=root,
+        env=surroundings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    words = process.communicate()[0]
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGHUP)
+    return words
 
-    assert "CHANGED" in words[0] and "SUCCESS" in words[1], words
+
+@pytest.mark.parametrize("python", interpreters())
+def test_field_12_a_second_controller_finds_what_the_first_has_started(job, python):
+    options = ["-i", "localhost,", "-c", "local", "-e", f"ansible_python_interpreter={python}"]
+
+    first, second = controller(job, *options), controller(job, *options)
+
+    assert "CHANGED" in first and "SUCCESS" in second, first + second
     assert living(job.record()["pid"]) and living(job.record()["child_pid"])
     assert os.getsid(job.record()["pid"]) == job.record()["pid"]
+
+
+@pytest.fixture
+def sshd(tmp_path, server):
+    """A real sshd on a port of its own; gives the words with which Ansible reaches this machine through it."""
+    program = shutil.which("sshd") or "/usr/sbin/sshd"
+    if os.getuid() or not Path(program).exists():
+        pytest.skip("needs root and openssh-server")
+    Path("/run/sshd").mkdir(exist_ok=True)
+    for key in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / key], check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {"HostKey": tmp_path / "host", "AuthorizedKeysFile": tmp_path / "user.pub", "StrictModes": "no"}
+    settings.update(PidFile="none", UsePAM="no", PermitRootLogin="yes", SetEnv=f"TMUX_TMPDIR={server}")
+    words = [f"-o{name}={value}" for name, value in settings.items()]
+    process = subprocess.Popen([program, "-D", "-f", "/dev/null", "-p", str(port), "-oListenAddress=127.0.0.1", *words])
+    until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+    common = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+    reached = {"ansible_port": port, "ansible_ssh_private_key_file": str(tmp_path / "user")}
+    yield ["-i", "127.0.0.1,", "-e", json.dumps({**reached, "ansible_ssh_common_args": common})]
+    process.terminate()
+    process.wait()
+
+
+def test_field_12_survives_the_ssh_connection(job, sshd):
+    words = controller(job, *sshd, "-e", "ansible_python_interpreter=/usr/bin/python3")
+
+    assert "CHANGED" in words, words
+    # The controller has ended, and its connection with it.
+    assert living(job.record()["pid"]) and living(job.record()["child_pid"])
+    assert job.play("stopped", check=True)["session"]["state"] == "running"
 
 
 def test_is_gone_after_the_host_was_restarted(job, strangers):
@@ -519,6 +556,23 @@ def test_field_06_what_the_program_leaves_behind_ends_with_it(job):
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", port))
+
+
+def test_stop_finds_an_orphan_that_cleared_its_environment(job):
+    """Nothing but its ancestry tells whose it is, and the runner takes orphans in."""
+    orphan = SAY + SLEEP
+    parent = (
+        f"import subprocess; subprocess.Popen([{sys.executable!r}, '-c', {orphan!r}], env={{}}, start_new_session=True)"
+    )
+    job.start(f"import subprocess; subprocess.run([{sys.executable!r}, '-c', {parent!r}])\n{SAY}{SLEEP}")
+    pids = job.pids(2)
+    runner = job.record()["pid"]
+    assert {_processes.process(pid).ppid for pid in pids} == {runner}
+    assert {_processes.process(pid).marker for pid in pids} == {None, job.record()["id"]}
+
+    job.play("stopped")
+
+    assert not [pid for pid in pids if living(pid)]
 
 
 def test_nobody_else_is_ever_touched(jobs, strangers, monkeypatch):
