@@ -85,7 +85,11 @@ def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None) -> int:
 
 
 def predict(
-    plan: Mapping[str, Any], speeds: Sequence[Speed], link: Link, rows: Sequence[int], sync: Optional[str] = None
+    plan: Mapping[str, Any],
+    speeds: Sequence[Speed],
+    link: Optional[Link],
+    rows: Sequence[int],
+    sync: Optional[str] = None,
 ) -> Step:
     """A step of all hosts, the rows in the order of the speeds."""
     training, world = plan["training"], plan["world"]
@@ -93,7 +97,7 @@ def predict(
     passes = [share // training["device_batch"] for share in rows]
     computing = [speed.compute(count) for speed, count in zip(speeds, passes)]
     sent = bytes_sent(plan, kind)
-    wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + ROUNDS * link.latency_ms / 1000
+    wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + ROUNDS * link.latency_ms / 1000 if link and world > 1 else 0.0
     slowest = max(computing)
     overlapped = kind in ("exact", "bf16", "ddp")
     felt = max(FELT_SHARE * wire, wire - HIDDEN_SHARE * slowest) if overlapped else wire
@@ -103,7 +107,9 @@ def predict(
     return Step(seconds, training["total_batch"] / seconds, waits, sent)
 
 
-def outlook(plan: Mapping[str, Any], speeds: Sequence[Speed], link: Link, radio: Sequence[str] = ()) -> Dict[str, Any]:
+def outlook(
+    plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link], radio: Sequence[str] = ()
+) -> Dict[str, Any]:
     """One host against all, and what would be better: the prediction as everything else passes it on."""
     training = plan["training"]
     rows = [next(node["rows"] for node in plan["nodes"] if node["host"] == speed.host) for speed in speeds]
@@ -121,8 +127,8 @@ def outlook(plan: Mapping[str, Any], speeds: Sequence[Speed], link: Link, radio:
         "eta_seconds": round(together.seconds * training["iterations"], 1),
         "one_host_eta_seconds": round(best.alone(passes) * training["iterations"], 1),
         "gain": round(together.tokens_per_second / alone, 3),
-        "link_mbit": link.mbit,
-        "latency_ms": link.latency_ms,
+        "link_mbit": link.mbit if link else None,
+        "latency_ms": link.latency_ms if link else None,
         "hosts": {
             speed.host: {"tokens_per_second": round(training["total_batch"] / speed.alone(passes), 1), "rows": share}
             for speed, share in zip(speeds, rows)
@@ -132,7 +138,12 @@ def outlook(plan: Mapping[str, Any], speeds: Sequence[Speed], link: Link, radio:
 
 
 def better(
-    plan: Mapping[str, Any], speeds: Sequence[Speed], link: Link, rows: Sequence[int], radio: Sequence[str], now: Step
+    plan: Mapping[str, Any],
+    speeds: Sequence[Speed],
+    link: Optional[Link],
+    rows: Sequence[int],
+    radio: Sequence[str],
+    now: Step,
 ) -> Dict[str, Any]:
     """What would change the step enough to be said: code -> expected figures."""
     found: Dict[str, Any] = {}
@@ -141,7 +152,7 @@ def better(
         if step.tokens_per_second >= WORTH_SAYING * now.tokens_per_second:
             found[code] = dict(more, tokens_per_second=round(step.tokens_per_second, 1))
 
-    if plan["world"] < 2:
+    if plan["world"] < 2 or link is None:
         return found
     if plan["training"]["sync"] == "exact":
         consider("use-bf16-wire", predict(plan, speeds, link, rows, "bf16"))

@@ -382,7 +382,7 @@ def test_every_code_is_in_the_catalogue_with_something_to_do():
 def test_in_each_moment_every_host_measures_towards_a_different_one():
     plan = {"nodes": [{"host": name} for name in "abcd"]}
     turns = [others_in_turn(plan, name) for name in "abcd"]
-    assert all(len(set(moment)) == 4 for moment in zip(*turns))
+    assert all(len(set(moment)) == 4 for moment in zip(*turns, strict=True))
     assert turns[1] == ["c", "d", "a"]
 
 

@@ -1,0 +1,91 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The two programs by which hosts are tried before a run: a real all-reduce, and a measured step."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAINER = Path(__file__).resolve().parents[2] / "trainer"
+TINY = [
+    "--depth=2",
+    "--head-dim=16",
+    "--aspect-ratio=16",
+    "--max-seq-len=32",
+    "--device-batch-size=2",
+    "--device-type=cpu",
+]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def start(module: str, *words: str, **environ: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "FATAL", **environ}
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *words],
+        cwd=TRAINER,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def answer(process: subprocess.Popen[str]) -> dict[str, object]:
+    out, dummy = process.communicate(timeout=60)
+    return dict(json.loads(out.splitlines()[-1]), code=process.returncode)
+
+
+def ranks(world: int, present: int, timeout: str) -> list[dict[str, object]]:
+    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = ["--timeout", timeout, "--bytes", "65536"]
+    return [
+        answer(one) for one in [start("scripts.gloo_check", *words, RANK=str(rank), **place) for rank in range(present)]
+    ]
+
+
+def test_all_ranks_meet_add_up_and_are_measured():
+    results = ranks(3, 3, "20")
+    assert [result["code"] for result in results] == [0, 0, 0]
+    assert all(result["ok"] and result["bandwidth_mbit"] > 0 and result["latency_ms"] > 0 for result in results)
+    assert len({(result["torch"], result["python"], result["trainer"]) for result in results}) == 1
+
+
+def test_field_20_a_rank_that_never_comes_is_told_soon():
+    [result] = ranks(2, 1, "2")
+    assert result["code"] == 1
+    assert (result["ok"], result["phase"]) == (False, "rendezvous")
+    assert "1/2" in result["error"]
+    assert result["seconds"] < 15
+
+
+def test_what_torchrun_would_set_is_asked_for():
+    result = answer(start("scripts.gloo_check", RANK="0"))
+    assert result["code"] == 1
+    assert "WORLD_SIZE" in result["error"]
+
+
+def test_a_measured_step_tells_its_parts():
+    result = answer(start("scripts.measure_step", "--vocab-size", "300", "--seconds", "5", "--steps", "2", "--", *TINY))
+    assert result["code"] == 0
+    assert result["steps"] == 2
+    assert all(result[part] > 0 for part in ("pass_seconds", "adamw_seconds", "muon_seconds"))
+    assert result["tokens_per_second"] == pytest.approx(2 * 32 / result["pass_seconds"], rel=0.02)
+    assert result["threads"] == 1
+
+
+def test_a_flag_that_is_wrong_is_told_in_json():
+    result = answer(start("scripts.measure_step", "--", "--depth=x"))
+    assert result["code"] == 1
+    assert "depth" in result["error"]
