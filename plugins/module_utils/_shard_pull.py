@@ -23,7 +23,7 @@ import urllib.parse
 from typing import Any, NamedTuple
 
 from ._shard_server import PROOF, TIMES, proof
-from ._shards import CHUNK, Digests, Entry, ShardsError, plural
+from ._shards import CHUNK, MANIFEST, Digests, Entry, ShardsError, plural
 
 CONNECT_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 0.5
@@ -150,8 +150,16 @@ class Swarm:
             return self._pause.get((peer, ""), 0) <= time.monotonic()
 
     def is_stuck(self) -> bool:
+        """Nothing moves any more, or nobody can have what is left."""
         with self.lock:
+            if not self._busy and self._is_hopeless():
+                return True
             return time.monotonic() - self._last_progress > self.patience
+
+    def _is_hopeless(self) -> bool:
+        """All peers were heard, and what is left is with none of them: it cannot turn up later."""
+        everyone = all(peer in self._have for peer in self.peers)
+        return everyone and not any(self._holds(peer, entry) for peer in self.peers for entry in self.todo.values())
 
     def is_over(self) -> bool:
         with self.lock:
@@ -298,12 +306,16 @@ class Puller:
     def _what_is_missing(self, swarm: Swarm) -> str:
         names = sorted(swarm.todo)
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        seen = "; ".join(f"{host}: {what}" for host, what in sorted(swarm.trouble.items()))
         asked = ", ".join(peer.host for peer in self.peers) or "nobody"
-        seen = seen or "none of which has them with the digest of the manifest"
+        seen = "; ".join(f"{host}: {what}" for host, what in sorted(swarm.trouble.items()))
+        if not seen:
+            seen = (
+                "none of them has it as the manifest says. Bring it back on any host; or, if it was changed on purpose, "
+                f"remove {os.path.join(self.digests.folder, MANIFEST)} and its like on the first host, to describe it anew"
+            )
         return (
-            f"{self.host}: {plural(len(names), 'file')} could not be had ({some}); asked {asked}: {seen}; "
-            f"nothing moved for {swarm.patience:.0f} s. What has arrived is kept, and the next try goes on from there"
+            f"{self.host}: {plural(len(names), 'file')} could not be had ({some}); asked {asked}: {seen}. "
+            "What has arrived is kept, and the next try goes on from there"
         )
 
 

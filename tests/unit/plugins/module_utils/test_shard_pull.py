@@ -180,7 +180,7 @@ def test_shard_that_changed_after_it_was_described_is_not_handed_on(master, host
     shard.write_bytes(shard.read_bytes()[:-1] + b"!")
 
     with pytest.raises(
-        ShardsError, match=r"1 file could not be had \(shard_00001.parquet\); asked master: none of which"
+        ShardsError, match=r"1 file could not be had \(shard_00001.parquet\); asked master: none of them has it"
     ):
         other.pull(master.manifest, [master.peer], patience=1.0)
 
