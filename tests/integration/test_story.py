@@ -1,0 +1,381 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a person sees: small real playbooks under the display, with a terminal and without."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
+
+ROOT = Path(__file__).resolve().parents[2]
+CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+FINDING = {
+    "code": "slow-link",
+    "severity": "warning",
+    "host": "node1",
+    "peer": "node2",
+    "seen": "94 Mbit/s",
+    "remedy": "use the cable",
+}
+
+
+class Stage:
+    """A folder with an inventory of two local nodes, in which playbooks are played."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        nodes = [{"host": "node1"}, {"host": "node2"}]
+        self.variables: dict[str, Any] = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "ddp_base_dir": f"{folder}/{{{{ inventory_hostname }}}}",
+            "ddp_plan": {"run": "d4", "timeout_seconds": 60, "nodes": nodes},
+            "ddp_node": {
+                "run_dir": "{{ ddp_base_dir }}/runs/d4",
+                "base_dir": "{{ ddp_base_dir }}",
+                "rank": "{{ rank | int }}",
+            },
+        }
+        self.hosts: dict[str, dict[str, Any]] = {"node1": {"rank": 0}, "node2": {"rank": 1}}
+
+    def run_dir(self, rank: int) -> Path:
+        return self.folder / f"node{rank + 1}" / "runs" / "d4"
+
+    def role(self, name: str, tasks: list[dict[str, Any]]) -> None:
+        path = self.folder / "roles" / name / "tasks"
+        path.mkdir(parents=True)
+        (path / "main.yml").write_text(yaml.safe_dump(tasks))
+
+    def argv(self, plays: list[dict[str, Any]] | str, *words: str) -> list[str]:
+        (self.folder / "hosts.yml").write_text(
+            yaml.safe_dump({"trainers": {"hosts": self.hosts, "vars": self.variables}})
+        )
+        book = plays
+        if not isinstance(plays, str):
+            book = str(self.folder / "play.yml")
+            defaults = {"hosts": "trainers", "gather_facts": False}
+            Path(book).write_text(yaml.safe_dump([{**defaults, **play} for play in plays]))
+        return ["ansible-playbook", "-i", str(self.folder / "hosts.yml"), str(book), *words]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and name != "NO_COLOR"
+        }
+        return {
+            **kept,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "PWD": str(self.folder),
+            "LC_ALL": "C.UTF-8",
+            **more,
+        }
+
+    def play(self, plays: list[dict[str, Any]] | str, *words: str, code: int = 0, **more: str) -> str:
+        """Without a terminal."""
+        argv, environment = self.argv(plays, *words), self.environment(**more)
+        # The collection is found from the checkout, results go to the folder.
+        done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def terminal(self, plays: list[dict[str, Any]] | str, *words: str, **more: str) -> str:
+        """With one."""
+        argv, environment = self.argv(plays, *words), self.environment(TERM="xterm", COLUMNS="100", LINES="30", **more)
+        child, descriptor = pty.fork()
+        if child == 0:
+            os.chdir(ROOT)
+            os.execvpe(argv[0], argv, environment)
+        seen, deadline = b"", time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if select.select([descriptor], [], [], 0.2)[0]:
+                try:
+                    data = os.read(descriptor, 65536)
+                except OSError:
+                    break
+                if not data:
+                    break
+                seen += data
+        os.close(descriptor)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, seen.decode()
+        return seen.decode()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def on_screen(stream: str) -> list[str]:
+    """The lines as they stay on a terminal: what is drawn over is gone."""
+    lines = [CODES.sub("", line.rpartition("\x1b[K")[2]).rstrip("\r") for line in stream.split("\n")]
+    return [line for line in lines if line.strip()]
+
+
+def task(name: str, module: str, options: Any = None, **more: Any) -> dict[str, Any]:
+    return {"name": name, module: options, **more}
+
+
+def debug(text: str, **more: Any) -> dict[str, Any]:
+    return task("Say", "ansible.builtin.debug", {"msg": text}, **more)
+
+
+def set_fact(**facts: Any) -> dict[str, Any]:
+    return task("Note", "ansible.builtin.set_fact", facts)
+
+
+def start_ranks(
+    stage: Stage, *words: str, steps: int = 6, of: tuple[int, ...] = (0, 1)
+) -> list[subprocess.Popen[bytes]]:
+    """Stand-ins for the trainers, at work."""
+    program = str(ROOT / "tests" / "integration" / "fake_run.py")
+    started = []
+    for rank in of:
+        argv = [
+            sys.executable,
+            program,
+            str(stage.run_dir(rank)),
+            "--rank",
+            str(rank),
+            "--steps",
+            str(steps),
+            "--seconds",
+            "0.4",
+        ]
+        started.append(subprocess.Popen([*argv, *words]))
+    return started
+
+
+@pytest.fixture
+def ranks(stage: Stage) -> Any:
+    """start_ranks for this stage; whatever still runs is ended with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str, **more: Any) -> None:
+        started.extend(start_ranks(stage, *words, **more))
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_steps_get_one_line_each_with_mark_time_and_changes(stage: Stage) -> None:
+    stage.role("probe", [set_fact(a=1)])
+    stage.role("plan", [debug("rank 0: node1\nrank 1: node2", run_once=True)])
+    copy = {"content": "x", "dest": f"{stage.folder}/{{{{ inventory_hostname }}}}.txt", "mode": "0600"}
+    stage.role("launch", [task("Write", "ansible.builtin.copy", copy)])
+    plays = [{"roles": ["probe", "plan", "launch"]}]
+    lines = stage.play(plays).splitlines()
+    assert re.fullmatch(r"ok probe +\d\.\d s", lines[0])
+    assert lines[1:4] == ["plan", "  rank 0: node1", "  rank 1: node2"]
+    assert re.fullmatch(r"ok plan +\d\.\d s", lines[4])
+    assert re.fullmatch(r"ok launch +\d\.\d s   changed: node1 1, node2 1", lines[5])
+    assert re.fullmatch(r"done in \d\.\d s; changed: node1 1, node2 1", lines[6])
+    assert len(lines) == 7
+    assert stage.play(plays).splitlines()[-1].endswith("changed: nothing")
+
+
+def test_a_terminal_gets_marks_and_colours_and_no_task_list(stage: Stage) -> None:
+    stage.role("probe", [set_fact(a=1)])
+    seen = stage.terminal([{"roles": ["probe"]}])
+    assert on_screen(seen)[0].startswith("✔ probe")
+    assert "\x1b[0;32m" in seen
+    assert "TASK" not in seen
+    plain = stage.terminal([{"roles": ["probe"]}], NO_COLOR="1")
+    assert "\x1b[0;32m" not in plain
+
+
+def test_findings_are_told_once_as_they_come(stage: Stage) -> None:
+    stage.role("preflight", [set_fact(findings=[FINDING]), task("Check", "ansible.builtin.set_fact", {"a": 1})])
+    # Any result with findings will do; an action that returns its arguments is at hand in debug's var.
+    module = stage.folder / "library" / "found.py"
+    module.parent.mkdir()
+    module.write_text(
+        "from ansible.module_utils.basic import AnsibleModule\n"
+        "m = AnsibleModule(argument_spec=dict(findings=dict(type='list', elements='dict')))\n"
+        "m.exit_json(findings=m.params['findings'])\n"
+    )
+    told = stage.play([{"tasks": [task("Find", "found", {"findings": [FINDING]})]}], ANSIBLE_LIBRARY=str(module.parent))
+    assert told.count("warning slow-link  node1 -> node2: 94 Mbit/s") == 1
+    assert "  do: use the cable" in told
+
+
+def test_errors_are_whole_with_host_and_task_and_the_same_is_said_shortly(stage: Stage) -> None:
+    message = "Port 29500 is taken on {{ inventory_hostname }}.\nIt is held by pid 4242."
+    stage.role("preflight", [task("Try the port", "ansible.builtin.fail", {"msg": message})])
+    told = stage.play([{"roles": ["preflight"]}], code=2)
+    assert "FAILED node1: Try the port\n    Port 29500 is taken on node1.\n    It is held by pid 4242.\n" in told
+    assert "node2: Try the port" in told
+    assert re.search(r"^FAILED preflight +\d\.\d s$", told, re.M)
+    assert "failed on node1, node2 in" in told
+    alike = [{"tasks": [task("Fail", "ansible.builtin.fail", {"msg": "nothing goes"})]}]
+    assert stage.play(alike, code=2).count("nothing goes") == 1
+
+
+def test_what_a_failed_command_said_is_shown(stage: Stage) -> None:
+    argv = {"argv": ["sh", "-c", "echo to out; echo to err >&2; exit 3"]}
+    told = stage.play([{"tasks": [task("Run", "ansible.builtin.command", argv)]}], code=2)
+    assert "non-zero return code" in told
+    assert "to err" in told
+    assert "to out" in told
+
+
+def test_failed_items_of_a_loop_are_each_told(stage: Stage) -> None:
+    fail = task("Fail", "ansible.builtin.fail", {"msg": "no {{ item }}"}, loop=["a", "b"])
+    told = stage.play([{"hosts": "node1", "tasks": [fail]}], code=2)
+    assert told.count("no a") == told.count("no b") == 1
+
+
+def test_ignored_and_rescued_failures_do_no_harm(stage: Stage) -> None:
+    told = stage.play([{"tasks": [task("Fail", "ansible.builtin.fail", {"msg": "never mind"}, ignore_errors=True)]}])
+    assert "never mind" not in told
+
+
+def test_mistakes_in_a_playbook_say_where_they_are(stage: Stage) -> None:
+    told = stage.play([{"hosts": "node1", "tasks": [debug("{{ nothing_of_this_name }}")]}], code=2)
+    assert "'nothing_of_this_name' is undefined" in told
+    assert "play.yml:" in told
+
+
+def test_a_host_out_of_reach_is_told_in_a_sentence(stage: Stage) -> None:
+    stage.hosts["node2"].update(ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1)
+    told = stage.play([{"tasks": [task("Ping", "ansible.builtin.ping")]}], code=4)
+    assert "node2 cannot be reached: " in told
+    assert "Connection refused" in told
+    assert "do: see that it is on" in told
+    assert "failed on node2" in told
+
+
+def test_check_mode_lists_what_would_change_and_diff_shows_it(stage: Stage) -> None:
+    copy = {"content": "new\n", "dest": f"{stage.folder}/{{{{ inventory_hostname }}}}.txt", "mode": "0600"}
+    stage.role("launch", [task("Write the file", "ansible.builtin.copy", copy)])
+    told = stage.play([{"roles": ["launch"]}], "--check", "--diff")
+    assert told.startswith("Check mode: nothing is changed.\n")
+    assert "would change on node1: Write the file" in told
+    assert "+new" in told
+    assert "would change: node1 1, node2 1" in told
+    assert not (stage.folder / "node1.txt").exists()
+
+
+def test_warnings_are_shown(stage: Stage) -> None:
+    module = stage.folder / "library" / "warns.py"
+    module.parent.mkdir()
+    module.write_text(
+        "from ansible.module_utils.basic import AnsibleModule\n"
+        "m = AnsibleModule(argument_spec={})\nm.warn('the disk is nearly full')\nm.exit_json()\n"
+    )
+    argv = stage.argv([{"hosts": "node1", "tasks": [task("Warn", "warns")]}])
+    environment = stage.environment(ANSIBLE_LIBRARY=str(module.parent))
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert "the disk is nearly full" in done.stderr + done.stdout
+
+
+def test_v_brings_ansibles_own_output_back_and_so_does_the_setting(stage: Stage) -> None:
+    plays = [{"tasks": [debug("hello")]}]
+    assert "TASK [Say]" in stage.play(plays, "-v")
+    assert "PLAY RECAP" in stage.play(plays, "-v")
+    assert "TASK [Say]" in stage.play(plays, ANSIBLE_STDOUT_CALLBACK="default")
+
+
+def test_no_matching_host_is_explained(stage: Stage) -> None:
+    assert "is there a group `trainers`" in stage.play([{"hosts": "nobody", "tasks": []}])
+
+
+WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_doctor": ""}]}]
+
+
+def test_a_watched_run_is_followed_to_its_table(stage: Stage, ranks: Callable[..., None]) -> None:
+    ranks(steps=12)
+    told = stage.play(WATCH)
+    assert re.search(r"step \d+/12  loss 13\.\d+  5120 tok/s  waiting 5\.0 % / 30 %", told)
+    assert re.search(r"node1 +0 +finished +12/12 +13\.4000 +13\.2080 +1\.1667 +5120 +0\.2 s \(5\.0 %\)", told)
+    assert "weights identical on both ranks" in told
+    assert "Ctrl-C ends the watching only" in told
+
+
+def test_on_a_terminal_a_watched_run_has_one_live_line(stage: Stage, ranks: Callable[..., None]) -> None:
+    ranks(steps=8)
+    seen = stage.terminal(WATCH)
+    assert re.search("\x1b\\[K  █+░+  step [2-6]/8  loss", seen)
+    screen = on_screen(seen)
+    assert not any("░" in line for line in screen)
+    assert any(line.startswith("✔ watch") for line in screen)
+    assert all(
+        len(CODES.sub("", line).strip("\r")) < 100 for line in seen.split("\x1b[K") if "░" in line and "\n" not in line
+    )
+
+
+def test_without_watching_it_returns_with_the_first_step(stage: Stage, ranks: Callable[..., None]) -> None:
+    ranks(steps=500)
+    begun = time.monotonic()
+    told = stage.play(WATCH, "-e", "watch=false")
+    assert "started" in told
+    assert time.monotonic() - begun < 30
+
+
+def test_field_18_a_crash_is_told_with_its_error(stage: Stage, ranks: Callable[..., None]) -> None:
+    ranks("--fail-at", "2")
+    told = stage.play(WATCH, code=2)
+    assert "The run d4 on node1 crashed with code 1, 2 of 6 steps made: RuntimeError: [enforce fail" in told
+    assert "crashed" in told
+
+
+def test_status_is_one_screen_in_time_and_json_for_programs(stage: Stage, ranks: Callable[..., None]) -> None:
+    assert "no run on any host" in stage.play("nanochat.ddp.status")
+    ranks(steps=500)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not all(
+        (stage.run_dir(rank) / f"metrics-rank{rank}.jsonl").exists() for rank in (0, 1)
+    ):
+        time.sleep(0.05)
+    begun = time.monotonic()
+    told = stage.play("nanochat.ddp.status")
+    took = time.monotonic() - begun
+    assert told.startswith("run d4\n")
+    assert len(told.splitlines()) < 24
+    assert took < 3, took
+    found = json.loads(stage.play("nanochat.ddp.status", "-e", "ddp_json=true"))
+    assert {host: run["state"] for host, run in found["hosts"].items()} == {"node1": "running", "node2": "running"}
+
+
+def test_logs_come_line_by_line_with_their_host(stage: Stage, ranks: Callable[..., None]) -> None:
+    ranks()
+    told = stage.play("nanochat.ddp.logs").splitlines()
+    for rank in (0, 1):
+        own = [line for line in told if line.startswith(f"node{rank + 1} | ")]
+        assert [line.split(" | ")[1][:10] for line in own] == [f"step {step:05d}" for step in range(6)]
+    last = stage.play("nanochat.ddp.logs", "-e", "follow=false", "-e", "lines=2").splitlines()
+    assert len(last) == 4
+
+
+def test_collect_brings_what_is_new_and_makes_the_report(stage: Stage) -> None:
+    for rank in (0, 1):
+        begun = time.time() - 60
+        fake_run.write_history(stage.run_dir(rank), fake_run.history(rank, 2, 30, begun), rank)
+        fake_run.write_json(
+            stage.run_dir(rank) / "session.json", fake_run.session_of(rank, begun, ended=begun + 20, exit_code=0)
+        )
+    results = ["-e", f"ddp_results_dir={stage.folder}/results"]
+    dry = stage.play("nanochat.ddp.collect", "--check", *results)
+    assert "would change: node1 1, node2 1" in dry
+    assert not (stage.folder / "results").exists()
+    told = stage.play("nanochat.ddp.collect", *results)
+    assert f"report: {stage.folder}/results/d4/report.html" in told
+    assert (stage.folder / "results/d4/node2/metrics-rank1.jsonl").read_text() == (
+        stage.run_dir(1) / "metrics-rank1.jsonl"
+    ).read_text()
+    assert "Run" in (stage.folder / "results/d4/report.html").read_text()
+    assert "changed: nothing" in stage.play("nanochat.ddp.collect", *results)

@@ -1,0 +1,70 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""run_info and run_log, and that they say what they return."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.nanochat.ddp.plugins.modules import run_files, run_info, run_log
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A base folder with a finished run."""
+    run = tmp_path / "runs" / "d4"
+    begun = time.time() - 100
+    fake_run.write_history(run, fake_run.history(1, 2, 10, begun), 1)
+    fake_run.write_json(run / "session.json", fake_run.session_of(1, begun, ended=begun + 50, exit_code=0))
+    return tmp_path
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_it_reads_the_newest_run(run_module: Any, base: Path, check_mode: bool) -> None:
+    told = run_module(run_info, check_mode, base_dir=str(base))
+    assert told["changed"] is False
+    assert (told["run"]["state"], told["run"]["run"], told["run"]["rank"]) == ("finished", "d4", 1)
+    assert told["run"]["last_lines"][-1] == "step 00019"
+
+
+def test_it_reads_the_run_that_is_asked_for(run_module: Any, base: Path) -> None:
+    assert run_module(run_info, base_dir=str(base), run="other")["run"]["state"] == "absent"
+    assert run_module(run_info, run_dir=str(base / "runs" / "d4"), lines=0)["run"]["last_lines"] == []
+    assert run_module(run_info, base_dir=str(base / "nothing"))["run"]["run"] is None
+
+
+def test_news_are_answered_at_once(run_module: Any, base: Path) -> None:
+    begun = time.monotonic()
+    run_module(run_info, base_dir=str(base), wait={"state": "running", "step": 4, "timeout": 60})
+    assert time.monotonic() - begun < 5
+
+
+def test_every_key_is_documented(run_module: Any, base: Path) -> None:
+    documented = yaml.safe_load(run_info.RETURN)["run"]["contains"]
+    assert set(run_module(run_info, base_dir=str(base))["run"]) == set(documented)
+
+
+def test_the_folder_must_be_named(run_module: Any) -> None:
+    for module in (run_info, run_log):
+        told = run_module(module)
+        assert told["failed"] is True
+        assert "run_dir, base_dir" in told["msg"]
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_the_log_is_read(run_module: Any, base: Path, check_mode: bool) -> None:
+    told = run_module(run_log, check_mode, base_dir=str(base), lines=1)
+    assert (told["lines"], told["over"], told["changed"]) == (["step 00019"], True, False)
+    assert run_module(run_log, base_dir=str(base), offset=told["offset"])["lines"] == []
+
+
+def test_files_are_offered_from_the_run_folder(run_module: Any, base: Path) -> None:
+    told = run_module(run_files, base_dir=str(base), dest="x")
+    assert {part["path"] for part in told["pieces"]} == {"log/rank1.log", "metrics-rank1.jsonl", "session.json"}
+    assert run_module(run_files, base_dir=str(base), run="other", dest="x")["run"] is None
