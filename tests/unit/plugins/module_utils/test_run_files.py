@@ -106,7 +106,7 @@ def test_a_piece_that_does_not_fit_changes_nothing(there: Path, here: Path) -> N
         "sha256": "0" * 64,
         "data": run_files.piece("x", b"other", None, 99)["data"],
     }
-    with pytest.raises(run_files.CopyError, match="remove .*session.json and collect again"):
+    with pytest.raises(run_files.CopyError, match=r"remove .*session\.json and collect again"):
         run_files.apply_piece(str(here), part)
     assert (here / "session.json").read_text() == "{}"
     assert set(files(here)) == {"metrics-rank0.jsonl", "log/rank0.log", "session.json"}

@@ -30,8 +30,17 @@ def finished(**more: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "-"), (0.04, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (60, "1 min 00 s"), (3599.6, "1 h 00 min"), (7260, "2 h 01 min"), (200000, "2 d 7 h")],
-)  # fmt: skip
+    [
+        (None, "-"),
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (59.4, "59 s"),
+        (60, "1 min 00 s"),
+        (3599.6, "1 h 00 min"),
+        (7260, "2 h 01 min"),
+        (200000, "2 d 7 h"),
+    ],
+)
 def test_lengths_of_time(seconds: float | None, text: str) -> None:
     assert run_table.seconds_text(seconds) == text
 
