@@ -96,3 +96,11 @@ def test_a_user_error_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str])
     assert common.exit_code(fail) == 2
     assert capsys.readouterr().err == "error: this went wrong.\n"
     assert common.exit_code(lambda: None) == 0
+
+
+def test_ctrl_c_shows_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert common.exit_code(interrupted) == 130
+    assert capsys.readouterr().err == ""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,60 @@ def test_the_longest_that_fits_is_taken_and_the_first_of_equals(lengths: list[in
         taken = waiting.take(room)
         assert (len(taken), taken[0]) == (length, number)
     assert [int(tokens[0]) for tokens in waiting.oldest_first()] == [number for number, dummy in left]
+
+
+def plain_batches(
+    tokens: Tokenizer, groups: list[list[list[str]]], rows: int, length: int, rank: int, world: int
+) -> Iterator[tuple[list[list[int]], dict[str, int]]]:
+    """The data rules in the plainest words: groups[file][group] are documents."""
+
+    def documents() -> Iterator[tuple[list[str], dict[str, int]]]:
+        epoch = 1
+        while True:
+            for file, held in enumerate(groups):
+                for group in range(rank, len(held), world):
+                    for begin in range(0, len(held[group]), 128):
+                        where = {"pq_idx": file, "rg_idx": group, "epoch": epoch}
+                        yield held[group][begin : begin + 128], where
+            epoch += 1
+
+    source, buffer = documents(), []
+    while True:
+        batch = []
+        for dummy in range(rows):
+            row: list[int] = []
+            while len(row) < length + 1:
+                while len(buffer) < 1000:
+                    texts, where = next(source)
+                    buffer += [[tokens.bos, *tokens.encode(text)] for text in texts]
+                at = naive_take([len(document) for document in buffer], length + 1 - len(row))
+                row += buffer.pop(at)[: length + 1 - len(row)]
+            batch.append(row)
+        yield batch, where
+
+
+@pytest.mark.parametrize(("rank", "world", "rows", "length"), [(0, 1, 3, 40), (1, 2, 1, 200), (2, 3, 2, 17)])
+def test_batches_follow_the_words_on_other_data(
+    tmp_path: Path, tokens: Tokenizer, rank: int, world: int, rows: int, length: int
+) -> None:
+    """Row groups larger than a slice, files of different sizes, empty documents, several epochs."""
+    rng = random.Random(length)
+    files = [
+        [" ".join(["ab", "c", "defg"][: rng.randint(0, 3)] * rng.randint(0, 9)) for dummy in range(n)]
+        for n in (900, 610, 500)
+    ]
+    for number, texts in enumerate(files):
+        write_shard(tmp_path / f"{number}.parquet", texts, group=150)
+    groups = [[texts[i : i + 150] for i in range(0, len(texts), 150)] for texts in files]
+    for split, part in (("train", groups[:2]), ("val", groups[2:])):
+        loader = Loader(tokens, tmp_path, split, rows, length, rank, world)
+        plain = plain_batches(tokens, part, rows, length, rank, world)
+        for dummy in range(100):
+            (inputs, targets), (wanted, where) = loader.next_batch(), next(plain)
+            assert inputs.tolist() == [row[:-1] for row in wanted]
+            assert targets.tolist() == [row[1:] for row in wanted]
+            assert loader.position() == where
+        loader.close()
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 1), (2, 3)])

@@ -45,6 +45,9 @@ def exit_code(main: Callable[[], int | None]) -> int:
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 2
+    except KeyboardInterrupt:
+        # What a shell reports for a command that Ctrl-C ended.
+        return 130
 
 
 def base_dir(environ: Mapping[str, str] = os.environ) -> Path:

@@ -109,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         cases = json.loads(args.cases.read_text(encoding="utf-8"))
         args.write.write_text(json.dumps(replay(cases, args.data), indent=1) + "\n", encoding="utf-8")
+    except KeyError as error:
+        raise UserError(f"a case in {args.cases} does not say its {error}.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot replay {args.cases} into {args.write}: {error}.") from None
 
