@@ -150,7 +150,10 @@ class Session:
         # -E and -s: neither the environment of a tmux server nor a user's own packages change what the runner is.
         program = os.path.join(self.folder, "_session_runner.py")
         self.server.start(
-            self.name, f"{self.label}.{identifier}", [sys.executable, "-B", "-E", "-s", program, self.folder]
+            self.name,
+            f"{self.label}.{identifier}",
+            self.state_dir,
+            [sys.executable, "-B", "-E", "-s", program, self.folder],
         )
         self._wait_until_started(identifier)
 
@@ -209,18 +212,25 @@ class Session:
             os.close(descriptor)
 
     def check_free(self) -> None:
-        """The name must not be taken in tmux; a session that somebody else started is left alone."""
-        if self.server.exists(self.name) and not self._tmux_id():
+        """The name must not be in use in tmux, by somebody's own session or by a run of another folder."""
+        if not self.server.exists(self.name) or self._tmux_id():
+            return
+        remedy = f"end it (tmux kill-session -t '={self.name}') or choose another name"
+        if not self.server.label(self.name):
+            raise SessionError(f"tmux has a session {self.name} already that nanochat.ddp did not start: {remedy}")
+        if self.server.runner(self.name) is not None:
+            folder = self.server.folder(self.name)
             raise SessionError(
-                f"tmux has a session {self.name} already that was not started for {self.state_dir}: "
-                f"end it (tmux kill-session -t '={self.name}') or choose another name"
+                f"a session {self.name} runs already, for {folder} and not for {self.state_dir}: {remedy}"
             )
 
     def _clear_tmux(self) -> None:
-        """Take our own last session out of tmux, whatever it was called."""
-        for name in (self.name, str(self.launch().get("session", ""))):
-            if name and self.server.label(name).partition(".")[0] == self.label:
-                self.server.kill(name)
+        """Take our own last session out of tmux, whatever it was called, and what has ended under this name."""
+        last = str(self.launch().get("session", ""))
+        if last not in ("", self.name) and self.server.label(last).partition(".")[0] == self.label:
+            self.server.kill(last)
+        if self.server.exists(self.name):
+            self.server.kill(self.name)
 
     def _check_startable(self, spec: Spec) -> None:
         program = spec.argv[0]

@@ -10,8 +10,9 @@ from typing import Callable, NamedTuple
 
 Run = Callable[["list[str]"], "tuple[int, str, str]"]
 
-# A user option of the tmux session, by which we know it again.
+# User options of the tmux session: by one we know it again, the other is for people.
 _LABEL = "@nanochat_ddp"
+_FOLDER = "@nanochat_ddp_folder"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
 
@@ -50,9 +51,11 @@ class Tmux:
 
     def label(self, name: str) -> str:
         """What start() was told to label the session with; empty for a session that somebody else started."""
-        # The trailing colon makes old releases read the name as a session's for this command as well.
-        code, out, dummy = self._run([self._path, "show-options", "-v", "-t", f"={name}:", _LABEL])
-        return out.strip() if code == 0 else ""
+        return self._option(name, _LABEL)
+
+    def folder(self, name: str) -> str:
+        """The folder for which start() was called."""
+        return self._option(name, _FOLDER)
 
     def runner(self, name: str) -> int | None:
         """The process in the session's pane, None once it has ended (or there is no such session)."""
@@ -60,13 +63,14 @@ class Tmux:
         dead, dummy, pid = out.strip().partition(" ")
         return int(pid) if code == 0 and dead == "0" and pid.isdigit() else None
 
-    def start(self, name: str, label: str, argv: list[str]) -> None:
+    def start(self, name: str, label: str, folder: str, argv: list[str]) -> None:
         """A session that runs argv without a shell, and stays readable after its end."""
         target = f"={name}:"
         self._check(
             name,
             [*self._prefix, self._path, "new-session", "-d", "-s", name, "-x", "160", "-y", "48", *map(_literal, argv)]
             + [";", "set-option", "-t", target, _LABEL, label]
+            + [";", "set-option", "-t", target, _FOLDER, _literal(folder)]
             # A user's own configuration may end sessions that nobody looks at.
             + [";", "set-option", "-t", target, "destroy-unattached", "off"]
             + [";", "set-window-option", "-t", target, "remain-on-exit", "on"],
@@ -80,6 +84,11 @@ class Tmux:
         """What the pane shows, for error messages."""
         code, out, dummy = self._run([self._path, "capture-pane", "-p", "-S", "-", "-t", f"={name}:"])
         return "\n".join(line for line in out.splitlines() if line.strip()) if code == 0 else ""
+
+    def _option(self, name: str, option: str) -> str:
+        # The trailing colon makes old releases read the name as a session's for this command as well.
+        code, out, dummy = self._run([self._path, "show-options", "-v", "-t", f"={name}:", option])
+        return out.strip() if code == 0 else ""
 
     def _check(self, name: str, argv: list[str]) -> None:
         code, out, err = self._run(argv)

@@ -649,9 +649,24 @@ def test_a_session_of_somebody_else_is_left_alone(job):
 
     for check in (True, False):
         result = job.play(argv=["true"], check=check)
-        assert result["failed"] and "was not started for" in result["msg"]
+        assert result["failed"] and "did not start" in result["msg"]
     assert not job.play("absent")["changed"]
     assert tmux("has-session", "-t", f"={job.name}").returncode == 0
+
+
+def test_two_folders_do_not_share_a_name_while_one_runs(jobs):
+    first, second = jobs(), jobs()
+    second.folder = second.folder.with_name("it's; #{another}")
+    second.log = second.folder / "log" / f"{second.name}.log"
+    first.start(SLEEP)
+    refused = second.play(argv=["true"])
+    assert refused["failed"] and f"runs already, for {first.folder} and not for {second.folder}" in refused["msg"]
+
+    first.play("stopped")
+    second.start(SLEEP)
+    assert first.play("absent")["session"] == {"state": "absent"}
+    assert "another" in first.play(argv=["true"])["msg"]
+    assert second.play("stopped", check=True)["session"]["state"] == "running"
 
 
 def test_names_match_exactly(jobs):

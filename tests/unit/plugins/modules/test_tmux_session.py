@@ -24,6 +24,7 @@ class Host:
         self.installed = {"tmux"}
         self.calls = []
         self.sessions = {}  # name -> label
+        self.pane = "1 1"  # dead
         self.refuses = ""
         self.silent = False
         self.logind = ""
@@ -43,11 +44,11 @@ class Host:
         return (0, "", "") if self.name(words) in self.sessions else (1, "", "can't find session")
 
     def show_options(self, words):
-        label = self.sessions.get(self.name(words))
+        label = self.sessions.get(self.name(words)) if words[-1] == "@nanochat_ddp" else "/elsewhere"
         return (0, f"{label}\n", "") if label else (1, "", "can't find session")
 
     def list_panes(self, words):
-        return 0, "1 1\n", ""
+        return 0, f"{self.pane}\n", ""
 
     def capture_pane(self, words):
         return 0, "\nTraceback: no such thing\n\n", ""
@@ -258,8 +259,21 @@ def test_a_session_of_somebody_else_is_not_replaced(play, host):
 
     result = play()
 
-    assert result["failed"] and "tmux has a session job already that was not started for" in result["msg"]
+    assert result["failed"] and "tmux has a session job already that nanochat.ddp did not start" in result["msg"]
     assert host.sessions == {"job": ""}
+
+
+def test_a_run_of_another_folder_is_not_replaced_before_it_has_ended(play, host, tmp_path):
+    host.sessions["job"] = "another.id"
+    host.pane = "0 77"
+
+    result = play()
+    assert result["failed"] and f"runs already, for /elsewhere and not for {tmp_path}" in result["msg"]
+    assert host.sessions == {"job": "another.id"}
+
+    host.pane = "1 77"
+    assert play()["changed"]
+    assert host.sessions["job"] != "another.id"
 
 
 def test_of_an_older_name_nothing_stays_behind(play, host):
@@ -294,6 +308,18 @@ def test_field_12_logging_out_where_systemd_kills(play, host, monkeypatch, kills
     assert (started_with(host)[0] == "/usr/bin/systemd-run") == scoped
 
 
+def test_whoever_cannot_be_ended_is_named(play, host, monkeypatch):
+    play()
+    stubborn = _processes.process(host.pid)
+    monkeypatch.setattr(_session._reaper, "end", lambda session, grace: {stubborn.pid: stubborn})
+
+    for state in ("stopped", "absent", "restarted"):
+        result = play(state=state)
+        assert result["failed"]
+        assert f"these processes are still alive after SIGKILL: {host.pid} (sleep 600)" in result["msg"]
+    assert set(host.sessions) == {"job"}
+
+
 def test_a_play_inside_the_session_does_not_stop_itself(play, host):
     play()
     host.pid = os.getpid()
@@ -316,7 +342,7 @@ def test_root_is_excluded_from_the_killing_by_default():
 def test_semicolons_do_not_end_tmuxs_command():
     calls = []
     tmux = _tmux.Tmux(lambda argv: (calls.append(argv), (0, "", ""))[1], "tmux")
-    tmux.start("job", "label", ["python", "/a;b;", ";"])
+    tmux.start("job", "label", "/a", ["python", "/a;b;", ";"])
 
     words = calls[0]
     assert words[words.index("python") : words.index("set-option") - 1] == ["python", "/a;b\\;", "\\;"]
