@@ -1,0 +1,132 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hosts made of network namespaces: each with its own interfaces, routes and firewall, on this machine's files and clock.
+
+Ansible reaches them with a local connection whose Python runs inside the namespace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+COLLECTIONS = ROOT / ".ansible" / "collections"
+
+
+def able() -> bool:
+    """Whether this user may make network namespaces here."""
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        return False
+    name = f"able-{uuid.uuid4().hex[:8]}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return made
+
+
+class Lan:
+    """Hosts h0, h1 ... on one switch; every name is new, so that tests can run side by side."""
+
+    def __init__(self, folder: Path, count: int = 2, mtu: int = 1500) -> None:
+        self.tag = uuid.uuid4().hex[:6]
+        self.folder = folder
+        self.switch = f"nd{self.tag}s"
+        self.names = [f"nd{self.tag}h{number}" for number in range(count)]
+        # Shell commands that give a host its own files where the test wants them, for instance by a bind mount.
+        self.preludes = [""] * count
+        self._do("ip", "netns", "add", self.switch)
+        self._in(self.switch, "ip", "link", "add", "br0", "type", "bridge")
+        self._in(self.switch, "ip", "link", "set", "br0", "up")
+        for number, name in enumerate(self.names):
+            self._do("ip", "netns", "add", name)
+            self._in(name, "ip", "link", "set", "lo", "up")
+            self.cable(number, "eth0", f"10.9.0.{number + 1}/24", mtu)
+
+    def cable(self, number: int, nic: str, address: str, mtu: int = 1500) -> None:
+        """One more interface of a host, on the same switch."""
+        port, name = f"p{number}{nic}", self.names[number]
+        self._in(self.switch, "ip", "link", "add", port, "type", "veth", "peer", "name", nic, "netns", name)
+        self._in(self.switch, "ip", "link", "set", port, "master", "br0", "up")
+        # Whole packets and no larger ones are what a real card would send.
+        self._in(name, "ip", "link", "set", nic, "mtu", str(mtu), "gso_max_segs", "1", "up")
+        self._in(name, "ip", "addr", "add", address, "dev", nic)
+
+    def close(self) -> None:
+        for name in [*self.names, self.switch]:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    def run(self, number: int, *argv: str, text: str | None = None) -> str:
+        """A command on one host."""
+        return self._do(*self.inside(number, *argv), text=text)
+
+    def start(self, number: int, *argv: str) -> subprocess.Popen[str]:
+        """A command on one host that the caller ends."""
+        return subprocess.Popen(
+            self.inside(number, *argv), text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+
+    def module(self, number: int, module: str, /, **options: Any) -> dict[str, Any]:
+        """A module of the collection on one host."""
+        plain = {key: value for key, value in options.items() if not key.startswith("_")}
+        arguments = {**plain, **{f"_ansible{key}": value for key, value in options.items() if key.startswith("_")}}
+        arguments.setdefault("_ansible_remote_tmp", str(self.folder))
+        done = subprocess.run(
+            self.inside(number, sys.executable, "-m", f"ansible_collections.nanochat.ddp.plugins.modules.{module}"),
+            input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}), env={**os.environ, "PYTHONPATH": str(COLLECTIONS)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stdout, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def playbook(self, playbook: str, *words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+        """A playbook of the collection on all hosts."""
+        hosts = {}
+        for number, name in enumerate(self.names):
+            python = self.folder / f"python-{name}"
+            python.write_text(f'#!/bin/sh\nexec {" ".join(self._exec(number))} "$@"\n')
+            python.chmod(0o755)
+            own = {"ansible_connection": "local", "ansible_python_interpreter": str(python)}
+            hosts[f"h{number}"] = {**own, "ddp_base_dir": str(self.folder / f"h{number}"), "ddp_nic": "eth0"}
+        inventory = self.folder / "hosts.json"
+        inventory.write_text(json.dumps({"trainers": {"hosts": hosts, "vars": settings}}))
+        env = {
+            **os.environ,
+            "ANSIBLE_STDOUT_CALLBACK": "default",
+            "NO_COLOR": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        return subprocess.run(
+            ["ansible-playbook", playbook, "-i", str(inventory), *words],
+            cwd=ROOT, env=env, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    def inside(self, number: int, *argv: str) -> list[str]:
+        """The words that run a command on a host."""
+        words = ["ip", "netns", "exec", self.names[number]]
+        prelude = self.preludes[number]
+        return [*words, *(["sh", "-c", f'{prelude} exec "$@"', "sh"] if prelude else []), *argv]
+
+    def _in(self, name: str, *argv: str, text: str | None = None) -> str:
+        return self._do("ip", "netns", "exec", name, *argv, text=text)
+
+    @staticmethod
+    def _do(*argv: str, text: str | None = None) -> str:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
+        return done.stdout
+
+
+def json_of(output: str) -> dict[str, Any]:
+    """The JSON document that a playbook printed among its other output."""
+    match = re.search(r"^\{\n.*?^\}$", output, re.S | re.M)
+    assert match, output
+    return dict(json.loads(match.group(0)))

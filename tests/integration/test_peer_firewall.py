@@ -1,0 +1,175 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""peer_firewall on the real firewalls: blocked before, open to the peer and closed to others after, as it was at the end."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
+
+pytestmark = pytest.mark.skipif(not able(), reason="making network namespaces takes root")
+
+SERVER = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 29501), family=getattr(socket, sys.argv[2]))
+print("up", flush=True)
+while True:
+    server.accept()[0].close()
+"""
+CLIENT = "import socket,sys\nsocket.create_connection((sys.argv[1],29501),1,(sys.argv[2],0))"
+NFT = """
+table inet filter {
+  chain early {
+    type filter hook input priority -10; policy accept;
+    ct state invalid drop
+  }
+  chain input {
+    type filter hook input priority 0; policy drop;
+    ct state established,related accept
+    meta l4proto ipv6-icmp accept
+  }
+}
+table ip late {
+  chain input {
+    type filter hook input priority 10; policy drop;
+    ct state established accept
+  }
+}
+"""
+IPTABLES = [
+    ("iptables", "-A", "INPUT", "-m", "conntrack", "--ctstate", "ESTABLISHED", "-j", "ACCEPT"),
+    ("iptables", "-P", "INPUT", "DROP"),
+    ("ip6tables", "-A", "INPUT", "-p", "ipv6-icmp", "-j", "ACCEPT"),
+    ("ip6tables", "-A", "INPUT", "-p", "tcp", "--dport", "29000:60000", "-j", "REJECT"),
+]
+OPEN = {"name": "d4", "peers": ["10.9.0.2", "fd09::2"], "ports": ["29500-29510"]}
+
+
+@pytest.fixture
+def lan(tmp_path):
+    """h0 has the firewall, h1 is the peer, h2 anybody else."""
+    made = Lan(tmp_path, 3)
+    servers = []
+    try:
+        for number, name in enumerate(made.names):
+            subprocess.run(
+                ["ip", "-n", name, "addr", "add", f"fd09::{number + 1}/64", "dev", "eth0", "nodad"], check=True
+            )
+        for address, family in (("10.9.0.1", "AF_INET"), ("fd09::1", "AF_INET6")):
+            server = made.start(0, sys.executable, "-c", SERVER, address, family)
+            servers.append(server)
+            assert server.stdout.readline() == "up\n"
+        yield made
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
+        made.close()
+
+
+def reaches(lan, number, prefix="10.9.0."):
+    words = [sys.executable, "-c", CLIENT, f"{prefix}1", f"{prefix}{number + 1}"]
+    return (
+        subprocess.run(["ip", "netns", "exec", lan.names[number], *words], capture_output=True, check=False).returncode
+        == 0
+    )
+
+
+def use_nftables(lan):
+    lan.run(0, "nft", "-f", "-", text=NFT)
+    return lambda: lan.run(0, "nft", "list", "ruleset")
+
+
+def use_ufw(lan):
+    """ufw with files of its own; `ufw show added` and the running rules are what must come back."""
+    config = lan.folder / "ufw"
+    shutil.copytree("/etc/ufw", config)
+    lan.preludes[0] = f"mount --bind {config} /etc/ufw &&"
+    lan.run(0, "ufw", "--force", "enable")
+    lan.run(0, "ufw", "deny", "29501/tcp")
+    return lambda: (config / "user.rules").read_text() + (config / "user6.rules").read_text()
+
+
+@pytest.fixture
+def daemons():
+    """Processes that the test started."""
+    started = []
+    yield started
+    for process in reversed(started):
+        process.terminate()
+        process.communicate()
+
+
+def use_firewalld(lan, daemons):
+    """firewalld with files and a message bus of its own."""
+    config, volatile = lan.folder / "firewalld", lan.folder / "run"
+    shutil.copytree("/etc/firewalld", config)
+    (volatile / "dbus").mkdir(parents=True)
+    lan.preludes[0] = f"mount --bind {volatile} /run && mount --bind {config} /etc/firewalld &&"
+    daemons.append(lan.start(0, "dbus-daemon", "--system", "--nofork", "--nopidfile", "--print-address"))
+    assert daemons[-1].stdout.readline()
+    daemons.append(lan.start(0, "firewalld", "--nofork", "--nopid"))
+    until(
+        lambda: (
+            subprocess.run(lan.inside(0, "firewall-cmd", "--state"), capture_output=True, check=False).returncode == 0
+        )
+    )
+    lan.run(0, "firewall-cmd", "--zone=public", "--add-interface=eth0")
+    scopes = ([], ["--permanent"])
+    return lambda: "".join(lan.run(0, "firewall-cmd", *scope, "--list-all-zones") for scope in scopes)
+
+
+def until(true, seconds=30.0):
+    """Poll for a condition."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def use_iptables(lan):
+    for command in IPTABLES:
+        lan.run(0, *command)
+    return lambda: lan.run(0, "iptables", "-S") + lan.run(0, "ip6tables", "-S")
+
+
+@pytest.mark.parametrize("backend", ["nftables", "iptables", "ufw", "firewalld"])
+def test_field_01_the_peer_is_let_in_and_nobody_else(lan, daemons, backend):
+    if not shutil.which({"nftables": "nft", "firewalld": "firewalld"}.get(backend, backend)):
+        pytest.skip(f"{backend} is not installed")
+    uses = {"nftables": use_nftables, "iptables": use_iptables, "ufw": use_ufw}
+    rules = use_firewalld(lan, daemons) if backend == "firewalld" else uses[backend](lan)
+    before = rules()
+    assert not reaches(lan, 1)
+    assert not reaches(lan, 1, "fd09::")
+
+    planned = lan.module(0, "peer_firewall", _check_mode=True, **OPEN)
+    assert planned["changed"]
+    assert rules() == before
+
+    done = lan.module(0, "peer_firewall", **OPEN)
+    assert (done["changed"], done["backend"], done["rules"]) == (True, backend, planned["rules"])
+    assert reaches(lan, 1)
+    assert reaches(lan, 1, "fd09::")
+    assert not reaches(lan, 2)
+    assert not reaches(lan, 2, "fd09::")
+    assert not lan.module(0, "peer_firewall", **OPEN)["changed"]
+
+    lan.module(0, "peer_firewall", **{**OPEN, "name": "other"})
+    assert lan.module(0, "peer_firewall", name="d4", state="absent")["changed"]
+    assert reaches(lan, 1)  # the other job's rules are still there
+    assert lan.module(0, "peer_firewall", name="other", state="absent")["changed"]
+    assert rules() == before
+    assert not reaches(lan, 1)
+
+
+def test_where_nothing_blocks_nothing_is_done(lan):
+    result = lan.module(0, "peer_firewall", **OPEN)
+    assert (result["changed"], result["backend"], result["active"]) == (False, "none", False)
+    assert lan.run(0, "nft", "list", "ruleset") == ""
