@@ -586,7 +586,7 @@ def test_nobody_else_is_ever_touched(jobs, strangers, monkeypatch):
     if os.getuid() == 0:
         # Another user's, even if it claims to be of the session.
         claim = {"NANOCHAT_DDP_SESSION": session["id"]}
-        others.append(strangers(["/bin/sh", "-c", "sleep 600; :"], env=claim, user=65534, cwd="/"))
+        others.append(strangers(["sleep", "600"], env=claim, user=65534, cwd="/"))
     job.pids(1)
     neighbour.pids(1)
 
