@@ -13,7 +13,8 @@ from typing import Any
 from nanochat import prometheus
 from nanochat.common import Ranks, base_dir, writable_folder
 from nanochat.metrics import Heartbeat, Metrics, memory_bytes
-from nanochat.settings import Settings
+from nanochat.settings import Settings, user_config
+from nanochat.tracker import Tracker, open_tracker
 
 
 class Journal:
@@ -26,12 +27,19 @@ class Journal:
         self.metrics = Metrics(self.folder / f"metrics-rank{ranks.rank}.jsonl")
         textfile = prometheus.listener(os.environ, settings.run, ranks.rank)
         self.metrics.listeners += [textfile] if textfile else []
+        self.tracker = self._open_tracker(settings) if ranks.rank == 0 else Tracker()
+        self.metrics.listeners.append(self.tracker.take)
         self.heartbeat = Heartbeat(self.folder / f"heartbeat-rank{ranks.rank}.json", ranks.rank, ranks.world)
         self.began = time.monotonic()
         self.waited = 0.0
         self.steps, self.identical = 0, None if ranks.world > 1 else True
         self.known: dict[str, Any] = {"val_bpb": None, "first_loss": None, "last_loss": None}
         self._tokens, self._seconds, self._step = 0.0, 0.0, 0
+
+    def _open_tracker(self, settings: Settings) -> Tracker:
+        resumes = settings.resume or settings.resume_from_step >= 0
+        kind, uri = settings.tracker, settings.tracker_uri
+        return open_tracker(kind, uri, settings.run, user_config(settings), self.folder, resumes)
 
     def say(self, line: str) -> None:
         """A line of rank 0's log."""
@@ -70,5 +78,6 @@ class Journal:
             tokens_per_second=self._tokens / self._seconds if self._seconds else 0.0, **self.known,
         )  # fmt: skip
         self.heartbeat.enter("end", self._step)
+        self.tracker.close(reason)
         self.heartbeat.close()
         self.metrics.close()

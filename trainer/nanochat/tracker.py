@@ -34,6 +34,8 @@ MOST_WAITING = 100_000
 SECONDS_BETWEEN_SENDS = 1.0
 SECONDS_AFTER_FAILURE = 15.0
 SECONDS_AT_CLOSE = 30.0
+# The other ranks are to hear of an error soon.
+SECONDS_AT_ERROR = 5.0
 MLFLOW_METRICS_AT_ONCE, MLFLOW_PARAMS_AT_ONCE, MLFLOW_VALUE_LENGTH = 1000, 100, 500
 
 
@@ -115,7 +117,7 @@ class ThreadedTracker(Tracker):
     def close(self, status: str) -> None:
         self._status = status
         self._closing.set()
-        self._thread.join(SECONDS_AT_CLOSE)
+        self._thread.join(SECONDS_AT_ERROR if status == "error" else SECONDS_AT_CLOSE)
         if self._thread.is_alive() or self._waiting:
             left = len(self._waiting)
             self._warn(f"{left} steps were not sent")
