@@ -144,7 +144,8 @@
     const across = extent(series.map((one) => one.x));
     let [low, high] = extent(tops);
     if (options.stacked || options.zero) { low = Math.min(0, low); high += (high - low) * 0.06; }
-    if (low === high) { low -= Math.abs(low) * 0.05 || 1; high += Math.abs(high) * 0.05 || 1; }
+    // Values that differ by rounding only are one value.
+    if (high - low <= 1e-9 * Math.abs(high)) { low -= Math.abs(low) * 0.05 || 1; high += Math.abs(high) * 0.05 || 1; }
     const x = (value) => box.left + (across[1] === across[0] ? inner / 2 : inner * (value - across[0]) / (across[1] - across[0]));
     const y = (value) => box.top + (height - box.top - box.bottom) * (1 - (value - low) / (high - low));
     for (const value of ticks(low, high, 4)) {

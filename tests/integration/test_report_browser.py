@@ -1,0 +1,244 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The report in a real browser: it opens from disk without network, draws its curves, and shows the metrics' figures.
+
+The page is loaded in a frame of a page that looks at it from outside; headless Chromium prints that page's findings.
+Screenshots are left in tests/output.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._report import make_report
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTPUT = ROOT / "tests" / "output"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+STEPS = 5000
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+LOOK = """<!doctype html><body style="margin:0"><pre id="found"></pre>
+<iframe id="page" src="report.html" style="border:0;width:WIDTHpx;height:4200px"></iframe>
+<script>
+const frame = document.getElementById('page');
+frame.onload = () => {
+  const page = frame.contentDocument, view = frame.contentWindow;
+  const hover = (svg, part) => {
+    const box = svg.getBoundingClientRect();
+    const across = box.left + 52 + part * (box.width - 62);
+    svg.dispatchEvent(new view.PointerEvent('pointermove', { clientX: across, clientY: box.top + 40, bubbles: true }));
+    return page.getElementById('tip').innerText;
+  };
+  const charts = [...page.querySelectorAll('figure')].map((figure) => {
+    const svg = figure.querySelector('svg');
+    return {
+      title: figure.dataset.chart,
+      paths: [...svg.querySelectorAll('path')].map((path) => ({
+        series: path.dataset.series, points: Number(path.dataset.points), d: path.getAttribute('d'),
+        height: path.getBBox().height, width: path.getBBox().width })),
+      marks: svg.querySelectorAll('.mark').length,
+      texts: [...svg.querySelectorAll('text')].map((text) => [text.textContent, Number(text.getAttribute('y'))]),
+      first: hover(svg, 0), last: hover(svg, 1) };
+  });
+  document.getElementById('found').textContent = JSON.stringify({
+    drawn: Number(page.documentElement.dataset.drawn), charts, text: page.body.innerText,
+    scroll: page.documentElement.scrollWidth, width: view.innerWidth,
+    background: view.getComputedStyle(page.body).backgroundColor,
+    loaded: view.performance.getEntriesByType('resource').map((one) => one.name) });
+};
+</script>"""
+
+
+def browse(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    assert CHROMIUM is not None
+    argv = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--enable-logging=stderr",
+    ]
+    argv += [
+        "--allow-file-access-from-files",
+        f"--user-data-dir={folder / 'profile'}",
+        "--virtual-time-budget=5000",
+        *options,
+    ]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+
+
+class Seen:
+    """What the browser found in a page."""
+
+    def __init__(self, folder: Path, width: int, *options: str) -> None:
+        (folder / "look.html").write_text(LOOK.replace("WIDTH", str(width)))
+        done = browse(folder, "--dump-dom", *options, f"file://{folder}/look.html")
+        found = re.search(r'<pre id="found">(.+?)</pre>', done.stdout, re.S)
+        assert found is not None, done.stdout[:2000] + done.stderr[-2000:]
+        self.found: dict[str, Any] = json.loads(html.unescape(found[1]))
+        self.console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        self.charts = {chart["title"]: chart for chart in self.found["charts"]}
+
+    @property
+    def text(self) -> str:
+        return str(self.found["text"])
+
+
+def collected(folder: Path, run: str, steps: int) -> Path:
+    nodes = [folder / run / f"node{rank + 1}" for rank in (0, 1)]
+    for rank, node in enumerate(nodes):
+        fake_run.write_history(node, fake_run.history(rank, 2, steps, 1.7e9, 0.5, run), rank)
+        fake_run.write_json(
+            node / "session.json", fake_run.session_of(rank, 1.7e9, run, ended=1.7e9 + steps, exit_code=0)
+        )
+        fake_run.write_json(node / "plan.json", fake_run.plan_for(nodes, steps, run))
+    return folder / run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A 5000-step run with its report, compared with a shorter one."""
+    folder = tmp_path_factory.mktemp("report")
+    runs = [str(collected(folder, "d8", STEPS)), str(collected(folder, "d8-before", 3000))]
+    begun = time.monotonic()
+    (folder / "report.html").write_text(make_report(runs, str(ROOT / "roles" / "collect" / "files")))
+    assert time.monotonic() - begun < 2
+    return folder
+
+
+@pytest.fixture(scope="module")
+def desk(folder: Path) -> Seen:
+    """A wide screen by day."""
+    return Seen(folder, 1200)
+
+
+@pytest.fixture(scope="module")
+def steps(folder: Path) -> list[dict[str, Any]]:
+    """Rank 0's steps as they stand in its metrics."""
+    lines = (folder / "d8" / "node1" / "metrics-rank0.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == "step"]
+
+
+def test_no_complaint_on_the_console_and_nothing_loaded(desk: Seen) -> None:
+    assert desk.console == []
+    assert desk.found["loaded"] == []
+
+
+def test_five_thousand_steps_are_drawn_in_time(desk: Seen) -> None:
+    assert 0 < desk.found["drawn"] < 2000
+
+
+def test_every_curve_is_drawn_over_the_whole_run(desk: Seen) -> None:
+    titles = [
+        "Loss",
+        "Validation",
+        "Speed",
+        "Where the time of rank 0, node1 went",
+        "Where the time of rank 1, node2 went",
+    ]
+    assert list(desk.charts) == [*titles, "Waiting", "Sent", "Bandwidth", "Memory"]
+    for title, chart in desk.charts.items():
+        assert chart["paths"], title
+        for path in chart["paths"]:
+            assert path["d"].startswith("M"), title
+            assert "NaN" not in path["d"], title
+            assert path["width"] > 100, (title, path["series"])
+    assert [path["points"] for path in desk.charts["Loss"]["paths"]] == [STEPS, STEPS, 3000]
+    assert desk.charts["Loss"]["marks"] == 5
+
+
+def test_figures_under_the_pointer_are_those_of_the_metrics(desk: Seen, steps: list[dict[str, Any]]) -> None:
+    assert desk.charts["Loss"]["first"].startswith(f"step 0\neach step: {steps[0]['loss']:.4f}")
+    assert desk.charts["Loss"]["last"].startswith(f"step 4,999\neach step: {steps[-1]['loss']:.4f}")
+    assert f"d8: {steps[-1]['tokens_per_second']:,.0f}" in desk.charts["Speed"]["last"]
+    assert f"rank 0, node1: {steps[-1]['bytes_sent'] / 1e6:.1f} MB" in desk.charts["Sent"]["last"]
+    bandwidth = 8e-6 * steps[-1]["bytes_sent"] / steps[-1]["seconds"]
+    assert f"rank 0, node1: {bandwidth:.0f} Mbit/s" in desk.charts["Bandwidth"]["last"]
+    assert "waiting for other ranks: 150 ms" in desk.charts["Where the time of rank 1, node2 went"]["last"]
+    assert "rank 1, node2: 30 %" in desk.charts["Waiting"]["last"]
+
+
+def test_the_loss_curve_lies_where_the_axis_says(desk: Seen, steps: list[dict[str, Any]]) -> None:
+    chart = desk.charts["Loss"]
+    (low, low_y), (high, high_y) = [(float(text), y) for text, y in chart["texts"] if re.fullmatch(r"\d+\.\d\d", text)][
+        :2
+    ]
+    points = [tuple(map(float, point.split())) for point in re.findall(r"[ML]([\d.]+ [\d.]+)", chart["paths"][0]["d"])]
+
+    def value(y: float) -> float:
+        # Labels stand four pixels below their lines.
+        return low + (y - (low_y - 4)) * (high - low) / (high_y - low_y)
+
+    assert value(points[0][1]) == pytest.approx(steps[0]["loss"], abs=0.06)
+    assert value(points[-1][1]) == pytest.approx(steps[-1]["loss"], abs=0.06)
+    highest = max(step["loss"] for step in steps)
+    assert max(value(y) for dummy, y in points) == pytest.approx(highest, abs=0.06)
+
+
+def test_the_words_hold_the_figures_too(desk: Seen, steps: list[dict[str, Any]]) -> None:
+    assert "Run d8" in desk.text
+    assert f"{steps[-1]['loss']:.4f}" in desk.text
+    assert "5,000 of 5,000" in desk.text
+    assert "weights identical on all ranks" in desk.text
+    assert "The capital of <France> is Paris & more." in desk.text
+    assert "plan 0123456789abcdef" in desk.text
+    for heading in ("Compared with other runs", "Predicted and measured", "What happened"):
+        assert heading in desk.text
+
+
+def test_it_fits_a_phone_in_the_dark(folder: Path) -> None:
+    phone = Seen(folder, 390, "--blink-settings=preferredColorScheme=0")
+    assert phone.console == []
+    assert phone.found["width"] == 390
+    assert phone.found["scroll"] <= 390
+    assert phone.found["background"] == "rgb(19, 19, 22)"
+    assert all(path["width"] > 100 for chart in phone.charts.values() for path in chart["paths"])
+
+
+def test_by_day_it_is_light(desk: Seen) -> None:
+    assert desk.found["background"] == "rgb(252, 252, 251)"
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_run_that_has_just_begun_is_shown(tmp_path: Path, kept: int) -> None:
+    run = collected(tmp_path, "d4", 40)
+    for rank in (0, 1):
+        metrics = run / f"node{rank + 1}" / f"metrics-rank{rank}.jsonl"
+        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:kept]))
+        fake_run.write_json(run / f"node{rank + 1}" / "session.json", fake_run.session_of(rank, 1.7e9))
+    (tmp_path / "report.html").write_text(make_report([str(run)], str(ROOT / "roles" / "collect" / "files")))
+    seen = Seen(tmp_path, 800)
+    assert seen.console == []
+    assert "still going when this was collected" in seen.text
+    assert ("Loss" in seen.charts) == (kept > 1)
+
+
+def test_screenshots_are_left_to_look_at(folder: Path) -> None:
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    (folder / "phone.html").write_text(
+        '<body style="margin:0"><iframe src="report.html" style="border:0;width:390px;height:2400px"></iframe>'
+    )
+    shots = [("report.png", "report.html", "1200,2700", "1"), ("report-phone-dark.png", "phone.html", "390,2400", "0")]
+    for name, page, size, scheme in shots:
+        browse(
+            folder,
+            f"--window-size={size}",
+            f"--blink-settings=preferredColorScheme={scheme}",
+            f"--screenshot={OUTPUT / name}",
+            f"file://{folder}/{page}",
+        )
+        assert (OUTPUT / name).stat().st_size > 20_000
