@@ -90,11 +90,14 @@ def serve(module: str, function: str, arguments: Sequence[object]) -> None:
     from nanochat.comm import connect
     from nanochat.common import UserError, read_ranks
 
+    comm = None
     try:
         comm = connect(read_ranks(), "cpu", float(os.environ.get("TEST_TIMEOUT", "20")))
         getattr(importlib.import_module(module), function)(comm, *arguments)
     except UserError as error:
         print(error, file=sys.stderr, flush=True)
+        if comm is not None:
+            comm.give_up(str(error))
         os._exit(2)
     comm.close()
 

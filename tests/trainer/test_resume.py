@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -17,6 +18,9 @@ from typing import Any
 import pytest
 import ranks
 from trainings import STEPS, Job
+
+# For a longer trial: KILLS=10 pytest -k killed
+KILLS = int(os.environ.get("KILLS", "2"))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +94,7 @@ def test_sigterm_on_one_rank_saves_and_ends_all_well(tmp_path: Path, uninterrupt
 
 def test_field_18_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: dict[int, str]) -> None:
     job, chance = Job(tmp_path, 2), random.Random(time.time_ns())
-    for dummy in range(3):
+    for dummy in range(KILLS):
         survivors = kill_one(job, chance)
         assert all(result.code in (0, 2) and "Traceback" not in result.err for result in survivors), survivors
     job.run("--resume", "--save-every", "1")

@@ -1,0 +1,146 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""scripts.base_train as people and tools meet it: its lines, its events, its refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ranks
+from trainings import DATA, STEPS, Job
+
+LINE = re.compile(
+    r"step (\d{5})/(\d{5}) \((\d+\.\d\d)%\) \| loss: (\d+\.\d{6}) \| lrm: (\d\.\d\d) \| dt: (\d+\.\d\d)ms \| "
+    r"tok/sec: (\d+) \| bf16_mfu: \d\.\d\d \| epoch: (\d+) pq: (\d+) rg: (\d+) \| "
+    r"total time: \d+\.\d\dm \| eta: \d+\.\dm"
+)
+STEP_KEYS = {
+    "loss", "loss_smooth", "seconds", "tokens_per_second", "forward_backward_seconds", "wait_seconds",
+    "optimizer_seconds", "data_seconds", "bytes_sent", "memory_bytes", "lr_multiplier", "epoch",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two ranks that evaluated, sampled and saved."""
+    job = Job(tmp_path_factory.mktemp("job"), 2)
+    (job.folder / "out").write_text(
+        "\0".join(job.run("--eval-every", "5", "--eval-tokens", "600", "--sample-every", "6", "--run", "tiny"))
+    )
+    return job
+
+
+def test_every_step_has_its_line_on_rank_0(job: Job) -> None:
+    first, second = (job.folder / "out").read_text().split("\0")
+    lines = LINE.findall(first)
+    assert [int(line[0]) for line in lines] == list(range(STEPS))
+    assert {int(line[1]) for line in lines} == {STEPS}
+    assert lines[3][2] == "25.00"
+    assert not LINE.findall(second)
+
+
+def test_start_up_says_what_will_happen(job: Job) -> None:
+    out = (job.folder / "out").read_text()
+    for expected in (
+        "n_layer: 3", "total                   : 528,488", "Estimated FLOPs per token: 2.507328e+06",
+        "Compute dtype: float32 (the device is a CPU", "Scaling LRs by 0.0383", "Scaling weight decay from 0.280000",
+        "Tokens / micro-batch / rank: 2 x 64 = 128", "gradient accumulation steps: 3", "Ranks: 2, rows per step: 6, 6",
+    ):  # fmt: skip
+        assert expected in out
+
+
+def test_every_rank_records_what_it_did(job: Job) -> None:
+    for rank in (0, 1):
+        (start,) = job.events("start", rank)
+        assert (start["rank"], start["world"], start["run"], start["resumed_from"]) == (rank, 2, "tiny", None)
+        assert start["model"]["parameters"]["total"] == 528488
+        steps = job.events("step", rank)
+        assert [event["step"] for event in steps] == list(range(STEPS))
+        assert all(event.keys() >= STEP_KEYS for event in steps)
+        assert all(event["bytes_sent"] > 0 for event in steps)
+        assert [event["identical"] for event in job.events("digest", rank)] == [True, True]
+        (end,) = job.events("end", rank)
+        assert (end["reason"], end["steps"], end["identical"]) == ("finished", STEPS, True)
+        assert end["last_loss"] == steps[-1]["loss"]
+        beat = json.loads((job.base(rank) / f"heartbeat-rank{rank}.json").read_text())
+        assert (beat["phase"], beat["step"], beat["steps"], beat["world"]) == ("end", STEPS, STEPS, 2)
+    assert [e["step"] for e in job.events("eval")] == [5, 10, STEPS]
+    assert [e["loss"] for e in job.events("step", 0)] == [e["loss"] for e in job.events("step", 1)]
+    assert len({e["attempt_id"] for rank in (0, 1) for e in job.events("start", rank)}) == 1
+    assert job.events("eval", 1) == []
+    assert {e["step"] for e in job.events("sample")} == {6, STEPS}
+
+
+def test_field_09_settings_that_differ_are_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    for result in job.fails(extra={1: ["--matrix-lr", "0.03"]}):
+        assert re.search(r"differ in setting matrix_lr: rank 0 \(.*\) has 0.02, rank 1 \(.*\) has 0.03", result.err)
+    assert job.events("end", 1)[-1]["reason"] == "error"
+
+
+def test_field_07_data_that_differ_are_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2, tmp_path / "data0")
+    shutil.copytree(DATA, tmp_path / "data0")
+    shutil.copytree(DATA, tmp_path / "data1")
+    shards = sorted((tmp_path / "data1" / "base_data_climbmix").iterdir())
+    shards[0].unlink()
+
+    def environment(rank: int) -> dict[str, str]:
+        shared = Job.environment(job, rank)
+        return shared | {"NANOCHAT_DATA_DIR": str(tmp_path / f"data{rank}" / "base_data_climbmix")}
+
+    argv = job.argv([])
+    for result in ranks.finish(ranks.start_each([argv, argv], environment)):
+        assert result.code == 2
+        assert re.search(
+            rf"differ in shard {shards[0].name}: rank 0 .* has \d+ bytes, rank 1 .* has nothing", result.err
+        )
+
+
+def test_a_loss_that_is_no_number_stops_all_ranks(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    for result in job.fails("--matrix-lr", "1e30", "--warmup-steps", "0"):
+        assert "the loss is nan at step" in result.err
+    assert not list(job.checkpoints(0).glob("model_*"))
+
+
+def test_a_batch_that_does_not_divide_is_refused(tmp_path: Path) -> None:
+    (result,) = Job(tmp_path, 1).fails("--total-batch-size", "700")
+    assert "--total-batch-size 700" in result.err
+
+
+def test_no_data_is_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path, 1, tmp_path / "nothing")
+    (tmp_path / "nothing").mkdir()
+    (result,) = job.fails()
+    assert "tokenizer" in result.err
+
+
+def test_torchrun_starts_it_too(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    environment = ranks.environment(0, 2, 0, job.environment(0))
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del environment[name]
+    argv = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        *job.argv(["--num-iterations", "2"]),
+    ]
+    done = subprocess.run(
+        [sys.executable, *argv], cwd=ranks.TRAINER, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(LINE.findall(done.stdout)) == 2
+    # Both ranks share a folder here: one writes the whole checkpoint, the other its own small part.
+    names = {path.name for path in job.checkpoints(0).iterdir()}
+    assert names >= {"model_000002.pt", "meta_000002.json", "optim_000002_rank0.pt", "optim_000002_rank1.pt"}

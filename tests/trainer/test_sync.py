@@ -1,0 +1,158 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Several ranks do what one rank with as much accumulation does on the same rows, and hold the same bits ever after."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import ranks
+import torch
+from torch import Tensor
+
+from nanochat.agreement import check_identical, digests
+from nanochat.comm import connect
+from nanochat.common import Ranks
+from nanochat.fused import TrainingPass
+from nanochat.model import GPT, ModelConfig
+from nanochat.optim import LearningRates, Optimizer
+from nanochat.schedule import StepSchedule
+from nanochat.sync import make_buckets, make_sync, share_out
+
+if TYPE_CHECKING:
+    from nanochat.comm import Comm
+
+HERE = "test_sync"
+LENGTH, VOCABULARY, STEPS = 32, 300, 4
+
+
+def tiny_model() -> GPT:
+    """Four layers: two have value embeddings, and no gradient is only rounding noise."""
+    model = GPT(ModelConfig.from_depth(4, 16, 32, LENGTH, VOCABULARY))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def train(comm: Comm, mode: str, rows: list[int]) -> tuple[dict[str, Tensor], list[float], dict[str, Tensor]]:
+    """Some steps over rows that all ranks draw alike and share out; weights, losses and Muon's whole state."""
+    torch.set_num_threads(1)
+    model = tiny_model()
+    training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
+    shares = rows if comm.world > 1 else [sum(rows)]
+    sync = make_sync(mode, comm, training, optimizer, [share * LENGTH for share in shares])
+    generator, losses = torch.Generator().manual_seed(5), []
+    for step in range(STEPS):
+        drawn = torch.randint(0, VOCABULARY, (sum(rows), LENGTH + 1), generator=generator)
+        mine = drawn[sum(shares[: comm.rank]) :][: shares[comm.rank]]
+        sync.offer_ids([mine[:, :-1]], stop=step == 2 and comm.rank == comm.world - 1)
+        token_ids, stop = sync.take_ids()
+        assert stop == (step == 2)
+        optimizer.prepare(token_ids)
+        training.start_step(token_ids)
+        sync.start_step(token_ids)
+        loss = torch.zeros(())
+        for number, row in enumerate(mine.split(1), start=1):
+            on_ready = sync.on_ready if number == len(mine) else None
+            loss += training.forward_backward(
+                row[:, :-1].contiguous(), row[:, 1:].contiguous(), 1 / (sum(rows) * LENGTH), on_ready
+            )
+        losses.append(sync.step(loss, StepSchedule(0.5, 0.9, 0.01)))
+    optimizer.catch_up()
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    muon = {f"{n} {part}": t for n, state in sync.whole_state()["muon"].items() for part, t in state.items()}
+    return weights, losses, muon
+
+
+def train_and_tell(comm: Comm, cases: list[tuple[str, list[int]]], folder: str) -> None:
+    """One way after the other, since starting ranks takes longer than their training."""
+    for mode, rows in cases:
+        weights, losses, muon = train(comm, mode, rows)
+        if comm.rank == 0:
+            torch.save({"weights": weights, "muon": muon}, Path(folder) / f"{mode}{rows}.pt")
+        print(json.dumps({"losses": losses, "weights": digests(weights), "muon": digests(muon)}))
+
+
+@functools.cache
+def alone(rows: int) -> tuple[dict[str, Tensor], list[float], dict[str, Tensor]]:
+    return train(connect(Ranks(0, 0, 1), "cpu", 5.0, {}), "exact", [rows])
+
+
+CASES = [
+    ("exact", [3, 3]),
+    ("exact", [2, 2, 2]),
+    ("exact", [1, 2, 3]),
+    ("bf16", [4, 2]),
+    ("bf16", [2, 2, 2]),
+    ("dense", [2, 4]),
+    ("ddp", [2, 2, 2]),
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
+    """Every case: rank 0's weights in the folder, and what each rank tells of its own."""
+    folder, told = tmp_path_factory.mktemp("trained"), {}
+    for world in (2, 3):
+        cases = [case for case in CASES if len(case[1]) == world]
+        outs = ranks.passed(ranks.call(HERE, "train_and_tell", world, cases, str(folder)))
+        for case, *lines in zip(cases, *(out.splitlines() for out in outs), strict=True):
+            told[str(case)] = [json.loads(line) for line in lines]
+    return folder, told
+
+
+@pytest.mark.parametrize(("mode", "rows"), CASES)
+def test_field_21_ranks_train_one_model(mode: str, rows: list[int], trained: tuple[Path, dict[str, list[Any]]]) -> None:
+    told = trained[1][str((mode, rows))]
+    assert len(told) == len(rows)
+    assert all(one == told[0] for one in told)
+    weights, losses, muon = alone(sum(rows))
+    found = torch.load(trained[0] / f"{mode}{rows}.pt", weights_only=True)
+    # bf16 rounds what travels, to eight bits of every gradient.
+    loose = mode == "bf16"
+    assert told[0]["losses"] == pytest.approx(losses, rel=1e-3 if loose else 1e-6)
+    assert found["muon"].keys() == muon.keys()
+    for name, expected in {**weights, **muon}.items():
+        got = {**found["weights"], **found["muon"]}[name]
+        error = float((got - expected).norm() / expected.norm().clamp_min(1e-9))
+        # AdamW makes much of rounding in a gradient that is near zero, as those of single numbers can be.
+        if not loose or expected.numel() > 100:
+            assert error < (0.1 if loose else 1e-4), name
+
+
+def drift(comm: Comm) -> None:
+    weights = {"a": torch.ones(5), "b": torch.ones(3), "c": torch.ones(2)}
+    check_identical(comm, weights, "at the start")
+    if comm.rank == 1:
+        weights["b"][1] += 1e-7
+        weights["c"][0] += 1
+    check_identical(comm, weights, "at step 7")
+
+
+def test_field_21_the_first_tensor_that_differs_is_named() -> None:
+    for result in ranks.call(HERE, "drift", 2):
+        assert result.code == 2
+        assert "different weights at step 7; the first tensor that differs is b" in result.err
+
+
+def test_matrices_are_shared_out_as_fast_as_the_ranks_are() -> None:
+    shapes = {f"m{n}": torch.Size((64, 64)) for n in range(12)}
+    owners = list(share_out(shapes, [2, 1]).values())
+    assert (owners.count(0), owners.count(1)) == (8, 4)
+    assert set(share_out(shapes, [1] * 5).values()) == set(range(5))
+    assert share_out({"one": torch.Size((4, 4))}, [1, 1, 1]) == {"one": 0}
+
+
+def test_buckets_hold_every_name_once_in_order() -> None:
+    shapes = {name: torch.Size((size,)) for name, size in (("a", 4), ("b", 100), ("c", 3), ("d", 2))}
+    buckets = make_buckets(list(shapes), shapes, 32)
+    assert [list(bucket.views) for bucket in buckets] == [["a"], ["b"], ["c", "d"]]
+    buckets[2].views["d"].fill_(7)
+    assert buckets[2].flat.tolist() == [0, 0, 0, 7, 7]
