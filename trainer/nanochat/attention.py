@@ -13,11 +13,13 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 QUERY_BLOCK = 128
+Triple = tuple[Tensor, Tensor, Tensor]  # q, k, v or their gradients
 
 
-def block_mask(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
+def window_mask(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
     """0 where a query sees a key, else -inf; the last query stands at the last key."""
     query = torch.arange(keys - queries, keys, device=device)[:, None]
     distance = query - torch.arange(keys, device=device)[None, :]
@@ -32,29 +34,43 @@ class WindowAttention:
         self.blocks = []
         for start in range(0, tokens, QUERY_BLOCK):
             end, first = min(start + QUERY_BLOCK, tokens), max(0, start - window)
-            self.blocks.append((start, end, first, block_mask(end - start, end - first, window, device)))
+            self.blocks.append((start, end, first, window_mask(end - start, end - first, window, device)))
         self.probabilities: list[Tensor] = []
 
     def forward(self, q_MTD: Tensor, k_MTD: Tensor, v_MTD: Tensor, out_MTD: Tensor) -> None:
         """q is scaled already."""
         if not self.probabilities or len(self.probabilities[0]) != len(q_MTD):
-            self.probabilities = [q_MTD.new_empty(len(q_MTD), *mask.shape) for *dummy, mask in self.blocks]
+            self.probabilities = [q_MTD.new_empty(len(q_MTD), *block[-1].shape) for block in self.blocks]
         for (start, end, first, mask), p in zip(self.blocks, self.probabilities, strict=True):
             torch.baddbmm(mask, q_MTD[:, start:end], k_MTD[:, first:end].mT, out=p)
             torch.ops.aten._softmax.out(p, -1, False, out=p)
             out_MTD[:, start:end] = torch.bmm(p, v_MTD[:, first:end])
 
-    def backward(
-        self, dout_MTD: Tensor, q_MTD: Tensor, k_MTD: Tensor, v_MTD: Tensor, out: tuple[Tensor, Tensor, Tensor]
-    ) -> None:
-        """The gradients of q, k, v go to `out`."""
-        dq, dk, dv = out
+    def backward(self, dout_MTD: Tensor, qkv_MTD: Triple, dqkv_MTD: Triple) -> None:
+        """Overwrite dqkv."""
+        (q, k, v), (dq, dk, dv) = qkv_MTD, dqkv_MTD
         dk.zero_()
         dv.zero_()
         for (start, end, first, dummy), p in zip(self.blocks, self.probabilities, strict=True):
             d = dout_MTD[:, start:end]
-            ds = torch.bmm(d, v_MTD[:, first:end].mT)
+            ds = torch.bmm(d, v[:, first:end].mT)
             dv[:, first:end] += torch.bmm(p.mT, d)
             torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
-            dq[:, start:end] = torch.bmm(ds, k_MTD[:, first:end])
-            dk[:, first:end] += torch.bmm(ds.mT, q_MTD[:, start:end])
+            dq[:, start:end] = torch.bmm(ds, k[:, first:end])
+            dk[:, first:end] += torch.bmm(ds.mT, q[:, start:end])
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """The same without a backward pass: q [B, Tq, H, D] are the last of the k, v [B, Tk, KV, D]; [B, Tq, H, D]."""
+    groups = q.size(2) // k.size(2)
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    blocks = []
+    shift = k.size(2) - q.size(2)
+    for start in range(0, q.size(2), QUERY_BLOCK):
+        end = min(start + QUERY_BLOCK, q.size(2))
+        seen = slice(max(0, shift + start - window), shift + end)
+        mask = window_mask(end - start, seen.stop - seen.start, window, q.device)
+        blocks.append(F.scaled_dot_product_attention(q[:, :, start:end], k[:, :, seen], v[:, :, seen], mask))
+    return torch.cat(blocks, dim=2).transpose(1, 2)

@@ -23,13 +23,14 @@ Shapes in names: N = rows * tokens, C = n_embd, M = rows * heads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from nanochat import ops
-from nanochat.attention import WindowAttention
+from nanochat.attention import Triple, WindowAttention
 from nanochat.gradients import MATMUL_TYPES, WTE, Gradients, product, unique_ids
 from nanochat.head import CHUNK_ROWS, HeadLoss
 from nanochat.model import GATE_CHANNELS, GPT, SMEAR_CHANNELS
@@ -65,14 +66,6 @@ def norm_backward_(dy: Tensor, y: Tensor, factor: Tensor, gain: float = 1.0) -> 
     """The gradient of x in place of that of y = gain * norm(x); factor includes the gain."""
     along = torch.linalg.vecdot(dy, y).unsqueeze_(-1).mul_(1 / (y.size(-1) * gain * gain))
     return dy.sub_(y * along).mul_(factor)
-
-
-def rotate_into(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """out = x [.., T, H, D] with its halves rotated; -sin rotates back."""
-    first, second = x.chunk(2, dim=-1)
-    out_first, out_second = out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first).addcmul_(second, sin)
-    torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=-1)
 
 
 class LayerPass:
@@ -153,7 +146,8 @@ class LayerPass:
 
     def _heads(self, x_NC: Tensor, heads: int) -> Tensor:
         """[N, heads * D] as [B, T, heads, D]."""
-        return x_NC.unflatten(1, (heads, self.config.head_dim)).unflatten(0, self.owner.batch)
+        split: Tensor = x_NC.unflatten(1, (heads, self.config.head_dim)).unflatten(0, self.owner.batch)
+        return split
 
     def _by_head(self, name: str, heads: int) -> Tensor:
         """A buffer [B, heads, T, D], seen as [B, T, heads, D]."""
@@ -161,8 +155,8 @@ class LayerPass:
         return self.buffers.get(name, rows, heads, tokens, self.config.head_dim).transpose(1, 2)
 
     def _grouped(self, x: Tensor) -> Tensor:
-        """k or v [B, T, KV, D] as [M, T, D] for as many heads as q has."""
-        groups = self.config.n_head // self.config.n_kv_head
+        """[B, T, heads, D] as [M, T, D], the heads of k and v repeated for as many as q has."""
+        groups = self.config.n_head // x.size(2)
         x = x.transpose(1, 2)
         return (x.repeat_interleave(groups, dim=1) if groups > 1 else x).flatten(0, 1)
 
@@ -180,7 +174,7 @@ class LayerPass:
         self._by_head("v", config.n_kv_head).copy_(v)
         if tokens not in self.attention:
             self.attention[tokens] = WindowAttention(tokens, config.window(self.layer), u.device)
-        self.qkv = tuple(self._grouped(self._by_head(n, h)) for n, h in self._qkv_heads)
+        self.qkv = self._qkv_by_head()
         out = self._by_head("o", config.n_head)
         self.attention[tokens].forward(*self.qkv, self._grouped(out))
         o = get("o_NC", len(u), config.n_embd, dtype=self.owner.dtype)
@@ -190,22 +184,23 @@ class LayerPass:
     @property
     def q_gain(self) -> float:
         """Both gains and the softmax's scale: multiplied into q alone."""
-        return ops.QK_SCALE**2 / self.config.head_dim**0.5
+        return ops.QK_SCALE**2 / math.sqrt(self.config.head_dim)
 
-    @property
-    def _qkv_heads(self) -> tuple[tuple[str, int], ...]:
-        return (("q", self.config.n_head), ("k", self.config.n_kv_head), ("v", self.config.n_kv_head))
+    def _qkv_by_head(self) -> Triple:
+        q, kv = self.config.n_head, self.config.n_kv_head
+        parts = [self._grouped(self._by_head(name, heads)) for name, heads in (("q", q), ("k", kv), ("v", kv))]
+        return parts[0], parts[1], parts[2]
 
     def _rotate(self, x: Tensor, out: Tensor, gain: float) -> Tensor:
         """out = gain * norm(rotated x); gives the factors. Rotating does not change the norm."""
         factor = ops.norm_factor(x).mul_(gain)
-        rotate_into(x, *self.owner.rotary, out)
+        ops.rotate_into(x, *self.owner.rotary, out)
         out.mul_(factor)
         return factor
 
     def _rotate_backward(self, dy: Tensor, y: Tensor, factor: Tensor, gain: float, out: Tensor) -> None:
         cos, sin = self.owner.rotary
-        rotate_into(norm_backward_(dy, y, factor, gain), cos, -sin, out)
+        ops.rotate_into(norm_backward_(dy, y, factor, gain), cos, -sin, out)
 
     def _gate_values(self, a: Tensor, v: Tensor, ids: Tensor) -> None:
         """v += gate * value embeddings, per kv head."""
@@ -259,7 +254,7 @@ class LayerPass:
         dout = self._by_head("o", config.n_head).copy_(self._heads(do_NC, config.n_head))
         shapes = [(len(self.qkv[0]), *x.shape[1:]) for x in self.qkv]
         dq, dk, dv = (self.owner.buffers.get(f"d{n}", *s) for n, s in zip("qkv", shapes, strict=True))
-        self.attention[self.owner.batch[1]].backward(self._grouped(dout), *self.qkv, (dq, dk, dv))
+        self.attention[self.owner.batch[1]].backward(self._grouped(dout), self.qkv, (dq, dk, dv))
         dqkv = self.owner.buffers.get("dqkv", len(do_NC), config.n_embd + 2 * config.kv_dim)
         q_out, k_out, v_out = dqkv.split([config.n_embd, config.kv_dim, config.kv_dim], dim=1)
         dq_heads, dk_heads, dv_heads = self._ungrouped(dq, config.n_head), self._ungrouped(dk), self._ungrouped(dv)
@@ -272,7 +267,7 @@ class LayerPass:
     def _ungrouped(self, dx_MTD: Tensor, heads: int | None = None) -> Tensor:
         """[M, T, D] as [B, T, heads, D]; the query heads that share a kv head are summed."""
         heads = heads or self.config.n_kv_head
-        by_row = dx_MTD.unflatten(0, (self.owner.batch[0], heads, -1))
+        by_row: Tensor = dx_MTD.unflatten(0, (self.owner.batch[0], heads, -1))
         return (by_row.sum(2) if by_row.size(2) > 1 else by_row[:, :, 0]).transpose(1, 2)
 
 
@@ -346,8 +341,7 @@ class TrainingPass:
         """What depends on the batch alone."""
         tokens = ids.size(1)
         if self.rotary[0].size(0) != tokens:
-            cos, sin = ops.rotary_tables(0, tokens, self.model.config.head_dim, self.device)
-            self.rotary = (cos[:, None, :], sin[:, None, :])
+            self.rotary = ops.rotary_tables(0, tokens, self.model.config.head_dim, self.device)
         self.batch = (ids.size(0), tokens)
         self.positions = self.step_gradients.positions(ids)
 

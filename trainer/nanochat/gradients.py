@@ -29,7 +29,8 @@ def is_table(name: str) -> bool:
 
 def unique_ids(batches: Sequence[Tensor]) -> Tensor:
     """The token ids of a step's batches, each once, sorted."""
-    return torch.unique(torch.cat([batch.flatten() for batch in batches]))
+    ids: Tensor = torch.unique(torch.cat([batch.flatten() for batch in batches]))
+    return ids
 
 
 def ready_order(model: GPT) -> list[str]:

@@ -12,17 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanochat.ops import IGNORED, SOFTCAP
+from nanochat.ops import IGNORED, SOFTCAP, tanh_product
 
 CHUNK_ROWS = 512
-
-
-def tanh_product(x: Tensor, weight: Tensor) -> Tensor:
-    """tanh(x @ weight.T), with oneDNN in one go where it can."""
-    if x.device.type == "cpu" and torch.backends.mkldnn.is_available():
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "tanh", [], "")
-        return result
-    return torch.tanh_(x @ weight.t())
 
 
 class HeadLoss:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nanochat import ops
+from nanochat.attention import attend
 
 VOCAB_MULTIPLE = 64
 GATE_CHANNELS = 12
@@ -285,5 +286,5 @@ class GPT(nn.Module):
         q, k = ops.rotate_and_norm(q, cos, sin), ops.rotate_and_norm(k, cos, sin)
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        y = ops.attend(q, k, v, position, config.window(layer))
+        y = attend(q, k, v, config.window(layer))
         return y.reshape(batch, tokens, width) @ attn.c_proj.weight.t()

@@ -72,7 +72,7 @@ def keep_freed_memory() -> bool:
 def setup() -> Trial:
     """Keep freed memory; measure both routes and take the better one for the rest of the process."""
     keep_freed_memory()
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():
         return Trial("mkl", 0.0, 0.0)
     best = choose([try_route(route) for route in ROUTES])
     select_route(best.route)

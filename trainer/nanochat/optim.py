@@ -245,7 +245,8 @@ def batches_by_shape(matrices: Mapping[str, Tensor]) -> list[list[str]]:
 
 
 def frobenius(g_KRC: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(g_KRC, dim=(1, 2), keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(g_KRC, dim=(1, 2), keepdim=True)
+    return norms
 
 
 def equilibrate_(g_KRC: Tensor) -> None:

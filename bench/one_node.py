@@ -1,0 +1,200 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One node: seconds a step of the trainer, in float32 and with bf16 products, against plain eager torch.
+
+    python bench/one_node.py [--quick] [--threads N] [--write one_node.json]
+
+Each variant is a process of its own with the same weights, tokens and schedule. They take turns, step by step, so that
+what disturbs the machine disturbs all of them; a ratio is the median over rounds of two steps next to each other.
+"first step" is the time from torch being imported to the end of the first step, building the model included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+READY = time.perf_counter()
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "trainer")]
+
+from baseline_model import BaselineGPT, BaselineOptimizer  # noqa: E402
+
+from nanochat import numerics  # noqa: E402
+from nanochat.fused import TrainingPass  # noqa: E402
+from nanochat.gradients import unique_ids  # noqa: E402
+from nanochat.model import GPT, ModelConfig  # noqa: E402
+from nanochat.optim import LearningRates, Optimizer  # noqa: E402
+from nanochat.schedule import StepSchedule  # noqa: E402
+
+SIZES: dict[str, dict[str, int]] = {
+    "d4": {"depth": 4, "aspect_ratio": 64, "head_dim": 64, "sequence_len": 512, "rounds": 15},
+    "d8": {"depth": 8, "aspect_ratio": 64, "head_dim": 128, "sequence_len": 1024, "rounds": 5},
+}
+VARIANTS = ("baseline", "fp32", "bf16")
+ROWS, ACCUMULATION = 2, 2
+RATES = LearningRates().scaled(0.0625)
+SCHEDULE = StepSchedule(0.5, 0.9, 0.01)
+MicroBatches = list[tuple[Tensor, Tensor]]
+Step = Callable[[MicroBatches], float]
+
+
+def config_of(size: str) -> ModelConfig:
+    return ModelConfig.from_depth(**{key: value for key, value in SIZES[size].items() if key != "rounds"})
+
+
+def micro_batches(config: ModelConfig, step: int) -> MicroBatches:
+    """Tokens as frequent as words are: the n-th with a chance of 1/n."""
+    generator = torch.Generator().manual_seed(step)
+    chances = 1 / torch.arange(1, config.vocab_size + 1)
+    batches = []
+    for dummy in range(ACCUMULATION):
+        ids = torch.multinomial(chances, ROWS * (config.sequence_len + 1), True, generator=generator)
+        rows = ids.view(ROWS, -1)
+        batches.append((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
+    return batches
+
+
+def baseline_step(config: ModelConfig) -> Step:
+    with torch.device("meta"):
+        model = BaselineGPT(config)
+    weights = GPT(config)
+    weights.init_weights()
+    model.load_state_dict(weights.state_dict(), assign=True)
+    rates = {"embedding": RATES.embedding, "unembedding": RATES.unembedding, "matrix": RATES.matrix}
+    named = {f"{name}_lr": rate for name, rate in {**rates, "scalar": RATES.scalar}.items()}
+    optimizer = BaselineOptimizer(model, named, SCHEDULE.muon_weight_decay)
+
+    def step(batches: MicroBatches) -> float:
+        model.zero_grad()
+        total = 0.0
+        for ids, targets in batches:
+            loss = model(ids, targets) / len(batches)
+            loss.backward()
+            total += float(loss.detach())
+        optimizer.step(SCHEDULE.lr_multiplier, SCHEDULE.muon_momentum, SCHEDULE.muon_weight_decay)
+        return total
+
+    return step
+
+
+def our_step(config: ModelConfig, matmul: str) -> Step:
+    numerics.setup()
+    model = GPT(config)
+    model.init_weights()
+    training, optimizer = TrainingPass(model, matmul), Optimizer(model, RATES, matmul)
+
+    def step(batches: MicroBatches) -> float:
+        token_ids = unique_ids([ids for ids, dummy in batches])
+        optimizer.prepare(token_ids)
+        training.start_step(token_ids)
+        scale = 1 / sum(targets.numel() for dummy, targets in batches)
+        total = sum(float(training.forward_backward(ids, targets, scale)) for ids, targets in batches)
+        optimizer.step(training.gradients, token_ids, SCHEDULE)
+        return total
+
+    return step
+
+
+def work(size: str, variant: str, threads: int) -> None:
+    """A variant's process: a line read is a step made, answered with its seconds and its loss."""
+    torch.set_num_threads(threads)
+    config = config_of(size)
+    step = baseline_step(config) if variant == "baseline" else our_step(config, variant)
+    for number, dummy in enumerate(sys.stdin):
+        batches = micro_batches(config, number)
+        start = time.perf_counter()
+        loss = step(batches)
+        end = time.perf_counter()
+        print(json.dumps({"seconds": end - start, "since_ready": end - READY, "loss": loss}), flush=True)
+
+
+class Worker:
+    """One variant's process, started when it is first asked."""
+
+    def __init__(self, size: str, variant: str, threads: int) -> None:
+        command = [sys.executable, __file__, "--worker", size, variant, "--threads", str(threads)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.steps: list[dict[str, float]] = [self.step()]
+
+    def step(self) -> dict[str, float]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        answer: dict[str, float] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(size: str, rounds: int, threads: int) -> dict[str, Any]:
+    workers = {variant: Worker(size, variant, threads) for variant in VARIANTS}
+    for dummy in range(rounds):
+        for worker in workers.values():
+            worker.steps.append(worker.step())
+    for worker in workers.values():
+        worker.close()
+    tokens = ROWS * ACCUMULATION * config_of(size).sequence_len
+    seconds = {variant: [step["seconds"] for step in worker.steps[1:]] for variant, worker in workers.items()}
+    return {variant: figures(worker.steps, seconds, variant, tokens) for variant, worker in workers.items()}
+
+
+def figures(
+    steps: list[dict[str, float]], seconds: dict[str, list[float]], variant: str, tokens: int
+) -> dict[str, float]:
+    ratios = [base / own for base, own in zip(seconds["baseline"], seconds[variant], strict=True)]
+    median = statistics.median(seconds[variant])
+    return {
+        "median_seconds": median,
+        "best_seconds": min(seconds[variant]),
+        "tokens_per_second": tokens / median,
+        "times_baseline": statistics.median(ratios),
+        "first_step_seconds": steps[0]["since_ready"],
+        "first_loss": steps[0]["loss"],
+        "last_loss": steps[-1]["loss"],
+    }
+
+
+def table(result: dict[str, dict[str, dict[str, float]]]) -> str:
+    lines = ["size variant    median s   best s    tok/s  x baseline  first step s   last loss"]
+    for size, variants in result.items():
+        for variant, f in variants.items():
+            speed = f"{f['median_seconds']:9.3f}{f['best_seconds']:9.3f}{f['tokens_per_second']:9.0f}"
+            rest = f"{f['times_baseline']:12.2f}{f['first_step_seconds']:14.2f}{f['last_loss']:12.5f}"
+            lines.append(f"{size:5}{variant:9}{speed}{rest}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Seconds a step on one node, against plain eager torch.")
+    parser.add_argument("--quick", action="store_true", help="few rounds of the small model only")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--write", type=Path, help="a JSON file for the figures")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work(*args.worker, args.threads)
+        return
+    sizes = {"d4": 5} if args.quick else {size: settings["rounds"] for size, settings in SIZES.items()}
+    result = {size: measure(size, rounds, args.threads) for size, rounds in sizes.items()}
+    print(table(result))
+    if args.write:
+        args.write.write_text(json.dumps({"threads": args.threads, "results": result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

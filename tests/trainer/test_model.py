@@ -1,0 +1,128 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The model's sizes, its forward pass and its cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from reference import TINY, baseline_of, model_of, tokens
+
+from nanochat.model import GPT, KVCache, ModelConfig
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "model.json").read_text())
+
+
+def test_parameters_of_the_real_model() -> None:
+    with torch.device("meta"):
+        model = GPT(ModelConfig.from_depth(8, 64, 128, 1024, 32768))
+    assert model.parameter_counts() == {
+        "wte": 16_777_216,
+        "value_embeds": 67_108_864,
+        "lm_head": 16_777_216,
+        "transformer_matrices": 25_166_016,
+        "scalars": 42,
+        "total": 125_829_354,
+    }
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['config']['n_layer']} layers")
+def test_state_dict_has_the_keys_shapes_and_order_of_upstream(case: dict) -> None:
+    model = GPT(ModelConfig(**case["config"]))
+    assert [(name, list(t.shape)) for name, t in model.state_dict().items()] == list(case["keys"].items())
+
+
+def test_width_is_rounded_up_to_whole_heads() -> None:
+    config = ModelConfig.from_depth(5, 50, 64)
+    assert (config.n_embd, config.n_head, config.head_dim) == (256, 4, 64)
+
+
+def test_vocabulary_is_padded_in_the_tables_only() -> None:
+    model = model_of(vocab_size=100)
+    assert model.transformer.wte.weight.shape == model.lm_head.weight.shape == (128, 32)
+    assert model(tokens(model)[0]).shape == (2, 40, 100)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "windows"), [("SSSL", [128, 128, 128, 512, 512]), ("L", [512] * 5), ("S", [128] * 4 + [512])]
+)
+def test_windows(pattern: str, windows: list[int]) -> None:
+    config = ModelConfig.from_depth(5, 64, 64, 512, window_pattern=pattern)
+    assert config.window_sizes() == [(window, 0) for window in windows]
+
+
+def test_initial_weights() -> None:
+    config = dataclasses.replace(TINY, vocab_size=1000, n_embd=96)
+    model, again, other = GPT(config), GPT(config), GPT(config)
+    for filled, seed in ((model, 42), (again, 42), (other, 43)):
+        filled.init_weights(seed)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(model.lm_head.weight, other.lm_head.weight)
+    model.requires_grad_(False)
+    block, bound = model.transformer.block(3), math.sqrt(3 / 96)
+    assert model.transformer.wte.weight.std() == pytest.approx(0.8, rel=0.02)
+    assert model.lm_head.weight.std() == pytest.approx(0.001, rel=0.02)
+    for weight, limit in (
+        (block.attn.c_q.weight, bound),
+        (block.attn.c_v.weight, bound),
+        (block.mlp.c_fc.weight, 0.4 * bound),
+        (model.value_table(3), bound),
+    ):
+        assert weight.abs().max() == pytest.approx(limit, rel=0.01)
+    assert not block.attn.c_proj.weight.any()
+    assert not block.mlp.c_proj.weight.any()
+    assert 0 <= block.attn.ve_gate.weight.min() <= block.attn.ve_gate.weight.max() <= 0.02
+    assert model.resid_lambdas.tolist() == pytest.approx([1.15, 1.15 - 0.1 / 3, 1.15 - 0.2 / 3, 1.05])
+    assert model.x0_lambdas.tolist() == pytest.approx([0.20, 0.15, 0.10, 0.05])
+    assert (model.smear_lambda.item(), model.backout_lambda.item()) == (0.0, pytest.approx(0.2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"sequence_len": 300, "window_pattern": "SSSL"},
+        {"n_layer": 5, "n_embd": 48, "n_head": 3, "n_kv_head": 3},
+        {"n_head": 4, "n_kv_head": 2},
+        {"vocab_size": 130},
+    ],
+    ids=str,
+)
+def test_logits_and_losses_are_those_of_the_plain_model(changes: dict) -> None:
+    model = model_of(**changes)
+    ids, targets = tokens(model)
+    targets[0, 3:9] = -1
+    with torch.no_grad():
+        baseline = baseline_of(model)
+        torch.testing.assert_close(model(ids), baseline(ids), rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(model(ids, targets), baseline(ids, targets), rtol=1e-6, atol=1e-6)
+    losses = model(ids, targets, reduction="none")
+    assert losses.shape == targets.shape
+    assert not losses[0, 3:9].any()
+    assert float(losses.sum()) == pytest.approx(float(model(ids, targets, reduction="sum")))
+
+
+@pytest.mark.parametrize("changes", [{}, {"sequence_len": 300, "window_pattern": "SL"}, {"n_head": 4}], ids=str)
+@pytest.mark.parametrize("first", [1, 7])
+def test_cache_gives_what_the_whole_sequence_gives(first: int, changes: dict) -> None:
+    model = model_of(**changes)
+    ids = tokens(model)[0]
+    whole = model(ids)
+    cache = KVCache(model, len(ids), ids.size(1))
+    pieces = [model(ids[:, :first], cache=cache)]
+    for start in range(first, ids.size(1), 23):
+        pieces.append(model(ids[:, start : start + 23], cache=cache))
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=2e-5)
+
+
+def test_a_full_cache_says_so() -> None:
+    model = model_of()
+    cache = KVCache(model, 2, 8)
+    with pytest.raises(ValueError, match="holds 8 tokens, 9"):
+        model(tokens(model)[0][:, :9], cache=cache)

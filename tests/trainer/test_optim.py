@@ -1,0 +1,182 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""AdamW whose rows catch up later, Muon in batches, and both shared out among ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import RATES, TINY, baseline_of, close, model_of, schedule, tokens, train
+
+from baseline_model import BaselineOptimizer  # isort: skip
+
+from nanochat import optim
+from nanochat.model import GPT
+from nanochat.optim import REFRESH_STEPS, AdamWGroup, DenseAdamW, Optimizer, RowAdamW
+
+
+def weights(model: GPT) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"n_layer": 3, "vocab_size": 130}, {"n_embd": 48, "n_head": 3, "n_kv_head": 3}], ids=str
+)
+def test_steps_are_those_of_the_plain_optimizer(changes: dict) -> None:
+    model = model_of(**changes)
+    baseline = baseline_of(model)
+    rates = {"embedding_lr": 0.2, "unembedding_lr": 0.004, "matrix_lr": 0.02, "scalar_lr": 0.5}
+    plain = BaselineOptimizer(baseline, rates, 0.1)
+    optimizer = Optimizer(model, RATES)
+    for number in range(4):
+        ids, targets = tokens(model, 1, 8, seed=number)
+        baseline.zero_grad()
+        baseline(ids, targets).backward()
+        now = schedule(number)
+        plain.step(now.lr_multiplier, now.muon_momentum, now.muon_weight_decay)
+        train(model, optimizer, 1, seed=number)
+    optimizer.catch_up()
+    # Few tokens make matrices of low rank, where Muon blows rounding up.
+    close(weights(model), {name: p.detach() for name, p in baseline.named_parameters()}, 2e-2)
+    tables = {name: p for name, p in weights(model).items() if "wte" in name or "value" in name}
+    wanted = {name: p.detach() for name, p in baseline.named_parameters() if name in tables}
+    close(tables, wanted, 1e-3)
+
+
+@pytest.mark.parametrize("columns", [32, 40])
+def test_rows_left_alone_end_with_the_bits_of_a_dense_optimizer(columns: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(200, columns, generator=generator)
+    group = AdamWGroup(0.3, 0.8, 0.995, 0.01)
+    lazy, dense = RowAdamW(start.clone(), group), DenseAdamW(start.clone(), group)
+    history: dict[int, float] = {}
+    for step in range(1, 3 * REFRESH_STEPS):
+        touched = torch.unique(torch.randint(0, 60, (5,), generator=generator))
+        gradient = 1e-3 * torch.randn(len(touched), columns, generator=generator)
+        lazy.advance(touched, history, step - 1)
+        lazy.advance(lazy.rows_in_turn(step - 1), history, step - 1)
+        history[step] = 1 / step
+        lazy.update(touched, gradient, history[step], step)
+        dense.update(torch.zeros_like(start).index_copy_(0, touched, gradient), history[step], step)
+        assert torch.equal(lazy.parameter[touched], dense.parameter[touched])
+    lazy.advance(torch.arange(200), history, step)
+    for name in ("parameter", "m", "v"):
+        assert torch.equal(getattr(lazy, name), getattr(dense, name)), name
+
+
+def test_catching_up_in_between_changes_no_bit() -> None:
+    first, second = model_of(vocab_size=400), model_of(vocab_size=400)
+    often, late = Optimizer(first, RATES), Optimizer(second, RATES)
+    for number in range(REFRESH_STEPS + 5):
+        train(first, often, 1, seed=number)
+        train(second, late, 1, seed=number)
+        if number % 3 == 0:
+            often.catch_up()
+    often.catch_up()
+    late.catch_up()
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_rows_lag_behind_no_longer_than_their_turn() -> None:
+    model = model_of(vocab_size=400)
+    optimizer = Optimizer(model, RATES)
+    train(model, optimizer, REFRESH_STEPS + 3)
+    for table in optimizer.tables.values():
+        assert int(table.current.min()) >= optimizer.steps - REFRESH_STEPS
+        assert int(table.current.min()) < optimizer.steps, "nothing was left for later"
+    assert set(optimizer.history) >= set(range(optimizer.steps - REFRESH_STEPS + 1, optimizer.steps + 1))
+
+
+def test_resumed_run_has_the_bits_of_the_uninterrupted() -> None:
+    whole, cut, resumed = (model_of(vocab_size=400) for dummy in range(3))
+    straight, before, after = (Optimizer(model, RATES) for model in (whole, cut, resumed))
+    train(whole, straight, 12)
+    train(cut, before, 7)
+    resumed.load_state_dict(cut.state_dict())
+    after.load_state_dict(before.state_dict())
+    train(resumed, after, 5, seed=7)
+    straight.catch_up()
+    after.catch_up()
+    assert after.steps == straight.steps == 12
+    assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), whole.parameters(), strict=True))
+
+
+def test_owners_compute_what_one_rank_computes() -> None:
+    generator = torch.Generator().manual_seed(1)
+    alone, shared = Optimizer(model_of(), RATES), [Optimizer(model_of(), RATES), Optimizer(model_of(), RATES)]
+    names = alone.matrix_names
+    for number in range(2):
+        gradients = {n: torch.randn(alone.muon.parameters[n].shape, generator=generator) for n in names}
+        for optimizer in (alone, *shared):
+            optimizer.start_step(schedule(number))
+        wanted = alone.directions(gradients)
+        got = {}
+        for rank, optimizer in enumerate(shared):
+            got |= optimizer.directions({name: gradients[name] for name in names[rank::2]})
+        close(got, wanted, 1e-4)
+        for optimizer in shared:
+            for name, direction in got.items():
+                optimizer.apply(name, direction)
+    pairs = zip(shared[0].muon.parameters.values(), shared[1].muon.parameters.values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    merged = optim.merged_muon_state([optimizer.state_dict() for optimizer in shared])
+    assert set(merged["muon"]) == set(names)
+    resumed = Optimizer(model_of(), RATES)
+    resumed.load_state_dict(merged)
+    close({n: resumed.muon.momentum[n] for n in names}, {n: alone.muon.momentum[n] for n in names}, 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 64), (2, 128, 32), (2, 32, 128), (1, 2, 12), (2, 48, 33)], ids=str)
+def test_directions_are_nearly_orthogonal(shape: tuple[int, int, int]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    g = optim.orthogonalized(torch.randn(shape, generator=generator), torch.float32)
+    short = min(shape[1:])
+    values = torch.linalg.svdvals(g)
+    assert values.mean() == pytest.approx(1.0, abs=0.05)
+    assert values.max() < 1.6
+    assert float(torch.linalg.vector_norm(g[0])) == pytest.approx(short**0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(4, 128, 32), (4, 32, 128)], ids=str)
+def test_gram_form_is_the_same_polynomial(shape: tuple[int, int, int]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    x /= 1.01 * optim.frobenius(x)
+    wanted = optim.polar_steps(x.double(), optim.POLAR_COEFFICIENTS)
+    wanted *= (32**0.5) / optim.frobenius(wanted)
+    close({"x": optim.orthogonalized(x.clone(), torch.float32)}, {"x": wanted.float()}, 1e-4)
+
+
+def test_a_zero_gradient_moves_nothing_but_by_decay() -> None:
+    optimizer = Optimizer(model_of(), RATES)
+    optimizer.start_step(schedule(0))
+    name = optimizer.matrix_names[0]
+    direction = optimizer.directions({name: torch.zeros_like(optimizer.muon.parameters[name])})[name]
+    assert not direction.any()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_number_of_threads_changes_no_bit_of_adamw(threads: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, g = torch.randn(3, 34567, generator=generator), torch.randn(3, 34567, generator=generator)
+    state = DenseAdamW(p.clone(), AdamWGroup(0.3, 0.8, 0.995, 0.01))
+    wanted = DenseAdamW(p.clone(), AdamWGroup(0.3, 0.8, 0.995, 0.01))
+    wanted.update(g, 1.0, 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        state.update(g, 1.0, 1)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(state.parameter, wanted.parameter)
+
+
+def test_every_parameter_has_one_optimizer() -> None:
+    model = GPT(TINY)
+    optimizer = Optimizer(model, RATES)
+    assert sorted([*optimizer.adamw_names, *optimizer.matrix_names]) == sorted(weights(model))
+    assert all(name.startswith("transformer.h.") for name in optimizer.matrix_names)
+    scale = (768 / 32) ** 0.5
+    assert optimizer.dense["lm_head.weight"].group.lr == pytest.approx(0.004 * scale)
+    assert optimizer.tables["value_embeds.1.weight"].group.lr == pytest.approx(0.1 * scale)
+    assert optimizer.dense["smear_lambda"].group.lr == 0.2
