@@ -162,6 +162,7 @@ def import_folder(request: Request) -> Outcome:
     outcome.after = "".join(f"{path}\n" for path in sorted(pairs))
     outcome.changed = bool(outcome.moved)
     outcome.sources = {request.host: outcome.bytes} if outcome.bytes else {}
+    outcome.more["files"] = sorted(pairs)
     if outcome.changed and not request.check:
         make_folder(os.path.join(request.path, "tokenizer"), request.host)
         for path in outcome.moved:

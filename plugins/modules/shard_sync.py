@@ -245,6 +245,11 @@ extra:
   returned: success
   type: list
   elements: str
+files:
+  description: The files of the source that belong to the data set; without a tokenizer among them one has to be trained.
+  returned: O(state=imported)
+  type: list
+  elements: str
 server:
   description: The server of this folder as O(peers) takes it; C(port) is null in check mode.
   returned: O(state=serving) or O(state=stopped)

@@ -1,0 +1,98 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plays roles of this collection against hosts that are folders of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Play:
+    """One inventory of local hosts, one plan, and the roles that a test plays."""
+
+    def __init__(self, folder: Path, hosts: str, plan: dict, environment: dict | None = None) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.hosts = {name: self._node(name) for name in hosts}
+        self.environment = environment or {}
+        self.variables: dict = {}
+        plan["nodes"] = list(self.hosts.values())
+
+    def _node(self, name: str) -> dict:
+        base = f"{self.folder}/{name}"
+        return {
+            "host": name,
+            "address": "127.0.0.1",
+            "device": "cpu",
+            "base_dir": base,
+            "run_dir": f"{base}/runs/d4",
+            "data_dir": f"{base}/data/{self.plan['data']['id']}",
+            "trainer_dir": f"{base}/trainer",
+            "venv_dir": f"{base}/venv",
+        }
+
+    def run(self, role: str, *arguments: str) -> dict:
+        """Returns Ansible's account by task, with its counts below `stats`."""
+        inventory = {"all": {"hosts": {name: {"ddp_node": node} for name, node in self.hosts.items()}}}
+        inventory["all"]["vars"] = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "ddp_plan": self.plan,
+            **self.variables,
+        }
+        play = {"hosts": "all", "gather_facts": False, "any_errors_fatal": True, "roles": [f"nanochat.ddp.{role}"]}
+        (self.folder / "inventory.json").write_text(json.dumps(inventory))
+        (self.folder / "play.json").write_text(json.dumps([play]))
+        (self.folder / "ansible.cfg").write_text("[defaults]\n")
+        environment = {
+            **os.environ,
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_COLLECTIONS_PATH": f"{ROOT}/.ansible/collections",
+            "ANSIBLE_CONFIG": str(self.folder / "ansible.cfg"),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **self.environment,
+        }
+        done = subprocess.run(
+            ["ansible-playbook", "-i", self.folder / "inventory.json", self.folder / "play.json", *arguments],
+            env={**environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        begin = done.stdout.find("{")
+        assert begin >= 0, done.stdout + done.stderr
+        return json.loads(done.stdout[begin:])
+
+
+def counts(account: dict, what: str) -> dict[str, int]:
+    """Such as `changed`, by host."""
+    return {name: stats[what] for name, stats in account["stats"].items()}
+
+
+def results(account: dict, task: str) -> dict[str, dict]:
+    """What the hosts returned for the task of that name."""
+    found: dict[str, dict] = {}
+    for entry in account["plays"][0]["tasks"]:
+        if entry["task"]["name"].endswith(task):
+            found.update(entry["hosts"])
+    return found
+
+
+def messages(account: dict) -> list[str]:
+    """What the failed hosts said."""
+    return [
+        result["msg"]
+        for entry in account["plays"][0]["tasks"]
+        for result in entry["hosts"].values()
+        if result.get("failed")
+    ]
