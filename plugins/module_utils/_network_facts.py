@@ -140,7 +140,7 @@ def addresses_by_ip(run: Run, ip_tool: str) -> dict[str, tuple[list[str], list[s
         links = []
     found: dict[str, tuple[list[str], list[str]]] = {}
     for link in links:
-        name = str(link.get("ifname", "")).split("@")[0]
+        name = str(link.get("ifname", "")).split("@", 1)[0]
         entries = [entry for entry in link.get("addr_info", []) if entry.get("local")]
         found[name] = (
             ["{}/{}".format(entry["local"], entry["prefixlen"]) for entry in entries if entry.get("family") == "inet"],
@@ -179,7 +179,7 @@ def resolve(name: str) -> list[str]:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    return list(dict.fromkeys(str(answer[4][0]).split("%")[0] for answer in answers))
+    return list(dict.fromkeys(str(answer[4][0]).split("%", 1)[0] for answer in answers))
 
 
 def is_address(text: str) -> bool:
@@ -217,7 +217,7 @@ def source_towards(address: str) -> str | None:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect((address, 9))
-            return str(sock.getsockname()[0]).split("%")[0]
+            return str(sock.getsockname()[0]).split("%", 1)[0]
     except OSError:
         return None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
@@ -257,7 +258,7 @@ def _as_float(value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError("not a number")
     number = float(value)
-    if number != number or number in (float("inf"), float("-inf")):
+    if not math.isfinite(number):
         raise ValueError("not finite")
     return number
 

@@ -40,7 +40,6 @@ options:
     type: list
     elements: str
     default: []
-extends_documentation_fragment: []
 attributes:
   check_mode:
     description: Can run in check mode and tell what it would do without doing it.

@@ -44,7 +44,6 @@ options:
   file:
     description: File on the controller to keep the plan and its findings in, as JSON.
     type: path
-extends_documentation_fragment: []
 attributes:
   check_mode:
     description: Can run in check mode and tell what it would do without doing it.
