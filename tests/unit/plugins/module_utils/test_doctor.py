@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, Optional
+from typing import Any
 
 import pytest
-
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import diagnose
 
-PLAN: Dict[str, Any] = {
+PLAN: dict[str, Any] = {
     "run": "d4",
     "master": {"host": "desktop", "address": "192.168.1.10", "port": 29500},
     "nodes": [
@@ -58,7 +57,7 @@ SYSTEM = {
 }
 
 
-def rank(peer: str, run: Optional[Dict[str, Any]] = None, **more: Any) -> Dict[str, Any]:
+def rank(peer: str, run: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """A rank in good health, but for what a test says about it."""
     found = {
         "run": dict(RUN, **(run or {})),
@@ -71,7 +70,7 @@ def rank(peer: str, run: Optional[Dict[str, Any]] = None, **more: Any) -> Dict[s
     return copy.deepcopy(found)
 
 
-def verdict(desktop: Optional[Dict[str, Any]], laptop: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+def verdict(desktop: dict[str, Any] | None, laptop: dict[str, Any] | None) -> dict[str, Any]:
     told = diagnose(PLAN, {"desktop": desktop, "laptop": laptop})
     assert len(told["evidence"]) >= 2
     return dict(told["verdict"])
@@ -81,7 +80,7 @@ WAITS = {"phase": "sync", "phase_seconds": 100.0, "idle_seconds": 100.0}
 IDLE = dict(PROCESS, state="S", cpu_share=0.0)
 
 
-def crashed(error: str, code: int = 1, ended: float = 1000.0) -> Dict[str, Any]:
+def crashed(error: str, code: int = 1, ended: float = 1000.0) -> dict[str, Any]:
     return {
         "state": "crashed",
         "error": error,
