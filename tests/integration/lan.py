@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -56,8 +57,9 @@ class Lan:
         port, name = f"p{number}{nic}", self.names[number]
         self._in(self.switch, "ip", "link", "add", port, "type", "veth", "peer", "name", nic, "netns", name)
         self._in(self.switch, "ip", "link", "set", port, "master", "br0", "up")
-        # Whole packets and no larger ones are what a real card would send.
-        self._in(name, "ip", "link", "set", nic, "mtu", str(mtu), "gso_max_segs", "1", "up")
+        # A card cuts what it sends into packets of its MTU; this one would pass on larger ones and let the switch pass them, too.
+        cut = ["gso_max_segs", "1"] if mtu > 1500 else []
+        self._in(name, "ip", "link", "set", nic, "mtu", str(mtu), *cut, "up")
         self._in(name, "ip", "addr", "add", address, "dev", nic)
 
     def close(self) -> None:
@@ -92,7 +94,7 @@ class Lan:
         hosts = {}
         for number, name in enumerate(self.names):
             python = self.folder / f"python-{name}"
-            python.write_text(f'#!/bin/sh\nexec {" ".join(self._exec(number))} "$@"\n')
+            python.write_text(f'#!/bin/sh\nexec {shlex.join(self.inside(number, sys.executable))} "$@"\n')
             python.chmod(0o755)
             own = {"ansible_connection": "local", "ansible_python_interpreter": str(python)}
             hosts[f"h{number}"] = {**own, "ddp_base_dir": str(self.folder / f"h{number}"), "ddp_nic": "eth0"}

@@ -1,0 +1,92 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbook preflight between hosts with real interfaces and firewalls, with faults made for real."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able, json_of
+
+pytestmark = pytest.mark.skipif(not able(), reason="making network namespaces takes root")
+
+HOLD = "import socket,time\ns=socket.create_server(('0.0.0.0',29500))\nprint('up',flush=True)\ntime.sleep(300)"
+# Tests run beside other load, whose findings are not theirs.
+SURROUNDINGS = {"host-busy", "other-training", "memory-tight", "name-is-loopback", "link-slow"}
+NOTES = {"gloo-not-tried"}
+
+
+@pytest.fixture
+def lan(tmp_path):
+    made = Lan(tmp_path)
+    yield made
+    made.close()
+
+
+def preflight(lan, *words, **settings):
+    """(exit code, findings by code, the document)."""
+    done = lan.playbook("playbooks/preflight.yml", "-e", "ddp_json=true", *words, **{"ddp_threads": 1, **settings})
+    document = json_of(done.stdout)
+    found = {one["code"]: one for one in document["findings"] if one["code"] not in SURROUNDINGS}
+    return done.returncode, found, document
+
+
+def test_healthy_hosts_give_no_finding_and_nothing_is_left(lan):
+    code, found, document = preflight(lan)
+    assert code == 0
+    assert set(found) <= NOTES
+    assert [(link["host"], link["peer"]) for link in document["links"]] == [("h0", "h1"), ("h1", "h0")]
+    assert all(
+        link["bandwidth_mbit"] > 10 and link["nic"] == "eth0" and link["mtu"] == 1500 for link in document["links"]
+    )
+    assert not any((lan.folder / name).exists() for name in ("h0", "h1"))
+
+
+def test_field_01_a_dropped_data_port_is_named_with_its_firewall_and_the_commands(lan):
+    rules = "table inet f {\n chain i {\n type filter hook input priority 0;\n ct state new tcp dport 32768-60999 drop\n }\n}\n"
+    lan.run(1, "nft", "-f", "-", text=rules)
+    code, found, _document = preflight(lan)
+    assert code != 0
+    assert set(found) - NOTES == {"port-blocked"}
+    one = found["port-blocked"]
+    assert (one["host"], one["peer"]) == ("h1", "h0")
+    assert "nftables blocks on h1" in one["seen"]
+    assert "sudo nft insert rule inet f i ip saddr 10.9.0.1 tcp dport 32768-60999 accept" in one["remedy"]
+    assert "nanochat" not in lan.run(1, "nft", "list", "ruleset")
+
+
+def test_field_06_the_holder_of_the_port_is_named(lan):
+    holder = lan.start(0, sys.executable, "-c", HOLD)
+    try:
+        assert holder.stdout.readline() == "up\n"
+        code, found, _document = preflight(lan)
+        assert code != 0
+        assert set(found) - NOTES == {"port-held"}
+        assert str(holder.pid) in found["port-held"]["seen"]
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_field_05_a_route_over_another_interface_is_found(lan):
+    lan.run(0, "ip", "link", "add", "tailscale0", "type", "veth", "peer", "name", "far0")
+    lan.run(0, "ip", "link", "set", "tailscale0", "up")
+    lan.run(0, "ip", "link", "set", "far0", "up")
+    lan.run(0, "ip", "route", "add", "10.9.0.2/32", "dev", "tailscale0", "src", "10.9.0.1")
+    code, found, _document = preflight(lan)
+    assert code != 0
+    # What does not even arrive is told before the way it takes.
+    assert found["no-way"]["peer"] in ("h0", "h1")
+
+
+def test_packets_that_are_too_large_for_the_way_are_found(tmp_path):
+    made = Lan(tmp_path, mtu=9000)
+    try:
+        code, found, _document = preflight(made)
+        assert code != 0
+        assert "mtu-too-large" in found
+        assert "mtu 1500" in found["mtu-too-large"]["remedy"]
+    finally:
+        made.close()
