@@ -469,9 +469,17 @@ def run_facts(folder: str) -> dict[str, Any]:
         "path": folder,
         "exists": os.path.isdir(folder),
         "plan_digest": plan.get("digest"),
+        "rows": rows_of(plan),
         "session": session,
         "checkpoints": checkpoints,
     }
+
+
+def rows_of(plan: dict[str, Any]) -> dict[str, int]:
+    """The rows of each host under the plan that lies in the run's folder."""
+    nodes = plan.get("nodes")
+    nodes = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
+    return {str(node.get("host")): int(node.get("rows") or 0) for node in nodes}
 
 
 def data_sets(base: str) -> list[dict[str, Any]]:

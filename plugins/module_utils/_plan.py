@@ -274,11 +274,25 @@ class Planner:
             total = _batch.total_rows(
                 run["ddp_total_batch"], run["ddp_sequence"], run["ddp_device_batch"], len(self.hosts), split == "equal"
             )
-            shares = _batch.share(total, run["ddp_device_batch"], self.weights(split))
         except _batch.BatchError as error:
             self.problems.append(str(error))
             return {}
+        deployed = self.deployed_rows()
+        if split == "speed" and sum(deployed.values()) == total:
+            return deployed
+        shares = _batch.share(total, run["ddp_device_batch"], self.weights(split))
         return {host.name: rows for host, rows in zip(self.hosts, shares)}
+
+    def deployed_rows(self) -> dict[str, int]:
+        """The shares that the run has had so far: a run keeps them, or each new measurement would start it over."""
+        names = {host.name for host in self.hosts}
+        told = any(host.settings["ddp_speed"] for host in self.hosts)
+        found = [host.fact("run", "rows") or {} for host in self.hosts]
+        rows: dict[str, int] = found[0]
+        if self.settings["ddp_fresh"] or told or set(rows) != names or any(other != rows for other in found):
+            return {}
+        fits = all(share > 0 and share % self.settings["ddp_device_batch"] == 0 for share in rows.values())
+        return rows if fits else {}
 
     def weights(self, split: str) -> list[float]:
         if split == "equal":

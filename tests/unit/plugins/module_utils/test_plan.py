@@ -162,6 +162,23 @@ def test_field_17_rows_follow_threads_or_speed():
     assert "of laptop no speed is known" in refusal(hosts(speeds, {"ddp_speed": 2}))[0]
 
 
+def test_field_17_a_run_keeps_its_shares_whatever_is_measured_later():
+    split = {"ddp_total_batch": 8192, "ddp_batch_split": "speed"}
+    before = {"exists": True, "session": None, "checkpoints": [5], "rows": {"desktop": 10, "laptop": 6}}
+    fast = {"run": before, "measured": {"tokens_per_second": 900}}
+    slow = {"run": before, "measured": {"tokens_per_second": 300}}
+    assert make_plan(hosts(split, fast, slow)).plan["training"]["rows"] == [10, 6]
+    # Unless it is started anew, other speeds are given, the shares no longer fit, or the hosts are others.
+    for change in ({"ddp_fresh": True}, {"ddp_total_batch": 16384}, {"ddp_device_batch": 4}):
+        assert make_plan(hosts({**split, **change}, fast, slow)).plan["training"]["rows"] not in ([10, 6], [6, 10])
+    assert make_plan(hosts(split, {**fast, "ddp_speed": 1}, {**slow, "ddp_speed": 1})).plan["training"]["rows"] == [
+        8,
+        8,
+    ]
+    torn = {**fast, "run": {**before, "rows": {}}}
+    assert make_plan(hosts(split, torn, slow)).plan["training"]["rows"] == [12, 4]
+
+
 def test_rows_go_with_the_rank_and_not_with_the_place_in_the_inventory():
     outcome = make_plan(hosts({"ddp_total_batch": 6144, "ddp_batch_split": "threads"}, two={"ddp_rank": 0}))
     assert [(entry["host"], entry["rows"]) for entry in outcome.plan["nodes"]] == [("laptop", 4), ("desktop", 8)]
