@@ -458,11 +458,11 @@ class CallbackModule(DefaultCallback):
     def _run_line(self) -> str:
         """The line with a bar as long as the terminal has room for."""
         rows = list(self._watched.values())
-        line = live_line(rows, unicode=self._fancy(), bar=0)
+        line = live_line(rows, unicode=self._fancy(), length=0)
         room = shutil.get_terminal_size().columns - len(line) - 5
         if not self._terminal or room < BAR[0]:
             return line
-        return live_line(rows, unicode=self._fancy(), bar=min(BAR[1], room))
+        return live_line(rows, unicode=self._fancy(), length=min(BAR[1], room))
 
     def _plain_progress(self, line: str) -> None:
         """Without a terminal a line now and then will do."""

@@ -237,7 +237,7 @@ def status_data(rows: Sequence[Row]) -> Dict[str, Any]:
 # -- the line while it runs -----------------------------------------------------------------------------------------------
 
 
-def live_line(rows: Sequence[Row], bar: int = 20, unicode: bool = True) -> str:
+def live_line(rows: Sequence[Row], length: int = 20, unicode: bool = True) -> str:
     """Where the run is: bar, step, loss, speed, share of time waiting, time left."""
     rows = by_rank(rows)
     steps = first_known(rows, "steps")
@@ -246,9 +246,11 @@ def live_line(rows: Sequence[Row], bar: int = 20, unicode: bool = True) -> str:
         return "starting: " + ", ".join(phases)
     done = min(row["run"].get("done") or 0 for row in rows)
     parts = []
-    if steps and bar:
-        full = min(bar, bar * done // steps)
-        parts.append(("█" * full + "░" * (bar - full)) if unicode else "[" + "#" * full + "." * (bar - full) + "]")
+    if steps and length:
+        full = min(length, length * done // steps)
+        parts.append(
+            ("█" * full + "░" * (length - full)) if unicode else "[" + "#" * full + "." * (length - full) + "]"
+        )
     parts.append("step %d/%s" % (done, steps) if steps else "step %d" % done)
     loss = first_known(rows, "loss")
     parts.append("loss %s" % ("not a number" if any(row["run"].get("diverged") for row in rows) else loss_text(loss)))

@@ -152,7 +152,7 @@
       svg.append(draw('line', { class: 'grid', x1: box.left, x2: width - box.right, y1: y(value), y2: y(value) }));
       svg.append(draw('text', { x: box.left - 6, y: y(value) + 4, 'text-anchor': 'end' }, (options.tick || options.show)(value)));
     }
-    for (const value of ticks(across[0], across[1], Math.max(2, Math.floor(inner / 90))).filter(Number.isInteger)) {
+    for (const value of ticks(across[0], across[1], Math.max(2, Math.floor(inner / 75))).filter(Number.isInteger)) {
       svg.append(draw('text', { x: x(value), y: height - 6, 'text-anchor': 'middle' }, number(value, 0)));
     }
     for (const mark of options.marks || []) {

@@ -168,14 +168,14 @@ def test_the_filters_want_results_by_host() -> None:
 
 def test_the_live_line_goes_by_the_slowest_rank_and_tells_all_shares() -> None:
     rows = [row("a", 0, done=6, eta_seconds=90.0), row("b", 1, done=5, wait_share=0.33)]
-    line = run_table.live_line(rows, bar=10, unicode=False)
+    line = run_table.live_line(rows, length=10, unicode=False)
     assert line == "[#####.....]  step 5/10  loss 5.2500  2000 tok/s  waiting 10 % / 33 %  1 min 30 s left"
-    assert run_table.live_line(rows, bar=4).startswith("██░░  step 5/10")
+    assert run_table.live_line(rows, length=4).startswith("██░░  step 5/10")
 
 
 def test_the_live_line_of_many_ranks_tells_the_longest_wait() -> None:
     rows = [row("h%d" % rank, rank, wait_share=rank / 10) for rank in range(6)]
-    assert "waiting up to 50 %" in run_table.live_line(rows, bar=0)
+    assert "waiting up to 50 %" in run_table.live_line(rows, length=0)
 
 
 def test_before_the_first_step_the_phases_are_told() -> None:
