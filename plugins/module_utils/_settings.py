@@ -32,6 +32,7 @@ NOT_SETTINGS = frozenset(
         "ddp_plan_file",
         "ddp_json",
         "ddp_become",
+        "ddp_purge",
     ]
 )
 ALIASES = {"watch": "ddp_watch"}
