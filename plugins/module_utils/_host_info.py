@@ -48,7 +48,12 @@ NETWORK_FILE_SYSTEMS = (
     "afs",
     "sshfs",
 )
-PYTHON_CHECK = "import sys;print('%d.%d.%d'%sys.version_info[:3]);import venv,ensurepip"
+PYTHON_CHECK = (
+    "import sys;from importlib.util import find_spec as f;print('%d.%d.%d'%sys.version_info[:3]);"
+    "sys.exit(not(f('venv')and f('ensurepip')))"
+)
+# Folders of pyenv and uv carry the version of what is in them.
+VERSION_IN_PATH = re.compile(r"/(?:cpython-)?3\.(\d+)(?:\.\d+)?[^/]*/bin/")
 
 
 def probe(
@@ -320,7 +325,8 @@ def python_paths(find: Find, wanted: str | None) -> list[str]:
     paths += [path for path in named if path] + [path for pattern in patterns for path in sorted(glob.glob(pattern))]
     unique: dict[str, str] = {}
     for path in paths:
-        if "/shims/" not in path:
+        version = VERSION_IN_PATH.search(path)
+        if "/shims/" not in path and not (version and int(version.group(1)) < 10):
             unique.setdefault(os.path.realpath(path), path)
     return list(unique.values())[:12]
 

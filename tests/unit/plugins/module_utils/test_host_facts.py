@@ -144,6 +144,22 @@ def test_shims_of_pyenv_are_left_out(tmp_path):
     assert str(shim / "python3") not in info.python_paths(lambda name: str(shim / name), None)
 
 
+def test_old_pythons_of_pyenv_are_not_even_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for version in ("3.6.15", "3.9.18", "3.12.1"):
+        (tmp_path / ".pyenv/versions" / version / "bin").mkdir(parents=True)
+        (tmp_path / ".pyenv/versions" / version / "bin/python3").write_text(version)
+    paths = [path for path in info.python_paths(lambda name: None, None) if str(tmp_path) in path]
+    assert paths == [str(tmp_path / ".pyenv/versions/3.12.1/bin/python3")]
+
+
+def test_whether_a_python_can_make_environments_is_asked_of_it():
+    found = info.pythons(run, lambda name: sys.executable, sys.executable)
+    own = [entry for entry in found["candidates"] if entry["executable"] == sys.executable]
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    assert own == [{"executable": sys.executable, "version": version, "venv_module": True}]
+
+
 def test_the_trainers_environment_by_its_files(tmp_path):
     assert info.venv_facts(str(tmp_path))["exists"] is False
     (tmp_path / "bin").mkdir()
