@@ -67,8 +67,8 @@ def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
 
 def tensor_digest(tensor: Tensor) -> str:
     """A digest of a tensor's bytes."""
-    plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return hashlib.sha256(memoryview(plain.numpy())).hexdigest()[:16]
+    plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return hashlib.sha256(plain.data).hexdigest()[:16]
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:

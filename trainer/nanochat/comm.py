@@ -136,6 +136,8 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
 
 
 def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
+    if device == "cuda":
+        torch.cuda.set_device(comm.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     seconds = min(CONNECT_SECONDS, comm.timeout / 5)
     try:
@@ -163,6 +165,7 @@ class Comm:
         self.timeout = timeout
         self.store = store
         self.host = socket.gethostname()
+        # What all ranks do in the same order is counted: phases and collectives, but not what goes from one to another.
         self.phase, self.step, self.collective = "start", -1, 0
         self.wait_seconds, self.bytes_sent = 0.0, 0
         self._exchanges = 0
@@ -182,6 +185,7 @@ class Comm:
     def enter(self, phase: str, step: int | None = None) -> None:
         """Say what this rank is about to do; costs an assignment."""
         self.phase = phase
+        self.collective += 1
         self.step = self.step if step is None else step
         if self._on_phase is not None:
             self._on_phase(self.phase, max(0, self.step), self.collective)
@@ -201,11 +205,13 @@ class Comm:
 
     def start_all_reduce(self, tensor: torch.Tensor, what: str) -> Pending:
         """Begin a sum over all ranks; every rank must begin its sums in the same order."""
+        self.collective += 1
         self.bytes_sent += 2 * (self.world - 1) * tensor.nbytes // self.world
         return self._launch(what, lambda: dist.all_reduce(tensor, async_op=True))
 
     def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
         """Give every rank the source's tensor, in place."""
+        self.collective += 1
         self.bytes_sent += tensor.nbytes if self.rank == source else 0
         self.wait(self._launch(what, lambda: dist.broadcast(tensor, source, async_op=True)))
 
@@ -231,7 +237,6 @@ class Comm:
         self.wait_seconds += time.perf_counter() - begun
 
     def _launch(self, what: str, start: Callable[[], Any]) -> Pending:
-        self.collective += 1
         if self.world == 1:
             return Pending(None, what)
         try:

@@ -23,13 +23,16 @@ class Journal:
     def __init__(self, settings: Settings, ranks: Ranks) -> None:
         self.folder = Path(settings.run_dir) if settings.run_dir else base_dir()
         writable_folder(self.folder, "metrics")
-        self.prints = ranks.rank == 0
+        self.settings, self.prints = settings, ranks.rank == 0
         self.metrics = Metrics(self.folder / f"metrics-rank{ranks.rank}.jsonl")
         textfile = prometheus.listener(os.environ, settings.run, ranks.rank)
         self.metrics.listeners += [textfile] if textfile else []
         self.tracker = self._open_tracker(settings) if ranks.rank == 0 else Tracker()
         self.metrics.listeners.append(self.tracker.take)
         self.heartbeat = Heartbeat(self.folder / f"heartbeat-rank{ranks.rank}.json", ranks.rank, ranks.world)
+        self.tracker = Tracker()
+        if hear := prometheus.listener(os.environ, settings.run, ranks.rank):
+            self.metrics.listeners.append(hear)
         self.began = time.monotonic()
         self.waited = 0.0
         self.steps, self.identical = 0, None if ranks.world > 1 else True
@@ -40,6 +43,15 @@ class Journal:
         resumes = settings.resume or settings.resume_from_step >= 0
         kind, uri = settings.tracker, settings.tracker_uri
         return open_tracker(kind, uri, settings.run, user_config(settings), self.folder, resumes)
+
+    def open_tracker(self, resumed: bool) -> None:
+        """Have rank 0's figures sent to the tracker of the settings, too."""
+        if self.prints:
+            settings = self.settings
+            self.tracker = open_tracker(
+                settings.tracker, settings.tracker_uri, settings.run, user_config(settings), self.folder, resumed
+            )
+            self.metrics.listeners.append(self.tracker.take)
 
     def say(self, line: str) -> None:
         """A line of rank 0's log."""
@@ -77,6 +89,7 @@ class Journal:
             identical=self.identical, wait_seconds=self.waited,
             tokens_per_second=self._tokens / self._seconds if self._seconds else 0.0, **self.known,
         )  # fmt: skip
+        self.tracker.close(reason)
         self.heartbeat.enter("end", self._step)
         self.tracker.close(reason)
         self.heartbeat.close()

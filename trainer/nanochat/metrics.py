@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nanochat.dump import answer_request
+
 PHASES = (
     "start",
     "rendezvous",
@@ -138,6 +140,9 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stop.wait(self.every):
             self._write()
+            # Whoever asks is told by the next beat that we live; nothing may end this thread.
+            with contextlib.suppress(OSError):
+                answer_request(self.path.parent, self.rank)
 
     def _write(self) -> None:
         step, phase, since, collective = self._at

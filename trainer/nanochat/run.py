@@ -142,7 +142,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
     model = GPT(config).to(device)
     model.init_weights()
     rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
-    training, optimizer = TrainingPass(model, matmul), Optimizer(model, rates.scaled(plan.lr_scale))
+    training, optimizer = TrainingPass(model, matmul), Optimizer(model, rates.scaled(plan.lr_scale), matmul)
     sync = make_sync(settings.sync, comm, training, optimizer, [n * settings.max_seq_len for n in shares])
     run = Run(
         settings, comm, journal, device, dtype, matmul, tokens, sizes, data_dir, folder, folder_leader(comm, folder),

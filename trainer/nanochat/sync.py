@@ -37,6 +37,8 @@ from nanochat.schedule import StepSchedule
 
 # Gradients of fewer elements go together: ve gates, lambdas, the smear gate.
 SMALL = 1024
+# Muon's matrices of one rank are updated in so many portions: more overlap better, fewer are computed better.
+PORTIONS = 4
 DDP_BUCKET_BYTES = 25 * 2**20
 IDS_TAG, SMALL_TAG, FIRST_TAG = 1, 2, 10
 
@@ -65,6 +67,7 @@ class Sync:
         self.others = [rank for rank in range(comm.world) if rank != comm.rank]
         self.owners: dict[str, int] = {}
         # One more than the tokens: the first says whether this rank was asked to stop.
+        self.device = next(training.model.parameters()).device
         self._ids = [torch.zeros(1 + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
         self.pending_ids: list[Pending] = []
 
@@ -86,7 +89,7 @@ class Sync:
         """The token ids of all ranks, sorted and unique, and whether any rank was asked to stop."""
         self.comm.wait(*self.pending_ids)
         stop = any(bool(ids[0]) for ids in self._ids)
-        return unique_ids([ids[1:] for ids in self._ids]).long(), stop
+        return unique_ids([ids[1:] for ids in self._ids]).long().to(self.device), stop
 
     def start_step(self, token_ids: Tensor) -> None:
         """Make ready for the gradients of a step over these token ids."""
@@ -246,6 +249,8 @@ class OverlappedSync(Sync):
         matrices = [n for n in optimizer.matrix_names if n not in self.small]
         self.owners = share_out({n: self.parameters[n].shape for n in matrices}, tokens_of_ranks)
         self.owned = [n for n in order if self.owners.get(n) == comm.rank]
+        size = -(-len(self.owned) // PORTIONS) or 1
+        self.portions = [self.owned[start : start + size] for start in range(0, len(self.owned), size)]
         self.whole = [n for n in order if n not in {*self.tables, *self.small, *matrices}]
         self.tags = {name: FIRST_TAG + 2 * number for number, name in enumerate(order)}
         self.index: list[Tensor] = []
@@ -280,7 +285,8 @@ class OverlappedSync(Sync):
         """The gradient as it travels."""
         if gradient.dtype == self.wire:
             return gradient.contiguous()
-        return self._buffer(name, self.comm.rank, *gradient.shape, self.wire).copy_(gradient)
+        rows, columns = gradient.shape
+        return self._buffer(name, self.comm.rank, rows, columns, self.wire).copy_(gradient)
 
     def _leave(self, tensor: Tensor, rank: int, tag: int, what: str) -> None:
         self._leaving.append(self.comm.send(tensor, rank, tag, what))
@@ -403,13 +409,13 @@ class OverlappedSync(Sync):
         return total
 
     def _update_owned(self) -> None:
-        """Muon of the matrices of this rank; the others get the result as soon as it is there."""
-        gradients = {name: self._contributions(name, self.training.gradients[name]) for name in self.owned}
-        self.comm.enter("optimizer")
-        for name, direction in self.optimizer.directions(gradients).items():
-            sent = self._apply(name, direction)
-            for rank in self.others:
-                self._leave(sent, rank, self.tags[name] + 1, f"the update of {name}")
+        """Muon of the matrices of this rank; what is ready travels to the others while the rest is computed."""
+        for names in self.portions:
+            gradients = {name: self._contributions(name, self.training.gradients[name]) for name in names}
+            for name, direction in self.optimizer.directions(gradients).items():
+                sent = self._apply(name, direction)
+                for rank in self.others:
+                    self._leave(sent, rank, self.tags[name] + 1, f"the update of {name}")
 
     def _apply(self, name: str, direction: Tensor) -> Tensor:
         """Make the update of a matrix; the result is what travels: the matrix itself, or its rounded direction."""
@@ -440,7 +446,8 @@ class OverlappedSync(Sync):
             if owner != self.comm.rank:
                 into = self.parameters[name]
                 if self.wire != torch.float32:
-                    into = self._buffer(f"new {name}", owner, *into.shape, self.wire)
+                    rows, columns = into.shape
+                    into = self._buffer(f"new {name}", owner, rows, columns, self.wire)
                 self._updates[name] = into
                 what = f"the update of {name}"
                 self._arriving[f"new {name}", owner] = self.comm.receive(into, owner, self.tags[name] + 1, what)

@@ -37,7 +37,7 @@ def train(run: Run) -> str:
         if (last and settings.sample_every > 0) or due(progress.step, settings.sample_every):
             sample(run)
         if progress.step != progress.resumed_from and (last or stop or due(progress.step, settings.save_every)):
-            save(run)
+            save(run, final=last or stop)
         if last or stop:
             return "finished" if last else "stopped"
         stop = train_step(run)
@@ -49,6 +49,7 @@ def start_event(run: Run) -> None:
     """The first event of this attempt: what runs here, with what."""
     config, counts = dataclasses.asdict(run.model.config), run.model.parameter_counts()
     attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8))[0]
+    run.journal.open_tracker(run.progress.resumed_from is not None)
     run.journal.heartbeat.steps = run.plan.num_iterations
     run.journal.record(
         "start", run.progress.step, rank=run.comm.rank, world=run.comm.world, run=run.settings.run,
@@ -186,8 +187,8 @@ def sample(run: Run) -> None:
     run.comm.barrier("the samples of rank 0")
 
 
-def save(run: Run) -> None:
-    """A checkpoint, after the proof that all ranks have the same to save."""
+def save(run: Run, final: bool) -> None:
+    """A checkpoint, after the proof that all ranks have the same to save; only the last one must succeed."""
     run.comm.enter("save", run.progress.step)
     run.optimizer.catch_up()
     prove_identical(run, f"at step {run.progress.step}")
@@ -199,7 +200,7 @@ def save(run: Run) -> None:
     except NotSaved as failure:
         error = str(failure)
     errors = [one for one in run.comm.exchange("the checkpoint", error, patient=True) if one]
-    if errors and step == run.plan.num_iterations:
+    if errors and final:
         raise NotSaved(errors[0])
     if errors:
         run.journal.say(f"warning: {errors[0]} Training goes on; the last checkpoint is still whole.")

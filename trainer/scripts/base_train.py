@@ -11,9 +11,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import traceback
 
 from nanochat.comm import Comm, connect
 from nanochat.common import UserError, choose_device, exit_code, read_ranks
@@ -38,7 +40,11 @@ def main() -> int:
         run.feed.loader.close()
         comm.close()
     except UserError as error:
-        return fail(journal, comm, error)
+        return fail(journal, comm, str(error))
+    except KeyboardInterrupt:
+        return fail(journal, comm, "interrupted before the first step.")
+    except Exception as error:
+        return fail(journal, comm, unexpected(journal, error))
     journal.end(reason)
     return 0
 
@@ -54,12 +60,23 @@ def stop_when_asked(run: Run) -> None:
     signal.signal(signal.SIGINT, ask)
 
 
-def fail(journal: Journal, comm: Comm | None, error: UserError) -> int:
+def unexpected(journal: Journal, error: Exception) -> str:
+    """A sentence for what nobody foresaw; the stack goes into a file, for whoever mends it."""
+    lines = str(error).strip().splitlines() or [""]
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return "the memory of this machine is not enough; lower --device-batch-size, --max-seq-len or --depth."
+    path = journal.folder / f"crash-{os.getpid()}.txt"
+    with contextlib.suppress(OSError):
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}; this is a mistake of ours, its stack is in {path}."
+
+
+def fail(journal: Journal, comm: Comm | None, error: str) -> int:
     """Say why, also to the other ranks, and go without waiting for exchanges that no one will finish."""
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-    journal.end("error", str(error))
+    print(f"error: {' '.join(error.split())}", file=sys.stderr, flush=True)
+    journal.end("error", error)
     if comm is not None and comm.world > 1:
-        comm.give_up(str(error))
+        comm.give_up(error)
         os._exit(EXIT_ERROR)
     return EXIT_ERROR
 
