@@ -59,5 +59,5 @@ def summary(stopping: Sequence[Mapping[str, Any]]) -> str:
         for count, word in ((errors, "error"), (warnings, "warning"))
         if count
     ]
-    told = [f"{found['code']}: {found['seen']}. {found['remedy']}" for found in stopping]
-    return "\n".join([f"Preflight found {' and '.join(counted)}, so nothing is started.", *told])
+    told = ", ".join(dict.fromkeys(f"{found['code']} ({found['host']})" for found in stopping))
+    return f"Preflight found {' and '.join(counted)}, so nothing is started: {told}."
