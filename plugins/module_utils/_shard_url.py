@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from typing import Any, Callable, NamedTuple
 
-from ._shards import CHUNK, Digests, ShardsError, human
+from ._shards import CHUNK, Digests, ShardsError, free_bytes, human
 
 MAGIC = b"PAR1"
 READ_SECONDS = 30.0
@@ -150,6 +150,12 @@ class Download:
     def _receive(self, response: http.client.HTTPResponse, begin: int) -> dict[str, Any]:
         begin = self._begin(response, begin)
         size = begin + int(response.headers.get("Content-Length") or 0)
+        free = free_bytes(os.path.dirname(self.path))
+        if size - begin > free:
+            raise FinalError(
+                f"it needs {human(size - begin)} more in {os.path.dirname(self.path)}, but {human(free)} are free there; make "
+                "room, take fewer shards (ddp_data_shards), or give this host another base folder (ddp_base_dir)"
+            )
         with open(self.path, "ab" if begin else "wb") as file:
             while True:
                 chunk = response.read(CHUNK)

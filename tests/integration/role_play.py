@@ -22,6 +22,7 @@ class Play:
         self.plan = plan
         self.hosts = {name: self._node(name) for name in hosts}
         self.environment = environment or {}
+        self.environments: dict[str, dict] = {}  # of single hosts
         self.variables: dict = {}
         plan["nodes"] = list(self.hosts.values())
 
@@ -40,7 +41,14 @@ class Play:
 
     def run(self, role: str, *arguments: str) -> dict:
         """Returns Ansible's account by task, with its counts below `stats`."""
-        inventory = {"all": {"hosts": {name: {"ddp_node": node} for name, node in self.hosts.items()}}}
+        inventory = {
+            "all": {
+                "hosts": {
+                    name: {"ddp_node": node, "own": self.environments.get(name, {})}
+                    for name, node in self.hosts.items()
+                }
+            }
+        }
         inventory["all"]["vars"] = {
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
@@ -48,6 +56,7 @@ class Play:
             **self.variables,
         }
         play = {"hosts": "all", "gather_facts": False, "any_errors_fatal": True, "roles": [f"nanochat.ddp.{role}"]}
+        play["environment"] = "{{ own }}"
         (self.folder / "inventory.json").write_text(json.dumps(inventory))
         (self.folder / "play.json").write_text(json.dumps([play]))
         (self.folder / "ansible.cfg").write_text("[defaults]\n")

@@ -190,6 +190,12 @@ def test_digest_that_the_server_tells_is_held_against_the_bytes(site, fetch, tmp
         fetch(name_of(1), retries=1)
 
 
+def test_full_disk_is_said_with_need_and_rest(fetch, tmp_path, monkeypatch):
+    monkeypatch.setattr(_shard_url, "free_bytes", lambda folder: 500)
+    with pytest.raises(ShardsError, match=rf"^master: .*it needs 40.0 kB more in {tmp_path}, but 500 B are free there"):
+        fetch(name_of(0))
+
+
 def test_dead_server_is_named(tmp_path):
     collection = Collection("master", "http://127.0.0.1:1/x", 2, 77)
     with pytest.raises(ShardsError, match=r"^master: http://127.0.0.1:1/x/shard_00000.parquet .*Connection refused"):

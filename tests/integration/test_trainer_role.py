@@ -1,0 +1,141 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role trainer with the real venv and pip, and a small package in place of torch."""
+
+from __future__ import annotations
+
+import ensurepip
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, counts, messages, results
+
+METADATA = {
+    "METADATA": "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.0\n",
+    "WHEEL": "Wheel-Version: 1.0\nGenerator: by-hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+}
+
+
+@pytest.fixture
+def index(tmp_path):
+    """A folder of wheels that pip takes for the package index; pip itself is in it too."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "tiny_thing-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny_thing.py", "")
+        record = ["tiny_thing.py,,"]
+        for name, text in METADATA.items():
+            wheel.writestr(f"tiny_thing-1.0.dist-info/{name}", text)
+            record.append(f"tiny_thing-1.0.dist-info/{name},,")
+        wheel.writestr(
+            "tiny_thing-1.0.dist-info/RECORD", "\n".join([*record, "tiny_thing-1.0.dist-info/RECORD,,"]) + "\n"
+        )
+    for wheel in Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl"):
+        shutil.copy(wheel, folder)
+    return folder
+
+
+@pytest.fixture
+def sources(tmp_path):
+    folder = tmp_path / "checkout"
+    (folder / "scripts").mkdir(parents=True)
+    (folder / "scripts/base_train.py").write_text("raise SystemExit('not to be run by a check')\n")
+    return folder
+
+
+@pytest.fixture
+def play(tmp_path, index, sources):
+    trainer = {"source": "path", "url": str(sources), "index": "default", "requirements": ["tiny-thing==1.0"]}
+    plan = {"run": "d4", "trainer": trainer, "data": {"id": "x", "source": "text", "paths": []}}
+    plan.update(timeout_seconds=10, data_ports={"low": 32768, "high": 60999})
+    environment = {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+    made = Play(tmp_path, "ab", plan, environment)
+    trainer["tracker_requirements"] = []
+    return made
+
+
+def test_hosts_have_the_trainer_and_play_again_changes_nothing(play):
+    checked = play.run("trainer", "--check")
+    assert not Path(play.hosts["a"]["trainer_dir"]).exists()
+    first = play.run("trainer")
+    second = play.run("trainer")
+
+    assert messages(checked) == messages(first) == messages(second) == []
+    assert counts(checked, "changed") == counts(first, "changed") == {"a": 2, "b": 2}
+    assert counts(second, "changed") == {"a": 0, "b": 0}
+    assert results(first, "Make the trainer's environment")["b"]["packages"] == {"tiny-thing": "1.0"}
+    assert Path(play.hosts["b"]["trainer_dir"], "scripts/base_train.py").is_file()
+
+
+def test_nodes_of_one_machine_share_an_environment(play):
+    play.hosts["b"]["venv_dir"] = play.hosts["a"]["venv_dir"]
+
+    account = play.run("trainer")
+
+    made = results(account, "Make the trainer's environment")
+    assert messages(account) == []
+    assert sorted(made[name]["changed"] for name in "ab") == [False, True]
+    assert made["a"]["packages"] == made["b"]["packages"] == {"tiny-thing": "1.0"}
+
+
+def test_packages_come_through_the_controller_where_no_host_reaches_an_index(play):
+    play.plan["trainer"]["offline"] = True
+
+    first = play.run("trainer")
+    second = play.run("trainer")
+
+    assert messages(first) == messages(second) == []
+    assert results(first, "Make the trainer's environment from them")["b"]["packages"] == {"tiny-thing": "1.0"}
+    assert results(first, "Fetch what is missing or broken")["b"]["from"].keys() == {"a"}
+    assert counts(second, "changed") == {"a": 0, "b": 0}
+
+
+def test_host_without_a_network_gets_the_packages_from_its_peer(play, index):
+    """The index of host b answers nobody; host a has one."""
+    play.environment = {"PIP_CONFIG_FILE": "/dev/null"}
+    away = {"PIP_INDEX_URL": "http://127.0.0.1:1/simple"}
+    here = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+    play.environments = {"a": here, "b": away}
+
+    account = play.run("trainer")
+
+    assert messages(account) == []
+    assert results(account, "Make the trainer's environment")["b"]["reason"] == "network"
+    assert results(account, "Fetch what is missing or broken")["b"]["from"].keys() == {"a"}
+    assert results(account, "Make the trainer's environment from them")["b"]["changed"]
+
+
+def test_package_that_does_not_exist_is_named(play):
+    play.plan["trainer"]["requirements"] = ["tiny-thing==2.0"]
+    play.hosts["b"]["venv_dir"] = play.hosts["a"]["venv_dir"]
+
+    told = messages(play.run("trainer"))
+
+    assert len(told) == 2
+    assert all("no package index has tiny-thing==2.0 for Python 3" in line for line in told)
+
+
+def test_sources_come_from_a_repository(play, sources, tmp_path):
+    def git(*arguments):
+        subprocess.run(["git", "-C", sources, "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True)
+
+    git("init", "-q", "-b", "main")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    play.plan["trainer"].update(source="git", url=f"file://{sources}")
+
+    account = play.run("trainer", "--check")
+
+    assert messages(account) == []
+    assert results(account, "Bring the trainer's files")["b"]["written"] == ["scripts/base_train.py"]
+
+
+def test_folder_without_a_trainer_is_named(play, sources):
+    (sources / "scripts/base_train.py").unlink()
+
+    told = messages(play.run("trainer"))
+    assert told and str(sources) in told[0] and "scripts/base_train.py" in told[0]
