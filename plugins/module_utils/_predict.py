@@ -232,3 +232,24 @@ def prediction_text(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> st
         )
     lines.append(f"  {plan['training']['iterations']} steps take about {seconds_text(predicted['eta_seconds'])}")
     return "\n".join(["Expected", *lines])
+
+
+def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:
+    """The prediction beside what happened (host -> what run_info tells of its run); empty where either is unknown."""
+    speeds = [run["tokens_per_second_mean"] for run in happened.values() if run.get("tokens_per_second_mean")]
+    if not predicted or not speeds:
+        return ""
+    speed, expected = min(speeds), float(predicted["tokens_per_second"])
+    lines = [f"Expected {speed_text(expected)} tok/s, came to {speed_text(speed)} ({speed / expected - 1:+.0%})"]
+    rows = []
+    for host, run in happened.items():
+        waited, made = run.get("wait_seconds"), run.get("done")
+        each = waited / made if waited is not None and made else None
+        rows.append([host, short(predicted["wait_seconds"].get(host)), short(each)])
+    lines += table(["host", "expected wait a step", "waited"], rows)
+    sent = next((run["bytes_sent"] for run in happened.values() if run.get("bytes_sent")), None)
+    if sent:
+        lines.append(
+            f"  expected to send {bytes_text(predicted['bytes_sent'])} a step from each host, sent {bytes_text(sent)}"
+        )
+    return "\n".join(lines)

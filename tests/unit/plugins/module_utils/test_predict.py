@@ -136,4 +136,22 @@ def test_without_every_hosts_step_there_is_no_prediction():
 def test_the_text_shows_one_host_against_all():
     document = plan()
     text = _predict.prediction_text(document, _predict.outlook(document, speeds(1.0, 1.2), GIGABIT))
-    assert all(word in text for word in ("desktop", "laptop", "all together", "times desktop alone", "MB from each host"))
+    assert all(
+        word in text for word in ("desktop", "laptop", "all together", "times desktop alone", "MB from each host")
+    )
+
+
+def test_the_prediction_stands_beside_what_happened():
+    document = plan()
+    predicted = _predict.outlook(document, speeds(1.0, 1.2), GIGABIT)
+    speed = predicted["tokens_per_second"] * 0.9
+    run = {"tokens_per_second_mean": speed, "wait_seconds": 30.0, "done": 100, "bytes_sent": 47_000_000}
+    text = _predict.comparison_text(predicted, {"desktop": run, "laptop": run})
+    assert "(-10%)" in text
+    assert "300 ms" in text
+    assert "sent 47.0 MB" in text
+
+
+def test_without_a_prediction_or_a_figure_nothing_is_compared():
+    assert _predict.comparison_text({}, {"desktop": {"tokens_per_second_mean": 1.0}}) == ""
+    assert _predict.comparison_text({"tokens_per_second": 1.0}, {"desktop": {}}) == ""
