@@ -76,12 +76,12 @@ def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None) -> int:
     counts = model["parameters"]
     ring = 2 * (world - 1) / max(1, world)
     if kind not in ("exact", "bf16"):
-        return round(FLOAT * counts["total"] * ring)
+        return int(FLOAT * counts["total"] * ring)
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
     rows = touched_rows(model["vocab_size"], training["total_batch"] // max(1, world))
     dense = counts["lm_head"] + counts["transformer_matrices"] + counts["scalars"]
     elements = dense * ring + rows * model["n_embd"] * tables * (world - 1)
-    return round(elements * (FLOAT // 2 if kind == "bf16" else FLOAT))
+    return int(elements * (FLOAT // 2 if kind == "bf16" else FLOAT))
 
 
 def predict(

@@ -81,7 +81,7 @@ def from_plan(evidence: Evidence) -> Iterable[Finding]:
             continue
         code = next((code for words, code in OBSTACLES if words in text), entry["code"])
         if entry["code"] != "plan-obstacle" or code == "plan-obstacle":
-            yield entry
+            yield dict(entry)
         elif code != "port-held" or not tried_port(evidence):
             host = next(
                 (node["host"] for node in evidence.plan["nodes"] if re.search(rf"\b{re.escape(node['host'])}\b", text)),
@@ -148,7 +148,7 @@ def leftovers(evidence: Evidence, host: str) -> Iterable[Finding]:
 def first_here(evidence: Evidence, host: str) -> bool:
     """Whether this is the first node of its machine; what concerns the machine is told once."""
     boot = evidence.fact(host, "host", "boot_id")
-    return (
+    return bool(
         next(node["host"] for node in evidence.plan["nodes"] if evidence.fact(node["host"], "host", "boot_id") == boot)
         == host
     )
