@@ -134,22 +134,23 @@ class Planner:
         self.name = run_name(run)
 
     def outcome(self) -> Outcome:
+        """The plan, or every problem there is: what is wrong in the settings does not hide what is wrong with the hosts."""
         self.check_settings()
         order, wrong = ranks(self.hosts)
         self.problems += wrong
         rows = self.rows()
         if self.problems:
-            raise PlanError(self.problems)
+            # No plan comes of it any more, but one to look at the hosts with.
+            order = {host.name: rank for rank, host in enumerate(self.hosts)}
+            rows = {host.name: self.settings["ddp_device_batch"] for host in self.hosts}
         chooser = Chooser(self.hosts)
         links = chooser.links()
-        self.findings += chooser.findings
         plan = self.document(order, links, rows)
-        obstacles, remarks = _plan_checks.look(self.hosts, plan, self.settings)
+        obstacles, remarks = _plan_checks.look(self.hosts, plan)
         obstacles = [*chooser.problems, *obstacles]
-        self.findings += remarks
-        if obstacles and not self.tolerant:
-            raise PlanError(obstacles)
-        self.findings += [_plan_checks.obstacle(text, self.hosts) for text in obstacles]
+        if self.problems or (obstacles and not self.tolerant):
+            raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
+        self.findings += [*chooser.findings, *remarks, *(_plan_checks.obstacle(text, self.hosts) for text in obstacles)]
         return Outcome(plan, self.findings, self.controller())
 
     # Settings that only make sense, or not, together

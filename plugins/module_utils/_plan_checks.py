@@ -23,9 +23,7 @@ VENV_BYTES = 1_600_000_000
 MEMORY_SHARE = 0.92
 
 
-def look(
-    hosts: Sequence[Host], plan: Mapping[str, Any], settings: Mapping[str, Any]
-) -> tuple[list[str], list[dict[str, Any]]]:
+def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
     """(obstacles, findings)."""
     nodes = {node["host"]: node for node in plan["nodes"]}
     obstacles: list[str] = []
@@ -40,7 +38,7 @@ def look(
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
         obstacles += folder(host, node, hosts, nodes)
-        obstacles += ports(host, node, plan, settings)
+        obstacles += ports(host, node, plan)
         obstacles += memory(host, node, hosts)
         findings += remarks(host, node, hosts, nodes)
     obstacles += architectures(hosts)
@@ -142,23 +140,22 @@ def shares_folder(host: Host, other: Host) -> bool:
     return bool(one["network"] and one["source"] == two["source"])
 
 
-def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+    """Who holds the port at which the ranks are to meet; only the master listens there, and this run's own session may."""
     if node["rank"] != 0:
         return []
     found = []
-    wanted = {plan["master"]["port"]: "ddp_port"}
     for holder in host.fact("ports") or []:
-        name = wanted.get(holder["port"])
-        if name is None or (holder.get("session") and holder["session"] == own_session(host)):
+        if holder["port"] != plan["master"]["port"] or (
+            holder.get("session") and holder["session"] == own_session(host)
+        ):
             continue
-        who = (
-            f"process {holder['pid']} of {holder['user']} ({holder['command']})"
-            if holder["pid"]
-            else f"a process of {holder['user']}"
-        )
+        who = f"a process of {holder['user']}"
+        if holder["pid"]:
+            who = f"process {holder['pid']} of {holder['user']} ({holder['command']})"
         what = "another run of nanochat.ddp, " if holder["ours"] else ""
         found.append(
-            f"{name} {holder['port']} is taken on {host.name} by {what}{who}; end that process, or set {name} to a free port."
+            f"ddp_port {holder['port']} is taken on {host.name} by {what}{who}; end that process, or set ddp_port to a free port."
         )
     return found
 

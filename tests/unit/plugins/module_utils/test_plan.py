@@ -299,6 +299,13 @@ def test_all_problems_of_all_hosts_are_told_at_once():
     assert text.startswith("3 things stand in the way, and nothing was changed:\n- ddp_nic is eth7 on laptop")
 
 
+def test_a_wrong_setting_does_not_hide_what_is_wrong_with_a_host():
+    problems = refusal(hosts({"ddp_total_batch": 3000, "ddp_head_dim": 63}, {"ddp_rank": 7}, {"tmux": {"path": None}}))
+    assert [problem.split()[0] for problem in problems] == ["ddp_head_dim", "ddp_rank", "ddp_total_batch", "laptop"]
+    problems = refusal(hosts({"ddp_total_batch": 3000}, two={"tmux": {"path": None}}), tolerant=True)
+    assert [problem.split()[0] for problem in problems] == ["ddp_total_batch"]
+
+
 def test_no_hosts():
     assert refusal([]) == ["There are no hosts to plan for; the inventory's group of trainers is empty."]
 
