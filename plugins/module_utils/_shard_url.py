@@ -13,8 +13,10 @@ import os
 import re
 import time
 import urllib.error
-import urllib.request
 from typing import Any, Callable, NamedTuple
+
+from ansible.module_utils.urls import ConnectionError as UrlError
+from ansible.module_utils.urls import open_url
 
 from ._shards import CHUNK, Digests, ShardsError, free_bytes, human
 
@@ -120,16 +122,14 @@ class Download:
     def run(self, expected: str | None) -> str:
         """Returns the digest of the complete and plausible file."""
         begin = self._size()
-        request = urllib.request.Request(self.url, headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"})
-        if begin:
-            request.add_header("Range", f"bytes={begin}-")
+        headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={begin}-"} if begin else {})}
         try:
-            with urllib.request.urlopen(request, timeout=READ_SECONDS) as response:
+            with open_url(self.url, headers=headers, timeout=READ_SECONDS, http_agent=USER_AGENT) as response:
                 promised = self._receive(response, begin)
         except urllib.error.HTTPError as why:
             self._judge(why, begin)
             promised = {"size": begin, "sha256": ""}
-        except (OSError, http.client.HTTPException) as why:
+        except (OSError, http.client.HTTPException, UrlError) as why:
             if isinstance(why, OSError) and str(why.filename or "").startswith(self.path):
                 raise
             raise PassingError(_said(why)) from why

@@ -14,17 +14,19 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import http.client
 import json
 import os
 import re
 import shutil
-import ssl
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
+
+from ansible.module_utils.urls import ConnectionError as UrlError
+from ansible.module_utils.urls import open_url
 
 STAMP = ".nanochat-ddp.json"
 MARK = ".nanochat-ddp.building"
@@ -415,11 +417,11 @@ def answers(url: str) -> bool:
         return os.path.isdir(urllib.request.url2pathname(urllib.parse.urlparse(url).path))
     bundle = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
     try:
-        context = ssl.create_default_context(cafile=bundle if bundle and os.path.isfile(bundle) else None)
-        request = urllib.request.Request(url.rstrip("/") + "/torch/", headers={"User-Agent": "nanochat.ddp"})
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS, context=context) as response:
+        page = url.rstrip("/") + "/torch/"
+        ca_path = bundle if bundle and os.path.isfile(bundle) else None
+        with open_url(page, timeout=ANSWER_SECONDS, ca_path=ca_path, http_agent="nanochat.ddp") as response:
             return bool(response.status == 200)
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException, UrlError):
         return False
 
 

@@ -33,6 +33,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.path.rpartition("/")[2]
+        if self.path.startswith("/elsewhere/"):
+            self.send_response(302)
+            self.send_header("Location", f"{self.site.url}/{name}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self.site.ranges.append((name, self.headers.get("Range", "")))
         faults = self.site.faults.get(name, [])
         fault = faults.pop(0) if faults else None
@@ -125,6 +131,18 @@ def test_next_try_goes_on_after_a_failed_one(site, fetch, tmp_path):
 
     fetch(name_of(0))
     assert site.ranges[-1] == (name_of(0), f"bytes={len(parquet(0)) // 2}-")
+
+
+def test_download_goes_on_through_a_redirection(site, fetch, tmp_path):
+    """As big files are served: from another address than the one that was asked."""
+    (tmp_path / f".{name_of(0)}.part").write_bytes(parquet(0)[:10_000])
+    collection = Collection("master", site.url.replace("/resolve/", "/elsewhere/"), 2, 77)
+
+    moved = fetch_all(collection, [name_of(0)], Digests(str(tmp_path)), {}, 1, 2, pause=0.01)
+
+    assert moved == len(parquet(0)) - 10_000
+    assert site.ranges == [(name_of(0), "bytes=10000-")]
+    assert (tmp_path / name_of(0)).read_bytes() == parquet(0)
 
 
 def test_passing_trouble_is_waited_out(site, fetch, tmp_path):
