@@ -30,12 +30,14 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from ansible import constants as C
 from ansible import context
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible_collections.nanochat.ddp.plugins.module_utils._run_table import live_line, seconds_text
 
@@ -112,6 +114,7 @@ class CallbackModule(DefaultCallback):
         self._step_begun = 0.0
         self._step_told = False
         self._step_failed = False
+        self._step_worked = False
         self._step_changed: dict[str, int] = {}
         self._steps_shown = 0
         self._trouble = False
@@ -121,6 +124,10 @@ class CallbackModule(DefaultCallback):
         self._watched_line = ("", 0.0)
         self._host_width = 0
         self._begun = time.monotonic()
+        # With -e ddp_json=true the output is for programs: nothing but what the playbook itself prints.
+        self._quiet = False
+        self._lock = threading.RLock()
+        self._original = self._display.display
         atexit.register(self._at_exit)
 
     # -- writing --------------------------------------------------------------------------------------------------
@@ -130,12 +137,31 @@ class CallbackModule(DefaultCallback):
         """Whether Ansible's own output was asked for."""
         return bool(self._display.verbosity > 0)
 
-    def _say(self, text: str, color: str | None = None) -> None:
+    def _say(self, text: str, color: str | None = None, stderr: bool = False) -> None:
         """Lines that stay."""
-        self._clear()
-        self._display.display(text, color=color)
-        sys.stdout.flush()
-        self._redraw()
+        self._print(text, color=color, stderr=stderr)
+
+    def _print(self, *args: Any, **options: Any) -> None:
+        """Through Ansible's display, which keeps the log, with the live line out of the way."""
+        with self._lock:
+            self._clear()
+            self._original(*args, **options)
+            sys.stdout.flush()
+            self._redraw()
+
+    def _guard_display(self) -> None:
+        """Let everything that others print (warnings, the text of a plan) keep clear of the live line and fall under its step."""
+
+        def guarded(msg: str, *args: Any, **options: Any) -> None:
+            if os.getpid() != self._pid:
+                # A worker; what it prints comes to the main process.
+                self._original(msg, *args, **options)
+            elif args or options.get("stderr") or options.get("log_only") or self._quiet or self._step is None:
+                self._print(msg, *args, **options)
+            else:
+                self._tell(sentence(msg), options.get("color"))
+
+        self._display.display = guarded
 
     def _write(self, text: str) -> None:
         """Bytes to the terminal past everything that keeps a log."""
@@ -154,7 +180,7 @@ class CallbackModule(DefaultCallback):
 
     def _show_live(self, text: str) -> None:
         """The one line that is drawn over and over; on a terminal only."""
-        if self._terminal:
+        if self._terminal and not self._quiet:
             self._clear()
             self._live = text
             self._redraw()
@@ -174,11 +200,6 @@ class CallbackModule(DefaultCallback):
         else:
             result.pop("exception", None)
 
-    def _handle_warnings(self, res: Any) -> None:
-        self._clear()
-        super()._handle_warnings(res)
-        self._redraw()
-
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def _enter(self, task: Any) -> None:
@@ -189,7 +210,7 @@ class CallbackModule(DefaultCallback):
         self._step = step
         if step is not None:
             self._step_begun, self._step_told, self._step_failed = time.monotonic(), False, False
-            self._step_changed = {}
+            self._step_changed, self._step_worked = {}, False
             self._show_live(f"  {step}")
 
     def _is_helper(self, task: Any) -> bool:
@@ -202,6 +223,8 @@ class CallbackModule(DefaultCallback):
             return
         step, self._step = self._step, None
         self._live_off()
+        if self._quiet or not (self._step_worked or self._step_told):
+            return
         took = seconds_text(time.monotonic() - self._step_begun)
         line = f"{self._mark('failed' if self._step_failed else 'done')} {step:<10} {took:>8}{self._changes()}"
         self._say(line, C.COLOR_ERROR if self._step_failed else C.COLOR_OK)
@@ -222,6 +245,9 @@ class CallbackModule(DefaultCallback):
 
     def _tell(self, text: str, color: str | None = None) -> None:
         """Something that belongs to the step, below its name."""
+        if self._quiet:
+            self._say(text, color, stderr=color == C.COLOR_ERROR)
+            return
         if self._step is not None and not self._step_told:
             self._step_told = True
             self._say(f"{'▸ ' if self._fancy() else ''}{self._step}", C.COLOR_HIGHLIGHT)
@@ -234,12 +260,16 @@ class CallbackModule(DefaultCallback):
         """Nothing to tell yet."""
         if self._own_output:
             super().v2_playbook_on_start(playbook)
-        elif self._checking():
+            return
+        self._guard_display()
+        if self._checking():
             self._say("Check mode: nothing is changed.", C.COLOR_HIGHLIGHT)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """A play has no line of its own."""
         self._play = play
+        extra = play.get_variable_manager().extra_vars
+        self._quiet = boolean(extra.get("ddp_json", False), strict=False)
         if self._own_output:
             super().v2_playbook_on_play_start(play)
 
@@ -264,6 +294,7 @@ class CallbackModule(DefaultCallback):
             return
         self._handle_warnings_and_exception(result)
         seen = result.result
+        self._step_worked = True
         if result.task.action in DEBUG:
             self._debug_text(result)
         self._progress(result, final=True)
@@ -286,11 +317,13 @@ class CallbackModule(DefaultCallback):
     def _changed(self, result: Any) -> None:
         host = result.host.get_name()
         self._step_changed[host] = self._step_changed.get(host, 0) + 1
-        if self._checking():
+        if self._checking() and not self._quiet:
             self._tell(f"would change on {host}: {task_name(result.task)}", C.COLOR_CHANGED)
 
     def _findings(self, seen: Mapping[str, Any]) -> None:
         for found in findings_in(seen):
+            if self._quiet:
+                return
             key = tuple(str(found.get(part)) for part in ("code", "host", "peer", "seen"))
             if key not in self._seen_findings:
                 self._seen_findings.add(key)
@@ -417,8 +450,10 @@ class CallbackModule(DefaultCallback):
             return
         self._leave()
         self._live_off()
+        if self._quiet and not self._trouble:
+            return
         if self._steps_shown or self._trouble:
-            self._say(self._closing(stats))
+            self._say(self._closing(stats), stderr=self._quiet)
 
     def _closing(self, stats: Any) -> str:
         sums = {host: stats.summarize(host) for host in sorted(stats.processed)}
@@ -443,6 +478,8 @@ class CallbackModule(DefaultCallback):
         line = self._run_line()
         if seen.get("reachable") is False:
             line += f"  ({host} does not answer)"
+        if self._quiet:
+            return
         self._show_live("  " + line)
         if not self._terminal:
             self._plain_progress(line)

@@ -8,6 +8,7 @@ Every figure comes from run_info, which has it from the metrics; what was not me
 
 from __future__ import annotations
 
+import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 DASH = "-"
@@ -143,7 +144,8 @@ def closing_table(rows: Sequence[Row]) -> str:
     for row in rows:
         checkpoint = row["run"].get("checkpoint")
         if checkpoint and checkpoint.get("path"):
-            lines.append("  checkpoint on %s: %s (step %s)" % (row["host"], checkpoint["path"], checkpoint["step"]))
+            folder = os.path.dirname(str(checkpoint["path"]))
+            lines.append("  checkpoint of step %s on %s: %s" % (checkpoint["step"], row["host"], folder))
     return "\n".join(lines)
 
 
