@@ -32,7 +32,7 @@ from torch import Tensor
 from nanochat import ops
 from nanochat.attention import Triple, WindowAttention
 from nanochat.gradients import MATMUL_TYPES, WTE, Gradients, product, unique_ids
-from nanochat.head import CHUNK_ROWS, HeadLoss
+from nanochat.head import CHUNK_BYTES, HeadLoss
 from nanochat.model import GATE_CHANNELS, GPT, SMEAR_CHANNELS
 
 __all__ = ["MATMUL_TYPES", "TrainingPass", "unique_ids"]
@@ -389,8 +389,9 @@ class TrainingPass:
         scaled = torch.mul(y, scale, out=get("scaled", *x.shape, dtype=self.dtype))
         d, targets = get("d", *x.shape), targets.flatten()
         loss = torch.zeros((), device=self.device)
-        for start in range(0, len(x), CHUNK_ROWS):
-            rows = slice(start, start + CHUNK_ROWS)
+        chunk = max(1, CHUNK_BYTES // (len(self.head_weight) * self.dtype.itemsize))
+        for start in range(0, len(x), chunk):
+            rows = slice(start, start + chunk)
             chunk_loss, draw = self.head.chunk(capped[rows], self.head_weight, targets[rows])
             loss += chunk_loss
             product(draw, self.head_weight, d[rows], alpha=scale)

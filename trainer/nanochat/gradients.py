@@ -50,7 +50,7 @@ def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False, alpha: float =
     """out = alpha * a @ b, or out += that; a and b may be of a narrower type than out."""
     if a.dtype != out.dtype:
         result = torch.mm(a, b)
-        return out.add_(result, alpha=alpha) if add else torch.mul(result, alpha, out=out)
+        return out.add_(result, alpha=alpha) if add else out.copy_(result).mul_(alpha)
     if add:
         return torch.addmm(out, a, b, alpha=alpha, out=out)
     torch.mm(a, b, out=out)

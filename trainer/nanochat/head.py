@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nanochat.ops import IGNORED, SOFTCAP, tanh_product
 
-CHUNK_ROWS = 512
+CHUNK_BYTES = 2**26  # of logits that exist at a time
 
 
 class HeadLoss:
