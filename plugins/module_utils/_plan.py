@@ -15,8 +15,15 @@ import os
 import re
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils import _batch, _model_size, _plan_checks, _settings
+from ansible_collections.nanochat.ddp.plugins.module_utils import (
+    _batch,
+    _model_size,
+    _plan_checks,
+    _plan_fit,
+    _settings,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan_command import argv, choose, env, run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import (
     Chooser,
     Host,
@@ -28,9 +35,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import (
 )
 
 FORMAT = 1
-# Big buffers are reused instead of being given back to the kernel and faulted in again.
-MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
-FLIGHT_RECORD_ENTRIES = "2000"
 # The oldest Python that this collection's trainer runs on, and that PyTorch does.
 OLDEST_PYTHON = {"ours": (3, 11), "path": (3, 10), "git": (3, 10)}
 # What a nanochat checkout imports beside the packages that its trainer and ours have in common.
@@ -39,8 +43,6 @@ UPSTREAM_PACKAGES = ("filelock", "jinja2", "psutil", "pyyaml", "requests", "toke
 PYTHONS = ((3, 12), (3, 11), (3, 13), (3, 10), (3, 14))
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "text": 25_000_000}
 EPHEMERAL = {"low": 32768, "high": 60999}
-TORCHRUN_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-PLAN_ENV = ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", "GLOO_SOCKET_IFNAME")
 
 
 class PlanError(ValueError):
@@ -104,10 +106,6 @@ def resolved(hosts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[s
         raise PlanError(error.problems) from error
 
 
-def run_name(run: Mapping[str, Any]) -> str:
-    return str(run["ddp_run"] or f"d{run['ddp_depth']}")
-
-
 def digest_of(document: Any) -> str:
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -131,11 +129,11 @@ class Planner:
                 for name in ("depth", "aspect_ratio", "head_dim", "sequence", "window_pattern", "vocab_size")
             )
         )
-        self.name = run_name(run)
+        self.choice = choose(run, hosts)
 
     def outcome(self) -> Outcome:
         """The plan, or every problem there is: what is wrong in the settings does not hide what is wrong with the hosts."""
-        self.check_settings()
+        self.problems += _plan_fit.problems(self.settings, self.hosts, self.shape, self.choice)
         order, wrong = ranks(self.hosts)
         self.problems += wrong
         rows = self.rows()
@@ -152,120 +150,6 @@ class Planner:
             raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
         self.findings += [*chooser.findings, *remarks, *(_plan_checks.obstacle(text, self.hosts) for text in obstacles)]
         return Outcome(plan, self.findings, self.controller())
-
-    # Settings that only make sense, or not, together
-
-    def check_settings(self) -> None:
-        run, shape = self.settings, self.shape
-        if shape.head_dim % 2:
-            self.problems.append(
-                f"ddp_head_dim is {shape.head_dim}; it must be even, since rotary embeddings turn pairs: {shape.head_dim + 1} would do."
-            )
-        if shape.n_embd < _model_size.SMEAR_INPUTS:
-            self.problems.append(
-                f"ddp_depth {shape.depth} x ddp_aspect_ratio {shape.aspect_ratio} with ddp_head_dim {shape.head_dim} makes a model "
-                f"{shape.n_embd} wide; it must be at least {_model_size.SMEAR_INPUTS}: ddp_aspect_ratio 64 would do."
-            )
-        for name in ("ddp_eval_every", "ddp_sample_every", "ddp_save_every", "ddp_keep_checkpoints"):
-            if run[name] == 0:
-                self.problems.append(
-                    f"{name} is 0; it must be at least 1, or -1 for {'all' if 'keep' in name else 'none'}."
-                )
-        if run["ddp_port_range"] and run["ddp_port_range"][0] <= run["ddp_port"] <= run["ddp_port_range"][1]:
-            low, high = run["ddp_port_range"]
-            self.problems.append(
-                f"ddp_port {run['ddp_port']} lies in ddp_port_range {low}-{high}; a port outside it would do."
-            )
-        if run["ddp_tracker"] == "mlflow" and run["ddp_tracker_port"] == run["ddp_port"]:
-            self.problems.append(f"ddp_tracker_port and ddp_port are both {run['ddp_port']}; they must differ.")
-        if run["ddp_data_source"] == "host" and not run["ddp_data_paths"]:
-            self.problems.append(
-                "ddp_data_source is host, but ddp_data_paths is empty; it must name the master's folder of shards."
-            )
-        for path in run["ddp_data_paths"]:
-            if not re.match(r"[/~]", path):
-                self.problems.append(
-                    f"ddp_data_paths holds {path!r}; it must be an absolute path on the master, or begin with ~."
-                )
-        if run["ddp_data_source"] == "url" and run["ddp_data_shards"] > run["ddp_data_last_shard"] + 1:
-            self.problems.append(
-                f"ddp_data_shards is {run['ddp_data_shards']}, but the collection has {run['ddp_data_last_shard'] + 1} "
-                "(ddp_data_last_shard + 1); that or fewer would do."
-            )
-        self.check_source()
-        self.check_precision()
-        self.check_extras()
-
-    def check_source(self) -> None:
-        run = self.settings
-        if self.ours:
-            return
-        for name, only in (("ddp_batch_split", "equal"), ("ddp_sync", "exact")):
-            if run[name] != only:
-                self.problems.append(
-                    f"{name} is {run[name]}, which only this collection's own trainer knows; with ddp_trainer_source "
-                    f"{run['ddp_trainer_source']} it must be {only}."
-                )
-
-    def check_precision(self) -> None:
-        run = self.settings
-        if self.device == "cuda":
-            lacking = [host.name for host in self.hosts if host.probe and not host.fact("gpus")]
-            if lacking:
-                self.problems.append(
-                    f"ddp_device is cuda, but {' and '.join(lacking)} has no NVIDIA GPU; cpu would do."
-                )
-            return
-        if run["ddp_dtype"] == "float16":
-            self.problems.append("ddp_dtype is float16, which CPUs compute slowly and inexactly; float32 would do.")
-        for name in ("ddp_dtype", "ddp_matmul"):
-            slow = [host.name for host in self.hosts if host.probe and not host.fact("cpu", "native_bf16")]
-            if run[name] in ("bfloat16", "bf16") and slow:
-                self.problems.append(
-                    f"{name} is {run[name]}, but the CPU of {' and '.join(slow)} has no instructions for it and would be many "
-                    f"times slower; {'float32' if name == 'ddp_dtype' else 'fp32'} would do."
-                )
-
-    def check_extras(self) -> None:
-        for name in ("ddp_extra_env", "ddp_secret_env"):
-            for variable in self.settings[name]:
-                if variable in TORCHRUN_ENV or variable in PLAN_ENV:
-                    owner = "torchrun" if variable in TORCHRUN_ENV else "the plan"
-                    self.problems.append(f"{name} sets {variable}, which {owner} sets itself; take it out.")
-        flags = {word.split("=")[0] for word in self.trainer_flags("", [1]) if word.startswith("--")}
-        for word in self.settings["ddp_extra_args"]:
-            flag = word.split("=")[0]
-            if flag in flags:
-                self.problems.append(
-                    f"ddp_extra_args holds {flag}, which the plan sets itself; use the setting of that name."
-                )
-
-    # What follows from the settings
-
-    @property
-    def ours(self) -> bool:
-        return bool(self.settings["ddp_trainer_source"] == "ours")
-
-    @property
-    def device(self) -> str:
-        wanted = self.settings["ddp_device"]
-        if wanted != "auto":
-            return str(wanted)
-        return "cuda" if all(host.fact("gpus") and neighbours(host, self.hosts) == 1 for host in self.hosts) else "cpu"
-
-    @property
-    def dtype(self) -> str:
-        wanted = self.settings["ddp_dtype"]
-        if wanted != "auto":
-            return str(wanted)
-        return "bfloat16" if self.device == "cuda" else "float32"
-
-    @property
-    def matmul(self) -> str:
-        wanted = self.settings["ddp_matmul"]
-        if wanted != "auto":
-            return str(wanted)
-        return "bf16" if self.dtype == "bfloat16" else "fp32"
 
     def rows(self) -> dict[str, int]:
         """Rows of each host in a step."""
@@ -332,7 +216,7 @@ class Planner:
         data = self.data(master)
         plan: dict[str, Any] = {
             "format": FORMAT,
-            "run": self.name,
+            "run": self.choice.name,
             "world": len(by_rank),
             "master": {"host": master.name, "address": links[master.name].address, "port": run["ddp_port"]},
             "data_ports": self.data_ports(),
@@ -370,8 +254,8 @@ class Planner:
             "tokens": tokens,
             "tokens_per_parameter": round(tokens / model["parameters"]["total"], 4),
             "flops": tokens * model["flops_per_token"],
-            "sync": run["ddp_sync"] if self.ours else "upstream",
-            "matmul": self.matmul,
+            "sync": run["ddp_sync"] if self.choice.ours else "upstream",
+            "matmul": self.choice.matmul,
             "eval_every": run["ddp_eval_every"],
             "eval_tokens": run["ddp_eval_tokens"],
             "sample_every": run["ddp_sample_every"],
@@ -401,7 +285,7 @@ class Planner:
 
     @property
     def source(self) -> str:
-        if self.ours:
+        if self.choice.ours:
             return "ours"
         return "git" if is_git(self.settings["ddp_trainer_source"]) else "path"
 
@@ -415,11 +299,11 @@ class Planner:
         tracker = {"mlflow": ["mlflow-skinny"], "wandb": ["wandb"]}.get(run["ddp_tracker"], [])
         return {
             "source": self.source,
-            "url": None if self.ours else run["ddp_trainer_source"],
+            "url": None if self.choice.ours else run["ddp_trainer_source"],
             "torch": run["ddp_torch"],
             "index": run["ddp_torch_index"],
             "python": ".".join(str(part) for part in self.oldest_python),
-            "requirements": [f"torch=={run['ddp_torch']}", *others, *(() if self.ours else UPSTREAM_PACKAGES)],
+            "requirements": [f"torch=={run['ddp_torch']}", *others, *(() if self.choice.ours else UPSTREAM_PACKAGES)],
             "tracker_requirements": tracker,
             "offline": run["ddp_trainer_offline"],
         }
@@ -430,7 +314,7 @@ class Planner:
         base = host.fact("base_dir") or home_expanded(host.settings["ddp_base_dir"], host)
         venv = home_expanded(host.settings["ddp_venv_dir"] or os.path.join(base, "venv"), host)
         link = links[host.name]
-        run_dir = os.path.join(base, "runs", self.name)
+        run_dir = os.path.join(base, "runs", self.choice.name)
         own = links[host.name].address
         peers = [
             other.address for name, other in links.items() if name != host.name and other.address not in (None, own)
@@ -447,9 +331,9 @@ class Planner:
             "trainer_dir": os.path.join(base, "trainer"),
             "venv_dir": venv,
             "python": self.python(host),
-            "session": f"nanochat-{self.name}-rank{rank}",
-            "device": self.device,
-            "dtype": self.dtype,
+            "session": f"nanochat-{self.choice.name}-rank{rank}",
+            "device": self.choice.device,
+            "dtype": self.choice.dtype,
             "threads": self.threads(host),
             "rows": shares[rank],
             "accumulation": shares[rank] // self.settings["ddp_device_batch"],
@@ -458,19 +342,21 @@ class Planner:
             "checkpoint_bytes": _model_size.checkpoint_bytes(self.shape),
             "peers": sorted(dict.fromkeys(peers)),
         }
-        node["argv"] = self.argv(node, plan, shares)
-        node["env"] = self.env(node)
+        node["argv"] = argv(self.settings, self.choice, node, plan)
+        node["env"] = env(self.settings, self.choice, node)
         node["env_secret"] = sorted(self.settings["ddp_secret_env"])
         return node
 
     def memory(self) -> dict[str, int]:
-        return _model_size.memory(self.shape, self.settings["ddp_device_batch"], self.settings["ddp_sync"], self.ours)
+        return _model_size.memory(
+            self.shape, self.settings["ddp_device_batch"], self.settings["ddp_sync"], self.choice.ours
+        )
 
     def disk_bytes(self) -> int:
         """Checkpoints that are kept and the one being written, and the shards."""
         run = self.settings
         saves = 1 + (run["ddp_iterations"] // run["ddp_save_every"] if run["ddp_save_every"] > 0 else 0)
-        all_stay = run["ddp_keep_checkpoints"] < 0 or not self.ours
+        all_stay = run["ddp_keep_checkpoints"] < 0 or not self.choice.ours
         kept: int = saves if all_stay else min(saves, run["ddp_keep_checkpoints"] + 1)
         shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
         return kept * _model_size.checkpoint_bytes(self.shape) + shards
@@ -487,88 +373,6 @@ class Planner:
         common = set.intersection(*each) if each else set()
         order = sorted(candidates, key=lambda entry: preference(entry, common))
         return str(order[0]["executable"]) if order else None
-
-    # The command and its environment
-
-    def argv(self, node: Mapping[str, Any], plan: Mapping[str, Any], shares: Sequence[int]) -> list[str]:
-        return [
-            os.path.join(node["venv_dir"], "bin", "python"),
-            "-m",
-            "torch.distributed.run",
-            f"--nnodes={plan['world']}",
-            f"--node-rank={node['rank']}",
-            "--nproc-per-node=1",
-            f"--master-addr={plan['master']['address']}",
-            f"--master-port={plan['master']['port']}",
-            f"--local-addr={node['address']}",
-            f"--rdzv-conf=timeout={plan['timeout_seconds']}",
-            "--max-restarts=0",
-            "-m",
-            "scripts.base_train",
-            # Without it torchrun takes the trainer's flags for shortened ones of its own.
-            "--",
-            *self.trainer_flags(node["run_dir"], shares),
-        ]
-
-    def trainer_flags(self, run_dir: str, shares: Sequence[int]) -> list[str]:
-        run = self.settings
-        named = self.ours or run["ddp_tracker"] == "wandb"
-        flags = {
-            "run": self.name if named else "dummy",
-            "model-tag": self.name,
-            "device-type": self.device,
-            "depth": run["ddp_depth"],
-            "aspect-ratio": run["ddp_aspect_ratio"],
-            "head-dim": run["ddp_head_dim"],
-            "max-seq-len": run["ddp_sequence"],
-            "window-pattern": run["ddp_window_pattern"].upper(),
-            "num-iterations": run["ddp_iterations"],
-            "device-batch-size": run["ddp_device_batch"],
-            "total-batch-size": run["ddp_total_batch"],
-            "eval-every": run["ddp_eval_every"],
-            "eval-tokens": run["ddp_eval_tokens"],
-            "core-metric-every": -1,
-            "sample-every": run["ddp_sample_every"],
-            "save-every": run["ddp_save_every"],
-        }
-        own: dict[str, Any] = {}
-        if self.ours:
-            own = {
-                "sync": run["ddp_sync"],
-                "matmul": self.matmul,
-                "run-dir": run_dir,
-                "timeout-seconds": run["ddp_timeout"],
-                "keep-checkpoints": run["ddp_keep_checkpoints"],
-                "tracker": run["ddp_tracker"],
-            }
-            if run["ddp_tracker"] == "mlflow":
-                own["tracker-uri"] = f"http://127.0.0.1:{run['ddp_tracker_port']}"
-            if len(set(shares)) > 1:
-                own["rank-rows"] = ",".join(str(rows) for rows in shares)
-        words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
-        return [*words, *(["--resume"] if self.ours and run["ddp_resume"] else []), *run["ddp_extra_args"]]
-
-    def env(self, node: Mapping[str, Any]) -> dict[str, str]:
-        """The same names on every host, so that no rank sees a setting that another does not."""
-        env = {
-            "NANOCHAT_BASE_DIR": node["run_dir"],
-            "NANOCHAT_DATA_DIR": os.path.join(node["run_dir"], "data"),
-            "NANOCHAT_DTYPE": node["dtype"],
-            "NANOCHAT_FORCE_SDPA": "1",
-            "OMP_NUM_THREADS": str(node["threads"]),
-            "GLOO_SOCKET_IFNAME": node["nic"] or "",
-            "NCCL_SOCKET_IFNAME": node["nic"] or "",
-            "PYTHONPATH": node["trainer_dir"],
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",
-            "TORCH_FR_BUFFER_SIZE": FLIGHT_RECORD_ENTRIES,
-            "GLIBC_TUNABLES": MALLOC,
-        }
-        if self.device == "cpu":
-            # A GPU in the box must not decide anything about a run on the CPU.
-            env["CUDA_VISIBLE_DEVICES"] = ""
-        env.update(self.settings["ddp_extra_env"])
-        return dict(sorted(env.items()))
 
     def controller(self) -> dict[str, Any]:
         """Settings of what the controller itself does; they are no part of the document."""

@@ -198,6 +198,16 @@ def test_somebody_elses_trainer_gets_only_the_flags_that_it_knows():
     assert len(problems) == 2 and "only this collection's own trainer knows" in problems[0]
 
 
+def test_further_arguments_come_last():
+    outcome = make_plan(hosts({"ddp_extra_args": ["--warmup-steps=5", "--matrix-lr", "0.01"]}))
+    assert all(entry["argv"][-3:] == ["--warmup-steps=5", "--matrix-lr", "0.01"] for entry in outcome.plan["nodes"])
+
+
+def test_torchrun_keeps_its_hands_off_the_trainers_flags():
+    argv = make_plan(hosts()).plan["nodes"][0]["argv"]
+    assert argv[argv.index("scripts.base_train") + 1] == "--"
+
+
 def test_secrets_are_named_and_never_shown():
     outcome = make_plan(hosts({"ddp_secret_env": {"WANDB_API_KEY": "hunter2"}}))
     assert outcome.plan["nodes"][0]["env_secret"] == ["WANDB_API_KEY"]
