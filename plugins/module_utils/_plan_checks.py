@@ -152,7 +152,7 @@ def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[
             continue
         who = f"a process of {holder['user']}"
         if holder["pid"]:
-            who = f"process {holder['pid']} of {holder['user']} ({holder['command']})"
+            who = f"process {holder['pid']} of {holder['user']} ({shortened(holder['command'])})"
         what = "another run of nanochat.ddp, " if holder["ours"] else ""
         found.append(
             f"ddp_port {holder['port']} is taken on {host.name} by {what}{who}; end that process, or set ddp_port to a free port."
@@ -212,9 +212,13 @@ def remarks(
     return found
 
 
+def shortened(command: str) -> str:
+    return command if len(command) <= 90 else command[:87] + "..."
+
+
 def in_words(processes: Sequence[Mapping[str, Any]]) -> str:
     """The processes that others descend from, the first few of them."""
     pids = {process["pid"] for process in processes}
     top = [process for process in processes if process.get("parent") not in pids]
-    words = [f"process {process['pid']} of {process['user']} ({process['command'][:80]})" for process in top[:3]]
+    words = [f"process {process['pid']} of {process['user']} ({shortened(process['command'])})" for process in top[:3]]
     return ", ".join(words) + (f" and {len(top) - 3} more" if len(top) > 3 else "")
