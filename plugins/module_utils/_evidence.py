@@ -13,8 +13,9 @@ import errno
 import os
 import re
 import socket
+import threading
 import time
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils import _processes, _run_state
 
@@ -50,14 +51,26 @@ def collect(run_dir: str, rank: int, peers: List[Dict[str, Any]], probe_port: in
         "process": process_facts(pid, first, second),
         "dump": answer(run_dir, rank, pid),
         "sockets": peer_sockets(pid, [peer["address"] for peer in peers]),
-        "links": {peer["host"]: reach(peer["address"], probe_port) for peer in peers},
+        "links": reach_all(peers, probe_port),
         "system": system_facts(run_dir, first, second),
-        "others": busiest(first, second, pid),
-        "kernel": kernel_words(run),
+        "others": busiest(first, second, rank_pids(run_dir, pid)),
+        "kernel": kernel_words(run, state.get("started")),
+        "oom_kills_before": heartbeat(run_dir, rank).get("oom_kills"),
     }
 
 
 # -- the trainer's process --------------------------------------------------------------------------------------------
+
+
+def heartbeat(run_dir: str, rank: int) -> Dict[str, Any]:
+    return _run_state.read_json(os.path.join(run_dir, "heartbeat-rank%d.json" % rank))
+
+
+def rank_pids(run_dir: str, pid: Optional[int]) -> Set[int]:
+    """The rank and all else of its session, and of the other nodes of the run on this machine."""
+    name = os.path.basename(run_dir.rstrip("/"))
+    mine = {one.pid for one in _processes.processes().values() if one.worker and "--run=%s" % name in one.argv}
+    return mine | {os.getpid()} | ({pid} if pid else set())
 
 
 def trainer_pid(run_dir: str, rank: int) -> Optional[int]:
@@ -66,7 +79,7 @@ def trainer_pid(run_dir: str, rank: int) -> Optional[int]:
     session = _run_state.read_json(os.path.join(run_dir, "session.json"))
     marker = session.get("id")
     ours = [one for one in table.values() if marker and one.marker == marker]
-    beating = _run_state.read_json(os.path.join(run_dir, "heartbeat-rank%d.json" % rank)).get("pid")
+    beating = heartbeat(run_dir, rank).get("pid")
     if isinstance(beating, int) and any(one.pid == beating for one in ours):
         return beating
     if isinstance(beating, int) and not marker and beating in table:
@@ -82,6 +95,7 @@ def counters(pid: Optional[int]) -> Dict[str, Any]:
         "cpu": dict(_cpu_times()),
         "swap": _vmstat(("pswpin", "pswpout")),
         "throttle": _throttle(),
+        "limited": _limited(),
         "pid": pid,
     }
 
@@ -174,7 +188,7 @@ def peer_sockets(pid: Optional[int], addresses: List[str]) -> List[Dict[str, Any
     return found
 
 
-def _socket_inodes(pid: int) -> set[str]:
+def _socket_inodes(pid: int) -> Set[str]:
     folder = "/proc/%d/fd" % pid
     inodes = set()
     try:
@@ -194,6 +208,20 @@ def _endpoint(text: str) -> Tuple[str, int]:
     if len(words) == 16 and words[:12] == b"\0" * 10 + b"\xff\xff":
         words = words[12:]
     return socket.inet_ntop(socket.AF_INET if len(words) == 4 else socket.AF_INET6, words), int(port, 16)
+
+
+def reach_all(peers: List[Dict[str, Any]], port: int) -> Dict[str, str]:
+    """Every peer side by side, so that ten which do not answer take no longer than one."""
+    found: Dict[str, str] = {}
+    threads = [
+        threading.Thread(target=lambda one=peer: found.update({one["host"]: reach(one["address"], port)}), daemon=True)
+        for peer in peers
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
 
 
 def reach(address: str, port: int, seconds: float = 3.0) -> str:
@@ -227,6 +255,7 @@ def system_facts(run_dir: str, first: Dict[str, Any], second: Dict[str, Any]) ->
         "swapped_pages_per_second": round((sum(second["swap"]) - sum(first["swap"])) / seconds, 1),
         "disk_free": disk,
         "throttled": second["throttle"] > first["throttle"],
+        "limited": round((second["limited"] - first["limited"]) / seconds, 2),
         "pressure": {name: _pressure(name) for name in ("cpu", "memory", "io")},
         "oom_kills": _oom_kills(),
         "nics": {name: _nic(name) for name in sorted(os.listdir("/sys/class/net"))}
@@ -265,10 +294,18 @@ def _pressure(name: str) -> Optional[float]:
 
 
 def _oom_kills() -> int:
-    """Kills for want of memory: of this control group where it counts them, else of the machine."""
-    group = _text("/proc/self/cgroup").strip().rpartition("::")[2]
-    found = re.search(r"^oom_kill (\d+)", _text("/sys/fs/cgroup%s/memory.events" % group.rstrip("/")), re.M)
-    return int(found.group(1)) if found else _vmstat(["oom_kill"])[0]
+    """How often the kernel has ended a process for want of memory since it started."""
+    return _vmstat(["oom_kill"])[0]
+
+
+def _limited() -> float:
+    """Seconds for which a limit of this control group kept its processes from the CPU."""
+    group = _text("/proc/self/cgroup").strip().rpartition("::")[2].rstrip("/")
+    for path in ("/sys/fs/cgroup%s/cpu.stat" % group, "/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat"):
+        found = re.search(r"^throttled_(usec|time) (\d+)", _text(path), re.M)
+        if found:
+            return int(found.group(2)) / (1e6 if found.group(1) == "usec" else 1e9)
+    return 0.0
 
 
 def _nic(name: str) -> Dict[str, Any]:
@@ -280,29 +317,30 @@ def _nic(name: str) -> Dict[str, Any]:
     }
 
 
-def busiest(first: Dict[str, Any], second: Dict[str, Any], own: Optional[int], most: int = 3) -> List[Dict[str, Any]]:
+def busiest(first: Dict[str, Any], second: Dict[str, Any], own: Set[int], most: int = 3) -> List[Dict[str, Any]]:
     """Who else computes, by share of a CPU, from a tenth of one on."""
     seconds = second["time"] - first["time"]
     shares = [(used - first["cpu"].get(pid, used)) / seconds for pid, used in second["cpu"].items()]
     ranked = sorted(zip(shares, second["cpu"]), reverse=True)
     found = []
     for share, pid in ranked:
-        one = _processes.process(pid) if share >= 0.1 and pid not in (own, os.getpid()) else None
+        one = _processes.process(pid) if share >= 0.1 and pid not in own else None
         if one is not None:
             found.append({"pid": pid, "user": one.user, "command": one.command[:120], "cpu_share": round(share, 2)})
     return found[:most]
 
 
-def kernel_words(run: Run) -> List[str]:
-    """What the kernel said about killing for want of memory, where this user may read it."""
-    for argv in (["dmesg", "--time-format", "iso"], ["journalctl", "-k", "-q", "--no-pager", "-n", "2000"]):
+def kernel_words(run: Run, started: Optional[float]) -> List[str]:
+    """What the kernel said about killing for want of memory since the run started, where this user may read it."""
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started or 0))
+    for argv in (
+        ["dmesg", "--time-format", "iso"],
+        ["journalctl", "-k", "-q", "--no-pager", "-n", "2000", "-o", "short-iso"],
+    ):
         code, out, dummy = run(argv)
         if code == 0:
-            return [
-                line[:300]
-                for line in out.splitlines()
-                if re.search(r"out of memory|oom-kill|Killed process", line, re.I)
-            ][-5:]
+            words = [line[:300] for line in out.splitlines() if line >= since]
+            return [line for line in words if re.search(r"out of memory|oom-kill|Killed process", line, re.I)][-5:]
     return []
 
 

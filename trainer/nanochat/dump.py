@@ -7,6 +7,7 @@ request. It works while the main thread waits in a collective, and needs no sign
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -48,6 +49,19 @@ def flight() -> dict[str, Any]:
         "last_seq": max(numbers, default=None),
         "entries": [{key: entry.get(key) for key in kept} for entry in entries[-ENTRIES:]],
     }
+
+
+def oom_kills() -> int | None:
+    """How often this machine's kernel has ended a process for want of memory; None where it does not say.
+
+    A process that is killed cannot say why. If this number has grown since its last sign of life, it is known.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            name, dummy, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    return None
 
 
 def answer_request(run_dir: Path, rank: int) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nanochat.dump import answer_request
+from nanochat.dump import answer_request, oom_kills
 
 PHASES = (
     "start",
@@ -156,6 +156,7 @@ class Heartbeat:
             "phase": phase,
             "phase_since": since,
             "collective": collective,
+            "oom_kills": oom_kills(),
         }
         fresh = self.path.with_name(f".{self.path.name}.tmp")
         try:
