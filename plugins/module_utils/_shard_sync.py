@@ -105,6 +105,7 @@ def make_manifest(request: Request) -> Outcome:
     outcome = Outcome()
     kept = load_manifest(request.path)
     outcome.manifest = kept
+    outcome.more["described"] = kept is not None
     outcome.before = outcome.after = listing(kept)
     if kept is not None and not request.options["refresh"]:
         return outcome

@@ -265,6 +265,10 @@ served:
   returned: O(state=serving) or O(state=stopped)
   type: dict
   sample: {shard_00000.parquet: 81246}
+described:
+  description: Whether the folder had a manifest before.
+  returned: O(state=manifest)
+  type: bool
 links:
   description: How many links of each kind were made.
   returned: O(state=linked) when links were made
