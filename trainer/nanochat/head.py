@@ -20,8 +20,7 @@ CHUNK_BYTES = 2**26  # of logits that exist at a time
 class HeadLoss:
     """Works with buffers of its own: one for the probabilities of a chunk."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self) -> None:
         self._buffer = torch.empty(0)
 
     def chunk(self, x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
