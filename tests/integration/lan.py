@@ -8,11 +8,13 @@ Ansible reaches them with a local connection whose Python runs inside the namesp
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -43,7 +45,10 @@ class Lan:
         self.switch = f"nd{self.tag}s"
         self.names = [f"nd{self.tag}h{number}" for number in range(count)]
         # Shell commands that give a host its own files where the test wants them, for instance by a bind mount.
-        self.preludes = [""] * count
+        # A tmux server lives in the namespace in which it was started, so each host has its own.
+        self.preludes = [f"export TMUX_TMPDIR={folder}/tmux{number};" for number in range(count)]
+        for number in range(count):
+            (folder / f"tmux{number}").mkdir(parents=True, exist_ok=True)
         self._do("ip", "netns", "add", self.switch)
         self._in(self.switch, "ip", "link", "add", "br0", "type", "bridge")
         self._in(self.switch, "ip", "link", "set", "br0", "up")
@@ -63,7 +68,12 @@ class Lan:
         self._in(name, "ip", "addr", "add", address, "dev", nic)
 
     def close(self) -> None:
+        """Whatever still runs in these namespaces was started by the test."""
         for name in [*self.names, self.switch]:
+            done = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+            for pid in done.stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
     def run(self, number: int, *argv: str, text: str | None = None) -> str:
@@ -115,7 +125,7 @@ class Lan:
         """The words that run a command on a host."""
         words = ["ip", "netns", "exec", self.names[number]]
         prelude = self.preludes[number]
-        return [*words, *(["sh", "-c", f'{prelude} exec "$@"', "sh"] if prelude else []), *argv]
+        return [*words, "sh", "-c", f'{prelude} exec "$@"', "sh", *argv]
 
     def _in(self, name: str, *argv: str, text: str | None = None) -> str:
         return self._do("ip", "netns", "exec", name, *argv, text=text)

@@ -90,7 +90,7 @@ def use_ufw(lan):
     """ufw with files of its own; `ufw show added` and the running rules are what must come back."""
     config = lan.folder / "ufw"
     shutil.copytree("/etc/ufw", config)
-    lan.preludes[0] = f"mount --bind {config} /etc/ufw &&"
+    lan.preludes[0] += f" mount --bind {config} /etc/ufw &&"
     lan.run(0, "ufw", "--force", "enable")
     lan.run(0, "ufw", "deny", "29501/tcp")
     return lambda: (config / "user.rules").read_text() + (config / "user6.rules").read_text()
@@ -111,7 +111,7 @@ def use_firewalld(lan, daemons):
     config, volatile = lan.folder / "firewalld", lan.folder / "run"
     shutil.copytree("/etc/firewalld", config)
     (volatile / "dbus").mkdir(parents=True)
-    lan.preludes[0] = f"mount --bind {volatile} /run && mount --bind {config} /etc/firewalld &&"
+    lan.preludes[0] += f" mount --bind {volatile} /run && mount --bind {config} /etc/firewalld &&"
     daemons.append(lan.start(0, "dbus-daemon", "--system", "--nofork", "--nopidfile", "--print-address"))
     assert daemons[-1].stdout.readline()
     daemons.append(lan.start(0, "firewalld", "--nofork", "--nopid"))

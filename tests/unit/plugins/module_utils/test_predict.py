@@ -116,13 +116,15 @@ def test_one_host_alone_is_predicted_without_a_link():
     assert "1000 steps take about" in _predict.prediction_text(document, predicted)
 
 
-def test_the_slowest_direction_and_gloos_own_rate_count():
+def test_the_slowest_direction_counts_and_gloos_own_rate_of_a_fast_line():
     tries = {
         "a": {"links": [{"bandwidth_mbit": 900.0, "latency_ms": 0.2}]},
         "b": {"links": [{"bandwidth_mbit": 500.0, "latency_ms": 1.0}]},
     }
     assert _predict.slowest_link(tries) == Link(500.0, 1.0)
-    assert _predict.slowest_link(tries, 94.0) == Link(100.0, 1.0)
+    assert _predict.slowest_link(tries, 94.0) == Link(500.0, 1.0)
+    fast = {"a": {"links": [{"bandwidth_mbit": 30000.0, "latency_ms": 0.1}]}}
+    assert _predict.slowest_link(fast, 9400.0) == Link(10000.0, 0.1)
     assert _predict.slowest_link({"a": {"links": [{"bandwidth_mbit": None}]}}) is None
 
 
