@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ansible import constants
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import ENDED
 from ansible_collections.nanochat.ddp.plugins.module_utils._watching import (
@@ -23,7 +26,26 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._watching import (
 )
 
 RETRY_SECONDS = 5.0
+ANSWER_SECONDS = 25
+LOOK_SECONDS = 40.0  # the longest wait for news, and some time to connect
 UNSEEN: dict[str, Any] = {"state": None, "step": None}
+
+
+@contextlib.contextmanager
+def answered_within(wait: Any) -> Iterator[None]:
+    """A connection to a host that froze carries nothing and never breaks; it is given up a while after its answer was due."""
+    seconds = wait["timeout"] if isinstance(wait, dict) else wait
+
+    def give_up(number: int, frame: Any) -> None:
+        raise AnsibleConnectionFailure("the host gives no answer")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(int(seconds or 0) + ANSWER_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Ledger:
@@ -58,20 +80,54 @@ class Ledger:
 
 def sight_of(entry: dict[str, Any], now: float) -> Sight:
     """A ledger entry as the judgement wants it."""
+    asked = now - entry.get("asked", now)
     return Sight(
         run=entry.get("run") or UNSEEN,
         age=now - entry.get("begun", now),
-        unreachable=now - entry["unreachable_since"] if entry.get("unreachable_since") else 0.0,
+        # Where a loop still waits for the answer of a host that froze, this is how long.
+        unreachable=now - entry["unreachable_since"]
+        if entry.get("unreachable_since")
+        else max(0.0, asked - LOOK_SECONDS),
         ended=now - entry["ended_since"] if entry.get("ended_since") else 0.0,
     )
 
 
-class ActionModule(ActionBase):
-    """Look, remember, judge."""
+class PatientAction(ActionBase):
+    """An action of an until loop that outlives a broken connection."""
 
     _supports_check_mode = True
     _supports_async = False
     _supports_diff = False
+
+    def ask(self, module: str, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
+        """A module's answer; None, after a pause, if the host cannot be reached."""
+        try:
+            with answered_within(arguments.get("wait")):
+                answer: dict[str, Any] = self._execute_module(module, module_args=arguments, task_vars=variables)
+        except AnsibleConnectionFailure:
+            self._begin_anew()
+            time.sleep(RETRY_SECONDS)
+            return None
+        return answer
+
+    def cleanup(self, force: bool = False) -> None:
+        """The connection may break here too, after the answer."""
+        try:
+            super().cleanup(force)
+        except AnsibleConnectionFailure:
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget the connection, and the temporary folder that can no longer be removed through it."""
+        self._connection.close()
+        with contextlib.suppress(AnsibleError, OSError):
+            # One that is kept open for later tasks would seem to stand, however long the host is frozen.
+            self._connection.reset()
+        self._connection._shell.tmpdir = None
+
+
+class ActionModule(PatientAction):
+    """Look, remember, judge."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """One attempt of the until loop."""
@@ -92,7 +148,7 @@ class ActionModule(ActionBase):
         host = variables["inventory_hostname"]
         ledger = Ledger(Path(constants.DEFAULT_LOCAL_TMP) / f"run-watch-{self._task._uuid}")
         entry = ledger.read(host) or {"begun": time.time()}
-        problem = self._look(options, entry, variables)
+        problem = self._look(options, entry, variables, ledger)
         if problem:
             return {**result, **problem, "over": True, "run": entry.get("run") or UNSEEN}
         ledger.write(host, entry)
@@ -112,19 +168,20 @@ class ActionModule(ActionBase):
         )
         return result
 
-    def _look(self, options: dict[str, Any], entry: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
+    def _look(
+        self, options: dict[str, Any], entry: dict[str, Any], variables: dict[str, Any], ledger: Ledger
+    ) -> dict[str, Any] | None:
         """Update the entry from the host; returns a failed module result if the look itself is impossible."""
         known = entry.get("run")
         arguments = {"run_dir": options["run_dir"], "rank": options["rank"], "lines": 5}
         if known:
             pause = intervals(time.time() - entry["begun"])
             arguments["wait"] = {"state": known["state"], "step": known["step"], **pause}
-        try:
-            seen = self._execute_module("nanochat.ddp.run_info", module_args=arguments, task_vars=variables)
-        except AnsibleConnectionFailure:
-            entry.setdefault("unreachable_since", time.time())
-            self._connection.close()
-            time.sleep(RETRY_SECONDS)
+        entry["asked"] = time.time()
+        ledger.write(variables["inventory_hostname"], entry)
+        seen = self.ask("nanochat.ddp.run_info", arguments, variables)
+        if seen is None:
+            entry.setdefault("unreachable_since", entry["asked"])
             return None
         if seen.get("failed") or "run" not in seen:
             return {"failed": True, "msg": seen.get("msg", "run_info gave no answer"), **seen}

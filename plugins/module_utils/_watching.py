@@ -30,6 +30,7 @@ LONG_PHASES = ("eval", "sample", "save")
 HEARTBEAT_LIMIT = 45.0
 ORPHAN_GRACE = 20.0  # the other ranks see a broken connection at once and end by themselves
 MISSING_GRACE = 60.0
+AWAY_GRACE = 20.0  # a host may be out of reach for so long before the others are asked whether they miss it
 
 
 class Patience(NamedTuple):
@@ -62,7 +63,7 @@ def limit_seconds(run: Mapping[str, Any], patience: Patience) -> float:
     if run.get("phase") in LONG_PHASES:
         return 3 * patience.timeout
     if run.get("step_seconds") is None or (run.get("steps_counted") or 0) < 2:
-        return patience.timeout
+        return min(patience.timeout, 2 * patience.minimum)
     return max(patience.minimum, patience.factor * float(run["step_seconds"]))
 
 
@@ -123,11 +124,20 @@ def _missing(own: Sight) -> Verdict:
 
 
 def _stall(host: str, sights: Mapping[str, Sight], patience: Patience) -> Optional[Verdict]:
-    """All running ranks must stand still: one that evaluates or saves keeps the others waiting for a good reason."""
-    running = [sight for sight in sights.values() if sight.run.get("state") == RUNNING]
-    if not all(stands_still(sight, patience) for sight in running):
+    """All running ranks must stand still: one that evaluates or saves keeps the others waiting for a good reason.
+
+    A host that is out of reach counts as standing still if there are others to ask and they miss it.
+    """
+    running = {name: sight for name, sight in sights.items() if sight.run.get("state") == RUNNING}
+    away = [name for name, sight in sights.items() if sight.unreachable > AWAY_GRACE]
+    near = [sight for name, sight in running.items() if name not in away]
+    if not near or not all(stands_still(sight, patience) or (away and _mute(sight, patience)) for sight in near):
         return None
     run = sights[host].run
+    if host in away:
+        return Verdict(STALLED, "cannot be reached for %.0f s, and the others stand still" % sights[host].unreachable)
+    if run.get("idle_seconds") is None:
+        return Verdict(STALLED, "waits for %s, which cannot be reached" % ", ".join(sorted(away)))
     if (run.get("heartbeat_age") or 0.0) > HEARTBEAT_LIMIT:
         return Verdict(STALLED, "gives no sign of life for %.0f s (%s)" % (run["heartbeat_age"], _where(run)))
     return Verdict(
@@ -143,7 +153,12 @@ def _stall(host: str, sights: Mapping[str, Sight], patience: Patience) -> Option
     )
 
 
+def _mute(sight: Sight, patience: Patience) -> bool:
+    """Whether a rank has said nothing of itself since its start: it waits at the rendezvous."""
+    return sight.run.get("phase") is None and sight.run.get("step") is None and sight.age > patience.minimum
+
+
 def intervals(elapsed: float) -> Dict[str, float]:
-    """How often to look: every second at first, four times a minute in a long run, so that looking costs it nothing."""
-    at_least = min(15.0, 1.0 + elapsed / 40.0)
+    """How often to look: every second at first, twice a minute in a long run, so that looking costs it nothing."""
+    at_least = min(30.0, 1.0 + elapsed / 40.0)
     return {"at_least": at_least, "timeout": at_least + 5.0}

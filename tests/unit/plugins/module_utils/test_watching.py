@@ -68,10 +68,10 @@ def test_slow_steps_are_given_five_of_their_own() -> None:
     assert verdict("a", a=Sight(longer), b=Sight(longer)) == "stalled"
 
 
-def test_the_first_steps_are_given_the_plans_timeout() -> None:
-    starting = running(step=None, done=0, step_seconds=None, steps_counted=0, idle_seconds=200.0)
+def test_the_first_steps_are_given_twice_the_minimum() -> None:
+    starting = running(step=None, done=0, step_seconds=None, steps_counted=0, idle_seconds=80.0)
     assert verdict("a", a=Sight(starting)) is None
-    assert verdict("a", a=Sight({**starting, "idle_seconds": 301.0})) == "stalled"
+    assert verdict("a", a=Sight({**starting, "idle_seconds": 91.0})) == "stalled"
 
 
 def test_field_19_a_frozen_process_gives_no_sign_of_life() -> None:
@@ -98,6 +98,25 @@ def test_a_host_out_of_reach_is_given_time() -> None:
     assert verdict("a", a=Sight(running(), unreachable=601)) == "lost"
 
 
+def test_field_12_a_host_out_of_reach_while_the_others_go_on_is_given_time() -> None:
+    away = Sight(running(), unreachable=100)
+    assert verdict("a", a=away, b=Sight(running())) is None
+    assert verdict("b", a=away, b=Sight(running())) is None
+
+
+def test_field_19_a_host_out_of_reach_that_the_others_miss_is_no_matter_of_ten_minutes() -> None:
+    away, still = Sight(running(), unreachable=21), Sight(running(idle_seconds=46.0))
+    assert verdict("a", a=away, b=still) == verdict("b", a=away, b=still) == "stalled"
+    assert "cannot be reached for 21 s, and the others stand still" in sentence("a", a=away, b=still)
+
+
+def test_field_20_a_rank_that_waits_at_the_rendezvous_for_a_host_out_of_reach() -> None:
+    mute = running(phase=None, phase_seconds=None, idle_seconds=None, heartbeat_age=None, step=None)
+    away = Sight(running(), unreachable=30)
+    assert verdict("b", a=away, b=Sight(mute, age=10)) is None
+    assert "waits for a, which cannot be reached" in sentence("b", a=away, b=Sight(mute, age=46))
+
+
 def test_nothing_started_is_said_after_a_minute() -> None:
     prepared = running(state="prepared", step=None)
     assert verdict("a", a=Sight(prepared, age=10)) is None
@@ -112,5 +131,5 @@ def test_with_the_first_step_watching_is_over_if_that_is_wanted() -> None:
 
 def test_looks_become_rarer_in_a_long_run() -> None:
     assert intervals(0)["at_least"] == 1
-    assert intervals(86400)["at_least"] == 15
+    assert intervals(86400)["at_least"] == 30
     assert all(intervals(t)["timeout"] > intervals(t)["at_least"] for t in (0, 100, 10000))
