@@ -329,13 +329,13 @@ def _resume(part: str, size: int) -> tuple[Any, int]:
     """The digest of what a cut transfer left, and its length."""
     digest = hashlib.sha256()
     begin = 0
-    with contextlib.suppress(FileNotFoundError):
-        if os.path.getsize(part) > size:
-            os.unlink(part)
-        with open(part, "rb") as file:
-            for chunk in iter(lambda: file.read(CHUNK), b""):
-                digest.update(chunk)
-                begin += len(chunk)
+    with open(part, "ab+") as file:
+        if file.tell() > size:
+            file.truncate(0)
+        file.seek(0)
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            digest.update(chunk)
+            begin += len(chunk)
     return digest, begin
 
 

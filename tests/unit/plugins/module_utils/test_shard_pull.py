@@ -139,6 +139,19 @@ def test_cut_transfer_goes_on_where_it_ended(master, hosts):
     assert master.stop()[entry.path] == entry.bytes - 30_000
 
 
+def test_empty_and_overlong_files_arrive_right(tmp_path, hosts):
+    fill(tmp_path / "first")
+    (tmp_path / "first/tokenizer/token_bytes.pt").write_bytes(b"")
+    manifest = describe(tmp_path / "first")
+    first, other = hosts("first", "b")
+    entry = entries(manifest)[0]
+    Path(part_of(str(other.folder), entry)).write_bytes(b"x" * 90_000)
+
+    other.pull(manifest, [first.peer])
+
+    assert same(first.folder, other.folder)
+
+
 def test_part_with_wrong_beginning_is_fetched_again(master, hosts):
     other = hosts("b")[0]
     entry = entries(master.manifest)[0]
