@@ -25,6 +25,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# The package does not list these among its exports.
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
 from nanochat.agreement import code_digest
 
 SMALL_ROUNDS = 20
@@ -63,9 +66,9 @@ def join(environ: Mapping[str, str], timeout: float) -> tuple[int, int]:
     serves = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     store = in_phase(
         "rendezvous",
-        lambda: dist.TCPStore(address, port, world, serves, limit, wait_for_workers=True, multi_tenant=True),
+        lambda: TCPStore(address, port, world, serves, limit, wait_for_workers=True, multi_tenant=True),
     )
-    prefixed = dist.PrefixStore("gloo-check", store)
+    prefixed = PrefixStore("gloo-check", store)
     short = timedelta(seconds=max(2.0, timeout / 5))
     in_phase(
         "connecting",
