@@ -104,6 +104,19 @@ def test_field_07_data_that_differ_are_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("mode", ["exact", "dense"])
+def test_field_21_unlike_processors_hold_the_same_weights(mode: str, tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    lesser = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "2"}
+
+    def environment(rank: int) -> dict[str, str]:
+        return job.environment(rank) | (lesser if rank else {})
+
+    argv = job.argv(["--rank-rows", "8,4", "--sync", mode])
+    ranks.passed(ranks.finish(ranks.start_each([argv, argv], environment)))
+    assert job.final_digest()
+
+
 def test_a_loss_that_is_no_number_stops_all_ranks(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     for result in job.fails("--matrix-lr", "1e30", "--warmup-steps", "0"):

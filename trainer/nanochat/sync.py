@@ -15,14 +15,15 @@ exact and bf16 send each gradient the moment the backward pass has completed it:
 - each matrix of the layers to the one rank that owns it, which computes its Muon update and sends that back;
 - the head to the other rank, or of three and more ranks in blocks to their owners, which send back the sum;
 - what is small in one piece with the loss, at the end.
-Whoever sums does so in float32 and in the order of the ranks; "bf16" rounds only what travels.
+Whoever sums does so in float32 and in the order of the ranks; "bf16" rounds only what travels. Each matrix product whose
+result must be the same everywhere is made by one rank only, for another CPU would round it another way.
 dense and ddp sum every gradient whole, tables too: after the backward pass, or in buckets while it runs.
 """
 
 from __future__ import annotations
 
-import functools
 import math
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,12 +31,13 @@ import torch
 from torch import Tensor
 
 from nanochat.comm import Comm, Pending
+from nanochat.common import cpu_flags
 from nanochat.fused import TrainingPass, unique_ids
 from nanochat.gradients import is_table
 from nanochat.optim import Optimizer
 from nanochat.schedule import StepSchedule
 
-# Gradients of fewer elements go together: ve gates, lambdas, the smear gate.
+# Gradients of fewer elements go together: the lambdas and the smear gate.
 SMALL = 1024
 # Muon's matrices of one rank are updated in so many portions: more overlap better, fewer are computed better.
 PORTIONS = 4
@@ -163,6 +165,7 @@ class DenseSync(Sync):
     ) -> None:
         super().__init__(comm, training, optimizer, tokens_of_ranks)
         self.overlap = overlap
+        self.alike = alike(comm)
         shapes = {name: p.shape for name, p in training.model.named_parameters()}
         limit = DDP_BUCKET_BYTES if overlap else 0
         self._buckets = make_buckets(training.ready_order, shapes, limit)
@@ -204,7 +207,21 @@ class DenseSync(Sync):
             gradient.copy_(self._place[name][token_ids] if is_table(name) else self._place[name])
         total = self.comm.all_reduce(loss.detach().float().reshape(1).clone(), "the loss")
         super().step(loss, schedule)
+        if not self.alike:
+            self.comm.enter("sync")
+            parameters = dict(self.training.model.named_parameters())
+            for name in self.optimizer.matrix_names:
+                self.comm.broadcast(parameters[name].detach(), 0, f"the update of {name}")
         return float(total)
+
+
+def alike(comm: Comm) -> bool:
+    """Whether every rank computes matrix products on the same kind of CPU in the same way, and so to the same bits."""
+    flags = sorted(cpu_flags())
+    route = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    way = [platform.machine(), flags, torch.get_num_threads(), route]
+    told = comm.exchange("the kinds of CPU", way)
+    return all(one == told[0] for one in told)
 
 
 class Bucket:
@@ -245,8 +262,8 @@ class OverlappedSync(Sync):
         self.parameters = {name: p.detach() for name, p in training.model.named_parameters()}
         order = training.ready_order
         self.tables = [name for name in order if is_table(name)]
-        self.small = [n for n in order if self.parameters[n].numel() < SMALL and not is_table(n)]
-        matrices = [n for n in optimizer.matrix_names if n not in self.small]
+        matrices = optimizer.matrix_names
+        self.small = [n for n in order if self.parameters[n].numel() < SMALL and n not in {*self.tables, *matrices}]
         self.owners = share_out({n: self.parameters[n].shape for n in matrices}, tokens_of_ranks)
         self.owned = [n for n in order if self.owners.get(n) == comm.rank]
         size = -(-len(self.owned) // PORTIONS) or 1
@@ -429,16 +446,12 @@ class OverlappedSync(Sync):
     def _update_small(self) -> float:
         for rank in self.others:
             self.comm.wait(self._arriving.pop(("small", rank)))
-        total = functools.reduce(torch.add, [pack.flat for pack in self._pack])
-        views = Bucket([*self.small, "loss"], self._small_shapes())
-        views.flat.copy_(total)
-        gates = {name: views.views[name] for name in self.small if name not in self.optimizer.adamw_names}
+        total = Bucket([*self.small, "loss"], self._small_shapes())
+        for pack in self._pack:
+            total.flat += pack.flat
         for name in self.small:
-            if name not in gates:
-                self.optimizer.update(name, views.views[name], self.training.token_ids)
-        for name, direction in self.optimizer.directions(gates).items():
-            self.optimizer.apply(name, direction)
-        return float(views.views["loss"])
+            self.optimizer.update(name, total.views[name], self.training.token_ids)
+        return float(total.views["loss"])
 
     def _expect_others(self) -> None:
         """Await the matrices that other ranks own. They come straight into the model, which nobody reads now."""
