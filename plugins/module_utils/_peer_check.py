@@ -204,8 +204,8 @@ def _send_small(source: str, peer: Peer, port: int, limits: Limits, segment: int
 
 def carrier(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> dict[str, Any]:
     """The interface that packets to the peer really leave by; None where `ip` cannot tell."""
-    plain = peer.split("%")[0]
-    code, out, dummy = run(["ip", "route", "get", plain, *(["from", source.split("%")[0]] if source else [])])
+    plain = peer.split("%", 1)[0]
+    code, out, dummy = run(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
     words = out.split()
     value = dict(zip(words, words[1:])) if code == 0 else {}
     return {"nic": value.get("dev"), "gateway": value.get("via")}

@@ -117,7 +117,7 @@ def address_names(evidence: Evidence, host: str) -> Iterable[Finding]:
 
 def is_loopback(text: str) -> bool:
     try:
-        return ipaddress.ip_address(str(text).split("%")[0]).is_loopback
+        return ipaddress.ip_address(str(text).split("%", 1)[0]).is_loopback
     except ValueError:
         return False
 
@@ -257,7 +257,7 @@ def software(evidence: Evidence) -> Iterable[Finding]:
     yield from differing("torch-differs", torches, evidence, severity)
     wanted = evidence.plan["trainer"].get("torch")
     for host, version in torches.items():
-        if version and wanted and str(version).split("+")[0] != str(wanted).split("+")[0]:
+        if version and wanted and str(version).split("+", 1)[0] != str(wanted).split("+", 1)[0]:
             yield finding("torch-differs", host, f"torch is {version}, the plan's is {wanted}", severity=severity)
     yield from differing(
         "python-differs", {host: result.get("python") for host, result in evidence.gloo.items()}, evidence
