@@ -67,7 +67,8 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, enable_gqa=self.heads != self.kv_heads
         )
-        return self.c_proj(y.transpose(1, 2).reshape(batch, tokens, width))
+        out: Tensor = self.c_proj(y.transpose(1, 2).reshape(batch, tokens, width))
+        return out
 
 
 class MLP(nn.Module):
@@ -77,7 +78,8 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.relu(self.c_fc(x)).square())
+        out: Tensor = self.c_proj(F.relu(self.c_fc(x)).square())
+        return out
 
 
 class Block(nn.Module):
@@ -88,7 +90,15 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, values: Tensor | None) -> Tensor:
         x = x + self.attn(norm(x), values)
-        return x + self.mlp(norm(x))
+        y: Tensor = self.mlp(norm(x))
+        return x + y
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: Any, rows: int, windows: list[int]) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(rows, config.n_embd)
+        self.h = nn.ModuleList([Block(config, layer, window) for layer, window in enumerate(windows)])
 
 
 class BaselineGPT(nn.Module):
@@ -103,8 +113,7 @@ class BaselineGPT(nn.Module):
         pattern = config.window_pattern
         windows = [config.sequence_len if pattern[i % len(pattern)] == "L" else short for i in range(layers)]
         windows[-1] = config.sequence_len
-        blocks = [Block(config, i, windows[i]) for i in range(layers)]
-        self.transformer = nn.ModuleDict({"wte": nn.Embedding(rows, width), "h": nn.ModuleList(blocks)})
+        self.transformer = Transformer(config, rows, windows)
         self.lm_head = nn.Linear(width, rows, bias=False)
         self.resid_lambdas = nn.Parameter(torch.linspace(1.15, 1.05, layers))
         self.x0_lambdas = nn.Parameter(torch.linspace(0.20, 0.05, layers))
@@ -137,13 +146,13 @@ class BaselineGPT(nn.Module):
 class BaselineOptimizer:
     """Dense AdamW and Muon, one fused kernel or one stacked product per group."""
 
-    def __init__(self, model: BaselineGPT, learning_rates: dict[str, float], weight_decay: float) -> None:
+    def __init__(self, model: BaselineGPT, learning_rates: dict[str, float]) -> None:
         scale = math.sqrt(768 / model.config.n_embd)
         embedding, unembedding = learning_rates["embedding_lr"] * scale, learning_rates["unembedding_lr"] * scale
         scalar = learning_rates["scalar_lr"]
         self.step_number = 0
-        self.matrix_lr, self.weight_decay = learning_rates["matrix_lr"], weight_decay
-        self.adam: list[tuple[list[nn.Parameter], float, float, float, float]] = [
+        self.matrix_lr = learning_rates["matrix_lr"]
+        self.adam: list[tuple[list[Tensor], float, float, float, float]] = [
             ([model.lm_head.weight], unembedding, 0.8, 0.96, 0.01),
             ([model.transformer.wte.weight], embedding, 0.8, 0.995, 0.001),
             (list(model.value_embeds.parameters()), embedding / 2, 0.8, 0.995, 0.01),
@@ -151,8 +160,8 @@ class BaselineOptimizer:
             ([model.x0_lambdas], scalar, 0.96, 0.95, 0.0),
             ([model.smear_gate.weight, model.smear_lambda, model.backout_lambda], 0.2, 0.8, 0.95, 0.0),
         ]
-        self.adam_state: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
-        shapes: dict[torch.Size, list[nn.Parameter]] = {}
+        self.adam_state: dict[Tensor, tuple[Tensor, Tensor]] = {}
+        shapes: dict[torch.Size, list[Tensor]] = {}
         for parameter in model.transformer.h.parameters():
             shapes.setdefault(parameter.shape, []).append(parameter)
         self.muon = list(shapes.values())
@@ -166,19 +175,21 @@ class BaselineOptimizer:
         for index, parameters in enumerate(self.muon):
             self._muon(index, parameters, self.matrix_lr * lr_multiplier, momentum, weight_decay)
 
-    def _adamw(self, parameters: list[nn.Parameter], lr: float, beta1: float, beta2: float, decay: float,
+    def _adamw(self, parameters: list[Tensor], lr: float, beta1: float, beta2: float, decay: float,
                lr_multiplier: float) -> None:  # fmt: skip
         lr *= lr_multiplier
         for p in parameters:
-            m, v = self.adam_state.setdefault(p, (torch.zeros_like(p), torch.zeros_like(p)))
             assert p.grad is not None
+            if p not in self.adam_state:
+                self.adam_state[p] = (torch.zeros_like(p), torch.zeros_like(p))
+            m, v = self.adam_state[p]
             p.mul_(1 - lr * decay)
             m.lerp_(p.grad, 1 - beta1)
             v.lerp_(p.grad.square(), 1 - beta2)
             root = (v / (1 - beta2**self.step_number)).sqrt_().add_(1e-10)
             p.sub_(m / root, alpha=lr / (1 - beta1**self.step_number))
 
-    def _muon(self, index: int, parameters: list[nn.Parameter], lr: float, momentum: float, decay: float) -> None:
+    def _muon(self, index: int, parameters: list[Tensor], lr: float, momentum: float, decay: float) -> None:
         p = torch.stack([parameter.detach() for parameter in parameters])
         g = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
         rows, columns = p.shape[-2:]
@@ -210,4 +221,5 @@ def orthogonalize(g: Tensor) -> Tensor:
     for a, b, c in POLAR:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    result: Tensor = x.mT if tall else x
+    return result

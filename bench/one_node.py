@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """One node: seconds a step of the trainer, in float32 and with bf16 products, against plain eager torch.
 
-    python bench/one_node.py [--quick] [--threads N] [--write one_node.json]
+    python bench/one_node.py [--quick] [--sizes d4 d8] [--rounds N] [--threads N] [--write one_node.json]
 
 Each variant is a process of its own with the same weights, tokens and schedule. They take turns, step by step, so that
 what disturbs the machine disturbs all of them; a ratio is the median over rounds of two steps next to each other.
@@ -38,20 +38,15 @@ from nanochat.model import GPT, ModelConfig  # noqa: E402
 from nanochat.optim import LearningRates, Optimizer  # noqa: E402
 from nanochat.schedule import StepSchedule  # noqa: E402
 
-SIZES: dict[str, dict[str, int]] = {
-    "d4": {"depth": 4, "aspect_ratio": 64, "head_dim": 64, "sequence_len": 512, "rounds": 15},
-    "d8": {"depth": 8, "aspect_ratio": 64, "head_dim": 128, "sequence_len": 1024, "rounds": 5},
-}
+SIZES = {"d4": ModelConfig.from_depth(4, 64, 64, 512), "d8": ModelConfig.from_depth(8, 64, 128, 1024)}
+ROUNDS = {"d4": 15, "d8": 5}
+QUICK_ROUNDS = 5
 VARIANTS = ("baseline", "fp32", "bf16")
 ROWS, ACCUMULATION = 2, 2
 RATES = LearningRates().scaled(0.0625)
 SCHEDULE = StepSchedule(0.5, 0.9, 0.01)
 MicroBatches = list[tuple[Tensor, Tensor]]
 Step = Callable[[MicroBatches], float]
-
-
-def config_of(size: str) -> ModelConfig:
-    return ModelConfig.from_depth(**{key: value for key, value in SIZES[size].items() if key != "rounds"})
 
 
 def micro_batches(config: ModelConfig, step: int) -> MicroBatches:
@@ -74,7 +69,7 @@ def baseline_step(config: ModelConfig) -> Step:
     model.load_state_dict(weights.state_dict(), assign=True)
     rates = {"embedding": RATES.embedding, "unembedding": RATES.unembedding, "matrix": RATES.matrix}
     named = {f"{name}_lr": rate for name, rate in {**rates, "scalar": RATES.scalar}.items()}
-    optimizer = BaselineOptimizer(model, named, SCHEDULE.muon_weight_decay)
+    optimizer = BaselineOptimizer(model, named)
 
     def step(batches: MicroBatches) -> float:
         model.zero_grad()
@@ -110,7 +105,7 @@ def our_step(config: ModelConfig, matmul: str) -> Step:
 def work(size: str, variant: str, threads: int) -> None:
     """A variant's process: a line read is a step made, answered with its seconds and its loss."""
     torch.set_num_threads(threads)
-    config = config_of(size)
+    config = SIZES[size]
     step = baseline_step(config) if variant == "baseline" else our_step(config, variant)
     for number, dummy in enumerate(sys.stdin):
         batches = micro_batches(config, number)
@@ -148,7 +143,7 @@ def measure(size: str, rounds: int, threads: int) -> dict[str, Any]:
             worker.steps.append(worker.step())
     for worker in workers.values():
         worker.close()
-    tokens = ROWS * ACCUMULATION * config_of(size).sequence_len
+    tokens = ROWS * ACCUMULATION * SIZES[size].sequence_len
     seconds = {variant: [step["seconds"] for step in worker.steps[1:]] for variant, worker in workers.items()}
     return {variant: figures(worker.steps, seconds, variant, tokens) for variant, worker in workers.items()}
 
@@ -181,16 +176,20 @@ def table(result: dict[str, dict[str, dict[str, float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds a step on one node, against plain eager torch.")
-    parser.add_argument("--quick", action="store_true", help="few rounds of the small model only")
+    parser.add_argument("--quick", action="store_true", help="few rounds, of the small model only")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, help="the models to measure")
+    parser.add_argument("--rounds", type=int, help="steps of each variant after its first")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--write", type=Path, help="a JSON file for the figures")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        work(*args.worker, args.threads)
+        size, variant = args.worker
+        work(size, variant, args.threads)
         return
-    sizes = {"d4": 5} if args.quick else {size: settings["rounds"] for size, settings in SIZES.items()}
-    result = {size: measure(size, rounds, args.threads) for size, rounds in sizes.items()}
+    sizes = args.sizes or (["d4"] if args.quick else list(SIZES))
+    rounds = {size: args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS[size]) for size in sizes}
+    result = {size: measure(size, rounds[size], args.threads) for size in sizes}
     print(table(result))
     if args.write:
         args.write.write_text(json.dumps({"threads": args.threads, "results": result}, indent=1) + "\n")

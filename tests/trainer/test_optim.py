@@ -27,7 +27,7 @@ def test_steps_are_those_of_the_plain_optimizer(changes: dict) -> None:
     model = model_of(**changes)
     baseline = baseline_of(model)
     rates = {"embedding_lr": 0.2, "unembedding_lr": 0.004, "matrix_lr": 0.02, "scalar_lr": 0.5}
-    plain = BaselineOptimizer(baseline, rates, 0.1)
+    plain = BaselineOptimizer(baseline, rates)
     optimizer = Optimizer(model, RATES)
     for number in range(4):
         ids, targets = tokens(model, 1, 8, seed=number)
