@@ -282,7 +282,9 @@ def main() -> None:
         base = find_interpreter(run, module.get_bin_path, given["python"] or "", given["python_minimum"], host)
         tags = base.tags
         venv = Venv(wish, run, base)
-        if module.check_mode:
+        # An environment of somebody else's is only read, and may lie where this user cannot even put a lock.
+        only_read = given["state"] != "wheels" and venv.state() == "foreign"
+        if module.check_mode or only_read:
             result = STATES[given["state"]](module, venv)
         else:
             with locked(wish.path, host, given["lock_seconds"]):
