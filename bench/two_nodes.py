@@ -5,13 +5,13 @@
 """What the network costs: two nodes with a core each, joined by a link of a known rate, for each way of --sync.
 
     sudo python bench/two_nodes.py                       # d4 and d8 at 1 Gbit/s and 100 Mbit/s
-    sudo python bench/two_nodes.py --models d4 --rates 1gbit --rounds 3 --write two_nodes.json
+    sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20 --write two_nodes.json
 
-The nodes are two network namespaces of this machine, joined by a pair of virtual interfaces that tc shapes. Each way
-is measured beside "alone": both nodes train the same rows at the same time, but neither says a word to the other.
-Efficiency is the seconds of a step alone by those of a step together. All ways take turns in every round, so that a
-busy machine treats them alike; the medians over all rounds are shown. Tokens are drawn so that the few are frequent
-and the many rare, as in a text. Needs root, iproute2 and two cores; removes the namespaces that it made, and no others.
+The nodes are two network namespaces of this machine, joined by a pair of virtual interfaces that tc shapes. The ways
+take turns step by step in the same two processes, and so does "alone": both nodes train the same rows at the same
+time, but neither says a word to the other. Efficiency is the seconds of a step alone by those of a step together, the
+median over all cycles, so that a busy machine treats all ways alike. Tokens are drawn so that few are frequent and
+many rare, as in a text. Needs root, iproute2 and two cores; removes the namespaces that it made, and no others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALONE = "alone"
 MODES = (ALONE, "dense", "ddp", "exact", "bf16")
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29577
-WARM_UP = 2
+WARM_UP = 1
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 
 
@@ -45,10 +45,10 @@ class Model(NamedTuple):
     head_dim: int
     length: int
     rows: int
-    steps: int
+    cycles: int
 
 
-MODELS = {"d4": Model(4, 64, 512, 2, 10), "d8": Model(8, 128, 1024, 2, 4)}
+MODELS = {"d4": Model(4, 64, 512, 2, 12), "d8": Model(8, 128, 1024, 2, 5)}
 
 
 # -- the two nodes
@@ -91,34 +91,28 @@ def shape(names: Sequence[str], rate: str) -> None:
         command("tc", "-n", name, "qdisc", "replace", "dev", f"node{rank}", "root", "tbf", *limit)
 
 
-def measure(names: Sequence[str], cores: Sequence[int], model: str, mode: str) -> list[dict[str, Any]]:
-    """One process on each node; every step of both."""
+def measure(names: Sequence[str], cores: Sequence[int], arguments: argparse.Namespace, model: str) -> list[Any]:
+    """One process on each node; what each says of every step."""
     processes = []
     for rank, name in enumerate(names):
-        world = 1 if mode == ALONE else 2
-        place = {
-            "RANK": rank if world > 1 else 0,
-            "WORLD_SIZE": world,
-            "MASTER_ADDR": ADDRESSES[0],
-            "MASTER_PORT": PORT,
-        }
-        environ = os.environ | {name: str(value) for name, value in place.items()}
+        place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT}
+        environ = os.environ | {key: str(value) for key, value in place.items()}
         environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": f"node{rank}", "PYTHONPATH": str(TRAINER)}
         environ |= {"GLIBC_TUNABLES": MALLOC, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        argv = ["ip", "netns", "exec", name, "taskset", "-c", str(cores[rank]), sys.executable, __file__]
-        argv += ["--worker", mode, "--models", model]
+        argv = ["ip", "netns", "exec", name, "taskset", "-c", str(cores[rank]), sys.executable, __file__, "--worker"]
+        argv += ["--models", model, "--modes", ",".join(arguments.modes), "--cycles", str(arguments.cycles)]
         processes.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True))
     outs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
-        raise SystemExit(f"{model} with --sync {mode} failed")
-    return [step for out in outs for step in json.loads(out.splitlines()[-1])]
+        raise SystemExit(f"{model} failed")
+    return [json.loads(out.splitlines()[-1]) for out in outs]
 
 
 # -- what runs on a node
 
 
-def work(model: Model, mode: str) -> list[dict[str, float]]:
-    """Train some steps as scripts.base_train does, without data and disk; what each took."""
+def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict[str, float]]]:
+    """Train as scripts.base_train does, without data and disk, each way a step in turn; what every step took."""
     import torch
 
     from nanochat import numerics
@@ -127,8 +121,7 @@ def work(model: Model, mode: str) -> list[dict[str, float]]:
     from nanochat.fused import TrainingPass
     from nanochat.model import GPT, ModelConfig
     from nanochat.optim import LearningRates, Optimizer
-    from nanochat.schedule import StepSchedule
-    from nanochat.sync import make_sync
+    from nanochat.sync import Sync, make_sync
 
     numerics.setup()
     comm = connect(read_ranks(), "cpu", 300)
@@ -136,41 +129,64 @@ def work(model: Model, mode: str) -> list[dict[str, float]]:
     gpt.init_weights()
     training, optimizer = TrainingPass(gpt), Optimizer(gpt, LearningRates().scaled(0.06))
     tokens = model.rows * model.length
-    sync = make_sync(mode, comm, training, optimizer, [tokens] * comm.world)
     odds = 1.0 / (torch.arange(gpt.config.vocab_size) + 2.7)
     generator = torch.Generator().manual_seed(comm.rank)
 
-    def offer() -> torch.Tensor:
-        drawn = torch.multinomial(odds, tokens + model.rows, replacement=True, generator=generator)
-        rows = drawn.view(model.rows, model.length + 1)
-        sync.offer_ids([rows[:, :-1]])
-        return rows
+    class Alone(Sync):
+        """Trains beside the other rank and not with it."""
 
-    found, rows = [], offer()
-    for dummy in range(WARM_UP + model.steps):
-        comm.take_counters()
-        begun = time.perf_counter()
-        token_ids = sync.take_ids()[0]
-        optimizer.prepare(token_ids)
-        training.start_step(token_ids)
-        sync.start_step(token_ids)
-        ids, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-        loss = training.forward_backward(ids, targets, 1 / (tokens * comm.world), sync.on_ready)
-        rows = offer()
-        sync.step(torch.as_tensor(loss), StepSchedule(0.5, 0.9, 0.01))
-        seconds = time.perf_counter() - begun
-        waited, sent = comm.take_counters()
-        found.append({"seconds": seconds, "waited": waited, "bytes": sent})
-    comm.wait(*sync.pending_ids)
+        def offer_ids(self, ids: Sequence[torch.Tensor], stop: bool = False) -> None:
+            self.mine = torch.cat([part.flatten() for part in ids])
+
+        def take_ids(self) -> tuple[torch.Tensor, bool]:
+            return torch.unique(self.mine), False
+
+    def sync_of(mode: str) -> Sync:
+        if mode == ALONE:
+            return Alone(comm, training, optimizer, [tokens])
+        return make_sync(mode, comm, training, optimizer, [tokens] * comm.world)
+
+    def draw() -> torch.Tensor:
+        drawn = torch.multinomial(odds, tokens + model.rows, replacement=True, generator=generator)
+        return drawn.view(model.rows, model.length + 1)
+
+    ways = {mode: sync_of(mode) for mode in modes}
+    found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
+    for dummy in range(WARM_UP + cycles):
+        for mode, sync in ways.items():
+            rows = draw()
+            comm.exchange("the start of a step", mode)
+            found[mode].append(one_step(sync, rows))
     comm.close()
-    return found[WARM_UP:]
+    return {mode: steps[WARM_UP:] for mode, steps in found.items()}
+
+
+def one_step(sync: Any, rows: Any) -> dict[str, float]:
+    """One step over these rows; seconds, those of them spent waiting for the other rank, CPU seconds and bytes sent."""
+    from torch import as_tensor
+
+    from nanochat.schedule import StepSchedule
+
+    sync.comm.take_counters()
+    begun, worked = time.perf_counter(), time.process_time()
+    ids, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    sync.offer_ids([ids])
+    token_ids = sync.take_ids()[0]
+    sync.optimizer.prepare(token_ids)
+    sync.training.start_step(token_ids)
+    sync.start_step(token_ids)
+    loss = sync.training.forward_backward(ids, targets, 1 / (ids.numel() * sync.comm.world), sync.on_ready)
+    sync.step(as_tensor(loss), StepSchedule(0.5, 0.9, 0.01))
+    seconds, cpu = time.perf_counter() - begun, time.process_time() - worked
+    waited, sent = sync.comm.take_counters()
+    return {"seconds": seconds, "cpu": cpu, "waited": waited, "bytes": sent}
 
 
 # -- all of it, and what came out
 
 
-def rounds(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every model at every rate in every way, turn by turn."""
+def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every model at every rate."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("two nodes need two cores")
@@ -178,48 +194,37 @@ def rounds(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with namespaces() as names:
         for model in arguments.models:
             for rate in arguments.rates:
+                print(f"{model} at {rate} ...", file=sys.stderr, flush=True)
                 shape(names, rate)
-                found: dict[str, list[dict[str, Any]]] = {mode: [] for mode in arguments.modes}
-                for number in range(arguments.rounds):
-                    for mode in arguments.modes:
-                        print(
-                            f"{model} {rate} {mode}: round {number + 1}/{arguments.rounds}", file=sys.stderr, flush=True
-                        )
-                        found[mode] += measure(names, cores, model, mode)
-                results += summary(model, rate, found)
+                results += summary(model, rate, measure(names, cores, arguments, model))
     return results
 
 
-def summary(model: str, rate: str, found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The medians of each way, and how they compare with a step alone and with a dense exchange."""
+def summary(model: str, rate: str, ranks: Sequence[dict[str, list[dict[str, float]]]]) -> list[dict[str, Any]]:
+    """The medians of each way over cycles (of the slower rank), and how they compare with a step alone."""
 
-    def middle(mode: str, what: str) -> float:
-        return statistics.median(step[what] for step in found[mode])
+    def cycles(mode: str, what: str) -> list[float]:
+        return [max(steps[what] for steps in both) for both in zip(*(rank[mode] for rank in ranks), strict=True)]
 
-    return [
-        {
-            "model": model,
-            "rate": rate,
-            "sync": mode,
-            "seconds": middle(mode, "seconds"),
-            "waited": middle(mode, "waited"),
-            "bytes": middle(mode, "bytes"),
-            "efficiency": middle(ALONE, "seconds") / middle(mode, "seconds"),
-            "fewer_bytes": middle("dense", "bytes") / middle(mode, "bytes")
-            if mode != ALONE and "dense" in found
-            else None,
-            "steps": len(found[mode]),
-        }
-        for mode in found
-    ]
+    rows = []
+    for mode in ranks[0]:
+        ratios = [a / b for a, b in zip(cycles(ALONE, "seconds"), cycles(mode, "seconds"), strict=True)]
+        row = {what: statistics.median(cycles(mode, what)) for what in ("seconds", "cpu", "waited", "bytes")}
+        row |= {"model": model, "rate": rate, "sync": mode, "cycles": len(ratios)}
+        row["efficiency"] = statistics.median(ratios)
+        dense = statistics.median(cycles("dense", "bytes")) if "dense" in ranks[0] else 0
+        row["fewer_bytes"] = dense / row["bytes"] if dense and row["bytes"] else None
+        rows.append(row)
+    return rows
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """The results for people."""
-    lines = ["| model | link | sync | s/step | waited s | MB/step | fewer bytes | efficiency |", "|" + "---|" * 8]
+    heads = ["model", "link", "sync", "s/step", "CPU s", "waited s", "MB/step", "fewer bytes", "efficiency"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for one in results:
         fewer = f"{one['fewer_bytes']:.1f}x" if one["fewer_bytes"] else ""
-        numbers = f"{one['seconds']:.3f} | {one['waited']:.3f} | {one['bytes'] / 1e6:.1f} | {fewer}"
+        numbers = f"{one['seconds']:.3f} | {one['cpu']:.3f} | {one['waited']:.3f} | {one['bytes'] / 1e6:.1f} | {fewer}"
         lines.append(
             f"| {one['model']} | {one['rate']} | {one['sync']} | {numbers} | {100 * one['efficiency']:.0f} % |"
         )
@@ -244,16 +249,17 @@ def main() -> None:
     parser.add_argument("--models", type=several(list(MODELS)), default=list(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--rates", type=several(()), default=["1gbit", "100mbit"], help="link rates as tc writes them")
     parser.add_argument("--modes", type=several(MODES), default=list(MODES), help=f"of {', '.join(MODES)}")
-    parser.add_argument("--rounds", type=int, default=2, help="how often each way takes its turn")
+    parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")
     parser.add_argument("--write", type=Path, help="file for the results as JSON")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
-        print(json.dumps(work(MODELS[arguments.models[0]], arguments.worker)))
-        return
     if ALONE not in arguments.modes:
         arguments.modes.insert(0, ALONE)
-    results = rounds(arguments)
+    if arguments.worker:
+        model = MODELS[arguments.models[0]]
+        print(json.dumps(work(model, arguments.modes, arguments.cycles or model.cycles)))
+        return
+    results = measure_all(arguments)
     print(table(results))
     if arguments.write:
         machine = {"host": socket.gethostname(), "cores": os.cpu_count()}

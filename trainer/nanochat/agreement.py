@@ -79,7 +79,7 @@ def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:
     """Give every rank what rank 0 has; only what differs travels. Returns its names."""
     if comm.world == 1:
         return []
-    told = comm.exchange("the first weights", digests(tensors))
+    told = comm.exchange("the first weights", digests(tensors), patient=True)
     differing = [name for name in tensors if len({one.get(name) for one in told}) > 1]
     for name in differing:
         comm.broadcast(tensors[name].detach(), 0, f"the first weights of {name}")

@@ -38,8 +38,8 @@ BEAT_SECONDS = 1.0
 ROLL_CALL_SECONDS = 2.5 * BEAT_SECONDS
 # A rank that beat before and falls silent for so long will not come any more.
 SILENCE_SECONDS = 30.0
-# A rank that is busy with its disk, but lives, is waited for so many times longer than one in a collective.
-PATIENCE = 10
+# A rank that is busy with disk or evaluation, but lives, is waited for so many times longer than one in a collective.
+PATIENCE = 20
 CHUNK_BYTES = 16 * 2**20
 
 # Called with the phase, the step and the number of the last exchange.

@@ -209,7 +209,8 @@ def facts(settings: Settings, dtype: DtypeChoice, matmul: str, data_dir: Path) -
         "setting": shared_config(settings),
         "dtype": dtype.name,
         "matmul": matmul,
-        "torch": torch.__version__,
+        # Builds for a GPU have the same CPU code.
+        "torch": torch.__version__.partition("+")[0],
         "code": code_digest(),
         "tokenizer": file_digest(folder / tokenizer.PICKLE_NAME),
         "shard": {path.name: f"{path.stat().st_size} bytes" for path in dataset.shard_paths(data_dir)},

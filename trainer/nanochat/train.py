@@ -41,8 +41,8 @@ def train(run: Run) -> str:
         if last or stop:
             return "finished" if last else "stopped"
         stop = train_step(run)
-        if progress.step == 1:
-            prove_identical(run, "after the first step")
+        if progress.step == (progress.resumed_from or 0) + 1:
+            prove_identical(run, f"after step {progress.step}")
 
 
 def start_event(run: Run) -> None:
@@ -164,7 +164,7 @@ def evaluate(run: Run) -> None:
         batches = ([t.to(run.device) for t in loader.next_batch()] for dummy in range(steps))
         bpb = bits_per_byte(
             run.model, ((ids, targets) for ids, targets in batches), run.token_bytes,
-            lambda totals: run.comm.all_reduce(totals, "the validation loss"),
+            lambda totals: sum_patiently(run, totals),
         )  # fmt: skip
     finally:
         loader.close()
@@ -173,6 +173,12 @@ def evaluate(run: Run) -> None:
     run.journal.say(f"Step {progress.step:05d} | Validation bpb: {bpb:.6f}")
     if run.comm.rank == 0:
         run.journal.record("eval", progress.step, val_bpb=bpb, seconds=time.perf_counter() - begun)
+
+
+def sum_patiently(run: Run, totals: Tensor) -> Tensor:
+    """The sum over ranks of which one may take much longer for its share than another."""
+    run.comm.barrier("the evaluation of every rank")
+    return run.comm.all_reduce(totals, "the validation loss")
 
 
 def sample(run: Run) -> None:
