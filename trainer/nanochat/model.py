@@ -240,6 +240,7 @@ class GPT(nn.Module):
         total = losses.sum()
         return total if reduction == "sum" else total / (targets != ops.IGNORED).sum()
 
+    @torch.no_grad()
     def hidden(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """What the head sees: [B, T, C]."""
         config = self.config

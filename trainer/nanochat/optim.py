@@ -39,6 +39,7 @@ EPSILON = 1e-10
 FIXED_LR = 0.2  # of smear and backout, whatever the batch
 SECOND_MOMENT_BETA = 0.9
 REFRESH_STEPS = 32
+CATCH_UP_ROWS = 1024  # so few that they stay in the cache
 VECTOR = 16  # elements the AdamW kernel takes at once; a row that does not divide by it is never left behind
 ELONGATED = 2  # from this ratio of the sides on, Gram matrices are cheaper
 BATCH_ELEMENTS = 2**23  # of the matrices that go through Muon at once
@@ -96,7 +97,7 @@ def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWGroup]:
 def adamw_kernel(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: AdamWGroup, multiplier: float, step: int) -> None:
     """One AdamW update in place; step counts from 1."""
     torch._fused_adamw_(
-        [p], [g], [m], [v], [], [torch.tensor(float(step))],
+        [p], [g], [m], [v], [], [torch.tensor(float(step), device=p.device)],
         lr=group.lr * multiplier, beta1=group.beta1, beta2=group.beta2, weight_decay=group.weight_decay,
         eps=EPSILON, amsgrad=False, maximize=False,
     )  # fmt: skip
@@ -126,14 +127,16 @@ class RowAdamW:
     def __init__(self, parameter: Tensor, group: AdamWGroup) -> None:
         self.parameter, self.group = parameter, group
         self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        self.current = torch.zeros(len(parameter), dtype=torch.int32)  # the step that a row's state belongs to
+        # The step that a row's state belongs to.
+        self.current = torch.zeros(len(parameter), dtype=torch.int32, device=parameter.device)
         lazy = parameter.size(1) % VECTOR == 0
         self.turn_length = -(-len(parameter) // REFRESH_STEPS) if lazy else len(parameter)
 
     def rows_in_turn(self, step: int) -> Tensor:
         turns = -(-len(self.parameter) // self.turn_length)
         start = step % turns * self.turn_length
-        return torch.arange(start, min(start + self.turn_length, len(self.parameter)))
+        end = min(start + self.turn_length, len(self.parameter))
+        return torch.arange(start, end, device=self.parameter.device)
 
     def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
         """The step `step` of the given rows, which are current to the one before."""
@@ -152,7 +155,7 @@ class RowAdamW:
         p, m, v = (table.index_select(0, rows) for table in (self.parameter, self.m, self.v))
         zero = torch.zeros_like(p)
         missed = range(int(behind[0]) + 1, step + 1)
-        counts = torch.searchsorted(behind, torch.tensor(missed, dtype=torch.int32)).tolist()
+        counts = torch.searchsorted(behind, torch.tensor(missed, dtype=torch.int32, device=behind.device)).tolist()
         for number, count in zip(missed, counts, strict=True):
             adamw_kernel(p[:count], zero[:count], m[:count], v[:count], self.group, history[number], number)
         self._store(rows, p, m, v, step)
@@ -325,7 +328,7 @@ class Optimizer:
     def catch_up(self) -> None:
         """Make all rows current, in slices that fit into the cache."""
         for table in self.tables.values():
-            for rows in torch.arange(len(table.parameter)).split(1024):
+            for rows in torch.arange(len(table.parameter), device=table.parameter.device).split(CATCH_UP_ROWS):
                 table.advance(rows, self.history, self.steps)
 
     def start_step(self, schedule: StepSchedule) -> None:
