@@ -5,21 +5,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, ClassVar
 
-from ansible.errors import AnsibleConnectionFailure
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible.plugins.action import ActionBase
-
-RETRY_SECONDS = 5.0
+from ansible_collections.nanochat.ddp.plugins.action.run_watch import PatientAction
 
 
-class ActionModule(ActionBase):
+class ActionModule(PatientAction):
     """The module of the same name, which goes on where it was."""
 
-    _supports_check_mode = True
-    _supports_async = False
     # One process makes all the looks of a host's loop, but with a new object for each.
     _offsets: ClassVar[dict[str, int]] = {}
 
@@ -32,14 +26,10 @@ class ActionModule(ActionBase):
         key = f"{self._task._uuid} {variables['inventory_hostname']}"
         if follow and key in self._offsets:
             arguments["offset"] = self._offsets[key]
-        try:
-            result.update(self._execute_module(module_args=arguments, task_vars=variables))
-        except AnsibleConnectionFailure:
-            if key not in self._offsets:
-                raise
-            self._connection.close()
-            time.sleep(RETRY_SECONDS)
-            result.update(changed=False, lines=[], over=False, offset=self._offsets[key])
+        answer = self.ask("nanochat.ddp.run_log", arguments, variables)
+        if answer is None and key not in self._offsets:
+            return {**result, "unreachable": True, "msg": "the host cannot be reached"}
+        result.update(answer or {"changed": False, "lines": [], "over": False, "offset": self._offsets[key]})
         if "offset" in result:
             self._offsets[key] = result["offset"]
         if not follow or result.get("failed"):

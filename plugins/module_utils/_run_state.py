@@ -27,6 +27,7 @@ ENDED = (FINISHED, STOPPED, CRASHED)
 HEAD_BYTES = 64 * 1024
 METRICS_BYTES = 4 * 1024 * 1024  # about 10000 steps; more than that is read in part
 PEEK_BYTES = 16 * 1024  # enough to see whether there is news
+PEEK_SECONDS = 0.5
 LOG_BYTES = 64 * 1024
 RECENT_STEPS = 10  # speed "now"
 ETA_STEPS = 50  # pace for the time left, with the pauses for evaluations and saves in it
@@ -491,48 +492,20 @@ class Wait(NamedTuple):
 def wait_for_news(
     peek: Callable[[], Dict[str, Any]],
     wait: Wait,
-    changed: Callable[[], bool],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Return once the state differs from what the caller knows, or (after at_least seconds) the step, or time is up.
 
-    changed says cheaply whether a look can show anything new; one is taken every second all the same, since a process
-    that dies changes no file.
+    A look costs about half a millisecond; more than two of them a second would be of no use to anybody.
     """
-    begun = looked = clock()
+    begun = clock()
     run = peek()
     while run["state"] == wait.state and run["state"] not in ENDED and clock() - begun < wait.timeout:
         if run["step"] != wait.step and clock() - begun >= wait.at_least:
             return
-        sleep(0.2)
-        if changed() or clock() - looked >= 1.0:
-            run, looked = peek(), clock()
-
-
-class Fingerprint:
-    """Tells cheaply whether any file of a run folder that shows progress was written since the last time."""
-
-    def __init__(self, run_dir: str) -> None:
-        self.run_dir = run_dir
-        self.seen = self.take()
-
-    def take(self) -> List[Tuple[str, int, float]]:
-        """Name, size and time of session and metrics."""
-        taken = []
-        for name in _names(self.run_dir):
-            if name.startswith(("session.json", "metrics-")):
-                try:
-                    status = os.stat(os.path.join(self.run_dir, name))
-                except OSError:
-                    continue
-                taken.append((name, status.st_size, status.st_mtime))
-        return taken
-
-    def changed(self) -> bool:
-        """Whether it differs from the last time this was asked."""
-        before, self.seen = self.seen, self.take()
-        return before != self.seen
+        sleep(PEEK_SECONDS)
+        run = peek()
 
 
 def find_run_dir(params: Dict[str, Any]) -> Optional[str]:
@@ -553,6 +526,5 @@ def look(params: Dict[str, Any]) -> Dict[str, Any]:
     wait = params.get("wait")
     if wait:
         known = Wait(wait["state"], wait["step"], wait["at_least"], wait["timeout"])
-        files = Fingerprint(run_dir)
-        wait_for_news(lambda: read_run(run_dir, rank, lines=0, limit=PEEK_BYTES), known, files.changed)
+        wait_for_news(lambda: read_run(run_dir, rank, lines=0, limit=PEEK_BYTES), known)
     return read_run(run_dir, rank, lines=params["lines"])

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -116,6 +118,14 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Poll until it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
 
 
 def on_screen(stream: str) -> list[str]:
@@ -374,14 +384,83 @@ def test_field_18_a_crash_is_told_with_its_error(stage: Stage, ranks: Callable[.
     assert "crashed" in told
 
 
+FLAKY = """
+DOCUMENTATION = '''
+name: flaky
+short_description: local, unless a file says that the host is down
+description: local, unless a file says that the host is down
+extends_documentation_fragment: [connection_pipelining]
+'''
+import os
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.connection.local import Connection as Local
+class Connection(Local):
+    transport = "flaky"
+    def exec_command(self, *args, **kwargs):
+        if os.path.exists(DOWN):
+            raise AnsibleConnectionFailure("the cable is out")
+        return super().exec_command(*args, **kwargs)
+"""
+
+
+def test_field_12_a_connection_that_breaks_does_not_end_the_watching(stage: Stage, ranks: Callable[..., None]) -> None:
+    plugins, down = stage.folder / "connections", stage.folder / "down"
+    plugins.mkdir()
+    (plugins / "flaky.py").write_text(FLAKY.replace("DOWN", repr(str(down))))
+    stage.hosts["node2"]["ansible_connection"] = "flaky"
+    ranks(steps=30)
+    argv, environment = stage.argv(WATCH), stage.environment(ANSIBLE_CONNECTION_PLUGINS=str(plugins))
+    with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        told = ""
+        for line in watching.stdout:
+            told += line
+            if "5.0 % / 30 %" in line and not down.exists() and "node2 does not answer" not in told:
+                down.touch()
+            if "node2 does not answer" in line:
+                down.unlink(missing_ok=True)
+    assert watching.returncode == 0, told
+    assert "node2 does not answer" in told
+    assert re.search(r"node2 +1 +finished +30/30", told)
+
+
+def test_interrupting_leaves_the_training_alone_and_says_so(stage: Stage, ranks: Callable[..., None]) -> None:
+    ranks(steps=500)
+    argv, environment = stage.argv(WATCH), stage.environment()
+    with (stage.folder / "told").open("w+") as screen:
+        watching = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=screen, start_new_session=True)
+        until(lambda: "step " in (stage.folder / "told").read_text())
+        # Ansible itself hangs now and then when it is interrupted while a worker reports; people press twice.
+        while watching.poll() is None:
+            os.killpg(watching.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                watching.wait(10)
+        told = (stage.folder / "told").read_text()
+    assert watching.returncode not in (None, 0)
+    assert "The training goes on" in told
+    found = json.loads(stage.play("nanochat.ddp.status", "-e", "ddp_json=true"))
+    assert {run["state"] for run in found["hosts"].values()} == {"running"}
+
+
 def test_status_is_one_screen_in_time_and_json_for_programs(stage: Stage, ranks: Callable[..., None]) -> None:
     assert "no run on any host" in stage.play("nanochat.ddp.status")
     ranks(steps=500)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not all(
-        (stage.run_dir(rank) / f"metrics-rank{rank}.jsonl").exists() for rank in (0, 1)
-    ):
-        time.sleep(0.05)
+    until(lambda: all((stage.run_dir(rank) / f"metrics-rank{rank}.jsonl").exists() for rank in (0, 1)))
+    before = os.times()
+    told = stage.play("nanochat.ddp.status")
+    after = os.times()
+    assert told.startswith("run d4\n")
+    assert len(told.splitlines()) < 24
+    # What it takes of a processor: by the clock that is three seconds at most, if other tests leave it one.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 3
+    found = json.loads(stage.play("nanochat.ddp.status", "-e", "ddp_json=true"))
+    assert {run["state"] for run in found["hosts"].values()} == {"running"}
+
+
+def test_status_is_one_screen_in_time_and_json_for_programs(stage: Stage, ranks: Callable[..., None]) -> None:
+    assert "no run on any host" in stage.play("nanochat.ddp.status")
+    ranks(steps=500)
+    until(lambda: all((stage.run_dir(rank) / f"metrics-rank{rank}.jsonl").exists() for rank in (0, 1)))
     times = []
     for dummy in range(3):
         begun = time.monotonic()
