@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterable, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._findings import ERROR, INFO, WARNING, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight_evidence import Evidence, node_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight_links import judge_links
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight_links import OPEN, judge_links
 
 Finding = Dict[str, Any]
 ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
@@ -291,8 +291,9 @@ def all_reduce(evidence: Evidence) -> Iterable[Finding]:
     if evidence.running:
         yield finding("run-in-progress", "", f"the run {evidence.plan['run']} is in progress")
     elif missing:
-        # Before the network step nobody expects one: the rehearsal comes later.
-        if len(evidence.plan["nodes"]) > 1 and not evidence.before_network:
+        # Before the network step nobody expects one: the rehearsal comes later. Another trainer has no program for it.
+        ours = evidence.plan["trainer"].get("source") == "ours"
+        if len(evidence.plan["nodes"]) > 1 and ours and not evidence.before_network:
             yield finding("gloo-not-tried", ", ".join(missing), f"no trainer's Python on {', '.join(missing)} yet")
         return
     for host, result in evidence.gloo.items():
