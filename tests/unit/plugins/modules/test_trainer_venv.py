@@ -141,7 +141,9 @@ def test_environment_of_somebody_else_is_used_but_not_changed(make, tools):
     assert refused["failed"] and "was not made by this collection" in refused["msg"]
     assert "lacks torch==2.14.0" in refused["msg"]
     assert tools.installs == []
-    assert [entry.name for entry in tools.path.parent.iterdir()] == ["venv"], "it may lie where nothing can be put beside it"
+    assert [entry.name for entry in tools.path.parent.iterdir()] == ["venv"], (
+        "it may lie where nothing can be put beside it"
+    )
 
 
 def test_folder_that_is_no_environment_is_left_alone(make, tools):
