@@ -56,7 +56,11 @@ class Tools:
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
     found = Tools(tmp_path / "venv")
-    monkeypatch.setattr(basic.AnsibleModule, "run_command", lambda self, argv, **more: found.run(self, argv, **more))
+
+    def run_command(self, argv, **more):
+        return found.run(self, argv, **more)
+
+    monkeypatch.setattr(basic.AnsibleModule, "run_command", run_command)
     monkeypatch.setattr(basic.AnsibleModule, "get_bin_path", lambda self, name, *dummy: f"/usr/bin/{name}")
     monkeypatch.setattr(_venv, "SPACE_FOR_TORCH", 0)
     return found
