@@ -296,7 +296,7 @@ class Planner:
     def trainer(self) -> dict[str, Any]:
         run = self.settings
         others = [line for line in self.requirements if not line.startswith("torch==")]
-        tracker = {"mlflow": ["mlflow-skinny"], "wandb": ["wandb"]}.get(run["ddp_tracker"], [])
+        tracker = {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": ["wandb==0.31.0"]}.get(run["ddp_tracker"], [])
         return {
             "source": self.source,
             "url": None if self.choice.ours else run["ddp_trainer_source"],

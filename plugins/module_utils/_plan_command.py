@@ -123,5 +123,7 @@ def env(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any]) -> dict
     if choice.device == "cpu":
         # A GPU in the box must not decide anything about a run on the CPU.
         names["CUDA_VISIBLE_DEVICES"] = ""
+    if run["ddp_tracker"] == "mlflow":
+        names["MLFLOW_EXPERIMENT_NAME"] = f"nanochat-d{run['ddp_depth']}"
     names.update(run["ddp_extra_env"])
     return dict(sorted(names.items()))
