@@ -398,8 +398,8 @@ CATALOGUE.update(
         "gloo-not-tried": Kind(
             INFO,
             "No all-reduce was tried",
-            "The trainer's Python is not on every host yet.",
-            "Nothing to do: training brings it and rehearses before it starts.",
+            "The trainer's Python is not on every host yet, or a closed port would only make it wait.",
+            "Nothing to do: training brings the trainer and rehearses before it starts, once the ways are open.",
         ),
         "step-not-measured": Kind(
             INFO,

@@ -75,7 +75,7 @@ def marker(name: str) -> str:
 
 def address(text: str) -> str:
     """An address in its canonical form; a zone (fe80::1%eth0) is dropped, for rules know none."""
-    plain = str(text).strip().split("%", 1)[0]
+    plain = str(text).strip().partition("%")[0]
     try:
         return str(ipaddress.ip_address(plain))
     except ValueError:

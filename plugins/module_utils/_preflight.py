@@ -117,7 +117,7 @@ def address_names(evidence: Evidence, host: str) -> Iterable[Finding]:
 
 def is_loopback(text: str) -> bool:
     try:
-        return ipaddress.ip_address(str(text).split("%", 1)[0]).is_loopback
+        return ipaddress.ip_address(str(text).partition("%")[0]).is_loopback
     except ValueError:
         return False
 
@@ -257,7 +257,7 @@ def software(evidence: Evidence) -> Iterable[Finding]:
     yield from differing("torch-differs", torches, evidence, severity)
     wanted = evidence.plan["trainer"].get("torch")
     for host, version in torches.items():
-        if version and wanted and str(version).split("+", 1)[0] != str(wanted).split("+", 1)[0]:
+        if version and wanted and str(version).partition("+")[0] != str(wanted).partition("+")[0]:
             yield finding("torch-differs", host, f"torch is {version}, the plan's is {wanted}", severity=severity)
     yield from differing(
         "python-differs", {host: result.get("python") for host, result in evidence.gloo.items()}, evidence
@@ -285,6 +285,12 @@ def differing(
             yield finding(code, host, seen, peer=reference, severity=severity)
 
 
+def closed(evidence: Evidence) -> bool:
+    """Whether some port was tried in vain."""
+    links = [link for tried in evidence.tries.values() for link in tried.get("links") or []]
+    return any(port["error"] not in OPEN for link in links for port in link["ports"])
+
+
 def all_reduce(evidence: Evidence) -> Iterable[Finding]:
     """The real exchange."""
     missing = [node["host"] for node in evidence.plan["nodes"] if not evidence.gloo.get(node["host"])]
@@ -294,7 +300,10 @@ def all_reduce(evidence: Evidence) -> Iterable[Finding]:
         # Before the network step nobody expects one: the rehearsal comes later. Another trainer has no program for it.
         ours = evidence.plan["trainer"].get("source") == "ours"
         if len(evidence.plan["nodes"]) > 1 and ours and not evidence.before_network:
-            yield finding("gloo-not-tried", ", ".join(missing), f"no trainer's Python on {', '.join(missing)} yet")
+            told = f"no trainer's Python on {', '.join(missing)} yet"
+            if closed(evidence) or list(holders(evidence)):
+                told = "a port between the hosts is closed or taken"
+            yield finding("gloo-not-tried", ", ".join(missing), told)
         return
     for host, result in evidence.gloo.items():
         if not result.get("ok"):
