@@ -47,7 +47,7 @@ step "antsibull-docs"
 (cd "$TREE" && antsibull-docs lint-collection-docs --plugin-docs .)
 
 step "ansible-test sanity"
-"$ROOT/tools/pip_for_ansible_test.py"
+python "$ROOT/tools/pip_for_ansible_test.py"
 # Without pyenv's shims, which answer to names of Pythons that they cannot run.
 (cd "$TREE" && PATH=$(printf '%s' "$PATH" | tr : '\n' | grep -v '/shims$' | paste -sd:) ansible-test sanity --local --color no)
 

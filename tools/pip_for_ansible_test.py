@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Let ansible-test set up its environments where its own download of pip is out of reach.
 
 ansible-test fetches a get-pip script from a storage bucket before it makes a virtual environment. Where only package

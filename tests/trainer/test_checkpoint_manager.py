@@ -126,7 +126,11 @@ def test_field_18_a_full_disk_leaves_the_last_good_checkpoint(
     save(tmp_path, 10)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     full = Full(room)
-    monkeypatch.setattr(checkpoints._Hashing, "write", lambda file, data: full(file, data))
+
+    def write(file: Any, data: bytes) -> int:
+        return full(file, data)
+
+    monkeypatch.setattr(checkpoints._Hashing, "write", write)
     with pytest.raises(NotSaved, match=r"rank 0 could not save step 20 to .*: .*"):
         save(tmp_path, 20)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

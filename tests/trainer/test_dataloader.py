@@ -92,7 +92,7 @@ def plain_batches(
             row: list[int] = []
             while len(row) < length + 1:
                 while len(buffer) < 1000:
-                    texts, where = next(source)
+                    texts, where = next(source)  # pylint: disable=stop-iteration-return  # it never ends
                     buffer += [[tokens.bos, *tokens.encode(text)] for text in texts]
                 at = naive_take([len(document) for document in buffer], length + 1 - len(row))
                 row += buffer.pop(at)[: length + 1 - len(row)]

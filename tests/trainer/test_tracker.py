@@ -120,7 +120,7 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path: Path) -> None:
 
 def test_none_tracks_nothing_and_a_missing_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = open_tracker("none", "", "run", {}, tmp_path)
-    assert type(tracker) is Tracker
+    assert tracker.__class__ is Tracker
     tracker.log(1, {"loss": 1.0})
     tracker.close("finished")
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import socket
 import threading
@@ -29,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from nanochat.common import Ranks, UserError
+from nanochat.common import ENVIRON, Ranks, UserError
 
 # Gloo gives up connecting only after five times its timeout; all ranks are known to be there by then, so it is short.
 CONNECT_SECONDS = 10.0
@@ -81,7 +80,7 @@ def connect(
     ranks: Ranks,
     device: str,
     timeout: float,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] = ENVIRON,
     on_phase: OnPhase | None = None,
 ) -> Comm:
     """Join the other ranks at MASTER_ADDR:MASTER_PORT; a process alone joins nobody. on_phase hears of every phase."""

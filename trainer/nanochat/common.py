@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,9 @@ import torch
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The names under which Linux lists instructions that multiply bfloat16 natively (x86, then Arm).
 BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+
+# The environment as it is when it is read; functions take another one in tests.
+ENVIRON: Mapping[str, str] = MappingProxyType(os.environ)
 
 
 class UserError(Exception):
@@ -50,24 +54,24 @@ def exit_code(main: Callable[[], int | None]) -> int:
         return 130
 
 
-def base_dir(environ: Mapping[str, str] = os.environ) -> Path:
+def base_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
     """The folder of tokenizer, checkpoints and reports."""
     named = environ.get("NANOCHAT_BASE_DIR")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "nanochat"
 
 
-def data_dir(environ: Mapping[str, str] = os.environ) -> Path:
+def data_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
     """The folder of parquet shards."""
     named = environ.get("NANOCHAT_DATA_DIR")
     return Path(named).expanduser() if named else base_dir(environ) / "base_data_climbmix"
 
 
-def tokenizer_dir(environ: Mapping[str, str] = os.environ) -> Path:
+def tokenizer_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
     """The folder of tokenizer.pkl and token_bytes.pt."""
     return base_dir(environ) / "tokenizer"
 
 
-def checkpoint_dir(tag: str, environ: Mapping[str, str] = os.environ) -> Path:
+def checkpoint_dir(tag: str, environ: Mapping[str, str] = ENVIRON) -> Path:
     """The folder of one model's checkpoints."""
     return base_dir(environ) / "base_checkpoints" / tag
 
@@ -84,7 +88,7 @@ def writable_folder(path: Path, what: str) -> Path:
     return path
 
 
-def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
+def read_ranks(environ: Mapping[str, str] = ENVIRON) -> Ranks:
     """RANK, LOCAL_RANK and WORLD_SIZE as torchrun sets them; one process alone is rank 0 of 1."""
     try:
         rank, local, world = (
@@ -122,9 +126,7 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(found[0].split()) if found else frozenset()
 
 
-def choose_dtype(
-    device: str, environ: Mapping[str, str] = os.environ, flags: frozenset[str] | None = None
-) -> DtypeChoice:
+def choose_dtype(device: str, environ: Mapping[str, str] = ENVIRON, flags: frozenset[str] | None = None) -> DtypeChoice:
     """The compute dtype for this device: what NANOCHAT_DTYPE says, else what the device itself does well."""
     wanted = environ.get("NANOCHAT_DTYPE", "")
     if wanted and wanted not in DTYPES:

@@ -23,7 +23,8 @@ PER_RANK = ("run_dir",)
 
 def option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
     """One setting: its default, its line in --help and, where they are few, its values."""
-    return dataclasses.field(default=default, metadata={"help": text, "choices": choices})
+    # Called in the body of the dataclass below, only through this function.
+    return dataclasses.field(default=default, metadata={"help": text, "choices": choices})  # pylint: disable=invalid-field-call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,7 +74,11 @@ def test_a_refused_port_is_a_result(run_module, listening):
 
 def test_a_stranger_on_the_port_is_told_from_a_closed_way(run_module):
     with socket.create_server((HOST, 0)) as stranger:
-        answering = threading.Thread(target=lambda: stranger.accept()[0].close())
+
+        def hang_up():
+            stranger.accept()[0].close()
+
+        answering = threading.Thread(target=hang_up)
         answering.start()
         link = check(run_module, {"address": HOST, "ports": [stranger.getsockname()[1]], "token": "x"})
         answering.join(5)
