@@ -97,7 +97,9 @@ def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, shares: 
             "tracker": run["ddp_tracker"],
         }
         if run["ddp_tracker"] == "mlflow":
-            own["tracker-uri"] = f"http://127.0.0.1:{run['ddp_tracker_port']}"
+            bind = run["ddp_tracker_bind"]
+            address = "127.0.0.1" if bind in ("0.0.0.0", "localhost") else bind
+            own["tracker-uri"] = f"http://{address}:{run['ddp_tracker_port']}"
         if len(set(shares)) > 1:
             own["rank-rows"] = ",".join(str(rows) for rows in shares)
     words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
@@ -92,7 +93,13 @@ class Server:
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
             "ddp_plan": plan,
-            "ddp_node": {"base_dir": str(folder / "{{ inventory_hostname }}"), "peers": [], "address": "127.0.0.1"},
+            "ddp_node": {
+                "base_dir": str(folder / "{{ inventory_hostname }}"),
+                "run_dir": str(folder / "{{ inventory_hostname }}" / "runs" / "d4"),
+                "peers": [],
+                "address": "127.0.0.1",
+            },
+            "ddp_results_dir": str(folder / "results"),
             "tracker_venv_dir": str(venv),
         }
         inventory = {"trainers": {"hosts": {"node1": {}, "node2": {}}, "vars": variables}}
@@ -100,9 +107,9 @@ class Server:
         play = [{"hosts": "trainers", "gather_facts": False, "roles": ["nanochat.ddp.tracker"]}]
         (folder / "play.yml").write_text(yaml.safe_dump(play))
 
-    def play(self, *words: str) -> str:
+    def play(self, *words: str, book: str = "play.yml") -> str:
         environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "TMUX_TMPDIR": str(self.folder)}
-        argv = ["ansible-playbook", "-i", self.folder / "hosts.yml", self.folder / "play.yml", *words]
+        argv = ["ansible-playbook", "-i", self.folder / "hosts.yml", self.folder / book, *words]
         return output(*argv, cwd=ROOT, env=environment)
 
     def ask(self, path: str, body: dict[str, Any] | None = None, host: str | None = None) -> dict[str, Any]:
@@ -151,6 +158,21 @@ def test_what_the_trainer_logs_is_read_back(
     assert [(point["step"], point["value"]) for point in sorted(history, key=lambda one: one["step"])] == [
         (step, 10 - step / 10) for step in range(STEPS)
     ]
+
+
+def test_the_report_is_logged_with_the_run(server: Server) -> None:
+    created = server.ask("experiments/create", {"name": "with-report"})
+    info = server.ask("runs/create", {"experiment_id": created["experiment_id"], "run_name": "d4"})["run"]["info"]
+    run_dir = server.folder / "node1" / "runs" / "d4"
+    fake_run.write_history(run_dir, fake_run.history(0, 1, 10, 1.7e9), 0)
+    fake_run.write_json(run_dir / "tracker.json", {"tracker": "mlflow", "id": info["run_id"]})
+    play = [{"hosts": "node1", "gather_facts": False, "roles": ["nanochat.ddp.collect"]}]
+    (server.folder / "collect.yml").write_text(yaml.safe_dump(play))
+    server.play(book="collect.yml")
+    (logged,) = server.ask(f"artifacts/list?run_id={info['run_id']}")["files"]
+    report = server.folder / "results" / "d4" / "report.html"
+    assert (logged["path"], logged["file_size"]) == ("report.html", report.stat().st_size)
+    assert "changed: nothing" in server.play(book="collect.yml")
 
 
 def test_pages_of_other_names_are_refused(server: Server) -> None:
