@@ -404,9 +404,13 @@ def slow_reasons(found: Evidence) -> List[str]:
     if system.get("swapped_pages_per_second", 0) > 50 or process.get("swapped_bytes", 0) > 256 * 2**20:
         swapped = process.get("swapped_bytes", 0) // 2**20
         reasons.append("it is swapping (%d MB of it are out)" % swapped)
-    others = [one for one in found.get("others") or [] if one["cpu_share"] >= BUSY]
-    wanted = sum(one["cpu_share"] for one in others) + max(busy(found), 1.0)
-    if others and wanted > system.get("cpus", 1):
+    others = found.get("others") or []
+    taken = sum(one["cpu_share"] for one in others)
+    # Someone waits for a core: because all are taken, or for a good part of the last seconds.
+    short = (
+        taken + max(busy(found), 1.0) > system.get("cpus", 1) or ((system.get("pressure") or {}).get("cpu") or 0) > 20
+    )
+    if taken >= BUSY and short:
         first = others[0]
         reasons.append(
             "pid %d of %s (%s) takes %.1f cores" % (first["pid"], first["user"], first["command"], first["cpu_share"])

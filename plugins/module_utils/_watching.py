@@ -11,9 +11,11 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import (
+    ABSENT,
     CRASHED,
     ENDED,
     FINISHED,
+    PREPARED,
     RUNNING,
     STOPPED,
 )
@@ -92,6 +94,9 @@ def judge(host: str, sights: Mapping[str, Sight], patience: Patience, first_step
     crashed = [name for name, sight in sights.items() if name != host and sight.run.get("state") == CRASHED]
     if crashed and sights[crashed[0]].ended > ORPHAN_GRACE:
         return Verdict(ORPHANED, "still runs and waits for %s, which crashed" % ", ".join(sorted(crashed)))
+    never = [name for name, sight in sights.items() if sight.run.get("state") in (ABSENT, PREPARED)]
+    if never and sights[never[0]].age > MISSING_GRACE:
+        return Verdict(ORPHANED, "waits for %s, where nothing was started" % ", ".join(sorted(never)))
     return _stall(host, sights, patience)
 
 

@@ -123,6 +123,13 @@ def test_nothing_started_is_said_after_a_minute() -> None:
     assert verdict("a", a=Sight(prepared, age=61)) == "missing"
 
 
+def test_field_20_a_rank_that_waits_for_one_that_was_never_started() -> None:
+    prepared = running(state="prepared", step=None)
+    assert verdict("a", a=Sight(running(), age=50), b=Sight(prepared, age=50)) is None
+    assert verdict("a", a=Sight(running(), age=61), b=Sight(prepared, age=61)) == "orphaned"
+    assert "b, where nothing was started" in sentence("a", a=Sight(running(), age=61), b=Sight(prepared, age=61))
+
+
 def test_with_the_first_step_watching_is_over_if_that_is_wanted() -> None:
     before = running(step=None, done=0, step_seconds=None, idle_seconds=5.0)
     assert verdict("a", True, a=Sight(before)) is None
