@@ -48,9 +48,16 @@ def rotate_and_norm(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return norm(rotate_into(x, cos, sin, torch.empty_like(x))).mul_(QK_SCALE)
 
 
+def fuses_tanh(x: Tensor) -> bool:
+    """Whether oneDNN is there and knows the type."""
+    if x.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return x.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def tanh_product(x: Tensor, weight: Tensor) -> Tensor:
     """tanh(x @ weight.T); oneDNN takes the tanh as it writes the product, which costs next to nothing."""
-    if x.device.type == "cpu" and torch.backends.mkldnn.is_available():
+    if fuses_tanh(x):
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "tanh", [], "")
         return result
     return torch.tanh_(x @ weight.t())
