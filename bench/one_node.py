@@ -41,6 +41,7 @@ from nanochat.schedule import StepSchedule  # noqa: E402
 SIZES = {"d4": ModelConfig.from_depth(4, 64, 64, 512), "d8": ModelConfig.from_depth(8, 64, 128, 1024)}
 ROUNDS = {"d4": 15, "d8": 5}
 QUICK_ROUNDS = 5
+HEADER = "size variant   median s   best s    tok/s  x baseline  first step s   last loss"
 VARIANTS = ("baseline", "fp32", "bf16")
 ROWS, ACCUMULATION = 2, 2
 RATES = LearningRates().scaled(0.0625)
@@ -164,14 +165,14 @@ def figures(
     }
 
 
-def table(result: dict[str, dict[str, dict[str, float]]]) -> str:
-    lines = ["size variant    median s   best s    tok/s  x baseline  first step s   last loss"]
-    for size, variants in result.items():
-        for variant, f in variants.items():
-            speed = f"{f['median_seconds']:9.3f}{f['best_seconds']:9.3f}{f['tokens_per_second']:9.0f}"
-            rest = f"{f['times_baseline']:12.2f}{f['first_step_seconds']:14.2f}{f['last_loss']:12.5f}"
-            lines.append(f"{size:5}{variant:9}{speed}{rest}")
-    return "\n".join(lines)
+def lines(size: str, variants: dict[str, dict[str, float]]) -> str:
+    """The rows of one size in the table."""
+    rows = []
+    for variant, f in variants.items():
+        speed = f"{f['median_seconds']:9.3f}{f['best_seconds']:9.3f}{f['tokens_per_second']:9.0f}"
+        rest = f"{f['times_baseline']:12.2f}{f['first_step_seconds']:14.2f}{f['last_loss']:12.5f}"
+        rows.append(f"{size:5}{variant:9}{speed}{rest}")
+    return "\n".join(rows)
 
 
 def main() -> None:
@@ -189,8 +190,11 @@ def main() -> None:
         return
     sizes = args.sizes or (["d4"] if args.quick else list(SIZES))
     rounds = {size: args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS[size]) for size in sizes}
-    result = {size: measure(size, rounds[size], args.threads) for size in sizes}
-    print(table(result))
+    print(HEADER)
+    result = {}
+    for size in sizes:
+        result[size] = measure(size, rounds[size], args.threads)
+        print(lines(size, result[size]), flush=True)
     if args.write:
         args.write.write_text(json.dumps({"threads": args.threads, "results": result}, indent=1) + "\n")
 

@@ -112,10 +112,15 @@ class Gradients:
         product(a, b, self.tensors["lm_head.weight"][: a.size(0)], add=self._grown(["lm_head.weight"]))
 
     def add(self, name: str, value: Tensor) -> None:
+        """Add to a small gradient."""
         target = self.tensors[name]
-        target.add_(value.view_as(target)) if self._grown([name]) else target.copy_(value.view_as(target))
+        if self._grown([name]):
+            target.add_(value.view_as(target))
+        else:
+            target.copy_(value.view_as(target))
 
     def add_rows(self, name: str, positions: Tensor, rows: Tensor) -> None:
+        """Add one row a token to the gradient of a table."""
         self.tensors[name].index_add_(0, positions, rows)
 
     def _grown(self, names: Sequence[str]) -> bool:
