@@ -46,15 +46,12 @@ def ready_order(model: GPT) -> list[str]:
     return [name for name in ordered if name in names]
 
 
-def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False, alpha: float = 1.0) -> Tensor:
-    """out = alpha * a @ b, or out += that; a and b may be of a narrower type than out."""
+def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
+    """out = a @ b, or out += that; a and b may be of a narrower type than out."""
     if a.dtype != out.dtype:
         result = torch.mm(a, b)
-        return out.add_(result, alpha=alpha) if add else out.copy_(result).mul_(alpha)
-    if add:
-        return torch.addmm(out, a, b, alpha=alpha, out=out)
-    torch.mm(a, b, out=out)
-    return out if alpha == 1.0 else out.mul_(alpha)
+        return out.add_(result) if add else out.copy_(result)
+    return torch.addmm(out, a, b, out=out) if add else torch.mm(a, b, out=out)
 
 
 class Gradients:
