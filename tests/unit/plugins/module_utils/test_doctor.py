@@ -9,7 +9,7 @@ import copy
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import diagnose
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import bundle, diagnose
 
 PLAN: dict[str, Any] = {
     "run": "d4",
@@ -217,3 +217,90 @@ def test_waiting_for_data_is_a_matter_of_data() -> None:
 def test_no_disk_left_for_a_checkpoint() -> None:
     full = rank("desktop", {"phase": "save", "idle_seconds": 60.0}, process=IDLE, system=dict(SYSTEM, disk_free=1000))
     assert verdict(rank("laptop", WAITS, process=IDLE), full)["code"] == "disk-full"
+
+
+STOPPED = "rank 0 (desk.lan) stopped in phase sync of step 40, after 3 s for the gradients (Connection closed by peer): "
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("the ranks differ in setting depth: rank 0 (a) has 4, rank 1 (b) has 6; start every rank with the same.", "settings-differ"),
+        ("the ranks differ in shard shard_00001.parquet: rank 0 (a) has 9 bytes, rank 1 (b) has nothing; start", "data-mismatch"),
+        ("the ranks differ in torch: rank 0 (a) has 2.13.0, rank 1 (b) has 2.12.0; start", "torch-differs"),
+        ("the ranks differ in code: rank 0 (a) has 12, rank 1 (b) has 34; start every rank with the same.", "trainer-differs"),
+        ("the ranks hold different weights at step 9; the first tensor that differs is lm_head.weight (...)", "weights-differ"),
+        ("rank 1 could not save step 20 to /runs/d4: the disk has 3 MB left, but the checkpoint needs 90 MB.", "disk-full"),
+        ("there are no parquet files in /data; python -m scripts.make_shards makes some from text.", "data-mismatch"),
+        ("rank 1 of 2 would get no train documents: /data has at most 1 row group(s) in a train file; make", "data-mismatch"),
+        ("rank 0 (a) could not serve the rendezvous at 10.0.0.1:29500 within 300 s: another process holds that port; stop it", "port-held"),
+        ("rank 1 (b) met all 2 ranks at the rendezvous, but no data connection to another rank came up within 10 s (...)", "link-cut"),
+        ("the memory of this machine is not enough; lower --device-batch-size, --max-seq-len or --depth.", "rank-oom"),
+        ("the checkpoint file /runs/d4/model.pt cannot be read: it ends in the middle of a shard.", "rank-failed"),
+    ],
+)  # fmt: skip
+def test_the_trainers_own_sentences(error: str, code: str) -> None:
+    assert verdict(rank("laptop"), rank("desktop", crashed(error), process=None))["code"] == code
+
+
+def test_field_18_who_could_not_save_is_named_though_all_say_it() -> None:
+    said = crashed("rank 1 could not save step 20 to /runs/d4: the disk has 3 MB left, but the checkpoint needs 90 MB.")
+    told = verdict(rank("laptop", said, process=None), rank("desktop", {**said, "ended": 1001.0}, process=None))
+    assert (told["code"], told["host"]) == ("disk-full", "laptop")
+
+
+def test_field_19_what_the_others_heard_leads_to_the_cause() -> None:
+    heard = rank("laptop", crashed(STOPPED + "rank 1 (lap.lan) has given up, saying: the disk has 3 MB left."), process=None)
+    cause = rank("desktop", crashed(STOPPED.replace("rank 0", "rank 1") + "no sign of life"), process=None)
+    told = verdict(heard, cause)
+    assert (told["code"], told["host"]) == ("disk-full", "laptop")
+
+
+def test_two_ranks_that_lost_each_other() -> None:
+    one = rank("laptop", crashed(STOPPED + "no sign of life from rank 1 (lap.lan), last seen in phase sync"), process=None)
+    other = rank("desktop", crashed(STOPPED + "the rendezvous does not answer any more"), process=None)
+    assert verdict(one, other)["code"] == "link-cut"
+
+
+def test_field_12_a_host_out_of_reach_from_here_only_is_no_error() -> None:
+    told = verdict(rank("laptop"), None)
+    assert (told["code"], told["severity"]) == ("rank-host-unreachable", "warning")
+    assert "only the way from here is broken" in told["seen"]
+
+
+def test_field_19_an_oom_kill_since_the_last_sign_of_life() -> None:
+    killed = {**crashed(""), "last_lines": ["  exitcode  : -9 (pid: 4711)"]}
+    late = dict(SYSTEM, oom_kills=4)
+    since = rank("desktop", killed, process=None, system=late, oom_kills_before=3)
+    long_ago = rank("desktop", killed, process=None, system=late, oom_kills_before=4)
+    assert verdict(rank("laptop", WAITS, process=IDLE), since)["code"] == "rank-oom"
+    assert verdict(rank("laptop", WAITS, process=IDLE), long_ago)["code"] == "rank-killed"
+
+
+def test_nobody_past_the_rendezvous_after_two_minutes() -> None:
+    mute = {"step": None, "phase": None, "idle_seconds": None, "heartbeat_age": None, "started": 1000.0}
+    system = dict(SYSTEM, time=1120.0)
+    told = verdict(rank("laptop", mute, process=IDLE, system=system), rank("desktop", mute, process=IDLE, system=system))
+    assert told["code"] == "rank-stuck" and "192.168.1.10:29500" in told["seen"]
+    fresh = dict(SYSTEM, time=1030.0)
+    begun = verdict(rank("laptop", mute, system=fresh), rank("desktop", mute, system=fresh))
+    assert begun["code"] == "healthy"
+
+
+def test_a_rank_that_computes_for_long_is_not_stuck() -> None:
+    long_step = {"idle_seconds": 100.0, "phase": "forward_backward"}
+    assert verdict(rank("laptop", long_step), rank("desktop", long_step))["code"] == "healthy"
+
+
+def test_field_18_a_disk_that_fills_up_is_told_before_it_matters() -> None:
+    told = verdict(rank("laptop"), rank("desktop", system=dict(SYSTEM, disk_free=1000)))
+    assert (told["code"], told["severity"], told["host"]) == ("disk-full", "warning", "laptop")
+
+
+def test_the_bundle_has_no_secrets() -> None:
+    node = {**PLAN["nodes"][0], "env": {"OMP_NUM_THREADS": "4", "MY_TOKEN": "hunter2!"}}
+    found = {"desktop": rank("laptop", {"last_lines": ["login with s3cr3t failed"]}), "laptop": None}
+    told = bundle({**PLAN, "nodes": [node]}, found, [{"WANDB_API_KEY": "s3cr3t"}])
+    assert told["plan"]["nodes"][0]["env"] == {"OMP_NUM_THREADS": "4", "MY_TOKEN": "***"}
+    assert told["hosts"]["desktop"]["run"]["last_lines"] == ["login with *** failed"]
+    assert told["hosts"]["laptop"] is None

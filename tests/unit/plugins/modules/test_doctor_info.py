@@ -1,0 +1,85 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What doctor_info gathers, from a run folder and a process of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils import _evidence
+from ansible_collections.nanochat.ddp.plugins.modules import doctor_info
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    """A run folder whose rank is a process that sleeps and beats."""
+    monkeypatch.setattr(_evidence, "SAMPLE_SECONDS", 0.1)
+    monkeypatch.setattr(_evidence, "ANSWER_SECONDS", 1.0)
+    env = {**os.environ, "NANOCHAT_DDP_SESSION": "doctored"}
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=env)
+    (tmp_path / "session.json").write_text(json.dumps({"id": "doctored", "pid": process.pid, "started": time.time() - 60}))
+    beat = {"time": time.time(), "pid": process.pid, "phase": "sync", "phase_since": time.time(), "step": 3, "oom_kills": 0}
+    (tmp_path / "heartbeat-rank1.json").write_text(json.dumps(beat))
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "rank1.log").write_text("step 00003/00010\n")
+    yield tmp_path
+    process.communicate(b"\n")
+
+
+def pid_of(run_dir: Path) -> int:
+    return int(json.loads((run_dir / "heartbeat-rank1.json").read_text())["pid"])
+
+
+def test_the_process_and_the_machine_are_described(run_module, run_dir):
+    told = run_module(doctor_info, run_dir=str(run_dir), rank=1, probe_port=1)
+    evidence = told["evidence"]
+    assert told["changed"] is False
+    assert evidence["process"]["pid"] == pid_of(run_dir)
+    assert evidence["process"]["state"] == "S"
+    assert evidence["run"]["phase"] == "sync"
+    assert evidence["oom_kills_before"] == 0
+    assert evidence["system"]["disk_free"] > 0 and "lo" in evidence["system"]["nics"]
+
+
+def test_field_19_a_request_that_nobody_answers_is_taken_back(run_module, run_dir):
+    evidence = run_module(doctor_info, run_dir=str(run_dir), rank=1, probe_port=1)["evidence"]
+    assert evidence["dump"] is None
+    assert not list(run_dir.glob("dump-*"))
+
+
+def test_field_19_the_trainers_answer_is_taken(run_module, run_dir):
+    def answers():
+        request = run_dir / "dump-request-rank1"
+        while not request.exists():
+            time.sleep(0.01)
+        (run_dir / "dump-rank1.json").write_text(json.dumps({"stacks": {"MainThread": ["comm.py:1 in wait"]}}))
+        request.unlink()
+
+    thread = threading.Thread(target=answers)
+    thread.start()
+    evidence = run_module(doctor_info, run_dir=str(run_dir), rank=1, probe_port=1)["evidence"]
+    thread.join()
+    assert evidence["dump"]["stacks"]["MainThread"] == ["comm.py:1 in wait"]
+
+
+def test_whether_packets_come_back_is_tried_with_every_peer(run_module, run_dir):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        peers = [{"host": "near", "address": "127.0.0.1"}, {"host": "closed", "address": "127.0.0.2"}]
+        links = run_module(doctor_info, run_dir=str(run_dir), rank=1, peers=peers, probe_port=port)["evidence"]["links"]
+    assert links == {"near": "open", "closed": "refused"}
+
+
+def test_a_host_without_the_run_has_its_state_told(run_module, tmp_path):
+    evidence = run_module(doctor_info, run_dir=str(tmp_path / "none"), rank=0, probe_port=1)["evidence"]
+    assert evidence["run"]["state"] == "absent"
+    assert evidence["process"] is None
