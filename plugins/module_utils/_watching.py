@@ -42,6 +42,7 @@ class Patience(NamedTuple):
     minimum: float = 45.0  # but at least this many seconds
     timeout: float = 300.0  # the plan's timeout: what has no usual length
     lost: float = 600.0  # a host may be out of reach for this long
+    mute: float = 0.0  # all ranks may say nothing of themselves for this long; 0 for a trainer that never does
 
 
 class Sight(NamedTuple):
@@ -136,13 +137,16 @@ def _stall(host: str, sights: Mapping[str, Sight], patience: Patience) -> Option
     running = {name: sight for name, sight in sights.items() if sight.run.get("state") == RUNNING}
     away = [name for name, sight in sights.items() if sight.unreachable > AWAY_GRACE]
     near = [sight for name, sight in running.items() if name not in away]
-    if not near or not all(stands_still(sight, patience) or (away and _mute(sight, patience)) for sight in near):
+    silent = patience.mute > 0 and all(_mute(sight, patience.mute) for sight in near)
+    missed = bool(away) and all(stands_still(one, patience) or _mute(one, patience.minimum) for one in near)
+    if not near or not (silent or missed or all(stands_still(sight, patience) for sight in near)):
         return None
     run = sights[host].run
     if host in away:
         return Verdict(STALLED, "cannot be reached for %.0f s, and the others stand still" % sights[host].unreachable)
     if run.get("idle_seconds") is None:
-        return Verdict(STALLED, "waits for %s, which cannot be reached" % ", ".join(sorted(away)))
+        what = "waits for %s, which cannot be reached" % ", ".join(sorted(away)) if away else "waits at the rendezvous"
+        return Verdict(STALLED, "%s (%.0f s since it was first seen)" % (what, sights[host].age))
     if (run.get("heartbeat_age") or 0.0) > HEARTBEAT_LIMIT:
         return Verdict(STALLED, "gives no sign of life for %.0f s (%s)" % (run["heartbeat_age"], _where(run)))
     return Verdict(
@@ -158,12 +162,12 @@ def _stall(host: str, sights: Mapping[str, Sight], patience: Patience) -> Option
     )
 
 
-def _mute(sight: Sight, patience: Patience) -> bool:
-    """Whether a rank has said nothing of itself since its start: it waits at the rendezvous."""
-    return sight.run.get("phase") is None and sight.run.get("step") is None and sight.age > patience.minimum
+def _mute(sight: Sight, seconds: float) -> bool:
+    """Whether a rank has said nothing of itself for so long since its start: it waits at the rendezvous."""
+    return sight.run.get("phase") is None and sight.run.get("step") is None and sight.age > seconds
 
 
 def intervals(elapsed: float) -> Dict[str, float]:
     """How often to look: every second at first, twice a minute in a long run, so that looking costs it nothing."""
-    at_least = min(30.0, 1.0 + elapsed / 40.0)
+    at_least = min(30.0, 1.0 + elapsed / 20.0)
     return {"at_least": at_least, "timeout": at_least + 5.0}
