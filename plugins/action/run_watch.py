@@ -143,6 +143,7 @@ class ActionModule(PatientAction):
                 "stall_minimum": {"type": "float", "default": 45.0},
                 "timeout": {"type": "float", "default": 300.0},
                 "lost_after": {"type": "float", "default": 600.0},
+                "mute_after": {"type": "float", "default": 0.0},
             }
         )
         host = variables["inventory_hostname"]
@@ -155,7 +156,11 @@ class ActionModule(PatientAction):
         now = time.time()
         sights = {name: sight_of(ledger.read(name), now) for name in {*options["hosts"], host}}
         patience = Patience(
-            options["stall_factor"], options["stall_minimum"], options["timeout"], options["lost_after"]
+            options["stall_factor"],
+            options["stall_minimum"],
+            options["timeout"],
+            options["lost_after"],
+            options["mute_after"],
         )
         verdict = judge(host, sights, patience, options["first_step"])
         result.update(

@@ -51,6 +51,12 @@ options:
     description: Seconds after which a host that cannot be reached is given up.
     type: float
     default: 600
+  mute_after:
+    description:
+      - Seconds in which every rank must have said something of itself, else they wait at the rendezvous. V(0) is for a trainer that never
+        says anything.
+    type: float
+    default: 0
 attributes:
   action:
     description: It runs on the controller and looks at the host through M(nanochat.ddp.run_info).

@@ -123,6 +123,15 @@ def test_nothing_started_is_said_after_a_minute() -> None:
     assert verdict("a", a=Sight(prepared, age=61)) == "missing"
 
 
+def test_field_20_ranks_that_never_meet_are_told_before_their_timeout() -> None:
+    mute = running(phase=None, phase_seconds=None, idle_seconds=None, heartbeat_age=None, step=None)
+    patience = PATIENCE._replace(mute=75)
+    assert judge("a", {"a": Sight(mute, age=70), "b": Sight(mute, age=76)}, patience) is None
+    assert judge("a", {"a": Sight(mute, age=76), "b": Sight(running(), age=76)}, patience) is None
+    found = judge("a", {"a": Sight(mute, age=76), "b": Sight(mute, age=76)}, patience)
+    assert found is not None and "waits at the rendezvous" in found.sentence
+
+
 def test_field_20_a_rank_that_waits_for_one_that_was_never_started() -> None:
     prepared = running(state="prepared", step=None)
     assert verdict("a", a=Sight(running(), age=50), b=Sight(prepared, age=50)) is None
