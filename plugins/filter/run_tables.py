@@ -10,6 +10,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.module_utils import _run_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._predict import comparison_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import EMPTY
 
 
@@ -28,13 +29,21 @@ def rows_of(results: Any) -> list[dict[str, Any]]:
     return rows
 
 
+def closing_table(results: Any, prediction: Mapping[str, Any] | None = None) -> str:
+    """The table at the end, and below it what was expected beside what happened."""
+    rows = rows_of(results)
+    happened = {row["host"]: row["run"] for row in rows}
+    beside = comparison_text(prediction, happened) if prediction else ""
+    return _run_table.closing_table(rows) + (f"\n{beside}" if beside else "")
+
+
 class FilterModule:
     """The filters by name."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """What templates may use."""
         return {
-            "closing_table": lambda results: _run_table.closing_table(rows_of(results)),
+            "closing_table": closing_table,
             "status_table": lambda results: _run_table.status_table(rows_of(results)),
             "status_data": lambda results: _run_table.status_data(rows_of(results)),
         }

@@ -61,6 +61,7 @@ class Run(NamedTuple):
     name: str
     plan: Dict[str, Any]
     ranks: List[Rank]
+    prediction: Dict[str, Any]
 
 
 def load_rank(folder: str) -> Optional[Rank]:
@@ -90,7 +91,9 @@ def load_run(path: str) -> Run:
         raise ReportError("No folder below %s holds metrics or a session: collect the run first." % path)
     plans = [read_json(os.path.join(folder, "plan.json")) for folder in folders]
     plan = next((plan for plan in plans if plan), {})
-    return Run(os.path.basename(path.rstrip("/")), plan, sorted(ranks, key=lambda rank: (rank.rank, rank.host)))
+    prediction = read_json(os.path.join(path, "prediction.json"))
+    by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
+    return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction)
 
 
 # -- series ---------------------------------------------------------------------------------------------------------
@@ -217,38 +220,39 @@ def summary(rank: Rank, steps: Sequence[Event]) -> Dict[str, Any]:
 
 
 def compared(run: Run, ranks: Sequence[Dict[str, Any]]) -> List[List[Any]]:
-    """Rows of (what, host, predicted by the plan, measured); only what both sides know."""
-    rows: List[List[Any]] = []
-    prediction = run.plan.get("prediction") or run.plan.get("predictions") or {}
+    """Rows of (what, host, expected, measured); only what both sides know."""
     start = next((event for rank in run.ranks for event in rank.events if event["kind"] == "start"), {})
     model = start.get("model") if isinstance(start.get("model"), dict) else {}
-    planned_total = ((run.plan.get("model") or {}).get("parameters") or {}).get("total")
-    measured_total = ((model or {}).get("parameters") or {}).get("total")
-    rows.append(["parameters", "", planned_total, measured_total])
-    if isinstance(prediction, dict):
-        rows.append(
-            [
-                "tokens per second",
-                "",
-                finite(prediction.get("tokens_per_second")),
-                ranks[0]["summary"]["tokens_per_second"],
-            ]
-        )
-        rows.append(
-            [
-                "seconds per step",
-                "",
-                finite(prediction.get("step_seconds")),
-                describe_events(run.ranks[0].events)["step_seconds"],
-            ]
-        )
-    planned = {node.get("rank"): node for node in run.plan.get("nodes") or []}
+    planned = ((run.plan.get("model") or {}).get("parameters") or {}).get("total")
+    rows: List[List[Any]] = [["parameters", "", planned, ((model or {}).get("parameters") or {}).get("total")]]
+    told, expected = describe_events(run.ranks[0].events), run.prediction
+    rows.append(["tokens per second", "", finite(expected.get("tokens_per_second")), told["tokens_per_second_mean"]])
+    rows.append(["seconds of a step", "", finite(expected.get("step_seconds")), told["step_seconds"]])
+    nodes = {node.get("rank"): node for node in run.plan.get("nodes") or []}
     for rank in ranks:
-        node = planned.get(rank["summary"]["rank"], {})
-        rows.append(
-            ["memory (bytes)", rank["summary"]["host"], node.get("memory_bytes"), rank["summary"]["memory_bytes"]]
-        )
+        rows += _compared_rank(rank, nodes.get(rank["summary"]["rank"], {}), expected)
     return [row for row in rows if row[2] is not None and row[3] is not None]
+
+
+def _compared_rank(rank: Dict[str, Any], node: Dict[str, Any], expected: Dict[str, Any]) -> List[List[Any]]:
+    host, table = rank["summary"]["host"], rank["columns"]
+    waits = expected.get("wait_seconds")
+    return [
+        [
+            "seconds waited in a step",
+            host,
+            waits.get(host) if isinstance(waits, dict) else None,
+            mean_of(table, "wait_seconds"),
+        ],
+        ["bytes sent in a step", host, expected.get("bytes_sent"), mean_of(table, "bytes_sent")],
+        ["bytes of memory", host, node.get("memory_bytes"), rank["summary"]["memory_bytes"]],
+    ]
+
+
+def mean_of(table: Dict[str, List[Any]], name: str) -> Optional[float]:
+    """The mean of a column over the steps that have it."""
+    values = [value for value in table.get(name, []) if value is not None]
+    return sum(values) / len(values) if values else None
 
 
 def plan_rows(plan: Dict[str, Any]) -> List[List[str]]:

@@ -45,7 +45,7 @@ class Stage:
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
             "ddp_base_dir": f"{folder}/{{{{ inventory_hostname }}}}",
-            "ddp_plan": {"run": "d4", "timeout_seconds": 60, "nodes": nodes},
+            "ddp_plan": {"run": "d4", "timeout_seconds": 60, "nodes": nodes, "trainer": {"source": "ours"}},
             "ddp_node": {
                 "run_dir": "{{ ddp_base_dir }}/runs/d4",
                 "base_dir": "{{ ddp_base_dir }}",

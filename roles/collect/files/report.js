@@ -318,8 +318,8 @@
       section('comparison', 'Compared with other runs', scroll(fillTable(make('table'), ['run', 'plan', 'steps', 'first loss', 'last loss', 'val bpb', 'tok/s', 'end'], rows.map(({ run, digest, summary }) => [run, digest, String(summary.done), loss(summary.first_loss), loss(summary.last_loss), loss(summary.val_bpb), speed(summary.tokens_per_second), summary.end]), [2, 3, 4, 5, 6])));
     }
     if (data.compared.length) {
-      const show = (what, value) => what.includes('bytes') ? bytes(value) : what.includes('seconds') ? seconds(value) : number(value, value < 100 ? 2 : 0);
-      section('predicted', 'Predicted and measured', scroll(fillTable(make('table'), ['what', 'host', 'plan', 'measured', 'measured / plan'], data.compared.map(([what, host, plan, measured]) => [what.replace(' (bytes)', ''), host, show(what, plan), show(what, measured), plan ? share(measured / plan) : '–']), [2, 3, 4])));
+      const show = (what, value) => what.startsWith('bytes') ? bytes(value) : what.startsWith('seconds') ? seconds(value) : number(value, value < 100 ? 2 : 0);
+      section('predicted', 'Predicted and measured', scroll(fillTable(make('table'), ['what', 'host', 'expected', 'measured', 'measured / expected'], data.compared.map(([what, host, plan, measured]) => [what.replace(/^bytes (of )?/, ''), host, show(what, plan), show(what, measured), plan ? share(measured / plan) : '–']), [2, 3, 4])));
     }
     if (data.happenings.length) {
       section('happenings', 'What happened', scroll(fillTable(make('table'), ['time', 'step', 'host', 'what'], data.happenings.map((event) => [clock(event.time), known(event.step) ? number(event.step, 0) : '', event.host || '', make('span', { class: event.severity }, event.text)]), [1])));

@@ -150,10 +150,23 @@ def test_the_environment_is_not_in_the_page(tmp_path: Path) -> None:
 
 
 def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:
-    run = report.load_run(str(collected(tmp_path)))
-    rows = report.page_data(run)["compared"]
-    assert ["parameters", "", 36_700_200, 36_700_200] in rows
-    assert ["memory (bytes)", "node1", 1_500_000_000, 1_200_039_000] in rows
+    path = collected(tmp_path)
+    rows = report.page_data(report.load_run(str(path)))["compared"]
+    assert rows[0] == ["parameters", "", 36_700_200, 36_700_200]
+    assert ["bytes of memory", "node1", 1_500_000_000, 1_200_039_000] in rows
+    assert len(rows) == 3
+    expected = {
+        "tokens_per_second": 5000.0,
+        "step_seconds": 0.4,
+        "bytes_sent": 20_000_000,
+        "wait_seconds": {"node2": 0.2},
+    }
+    fake_run.write_json(path / "prediction.json", expected)
+    rows = report.page_data(report.load_run(str(path)))["compared"]
+    assert ["tokens per second", "", 5000.0, 4096.0] in rows
+    assert ["seconds of a step", "", 0.4, 0.5] in rows
+    assert ["seconds waited in a step", "node2", 0.2, pytest.approx(0.15)] in rows
+    assert ["bytes sent in a step", "node1", 20_000_000, 24_000_019.5] in rows
 
 
 def test_module_writes_once_and_says_so(run_module: Any, tmp_path: Path) -> None:

@@ -161,6 +161,14 @@ def test_no_run_anywhere_is_said() -> None:
     assert run_table.status_table(rows_of({"a": absent})).startswith("no run on any host")
 
 
+def test_what_was_expected_stands_below_the_closing_table() -> None:
+    results = {one["host"]: {"run": one["run"]} for one in finished()}
+    closing = FilterModule().filters()["closing_table"]
+    expected = {"tokens_per_second": 2000.0, "wait_seconds": {"a": 0.1, "b": 0.2}, "bytes_sent": 24e6}
+    assert "Expected 2000 tok/s, came to 1900 (-5%)" in closing(results, expected)
+    assert "Expected" not in closing(results, {})
+
+
 def test_the_filters_want_results_by_host() -> None:
     with pytest.raises(AnsibleFilterError, match="dictionary from host to result"):
         rows_of(["a"])
