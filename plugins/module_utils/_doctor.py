@@ -91,7 +91,8 @@ def diagnose(
     plan: Mapping[str, Any], evidence: Dict[str, Optional[Evidence]], stall_factor: float = 5.0
 ) -> Dict[str, Any]:
     """One verdict over all ranks: a finding, and the lines it rests on."""
-    case = Case(plan, evidence, stall_factor)
+    # Where a host gave no answer, a template may say so by false or an empty one.
+    case = Case(plan, {host: found or None for host, found in evidence.items()}, stall_factor)
     for question in (unreachable, died, not_running, frozen, cut, behind, healthy):
         verdict = question(case)
         if verdict:
@@ -507,7 +508,7 @@ def bundle(
     """The plan and all evidence, without the values of secrets and of variables that others chose."""
     nodes = [dict(node, env=masked_env(node.get("env") or {})) for node in plan["nodes"]]
     values = {str(value) for one in secrets for value in one.values() if len(str(value)) > 3}
-    whole = {"plan": dict(plan, nodes=nodes), "hosts": dict(evidence)}
+    whole = {"plan": dict(plan, nodes=nodes), "hosts": {host: found or None for host, found in evidence.items()}}
     return dict(without(whole, sorted(values, key=len, reverse=True)))
 
 

@@ -94,7 +94,8 @@ class Lab:
 
     def preflight(self, *words: str, **settings: Any) -> tuple[dict[str, dict[str, Any]], Played]:
         """The findings by code, and what was said."""
-        played = self.play("nanochat.ddp.preflight", *words, ddp_json=True, preflight_measure_seconds=0, **settings)
+        settings = {"ddp_json": True, "preflight_measure_seconds": 0, **settings}
+        played = self.play("nanochat.ddp.preflight", *words, **settings)
         findings = played.document()["findings"]
         return {f"{one['code']} {one['host']}": one for one in findings} | {
             one["code"]: one for one in findings

@@ -250,7 +250,8 @@ def test_field_17_another_load_on_a_host_is_named(lab, alive, found):
         played = lab.play("nanochat.ddp.doctor", ddp_json=True, ddp_run=RUN)
     finally:
         on("laptop", "for pid in $(cat /tmp/hogs); do kill -KILL $pid; done")
-    one = played.document()["verdict"]
+    assert played.code == 0, played.output
+    one = json.loads((lab.folder / RUN / "doctor.json").read_text())["verdict"]
     assert one["code"] in ("healthy-slow", "rank-slow")
     assert "rank 1 (laptop)" in one["seen"] and "while :" in one["seen"]
     found("another load takes the worker's cores", one["code"], played.seconds, "doctor")

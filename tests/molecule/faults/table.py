@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Writes docs/faults.md from what the scenario faults has found.
+
+    FAULTS_RESULTS=/tmp/faults.json ./test.sh molecule:faults
+    tests/molecule/faults/table.py /tmp/faults.json >docs/faults.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAD = """# Faults, made for real
+
+<!-- Written by tests/molecule/faults/table.py from the results of the scenario faults. -->
+
+What went wrong for people who trained on two home machines, each made for real on two hosts reached over ssh: firewalls, orphans on the port,
+cut and slow links, frozen and full machines, killed ranks. Seconds count from the fault to its name: for *preflight*, *plan* and *doctor* the
+whole command, for *watch* from the moment of the fault in a run that is being watched, with the waiting time of the defaults (45 s without
+progress) in it. docs/troubleshooting.md says what each code means.
+
+| # | fault | named as | seconds | by |
+|---:|---|---|---:|---|
+"""
+# What cannot be made in a container, or is made for real without one.
+ELSEWHERE = {
+    10: ("a GPU is in the box of a CPU run, or bfloat16 is asked of a CPU without it", "bf16-not-native, or float32 chosen", "field_10"),
+    25: ("a host takes part by radio (an interface of the kernel's kind wireless)", "nic-wifi", "field_25"),
+}  # fmt: skip
+
+
+def tests_of(mark: str) -> list[str]:
+    """The files below tests/ with a test of that name."""
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in paths if re.search(rf"def test_{mark}_", path.read_text())]
+
+
+def rows(results: list[dict]) -> list[str]:
+    """One line a fault, by number."""
+    lines = [
+        (one["field"], f"| {one['field']} | {one['fault']} | {one['code']} | {one['seconds']:.0f} | {one['when']} |")
+        for one in results
+    ]
+    for number, (fault, code, mark) in ELSEWHERE.items():
+        files = [path for path in tests_of(mark) if "molecule" not in path]
+        lines.append((number, f"| {number} | {fault} | {code} | | {', '.join(files)} |"))
+    return [line for dummy, line in sorted(lines, key=lambda pair: pair[0])]
+
+
+def main() -> int:
+    results = json.loads(Path(sys.argv[1]).read_text())
+    missing = set(range(1, 26)) - {one["field"] for one in results} - set(ELSEWHERE)
+    sys.stdout.write(HEAD + "\n".join(rows(results)) + "\n")
+    if missing:
+        print(f"entries without a result: {sorted(missing)}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
