@@ -467,6 +467,23 @@ def test_logs_come_line_by_line_with_their_host(stage: Stage, ranks: Callable[..
     assert len(last) == 4
 
 
+def test_logs_of_a_host_without_a_run_are_not_silently_empty(stage: Stage) -> None:
+    assert "node2 | no log yet: no run was started here" in stage.play("nanochat.ddp.logs")
+
+
+def test_collect_compares_with_earlier_runs(stage: Stage) -> None:
+    for run in ("d4", "d4-before"):
+        folder = stage.folder / "node1" / "runs" / run
+        fake_run.write_history(folder, fake_run.history(0, 1, 10, 1.7e9, 0.5, run), 0)
+        stage.play("nanochat.ddp.collect", "-e", f"ddp_results_dir={stage.folder}/results", "-e", f"collect_run={run}")
+    more = ["-e", f"ddp_results_dir={stage.folder}/results", "-e", "collect_run=d4", "-e", "compare=d4-before"]
+    stage.play("nanochat.ddp.collect", *more)
+    assert '"run":"d4-before"' in (stage.folder / "results/d4/report.html").read_text()
+    told = stage.play("nanochat.ddp.collect", *more[:-1], "compare=nix", code=2)
+    assert "There is no folder" in told
+    assert "was the run collected, and is its name right?" in told
+
+
 def test_collect_brings_what_is_new_and_makes_the_report(stage: Stage) -> None:
     for rank in (0, 1):
         begun = time.time() - 60
