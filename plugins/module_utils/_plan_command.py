@@ -12,6 +12,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import Ho
 
 # Big buffers are reused instead of being given back to the kernel and faulted in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
+# On cores that others use too, threads that spin without end take them from the thread they wait for.
+SPINS = "20000"
 FLIGHT_RECORD_ENTRIES = "2000"
 
 
@@ -121,6 +123,7 @@ def env(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any]) -> dict
         "PYTHONFAULTHANDLER": "1",
         "TORCH_FR_BUFFER_SIZE": FLIGHT_RECORD_ENTRIES,
         "GLIBC_TUNABLES": MALLOC,
+        "GOMP_SPINCOUNT": SPINS,
     }
     if choice.device == "cpu":
         # A GPU in the box must not decide anything about a run on the CPU.

@@ -56,7 +56,7 @@ class Bench:
         self.model = GPT(model_config(settings, vocab_size)).to(device)
         self.model.init_weights()
         self.training = TrainingPass(self.model, self.matmul)
-        self.optimizer = Optimizer(self.model, RATES)
+        self.optimizer = Optimizer(self.model, RATES, self.matmul)
         self.device = device
         self.seconds: list[tuple[float, float, float]] = []
 
