@@ -36,8 +36,10 @@ run_lint() {
 run_unit() { (cd "$COLLECTION" && PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit); }
 
 run_integration() {
-    need_packages chromium
-    (cd "$COLLECTION" && PYTHONPATH=$COLLECTIONS python -m pytest -q tests/integration)
+    need_packages chromium openssh-server openssh-client
+    # The tracker's test trains for real.
+    need_trainer_venv
+    (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS python -m pytest -q tests/integration)
 }
 
 run_trainer() {
