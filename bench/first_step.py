@@ -66,7 +66,9 @@ def start_once(base: Path, model: str) -> dict[str, float]:
     environ = os.environ | {"NANOCHAT_BASE_DIR": str(base), "GLIBC_TUNABLES": MALLOC, "PYTHONUNBUFFERED": "1"}
     argv = [sys.executable, "-m", "scripts.base_train", *MODELS[model], *FLAGS, "--model-tag", run.name]
     began = time.time()
-    done = subprocess.run([*argv, "--run-dir", str(run)], cwd=TRAINER, env=environ, capture_output=True, text=True)
+    done = subprocess.run(
+        [*argv, "--run-dir", str(run)], cwd=TRAINER, env=environ, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(done.stderr.strip())
     events = [json.loads(line) for line in (run / "metrics-rank0.jsonl").read_text().splitlines()]

@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Writes docs/faults.md from what the scenario faults has found.
 
-    FAULTS_RESULTS=/tmp/faults.json ./test.sh molecule:faults
-    tests/molecule/faults/table.py /tmp/faults.json >docs/faults.md
+FAULTS_RESULTS=/tmp/faults.json ./test.sh molecule:faults
+python3 tests/molecule/faults/table.py /tmp/faults.json >docs/faults.md
 """
 
 from __future__ import annotations
