@@ -94,14 +94,16 @@ def detour(lab):
            f"tc qdisc add dev {nic} root tbf rate 20mbit burst 64kb latency 50ms")  # fmt: skip
     # The peers' network goes through the overlay: only what the tunnel itself carries stays on the card.
     on("desktop", f"ip route add {ADDRESS['laptop']}/32 dev tailscale0 src {ADDRESS['desktop']} table 7 && "
-       f"ip rule add to {ADDRESS['laptop']} ipproto tcp lookup 7")  # fmt: skip
+       f"ip rule add to {ADDRESS['laptop']} lookup 7 pref 200 && "
+       f"ip rule add to {ADDRESS['laptop']} ipproto udp dport 4789 lookup main pref 100")  # fmt: skip
     on("laptop", f"ip route add {ADDRESS['desktop']}/32 dev tailscale0 src {ADDRESS['laptop']} table 7 && "
-       f"ip rule add to {ADDRESS['desktop']} ipproto tcp lookup 7")  # fmt: skip
+       f"ip rule add to {ADDRESS['desktop']} lookup 7 pref 200 && "
+       f"ip rule add to {ADDRESS['desktop']} ipproto udp dport 4789 lookup main pref 100")  # fmt: skip
     try:
         findings, played = lab.preflight(preflight_measure_seconds=3)
     finally:
         for host in USER:
-            on(host, "ip rule del lookup 7; ip link del tailscale0; tc qdisc del dev $(ls /sys/class/net | grep -v lo) root", check=False)
+            on(host, "ip rule del pref 100; ip rule del pref 200; ip link del tailscale0; tc qdisc del dev $(ls /sys/class/net | grep -v lo) root", check=False)
     return {"findings": findings, "seconds": played.seconds}
 
 
