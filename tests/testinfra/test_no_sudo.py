@@ -1,0 +1,80 @@
+"""Two hosts without root rights: what only their owner can do is said in his words, and all else works."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+HOSTS = ["desktop", "laptop"]
+WALL = """
+flush ruleset
+table inet filter {
+  chain input {
+    type filter hook input priority filter; policy drop;
+    iif lo accept
+    ct state established,related accept
+    tcp dport 22 accept
+  }
+}
+"""
+
+# The tests tell one story and are played in this order.
+
+
+@pytest.fixture(scope="module")
+def wall(lab):
+    """The owner of the laptop has a firewall; its rules before the job."""
+    lab.on("laptop", f"printf '%s' '{WALL}' | nft -f -")
+    return rules(lab)
+
+
+def rules(lab):
+    return lab.on("laptop", "nft -s list ruleset")
+
+
+def commands(said):
+    """The commands for the owner of the host, as a person would copy them."""
+    found = re.findall(r"(sudo [^\n;]*[^\n; ])", said)
+    assert found, said
+    return list(dict.fromkeys(found))
+
+
+@pytest.fixture(scope="module")
+def owner_was_told(lab, wall):
+    return lab.play("-e", f"preflight_file={lab.kept}/findings.json", playbook="preflight", code=2)
+
+
+def test_field_02_preflight_names_the_commands_for_the_owner(lab, wall, owner_was_told):
+    found = json.loads((lab.kept / "findings.json").read_text())["findings"]
+    (told,) = [one for one in found if one["code"] == "no-sudo"]
+    assert told["host"] == "laptop"
+    assert "nft" in told["remedy"]
+    assert "10.89.76.11" in told["remedy"]
+    assert told["remedy"] in owner_was_told
+    assert rules(lab) == wall
+
+
+def test_field_02_training_says_the_same_and_starts_nothing(lab, wall):
+    said = lab.play(code=2)
+    assert "no-sudo" in said
+    assert "10.89.76.11" in said
+    assert rules(lab) == wall
+    assert lab.states() == {"desktop": "absent", "laptop": "absent"}
+
+
+def test_field_02_once_the_owner_did_so_it_trains(lab, wall, owner_was_told):
+    for command in commands(json.loads((lab.kept / "findings.json").read_text())["findings"][0]["remedy"]):
+        lab.on("laptop", command)
+    assert rules(lab) != wall
+    said = lab.play()
+    assert "weights identical on both ranks" in said
+    assert lab.states() == {"desktop": "finished", "laptop": "finished"}
+
+
+def test_field_02_reset_names_the_commands_that_close_again(lab, wall):
+    said = lab.play(playbook="reset")
+    for command in commands(said):
+        lab.on("laptop", command)
+    assert rules(lab) == wall

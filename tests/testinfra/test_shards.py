@@ -1,0 +1,192 @@
+"""Three hosts read the same shards, whatever they had before and whatever happens to their files."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from conftest import wait_for
+
+BASE = {"desktop": "/home/lzw/nanochat-ddp", "laptop": "/home/xiaoxin/nanochat-ddp", "lab": "/home/lzw/nanochat-ddp"}
+USER = {"desktop": "lzw", "laptop": "xiaoxin", "lab": "lzw"}
+HOSTS = list(BASE)
+ALL = [f"shard_{number:05d}.parquet" for number in range(201)]
+MIRROR = "http://10.89.74.20:8000"
+
+COLLECTION = """
+import pathlib, sys
+import pyarrow as pa, pyarrow.parquet as pq
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir(parents=True)
+for number in range(201):
+    texts = [f"document {number} {row} " + "the quick brown fox jumps over the lazy dog " * (1 + row % 7) for row in range(32)]
+    pq.write_table(pa.table({"text": texts}), folder / f"shard_{number:05d}.parquet", row_group_size=8)
+"""
+
+BIG_SHARD = """/opt/trainer-venv/bin/python -c '
+import random, sys
+import pyarrow as pa, pyarrow.parquet as pq
+texts = [random.Random(row).randbytes(int(sys.argv[1]) // 32).hex() for row in range(16)]
+pq.write_table(pa.table({"text": texts}), "/srv/big/shard_00001.parquet", compression="none", use_dictionary=False)
+'"""
+
+# The tests tell one story and are played in this order.
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collection(lab):
+    """The same collection of 201 shards on the master and on a web server."""
+    for host, folder in (("desktop", "/srv/collection"), ("mirror", "/srv/http")):
+        lab.on(host, f"test -d {folder} || /opt/trainer-venv/bin/python -c '{COLLECTION}' {folder}")
+
+
+def sums(lab, host, folder):
+    said = lab.on(host, f"cd {folder} && sha256sum *.parquet")
+    return {name: digest for digest, name in map(str.split, said.splitlines())}
+
+
+def read_by(lab, host, run="same"):
+    return sums(lab, host, f"{BASE[host]}/runs/{run}/data")
+
+
+def store(lab, host):
+    return lab.on(host, f"ls -d {BASE[host]}/data/host-*").strip()
+
+
+def as_user(lab, host, script):
+    return lab.on(host, script, user=USER[host])
+
+
+def assert_the_same_everywhere(lab):
+    wanted = sums(lab, "desktop", "/srv/collection")
+    assert sorted(wanted) == ALL
+    for host in HOSTS:
+        assert read_by(lab, host) == wanted
+        # No server is left behind, and no part of a file.
+        assert lab.on(host, f"find {BASE[host]}/data -name .share -o -name '*.part'") == ""
+
+
+def test_field_07_master_with_201_shards_and_worker_with_4(lab):
+    own = f"{BASE['laptop']}/runs/same/data"
+    as_user(lab, "laptop", f"mkdir -p {own} && cd {own} && for n in 0 1 2 3; do echo other >shard_0000$n.parquet; done")
+    lab.play("--tags", "data")
+    assert_the_same_everywhere(lab)
+    tokenizers = {lab.on(host, f"cat {BASE[host]}/runs/same/tokenizer/* | sha256sum") for host in HOSTS}
+    assert len(tokenizers) == 1
+    assert "changed: nothing" in lab.play("--tags", "data")
+
+
+def test_field_07_what_is_broken_on_any_host_is_found_and_mended(lab):
+    # The master's store is made of links to the collection, which must stay as it is: a copy takes the link's place.
+    as_user(
+        lab,
+        "desktop",
+        f"cd {store(lab, 'desktop')} && cp shard_00002.parquet x && printf XXXX | dd of=x bs=1 seek=9 conv=notrunc status=none "
+        "&& mv x shard_00002.parquet",
+    )
+    as_user(
+        lab, "laptop", f"cd {store(lab, 'laptop')} && truncate -s 100 shard_00003.parquet && rm shard_00200.parquet"
+    )
+    as_user(lab, "lab", f"cd {BASE['lab']}/runs/same/data && echo extra >shard_00777.parquet")
+    said = lab.play("--tags", "data", "--check")
+    assert "would change on laptop" in said
+    assert len(read_by(lab, "lab")) == 202, "check mode changed something"
+    lab.play("--tags", "data")
+    assert_the_same_everywhere(lab)
+
+
+def test_field_07_bytes_that_rot_without_a_trace_are_found_by_reading_all(lab):
+    script = (
+        f"cd {store(lab, 'lab')} && touch -r shard_00004.parquet /tmp/then && printf XXXX | dd of=shard_00004.parquet bs=1 seek=9 "
+        "conv=notrunc status=none && touch -r /tmp/then shard_00004.parquet"
+    )
+    as_user(lab, "lab", script)
+    lab.play("--tags", "data", "-e", "data_verify=full")
+    assert_the_same_everywhere(lab)
+
+
+def sent(lab, host):
+    return int(lab.on(host, "cat /sys/class/net/eth0/statistics/tx_bytes"))
+
+
+def test_a_transfer_that_was_cut_goes_on_where_it_ended(lab, background):
+    size = 24_000_000
+    # Another collection, with one shard that is too big to arrive at once.
+    lab.on("desktop", f"mkdir /srv/big && cp /srv/collection/shard_0000[02].parquet /srv/big && {BIG_SHARD} {size}")
+    for host in HOSTS:
+        lab.on(host, "tc qdisc add dev eth0 root tbf rate 40mbit burst 64kb latency 50ms")
+    words = ("--tags", "data", "-e", "ddp_run=cut", "-e", '{"ddp_data_paths": ["/srv/big"]}', "-e", "ddp_data_shards=3")
+    play = background(*words)
+    part = f"find {BASE['laptop']}/data -name '.shard_00001*.part' -size +2M"
+    wait_for("a part of the big shard", lambda: lab.on("laptop", part).strip() or play.poll() is not None, 120)
+    assert play.poll() is None
+    for host in HOSTS:
+        lab.on(
+            host, f"kill -9 $(grep -o '\"pid\": [0-9]*' {BASE[host]}/data/*/.share/server.state | grep -o '[0-9]*$')"
+        )
+    assert play.wait(120) != 0
+    assert "shard_00001.parquet" in play.said()
+    had = int(lab.on("laptop", f"{part} -printf %s"))
+    for host in HOSTS:
+        lab.on(host, "tc qdisc del dev eth0 root")
+
+    before = sum(sent(lab, host) for host in HOSTS)
+    lab.play(*words)
+    moved = sum(sent(lab, host) for host in HOSTS) - before
+    # Both hosts had some of it; only the rest crossed the network.
+    assert moved < 2 * size - had + 2_000_000
+    wanted = sums(lab, "desktop", "/srv/big")
+    assert {host: read_by(lab, host, "cut") for host in HOSTS} == dict.fromkeys(HOSTS, wanted)
+
+
+def test_shards_of_a_url_are_fetched_once(lab):
+    lab.on(
+        "mirror",
+        "cd /srv/http && setsid python3 -m http.server 8000 >/tmp/http.log 2>&1 </dev/null & echo $! >/tmp/http.pid",
+    )
+    wait_for("the web server", lambda: ":8000 " in lab.on("mirror", "ss -Hltn"))
+    words = (
+        "--tags", "data", "-e", "ddp_run=url", "-e", "ddp_data_source=url", "-e", f"ddp_data_url={MIRROR}",
+        "-e", "ddp_data_shards=5", "-e", "ddp_data_last_shard=200",
+    )  # fmt: skip
+    lab.play(*words)
+    wanted = {name: digest for name, digest in sums(lab, "mirror", "/srv/http").items() if name in [*ALL[:4], ALL[200]]}
+    assert {host: read_by(lab, host, "url") for host in HOSTS} == dict.fromkeys(HOSTS, wanted)
+    asked = [line for line in lab.on("mirror", "cat /tmp/http.log").splitlines() if '"GET ' in line]
+    assert len(asked) == 5
+    assert all(line.startswith("10.89.74.11 ") for line in asked), (
+        "only the master asks, and the others have it from hosts of the job"
+    )
+    # What is there needs no web server any more.
+    lab.on("mirror", "kill $(cat /tmp/http.pid)")
+    assert "changed: nothing" in lab.play(*words)
+
+
+class Background:
+    """A playbook that goes on while the test does something else."""
+
+    def __init__(self, lab, arguments):
+        self.output = (lab.kept / "background.log").open("w+")
+        self.process = subprocess.Popen(
+            ["ansible-playbook", "nanochat.ddp.train", "-i", str(lab.scenario / "inventory"), *arguments],
+            stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self.poll, self.wait = self.process.poll, self.process.wait
+
+    def said(self):
+        self.output.seek(0)
+        return self.output.read()
+
+
+@pytest.fixture
+def background(lab):
+    started = []
+
+    def start(*arguments):
+        started.append(Background(lab, arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
