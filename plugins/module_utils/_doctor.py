@@ -196,8 +196,9 @@ def code_of(found: Evidence) -> str:
 def was_killed(found: Evidence) -> bool:
     """By SIGKILL; torchrun ends with a code of its own then and says so in the log."""
     run = found["run"]
-    text = "\n".join(run.get("last_lines") or []) + (run.get("error") or "")
-    said = re.search(r"exitcode\s*: -9|\bsignal 9\b|SIGKILL", text)
+    # A trainer that could still say why was not killed; the log may hold what an earlier attempt said.
+    log = [] if run.get("end_error") else run.get("last_lines") or []
+    said = re.search(r"exitcode\s*: -9|\bsignal 9\b|SIGKILL", "\n".join(log) + (run.get("error") or ""))
     return run.get("signal") == 9 or run.get("exit_code") in (137, -9) or bool(said)
 
 

@@ -121,7 +121,7 @@ class Training:
         self.log = lab.folder / "run.log"
         self.verdict_file = lab.folder / plan["run"] / "doctor.json"
         self.verdict_file.unlink(missing_ok=True)
-        self.fault_at = time.monotonic()
+        self.fault_at, self.began = time.monotonic(), time.time()
         settings = {"faults_plan": str(path), "faults_fresh": fresh, "faults_start": list(start)}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -142,12 +142,12 @@ class Training:
 
     def reach(self, step: int, host: str = "laptop") -> int:
         """Wait for a step; returns the pid of the host's rank."""
-        began = time.time() - 60
 
         def there() -> bool:
             assert self.process.poll() is None, self.log.read_text()
-            beat = self.heartbeat(host)
-            return bool(beat.get("step", -1) >= step and beat["time"] > began and beat["phase"] != "end")
+            beat, session = self.heartbeat(host), json.loads(self.read(host, "session.json") or "{}")
+            begun = session.get("started", 0.0)
+            return bool(begun > self.began and beat.get("time", 0.0) > begun and beat["step"] >= step and beat["phase"] != "end")
 
         until(f"step {step} on {host}", there, 90)
         return int(self.heartbeat(host)["pid"])
