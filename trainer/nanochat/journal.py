@@ -18,17 +18,13 @@ from nanochat.tracker import Tracker, open_tracker
 
 
 class Journal:
-    """Metrics, heartbeat and printed lines of one rank; rank 0 prints."""
+    """Metrics, heartbeat and printed lines of one rank; the first rank of each host prints."""
 
     def __init__(self, settings: Settings, ranks: Ranks) -> None:
         self.folder = Path(settings.run_dir) if settings.run_dir else base_dir()
         writable_folder(self.folder, "metrics")
-        self.settings, self.prints = settings, ranks.rank == 0
+        self.settings, self.rank, self.prints = settings, ranks.rank, ranks.local_rank == 0
         self.metrics = Metrics(self.folder / f"metrics-rank{ranks.rank}.jsonl")
-        textfile = prometheus.listener(os.environ, settings.run, ranks.rank)
-        self.metrics.listeners += [textfile] if textfile else []
-        self.tracker = self._open_tracker(settings) if ranks.rank == 0 else Tracker()
-        self.metrics.listeners.append(self.tracker.take)
         self.heartbeat = Heartbeat(self.folder / f"heartbeat-rank{ranks.rank}.json", ranks.rank, ranks.world)
         self.tracker = Tracker()
         if hear := prometheus.listener(os.environ, settings.run, ranks.rank):
@@ -39,14 +35,9 @@ class Journal:
         self.known: dict[str, Any] = {"val_bpb": None, "first_loss": None, "last_loss": None}
         self._tokens, self._seconds, self._step = 0.0, 0.0, 0
 
-    def _open_tracker(self, settings: Settings) -> Tracker:
-        resumes = settings.resume or settings.resume_from_step >= 0
-        kind, uri = settings.tracker, settings.tracker_uri
-        return open_tracker(kind, uri, settings.run, user_config(settings), self.folder, resumes)
-
     def open_tracker(self, resumed: bool) -> None:
         """Have rank 0's figures sent to the tracker of the settings, too."""
-        if self.prints:
+        if self.rank == 0:
             settings = self.settings
             self.tracker = open_tracker(
                 settings.tracker, settings.tracker_uri, settings.run, user_config(settings), self.folder, resumed
@@ -54,7 +45,7 @@ class Journal:
             self.metrics.listeners.append(self.tracker.take)
 
     def say(self, line: str) -> None:
-        """A line of rank 0's log."""
+        """A line of this host's log."""
         if self.prints:
             print(line, flush=True)
 
@@ -91,6 +82,5 @@ class Journal:
         )  # fmt: skip
         self.tracker.close(reason)
         self.heartbeat.enter("end", self._step)
-        self.tracker.close(reason)
         self.heartbeat.close()
         self.metrics.close()
