@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from hosts import BASE, RUN, USER, Lab, Training, on  # noqa: E402
+from hosts import BASE, RUN, USER, Lab, Training, on
 
 FOUND: list[dict] = []
 

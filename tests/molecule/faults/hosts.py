@@ -147,7 +147,9 @@ class Training:
             assert self.process.poll() is None, self.log.read_text()
             beat, session = self.heartbeat(host), json.loads(self.read(host, "session.json") or "{}")
             begun = session.get("started", 0.0)
-            return bool(begun > self.began and beat.get("time", 0.0) > begun and beat["step"] >= step and beat["phase"] != "end")
+            return bool(
+                begun > self.began and beat.get("time", 0.0) > begun and beat["step"] >= step and beat["phase"] != "end"
+            )
 
         until(f"step {step} on {host}", there, 90)
         return int(self.heartbeat(host)["pid"])

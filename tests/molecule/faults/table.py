@@ -19,10 +19,10 @@ HEAD = """# Faults, made for real
 
 <!-- Written by tests/molecule/faults/table.py from the results of the scenario faults. -->
 
-What went wrong for people who trained on two home machines, each made for real on two hosts reached over ssh: firewalls, orphans on the port,
-cut and slow links, frozen and full machines, killed ranks. Seconds count from the fault to its name: for *preflight*, *plan* and *doctor* the
-whole command, for *watch* from the moment of the fault in a run that is being watched, with the waiting time of the defaults (45 s without
-progress) in it. docs/troubleshooting.md says what each code means.
+What went wrong for people who trained on two home machines, each made for real on two hosts reached over ssh: firewalls, orphans on
+the port, cut and slow links, frozen and full machines, killed ranks. Seconds count from the fault to its name: for *preflight*, *plan* and
+*doctor* the whole command, for *watch* from the moment of the fault in a run that is being watched, with the patience of the defaults
+(45 s without progress) in it. docs/troubleshooting.md says what each code means.
 
 | # | fault | named as | seconds | by |
 |---:|---|---|---:|---|

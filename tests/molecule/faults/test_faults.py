@@ -19,7 +19,8 @@ TWO_MINUTES = 120.0
 @pytest.fixture(scope="module")
 def before(lab):
     """Faults that do not hide each other, all made at once, and what preflight says of them."""
-    wall = "table inet owner { chain i { type filter hook input priority 0; ip saddr 10.89.75.12 tcp dport 32768-60999 ct state new drop; }; }"
+    rule = "ip saddr 10.89.75.12 tcp dport 32768-60999 ct state new drop"
+    wall = f"table inet owner {{ chain i {{ type filter hook input priority 0; {rule}; }}; }}"
     on("desktop", f"nft '{wall}'")
     on("laptop", "ufw allow 22/tcp && ufw --force enable")
     on(
@@ -103,7 +104,8 @@ def detour(lab):
         findings, played = lab.preflight(preflight_measure_seconds=3)
     finally:
         for host in USER:
-            on(host, "ip rule del pref 100; ip rule del pref 200; ip link del tailscale0; tc qdisc del dev $(ls /sys/class/net | grep -v lo) root", check=False)
+            on(host, "ip rule del pref 100; ip rule del pref 200; ip link del tailscale0", check=False)
+            on(host, "tc qdisc del dev $(ls /sys/class/net | grep -v lo) root", check=False)
     return {"findings": findings, "seconds": played.seconds}
 
 
@@ -278,7 +280,9 @@ def judged(watching, make, mend):
 
 def test_field_19_a_stopped_rank_is_named(watched, found):
     pid = watched.heartbeat("laptop")["pid"]
-    verdict, took = judged(watched, lambda: on("laptop", f"kill -STOP {pid}"), lambda: on("laptop", f"kill -CONT {pid}"))
+    verdict, took = judged(
+        watched, lambda: on("laptop", f"kill -STOP {pid}"), lambda: on("laptop", f"kill -CONT {pid}")
+    )
     assert (verdict["code"], verdict["host"]) == ("rank-frozen", "laptop")
     assert str(pid) in verdict["seen"]
     goes_on(watched)
@@ -294,8 +298,12 @@ def test_field_19_a_frozen_host_is_named(watched, found):
 
 
 def test_field_19_a_link_that_goes_dark_is_named(watched, found):
-    wall = f"table inet owner {{ chain i {{ type filter hook input priority 0; ip saddr {ADDRESS['desktop']} drop; }}; }}"
-    verdict, took = judged(watched, lambda: on("laptop", f"nft '{wall}'"), lambda: on("laptop", "nft delete table inet owner"))
+    wall = (
+        f"table inet owner {{ chain i {{ type filter hook input priority 0; ip saddr {ADDRESS['desktop']} drop; }}; }}"
+    )
+    verdict, took = judged(
+        watched, lambda: on("laptop", f"nft '{wall}'"), lambda: on("laptop", "nft delete table inet owner")
+    )
     assert verdict["code"] == "link-cut" and {verdict["host"], verdict["peer"]} == {"desktop", "laptop"}
     found("a firewall drops what the master sends, in mid-run", verdict["code"], took, "watch")
 
@@ -363,7 +371,11 @@ threading.Thread(target=flip, daemon=True).start()
 
 def test_field_21_weights_that_drift_apart_are_named(plan, train, found):
     saving_every(plan, 100)
-    on("laptop", f"mkdir -p /home/xiaoxin/flip && cat >/home/xiaoxin/flip/sitecustomize.py <<'END'\n{FLIP}\nEND", user="xiaoxin")
+    on(
+        "laptop",
+        f"mkdir -p /home/xiaoxin/flip && cat >/home/xiaoxin/flip/sitecustomize.py <<'END'\n{FLIP}\nEND",
+        user="xiaoxin",
+    )
     plan["nodes"][1]["env"]["PYTHONPATH"] += ":/home/xiaoxin/flip"
     verdict, took = broken_run(train(plan))
     assert verdict["code"] == "weights-differ" and "first tensor that differs" in verdict["seen"]
@@ -391,7 +403,7 @@ def test_field_19_a_rank_killed_for_want_of_memory_is_named(plan, train, found):
 
 
 def test_field_15_a_model_that_is_too_large_is_told_in_numbers(lab, found):
-    document, played = lab.plan(ddp_depth=64, ddp_aspect_ratio=128, ddp_head_dim=128)
+    _document, played = lab.plan(ddp_depth=64, ddp_aspect_ratio=128, ddp_head_dim=128)
     assert played.code != 0
     assert re.search(r"needs [\d.]+ G\w+ of memory|of memory, but", played.output), played.output
     found("a model that is larger than it was taken for", "memory-short", played.seconds, "plan")
@@ -401,6 +413,6 @@ def test_field_24_a_folder_that_the_user_may_not_write_is_told(lab, short_plan, 
     assert {node["host"]: (node["user"], node["base_dir"]) for node in short_plan["nodes"]} == {
         host: (USER[host], BASE[host]) for host in USER
     }
-    document, played = lab.plan(ddp_base_dir="/root/nanochat")
+    _document, played = lab.plan(ddp_base_dir="/root/nanochat")
     assert played.code != 0 and "/root" in played.output
     found("one path for two users, which only one of them may write", "folder-read-only", played.seconds, "plan")

@@ -219,7 +219,9 @@ def test_no_disk_left_for_a_checkpoint() -> None:
     assert verdict(rank("laptop", WAITS, process=IDLE), full)["code"] == "disk-full"
 
 
-STOPPED = "rank 0 (desk.lan) stopped in phase sync of step 40, after 3 s for the gradients (Connection closed by peer): "
+STOPPED = (
+    "rank 0 (desk.lan) stopped in phase sync of step 40, after 3 s for the gradients (Connection closed by peer): "
+)
 
 
 @pytest.mark.parametrize(
@@ -250,14 +252,18 @@ def test_field_18_who_could_not_save_is_named_though_all_say_it() -> None:
 
 
 def test_field_19_what_the_others_heard_leads_to_the_cause() -> None:
-    heard = rank("laptop", crashed(STOPPED + "rank 1 (lap.lan) has given up, saying: the disk has 3 MB left."), process=None)
+    heard = rank(
+        "laptop", crashed(STOPPED + "rank 1 (lap.lan) has given up, saying: the disk has 3 MB left."), process=None
+    )
     cause = rank("desktop", crashed(STOPPED.replace("rank 0", "rank 1") + "no sign of life"), process=None)
     told = verdict(heard, cause)
     assert (told["code"], told["host"]) == ("disk-full", "laptop")
 
 
 def test_two_ranks_that_lost_each_other() -> None:
-    one = rank("laptop", crashed(STOPPED + "no sign of life from rank 1 (lap.lan), last seen in phase sync"), process=None)
+    one = rank(
+        "laptop", crashed(STOPPED + "no sign of life from rank 1 (lap.lan), last seen in phase sync"), process=None
+    )
     other = rank("desktop", crashed(STOPPED + "the rendezvous does not answer any more"), process=None)
     assert verdict(one, other)["code"] == "link-cut"
 
@@ -280,7 +286,9 @@ def test_field_19_an_oom_kill_since_the_last_sign_of_life() -> None:
 def test_nobody_past_the_rendezvous_after_two_minutes() -> None:
     mute = {"step": None, "phase": None, "idle_seconds": None, "heartbeat_age": None, "started": 1000.0}
     system = dict(SYSTEM, time=1120.0)
-    told = verdict(rank("laptop", mute, process=IDLE, system=system), rank("desktop", mute, process=IDLE, system=system))
+    told = verdict(
+        rank("laptop", mute, process=IDLE, system=system), rank("desktop", mute, process=IDLE, system=system)
+    )
     assert told["code"] == "rank-stuck" and "192.168.1.10:29500" in told["seen"]
     fresh = dict(SYSTEM, time=1030.0)
     begun = verdict(rank("laptop", mute, system=fresh), rank("desktop", mute, system=fresh))

@@ -26,8 +26,17 @@ def run_dir(tmp_path, monkeypatch):
     monkeypatch.setattr(_evidence, "ANSWER_SECONDS", 1.0)
     env = {**os.environ, "NANOCHAT_DDP_SESSION": "doctored"}
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=env)
-    (tmp_path / "session.json").write_text(json.dumps({"id": "doctored", "pid": process.pid, "started": time.time() - 60}))
-    beat = {"time": time.time(), "pid": process.pid, "phase": "sync", "phase_since": time.time(), "step": 3, "oom_kills": 0}
+    (tmp_path / "session.json").write_text(
+        json.dumps({"id": "doctored", "pid": process.pid, "started": time.time() - 60})
+    )
+    beat = {
+        "time": time.time(),
+        "pid": process.pid,
+        "phase": "sync",
+        "phase_since": time.time(),
+        "step": 3,
+        "oom_kills": 0,
+    }
     (tmp_path / "heartbeat-rank1.json").write_text(json.dumps(beat))
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "rank1.log").write_text("step 00003/00010\n")
