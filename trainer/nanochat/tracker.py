@@ -233,7 +233,7 @@ class Wandb:
         if mode == "offline":
             # Without a key wandb would ask for one, and a run in a terminal that nobody watches would wait for ever.
             print(f'wandb keeps its data in {self._folder / "wandb"}; "wandb sync" there sends it', flush=True)
-        settings = {"console": "off", "silent": True} | ({"base_url": self._uri} if self._uri else {})
+        settings: dict[str, Any] = {"console": "off", "silent": True} | ({"base_url": self._uri} if self._uri else {})
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=self._run_name,
