@@ -412,7 +412,8 @@ def slow_reasons(found: Evidence) -> List[str]:
     short = (
         taken + max(busy(found), 1.0) > system.get("cpus", 1) or ((system.get("pressure") or {}).get("cpu") or 0) > 20
     )
-    if taken >= BUSY and short:
+    # Half a core, or more than the rank itself gets.
+    if short and (taken >= BUSY or taken >= max(0.25, busy(found))):
         first = others[0]
         reasons.append(
             "pid %d of %s (%s) takes %.1f cores" % (first["pid"], first["user"], first["command"], first["cpu_share"])
