@@ -34,10 +34,12 @@ ways = [(address, port) for address in json.loads(sys.argv[1]) for port in json.
 with concurrent.futures.ThreadPoolExecutor(32) as pool:
     print(json.dumps([[*way, open_] for way, open_ in zip(ways, pool.map(tries, ways))]))
 """
-# All that the kernel filters by and all that is loaded at boot, without counters and dates.
+# All that the kernel filters by and all that is loaded at boot, without counters and dates. firewalld copies a zone of its
+# own to /etc when it is first changed, so it is asked what its zones are.
 RULES = (
     "nft -s list ruleset; for t in iptables ip6tables; do $t-save | grep -v '^#' | sed 's/\\[[0-9:]*\\]//'; done; "
-    "find /etc/ufw /etc/firewalld /etc/iptables /etc/nftables.conf -type f 2>/dev/null | sort | xargs sha256sum"
+    "find /etc/ufw /etc/iptables /etc/nftables.conf -type f 2>/dev/null | sort | xargs sha256sum; "
+    "if firewall-cmd -q --state 2>/dev/null; then firewall-cmd --list-all-zones; firewall-cmd --permanent --list-all-zones; fi"
 )
 
 
