@@ -56,6 +56,7 @@ WORDS = (
     ),
 )
 BUSY = 0.5  # share of a CPU from which a rank counts as computing
+LATE = 0.2  # seconds a second that its threads may be ready to run and have no core
 LOW_DISK = 64 * 1024 * 1024
 PASSES = ("open", "refused")  # answers of a peer: packets go there and come back
 LOST_PACKETS = ("timeout", "no route")
@@ -406,18 +407,21 @@ def slow_reasons(found: Evidence) -> List[str]:
     if system.get("swapped_pages_per_second", 0) > 50 or process.get("swapped_bytes", 0) > 256 * 2**20:
         swapped = process.get("swapped_bytes", 0) // 2**20
         reasons.append("it is swapping (%d MB of it are out)" % swapped)
-    others = found.get("others") or []
+    others, late = found.get("others") or [], process.get("waits_for_core", 0.0)
     taken = sum(one["cpu_share"] for one in others)
-    # Someone waits for a core: because all are taken, or for a good part of the last seconds.
-    short = (
-        taken + max(busy(found), 1.0) > system.get("cpus", 1) or ((system.get("pressure") or {}).get("cpu") or 0) > 20
-    )
-    # Half a core, or more than the rank itself gets.
-    if short and (taken >= BUSY or taken >= max(0.25, busy(found))):
+    if others and (late > LATE or taken + max(busy(found), 1.0) > system.get("cpus", 1)):
         first = others[0]
-        reasons.append(
-            "pid %d of %s (%s) takes %.1f cores" % (first["pid"], first["user"], first["command"], first["cpu_share"])
+        told = "pid %d of %s (%s) takes %.1f cores" % (
+            first["pid"],
+            first["user"],
+            first["command"],
+            first["cpu_share"],
         )
+        reasons.append(
+            told + (", and it waits for a core %d %% of the time" % min(100, round(100 * late)) if late > LATE else "")
+        )
+    elif late > 2 * LATE:
+        reasons.append("it waits for a core %d %% of the time" % min(100, round(100 * late)))
     if system.get("throttled"):
         reasons.append("its cores are slowed because they are too hot")
     if system.get("limited", 0.0) > 0.1:

@@ -96,8 +96,18 @@ def counters(pid: Optional[int]) -> Dict[str, Any]:
         "swap": _vmstat(("pswpin", "pswpout")),
         "throttle": _throttle(),
         "limited": _limited(),
+        "delay": _delay(pid),
         "pid": pid,
     }
+
+
+def _delay(pid: Optional[int]) -> float:
+    """Seconds that the threads of a process were ready to run and had no core."""
+    folder, total = "/proc/%s/task" % pid, 0
+    for name in os.listdir(folder) if pid and os.path.isdir(folder) else []:
+        fields = _text("%s/%s/schedstat" % (folder, name)).split()
+        total += int(fields[1]) if len(fields) > 1 else 0
+    return total / 1e9
 
 
 def _cpu_times() -> Iterable[Tuple[int, float]]:
@@ -122,6 +132,7 @@ def process_facts(pid: Optional[int], first: Dict[str, Any], second: Dict[str, A
         "state": one.state,
         "command": one.command[:200],
         "cpu_share": round(max(0.0, used) / seconds, 3),
+        "waits_for_core": round(max(0.0, second["delay"] - first["delay"]) / seconds, 3),
         "memory_bytes": _status_bytes(status, "VmRSS"),
         "swapped_bytes": _status_bytes(status, "VmSwap"),
         "waits_in": _text("/proc/%d/wchan" % pid).strip(),

@@ -201,6 +201,19 @@ def test_slow_is_not_stuck() -> None:
     assert "make -j8" in told["seen"]
 
 
+def test_field_17_who_waits_for_a_core_is_slow_however_many_share_it() -> None:
+    crowd = [{"pid": 99, "user": "eve", "command": "make -j8", "cpu_share": 0.2}]
+    told = verdict(
+        rank("laptop"), rank("desktop", process=dict(PROCESS, cpu_share=0.2, waits_for_core=0.6), others=crowd)
+    )
+    assert told["code"] == "healthy-slow"
+    assert "make -j8" in told["seen"] and "waits for a core 60 % of the time" in told["seen"]
+    assert (
+        verdict(rank("laptop"), rank("desktop", process=dict(PROCESS, cpu_share=0.2), others=crowd))["code"]
+        == "healthy"
+    )
+
+
 def test_a_rank_that_stands_still_in_its_own_code_is_named_with_its_stack() -> None:
     dump = {"stacks": {"MainThread": ["a.py:1 in main: f()", "loader.py:9 in f: read()"]}, "flight": {"last_seq": 299}}
     late = rank("desktop", {"phase": "eval", "idle_seconds": 60.0, "collective": 299}, process=IDLE, dump=dump)
