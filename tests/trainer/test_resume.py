@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import ranks
+import torch
 from trainings import STEPS, Job
 
 # For a longer trial: KILLS=10 pytest -k killed
@@ -129,6 +130,19 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     job.run("--num-iterations", "1")
     (result,) = job.fails("--resume", "--depth", "4", "--model-tag", "d3")
     assert "has n_layer 3, but this run has 4" in result.err
+
+
+def test_a_checkpoint_of_another_trainer_is_gone_on_from(tmp_path: Path) -> None:
+    job = Job(tmp_path, 1)
+    job.run("--num-iterations", "6")
+    (result,) = job.fails("--resume", "--num-iterations", "5")
+    assert "is of step 6, but this run ends at step 5" in result.err
+    # Upstream keeps no list, and another optimizer's state.
+    (job.checkpoints(0) / "ckpt_000006_rank0.json").unlink()
+    torch.save({"state": {}, "param_groups": []}, job.checkpoints(0) / "optim_000006_rank0.pt")
+    (out,) = job.run("--resume")
+    assert "the optimizer's state begins anew" in out
+    assert [event["step"] for event in job.events("step")] == list(range(STEPS))
 
 
 def test_a_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:

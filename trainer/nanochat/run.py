@@ -308,8 +308,7 @@ def restore(run: Run) -> None:
     if "adamw" in state:
         run.optimizer.load_state_dict(state)
     else:
-        run.journal.say(f"step {found.step} was saved by another trainer: its optimizer state begins anew")
-        run.optimizer.steps = found.step
+        run.journal.say(f"Step {found.step} was saved by another trainer: the optimizer's state begins anew")
     restore_progress(run.progress, meta, found.step)
     states = loaders["ranks"] if loaders else []
     mine = states[comm.rank] if comm.rank < len(states) else None
@@ -327,7 +326,12 @@ def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> Non
 
 
 def check_same_model(run: Run, meta: dict[str, Any], step: int) -> None:
-    """Refuse weights of another shape, naming what differs."""
+    """Refuse weights of another shape, naming what differs, and a run that would be over before it goes on."""
+    if step > run.plan.num_iterations:
+        raise UserError(
+            f"the checkpoint in {run.checkpoints} is of step {step}, but this run ends at step "
+            f"{run.plan.num_iterations}; give a larger --num-iterations, or --resume-from-step."
+        )
     for name, value in dataclasses.asdict(run.model.config).items():
         kept = meta["model_config"].get(name, value)
         if kept != value:
