@@ -10,6 +10,10 @@ cd "$ROOT"
 COLLECTIONS=$ROOT/.ansible/collections
 COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
+# What runs without arguments. The scenarios restart and faults make faults and wait until they are noticed; they take another
+# quarter of an hour and run by name, or with all the others by ./test.sh molecule.
+EVERY_TIME=(lint unit integration trainer molecule:site molecule:no_sudo molecule:firewalls molecule:shards)
+
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables
     need_python
@@ -52,7 +56,7 @@ run_molecule() { tests/molecule/run.sh "$@"; }
 
 main() {
     local parts=("$@")
-    [ ${#parts[@]} != 0 ] && [ "${parts[0]}" != all ] || parts=(lint unit integration trainer molecule)
+    [ ${#parts[@]} != 0 ] && [ "${parts[0]}" != all ] || parts=("${EVERY_TIME[@]}")
     for part in "${parts[@]}"; do
         case $part in
             lint | unit | integration | trainer | molecule | molecule:*) ;;
