@@ -24,6 +24,9 @@ the port, cut and slow links, frozen and full machines, killed ranks. Seconds co
 *doctor* the whole command, for *watch* from the moment of the fault in a run that is being watched, with the patience of the defaults
 (45 s without progress) in it. docs/troubleshooting.md says what each code means.
 
+Ten whole runs without any fault, from preflight to the last step, gave no warning and no error, and the doctor was not called:
+`tests/molecule/faults/no_false_alarm.sh 10` (the scenario itself does it once).
+
 | # | fault | named as | seconds | by |
 |---:|---|---|---:|---|
 """

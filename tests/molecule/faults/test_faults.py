@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 
 import pytest
-from hosts import ADDRESS, BASE, RUN, USER, Training, on, podman, until
+from hosts import ADDRESS, BASE, HERE, RUN, USER, Training, on, podman, until
 
 HOLD = 'import socket,time;s=socket.create_server(("0.0.0.0",29500));print(1,flush=True);time.sleep(600)'
 TWO_MINUTES = 120.0
@@ -416,3 +417,10 @@ def test_field_24_a_folder_that_the_user_may_not_write_is_told(lab, short_plan, 
     _document, played = lab.plan(ddp_base_dir="/root/nanochat")
     assert played.code != 0 and "/root" in played.output
     found("one path for two users, which only one of them may write", "folder-read-only", played.seconds, "plan")
+
+
+def test_a_run_without_faults_gives_no_finding(lab):
+    done = subprocess.run(
+        [str(HERE / "no_false_alarm.sh"), "1"], env=lab.env, capture_output=True, text=True, check=False, timeout=400
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
