@@ -86,7 +86,7 @@ def probe(
         "firewall": firewall(run, find, prefix),
         "sudo": rights,
         "tmux": tmux(run, find),
-        "ports": port_holders(ports),
+        "ports": name_by_root(port_holders(ports), run, find, prefix),
         "processes": trainer_processes(),
         "limits": limits(),
         "security": security(),
@@ -455,6 +455,20 @@ def port_holders(ports: Sequence[int]) -> list[dict[str, Any]]:
         )
         entry["addresses"].append(holder.address)
     return list(found.values())
+
+
+def name_by_root(holders: list[dict[str, Any]], run: Run, find: Find, prefix: list[str] | None) -> list[dict[str, Any]]:
+    """The processes of other users that hold a port: only root sees which they are."""
+    tool = find("ss")
+    for holder in holders:
+        if holder["pid"] or not prefix or not tool:
+            continue
+        dummy, out, _dummy2 = run([*prefix, tool, "-Hltnp", "sport", "=", f":{holder['port']}"])
+        match = re.search(r"\bpid=(\d+)", out)
+        owner = _processes.process(int(match.group(1))) if match else None
+        if owner:
+            holder.update(pid=owner.pid, command=owner.command[:300])
+    return holders
 
 
 # What earlier runs left

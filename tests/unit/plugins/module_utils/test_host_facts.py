@@ -233,6 +233,23 @@ def test_field_06_the_holder_of_a_port_is_named():
     assert info.port_holders([port]) == []
 
 
+def test_field_06_the_holder_of_another_user_is_named_where_root_is_to_be_had():
+    asked = []
+
+    def run(argv):
+        asked.append(list(argv))
+        return 0, f'LISTEN 0 128 0.0.0.0:29500 0.0.0.0:* users:(("python3",pid={os.getpid()},fd=3))\n', ""
+
+    unseen = {"port": 29500, "pid": None, "user": "root", "command": None}
+
+    assert info.name_by_root([dict(unseen)], run, lambda name: f"/bin/{name}", None) == [unseen]
+    (named,) = info.name_by_root([dict(unseen)], run, lambda name: f"/bin/{name}", ["sudo", "-n"])
+
+    assert named["pid"] == os.getpid()
+    assert "pytest" in named["command"]
+    assert asked == [["sudo", "-n", "/bin/ss", "-Hltnp", "sport", "=", ":29500"]]
+
+
 def test_field_06_training_processes_are_found_by_mark_and_by_command():
     sleeper = [sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()"]
     marked = {**os.environ, "NANOCHAT_DDP_SESSION": "session-of-a-test"}
