@@ -234,7 +234,9 @@ def absent(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
     """Removes the environment, and nothing that only has its path."""
     state = venv.state()
     if state in ("occupied", "foreign"):
-        raise VenvError(f"{venv.wish.host}: {venv.wish.path} was not made by this collection, so it is left alone")
+        raise VenvError(
+            f"{venv.wish.host}: {venv.wish.path} was not made by this collection, so it is left alone", "occupied"
+        )
     before = venv.stamp().get("requirements", [])
     if not module.check_mode:
         if state != "absent":
