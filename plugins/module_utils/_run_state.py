@@ -508,6 +508,13 @@ def wait_for_news(
         run = peek()
 
 
+# How a module is told which run is meant: its options, and what AnsibleModule is to ask of them (documentation fragment "run").
+WHICH_RUN: Dict[str, Any] = dict(run_dir=dict(type="path"), base_dir=dict(type="path"), run=dict(type="str"))
+ONE_RUN: Dict[str, Any] = dict(
+    required_one_of=[("run_dir", "base_dir")], mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")]
+)
+
+
 def find_run_dir(params: Dict[str, Any]) -> Optional[str]:
     """The run folder that a module's parameters mean: run_dir, or run (or the newest) below base_dir, if there is one."""
     if params.get("run_dir"):

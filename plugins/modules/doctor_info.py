@@ -15,6 +15,7 @@ description:
   - The trainer itself is asked for its Python stacks and its flight record of collectives. Nothing is prepared on the host for that.
   - Nothing is changed and no process is signalled.
 extends_documentation_fragment:
+  - nanochat.ddp.reader
   - ansible.builtin.action_common_attributes
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
@@ -37,15 +38,6 @@ options:
     type: int
     required: true
 attributes:
-  check_mode:
-    description: It only reads, in check mode too.
-    support: full
-  diff_mode:
-    description: Nothing is changed, so there is no difference to show.
-    support: N/A
-  idempotent:
-    description: Nothing is changed, however often it runs.
-    support: full
   platform:
     platforms: linux
     support: full

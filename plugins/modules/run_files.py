@@ -14,21 +14,11 @@ description:
   - Works while the run goes on. Files change all at once, metrics and logs end with a whole line, and every piece is verified by its digest.
   - Values of environment variables that the plan calls secret are masked before they leave the host.
 extends_documentation_fragment:
+  - nanochat.ddp.run
   - ansible.builtin.action_common_attributes
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 options:
-  run_dir:
-    description:
-      - The run folder.
-      - Either this or O(base_dir) is needed.
-    type: path
-  base_dir:
-    description: The base folder whose C(runs/) holds the run folders.
-    type: path
-  run:
-    description: Name of the run below O(base_dir). Without it the run that was written to last is taken.
-    type: str
   dest:
     description: Folder on the controller. The files go to C(RUN/HOST/) below it.
     type: str
@@ -99,12 +89,10 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._run_files import Have, missing_files
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import find_run_dir
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import ONE_RUN, WHICH_RUN, find_run_dir
 
 ARGUMENTS: Dict[str, Any] = dict(
-    run_dir=dict(type="path"),
-    base_dir=dict(type="path"),
-    run=dict(type="str"),
+    **WHICH_RUN,
     dest=dict(type="str", required=True),
     checkpoints=dict(type="bool", default=False),
     have=dict(type="dict", default={}),
@@ -116,8 +104,7 @@ def main() -> None:
     """Answer with what the controller lacks."""
     module = AnsibleModule(
         argument_spec=ARGUMENTS,
-        required_one_of=[("run_dir", "base_dir")],
-        mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")],
+        **ONE_RUN,
         supports_check_mode=True,
     )
     run_dir = find_run_dir(module.params)

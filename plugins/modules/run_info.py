@@ -14,21 +14,12 @@ description:
   - Works while the run goes on, after it ended, and where it never started. It needs nothing but the files in the folder.
   - With O(wait) it answers as soon as something changed, so that a watcher needs few calls.
 extends_documentation_fragment:
+  - nanochat.ddp.run
+  - nanochat.ddp.reader
   - ansible.builtin.action_common_attributes
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 options:
-  run_dir:
-    description:
-      - The run folder. C(~) stands for the home of the user on the host.
-      - Either this or O(base_dir) is needed.
-    type: path
-  base_dir:
-    description: The base folder whose C(runs/) holds the run folders.
-    type: path
-  run:
-    description: Name of the run below O(base_dir). Without it the run that was written to last is taken.
-    type: str
   rank:
     description: The rank whose files are read. Without it the rank is found from the session's name or the files in the folder.
     type: int
@@ -56,15 +47,6 @@ options:
         type: float
         default: 0
 attributes:
-  check_mode:
-    description: It only reads, in check mode too.
-    support: full
-  diff_mode:
-    description: Nothing is changed, so there is no difference to show.
-    support: N/A
-  idempotent:
-    description: Nothing is changed, however often it runs.
-    support: full
   platform:
     platforms: posix
     support: full
@@ -236,12 +218,10 @@ run:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import look
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import ONE_RUN, WHICH_RUN, look
 
 ARGUMENTS: Dict[str, Any] = dict(
-    run_dir=dict(type="path"),
-    base_dir=dict(type="path"),
-    run=dict(type="str"),
+    **WHICH_RUN,
     rank=dict(type="int"),
     lines=dict(type="int", default=10),
     wait=dict(
@@ -260,8 +240,7 @@ def main() -> None:
     """Read the run folder and answer."""
     module = AnsibleModule(
         argument_spec=ARGUMENTS,
-        required_one_of=[("run_dir", "base_dir")],
-        mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")],
+        **ONE_RUN,
         supports_check_mode=True,
     )
     module.exit_json(changed=False, run=look(module.params))

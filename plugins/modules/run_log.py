@@ -13,21 +13,12 @@ description:
   - Returns the last lines of the log of a host's rank, or those from an offset on, and waits for new ones if told to.
   - In an C(until) loop with O(follow) every look goes on where the last one ended. The display P(nanochat.ddp.story#callback) shows the lines as they come.
 extends_documentation_fragment:
+  - nanochat.ddp.run
+  - nanochat.ddp.reader
   - ansible.builtin.action_common_attributes
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 options:
-  run_dir:
-    description:
-      - The run folder.
-      - Either this or O(base_dir) is needed.
-    type: path
-  base_dir:
-    description: The base folder whose C(runs/) holds the run folders.
-    type: path
-  run:
-    description: Name of the run below O(base_dir). Without it the run that was written to last is taken.
-    type: str
   rank:
     description: The rank whose log is read. Without it the rank is found from the session's name or the files in the folder.
     type: int
@@ -56,15 +47,6 @@ attributes:
   bypass_host_loop:
     description: It runs for each host.
     support: none
-  check_mode:
-    description: It only reads, in check mode too.
-    support: full
-  diff_mode:
-    description: Nothing is changed, so there is no difference to show.
-    support: N/A
-  idempotent:
-    description: Nothing is changed, however often it runs.
-    support: full
   platform:
     platforms: posix
     support: full
@@ -112,11 +94,10 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._run_log import read_log
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import ONE_RUN, WHICH_RUN
 
 ARGUMENTS: Dict[str, Any] = dict(
-    run_dir=dict(type="path"),
-    base_dir=dict(type="path"),
-    run=dict(type="str"),
+    **WHICH_RUN,
     rank=dict(type="int"),
     lines=dict(type="int", default=20),
     offset=dict(type="int"),
@@ -129,8 +110,7 @@ def main() -> None:
     """Read the log and answer."""
     module = AnsibleModule(
         argument_spec=ARGUMENTS,
-        required_one_of=[("run_dir", "base_dir")],
-        mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")],
+        **ONE_RUN,
         supports_check_mode=True,
     )
     module.exit_json(changed=False, **read_log(module.params))

@@ -15,6 +15,7 @@ description:
   - A connection that breaks is not the end. The host is tried again for O(lost_after) seconds.
   - Looks come every second at first and twice a minute in a long run, so that watching does not slow the training.
 extends_documentation_fragment:
+  - nanochat.ddp.reader
   - ansible.builtin.action_common_attributes
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
@@ -67,15 +68,6 @@ attributes:
   bypass_host_loop:
     description: It runs for each host.
     support: none
-  check_mode:
-    description: It only reads, in check mode too.
-    support: full
-  diff_mode:
-    description: Nothing is changed, so there is no difference to show.
-    support: N/A
-  idempotent:
-    description: Nothing is changed, however often it runs.
-    support: full
   platform:
     platforms: posix
     support: full
