@@ -25,6 +25,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall_rules impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall_ufw import Ufw
 
 BACKENDS: dict[str, type[Backend]] = {kind.name: kind for kind in (Ufw, Firewalld, Nftables, Iptables)}
+MOST_WALLS = 3
 NOTHING = "nothing on this host blocks incoming connections"
 
 
@@ -66,6 +67,7 @@ def settle(run: Run, request: Request) -> dict[str, Any]:
 
 def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, changes: list[Any]) -> dict[str, Any]:
     steps = [step for dummy, change in changes for step in change.steps]
+    blocking = walls(chosen, request.wanted) if steps and request.present else []
     if not request.check:
         for step in steps:
             carry_out_step(run, step)
@@ -76,6 +78,7 @@ def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, 
     result["changed"] = bool(steps)
     result["rules"] = [line for dummy, change in changes for line in change.after]
     result["commands"] = [step.shown() for step in steps]
+    result["blocking"] = blocking
     result["persistent"] = all(change.persistent for dummy, change in changes)
     result["diff"] = {
         "before": _lines(line for dummy, change in changes for line in change.before),
@@ -84,6 +87,14 @@ def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, 
     if not result["message"] and not result["rules"]:
         result["message"] = "" if not request.present else NOTHING if not active else "the peers are let in already"
     return result
+
+
+def walls(chosen: list[Backend], wanted: Sequence[Rule]) -> list[str]:
+    """The owner's rules that stand in the way; only told, so a tool that cannot list them is no failure."""
+    try:
+        return [line for backend in chosen for line in backend.walls(wanted)][:MOST_WALLS]
+    except FirewallError:
+        return []
 
 
 def _lines(rules: Any) -> str:
@@ -149,6 +160,7 @@ def _result(backend: str, active: bool, message: str) -> dict[str, Any]:
         "active": active,
         "rules": [],
         "commands": [],
+        "blocking": [],
         "persistent": True,
         "needs_root": False,
         "message": message,

@@ -40,6 +40,10 @@ class Backend(ABC):
         """The steps from the job's rules as they are to exactly the wanted ones."""
 
     @abstractmethod
+    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+        """The owner's rules by which such packets may end, in the firewall's own words; the first ones suffice."""
+
+    @abstractmethod
     def suspected(self) -> bool:
         """A guess, without root, whether this firewall is in force."""
 

@@ -119,6 +119,12 @@ class Firewalld(Backend):
         before = [f"zone {name}: {rule.text()}" for name, rule in self._own(zones)]
         return Change(steps, before, [f"zone {name}: {rule.text()}" for name, rule in needed])
 
+    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+        zones = parse_zones(self.tool("firewall-cmd", "--list-all-zones"))
+        default = self.tool("firewall-cmd", "--get-default-zone").strip()
+        names = dict.fromkeys(zone_for(rule.peer, self._nic(rule.peer), zones, default) for rule in wanted)
+        return [f"zone {name} (target {zones[name].target})" for name in names if name in zones]
+
     def _own(self, zones: dict[str, Zone]) -> list[tuple[str, Rule]]:
         found = [(name, own_rule(rich, self.mark)) for name, zone in zones.items() for rich in zone.rich]
         return [(name, rule) for name, rule in found if rule is not None]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import NamedTuple, Sequence
 
@@ -13,6 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall_rules impor
     Change,
     Rule,
     Step,
+    concerns,
     file_text,
 )
 
@@ -76,6 +78,15 @@ def _drops(chain: str, rules: dict[str, list[str]], seen: set[str]) -> bool:
         elif target not in HARMLESS:
             return True
     return False
+
+
+def ends_packets(line: str, listing: str) -> bool:
+    """Whether a rule of INPUT or of a chain of the owner's ends a packet itself."""
+    words = split(line)
+    if words[:1] != ["-A"] or words[1] in ("FORWARD", "OUTPUT"):
+        return False
+    target = _target(words)
+    return target not in HARMLESS and f"-N {target}" not in listing.splitlines()
 
 
 def split(line: str) -> list[str]:
@@ -178,6 +189,15 @@ class Iptables(Backend):
             shown = ["netfilter-persistent", "save"] if "iptables/" in name else ["service", unit, "save"]
             return ([Step(shown, self.at(name), new)] if new != text else []), kept
         return [], not wanted
+
+    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+        found: list[str] = []
+        for family in FAMILIES:
+            mine = [rule for rule in wanted if rule.family == family.version]
+            listing = self._listing(family) if mine else ""
+            lines = [line for line in listing.splitlines() if ends_packets(line, listing) and concerns(line, mine)]
+            found += lines or re.findall(r"^-P INPUT (?!ACCEPT).*", listing, re.M)
+        return found
 
     def suspected(self) -> bool:
         return any(self.service("is-active", unit) for unit in ("netfilter-persistent", "iptables"))

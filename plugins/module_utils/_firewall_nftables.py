@@ -21,6 +21,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall_rules impor
     FirewallError,
     Rule,
     Step,
+    concerns,
     file_text,
     with_block,
 )
@@ -198,6 +199,15 @@ class Nftables(Backend):
             code, out, err = self.run(["nft", "-c", "-f", draft.name])
         return None if code == 0 else (err or out).strip().split("\n")[0].replace(draft.name + ":", "line ")
 
+    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+        chains = chain_lines(self.tool("nft", "list", "ruleset"))
+        found = []
+        for chain in self._ruleset().blocking():
+            lines = [line for line in ends(chain, chains, set()) if concerns(line, wanted)]
+            policy = re.findall(r"\bpolicy drop\b", " ".join(chains.get(chain, [])))
+            found += [f"{' '.join(chain)}: {line}" for line in lines or policy]
+        return found
+
     def suspected(self) -> bool:
         texts = [file_text(self.at(name)) or "" for name in FILES]
         # Where systemd cannot be asked, a file that drops is sign enough.
@@ -212,6 +222,36 @@ class Nftables(Backend):
         chains = input_chains(text) or [("inet", "filter", "input")]
         pairs = [(chain, rule) for chain in chains for rule in reversed(wanted) if fits(chain, rule)]
         return [Step(["nft", *words_of(chain, rule, self.mark)]) for chain, rule in pairs]
+
+
+def chain_lines(text: str) -> dict[Chain, list[str]]:
+    """The lines of each chain of `nft list ruleset`, as a person would read them."""
+    found: dict[Chain, list[str]] = {}
+    table, lines = ("", ""), []
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["table"]:
+            table = (words[1], words[2])
+        elif words[:1] == ["chain"]:
+            lines = found.setdefault((*table, words[1]), [])
+        elif line.endswith("{"):
+            lines = []  # a set, a map and the like
+        elif words and words != ["}"]:
+            lines.append(line.strip())
+    return found
+
+
+def ends(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list[str]:
+    """The rules of a chain, and of those to which it leads, that end a packet."""
+    seen.add(chain)
+    found = []
+    for line in chains.get(chain, []):
+        further = [(chain[0], chain[1], name) for name in re.findall(r"\b(?:jump|goto) ([^\s,}]+)", line)]
+        if re.search(r"\b(drop|reject|queue)\b", line) and not line.startswith("type "):
+            found.append(line)
+        for target in further:
+            found += ends(target, chains, seen) if target not in seen else []
+    return found
 
 
 def input_chains(text: str) -> list[Chain]:

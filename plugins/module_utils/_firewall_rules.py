@@ -43,6 +43,34 @@ class Rule(NamedTuple):
         return f"{self.proto} from {self.peer} to port {self.ports()}"
 
 
+def concerns(line: str, wanted: Sequence[Rule]) -> bool:
+    """Whether a line of nft, iptables or ufw could speak of packets that these rules would let in, as far as its words tell."""
+    if re.search(r"\b(udp|icmp|icmpv6|ipv6-icmp|igmp|invalid|INVALID)\b", line):
+        return False
+    ports = re.search(r"\b(?:dports?|port|deny|reject|limit) (\{[^}]*\}|[\d:,-]+)", line)
+    sources = re.search(r"(?:\bsaddr|\bfrom|(?<!! )-s) (\{[^}]*\}|[\da-fA-F][\w.:/]*)", line)
+    return any(
+        (not ports or _any_port(ports.group(1), rule)) and (not sources or _any_source(sources.group(1), rule))
+        for rule in wanted
+    )
+
+
+def _any_port(text: str, rule: Rule) -> bool:
+    pairs = re.findall(r"(\d+)(?:[:-](\d+))?", text)
+    return any(int(low) <= rule.high and int(high or low) >= rule.low for low, high in pairs)
+
+
+def _any_source(text: str, rule: Rule) -> bool:
+    peer = ipaddress.ip_address(rule.peer)
+    for word in re.findall(r"[\da-fA-F][\w.:/]*", text):
+        try:
+            if peer in ipaddress.ip_network(word, strict=False):
+                return True
+        except ValueError:
+            return True  # the name of a set: it may hold anybody
+    return False
+
+
 class Step(NamedTuple):
     """One thing to do: a command, or a file to be given a new text (then the command only shows it to a person)."""
 

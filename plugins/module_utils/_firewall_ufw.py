@@ -15,6 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall_rules impor
     Change,
     Rule,
     Step,
+    concerns,
     file_text,
 )
 
@@ -109,6 +110,11 @@ class Ufw(Backend):
         if others:
             return Step(["ufw", *entry.spec, "comment", comment_of(others)])
         return Step(["ufw", "delete", *entry.spec])
+
+    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+        denials = [" ".join(spec) for spec in self._denials()]
+        default = re.findall(r"^Default: (?:deny|reject) \(incoming\)", self.tool("ufw", "status", "verbose"), re.M)
+        return [f"ufw {line}" for line in denials if concerns(line, wanted)] or default
 
     def suspected(self) -> bool:
         return bool(re.search(r"^ENABLED=yes", file_text(self.at("etc/ufw/ufw.conf")) or "", re.M))

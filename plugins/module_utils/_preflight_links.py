@@ -71,10 +71,13 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
         yield finding("no-sudo", pair.peer, seen, pair.host, remedy=f"On {pair.peer}: {' ; '.join(wall['commands'])}")
     elif evidence.before_network and wall.get("commands"):
         yield finding(
-            "port-to-be-opened", pair.peer, f"{seen}; {wall['backend']} is in force on {pair.peer}", pair.host
+            "port-to-be-opened",
+            pair.peer,
+            f"{seen}; {wall['backend']} is in force on {pair.peer}{by_rule(wall)}",
+            pair.host,
         )
     elif wall.get("commands"):
-        seen += f"; {wall['backend']} blocks on {pair.peer}"
+        seen += f"; {wall['backend']} blocks on {pair.peer}{by_rule(wall)}"
         yield finding(
             "port-blocked", pair.peer, seen, pair.host, remedy=f"On {pair.peer}: {' ; '.join(wall['commands'])}"
         )
@@ -82,6 +85,11 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
         yield finding("no-way", pair.peer, seen + told_of(evidence, pair, wall), pair.host)
     else:
         yield finding("port-blocked", pair.peer, seen + told_of(evidence, pair, wall), pair.host)
+
+
+def by_rule(wall: Mapping[str, Any]) -> str:
+    """The rules that block, in the firewall's own words."""
+    return f" by `{'` and `'.join(wall['blocking'])}`" if wall.get("blocking") else ""
 
 
 def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:

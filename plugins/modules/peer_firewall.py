@@ -119,6 +119,14 @@ commands:
   elements: str
   returned: always
   sample: ["sudo ufw prepend allow from 192.168.1.11 to any port 29500 proto tcp comment nanochat.ddp:d4"]
+blocking:
+  description:
+    - The owner's rules by which packets of the peers may end, in the firewall's own words, the first three.
+    - Empty where nothing had to be opened, and without root.
+  type: list
+  elements: str
+  returned: always
+  sample: ["inet filter input: tcp dport 32768-60999 ct state new drop"]
 persistent:
   description: Whether the rules survive a reboot.
   type: bool

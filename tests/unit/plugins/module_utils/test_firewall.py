@@ -88,6 +88,68 @@ def test_a_block_of_another_job_stays():
     assert rules.without_block(text, MARK) == rules.with_block("flush ruleset\n", MARK + "2", ["two"])
 
 
+@pytest.mark.parametrize(
+    ("line", "speaks"),
+    [
+        ("ip saddr 192.168.1.11 tcp dport 32768-60999 ct state new drop", True),
+        ("tcp dport { 22, 29500 } reject", True),
+        ("ip saddr @friends drop", True),
+        ("counter drop", True),
+        ("ip saddr 192.168.7.0/24 drop", False),
+        ("tcp dport { 22, 80-90 } drop", False),
+        ("udp dport 29500 drop", False),
+        ("ct state invalid drop", False),
+        ("-A INPUT -s 192.168.1.0/24 -p tcp -m tcp --dport 29500 -j DROP", True),
+        ("-A INPUT -p tcp -m multiport --dports 80,443 -j DROP", False),
+        ("-A INPUT ! -s 10.0.0.0/8 -j DROP", True),
+        ("deny 80/tcp", False),
+        ("deny 29500/tcp", True),
+    ],
+)
+def test_field_01_which_of_the_owners_rules_could_be_the_one(line, speaks):
+    assert rules.concerns(line, [FOUR, WIDE]) is speaks
+
+
+LISTED = """table inet owner {
+	set friends {
+		type ipv4_addr
+	}
+	chain bad {
+		tcp dport 1-65535 reject
+	}
+	chain i {
+		type filter hook input priority 0; policy accept;
+		ct state invalid drop
+		ip saddr 192.168.1.11 jump bad
+	}
+}
+"""
+
+
+def test_field_01_nftables_names_the_rule_that_blocks():
+    chains = [{"chain": {"family": "inet", "table": "owner", "name": "bad"}}, base("i", table="owner")]
+    drops = {"rule": {"family": "inet", "table": "owner", "chain": "i", "handle": 1, "expr": [{"drop": None}]}}
+    run = script(nft_version="1.0.6", nft_j=json.dumps({"nftables": [*chains, drops]}), nft_list=LISTED)
+    assert nftables.Nftables(run, MARK).walls([FOUR]) == ["inet owner i: tcp dport 1-65535 reject"]
+    closed = script(
+        nft_version="1.0.6",
+        nft_j=json.dumps({"nftables": [base("i", "drop", "owner")]}),
+        nft_list=LISTED.replace("y accept", "y drop").replace("1-65535", "22"),
+    )
+    assert nftables.Nftables(closed, MARK).walls([FOUR]) == ["inet owner i: policy drop"]
+
+
+def test_field_01_iptables_and_ufw_name_the_rule_that_blocks():
+    listing = "-P INPUT DROP\n-N bad\n-A INPUT -p tcp -j bad\n-A bad -s 192.168.1.11/32 -j REJECT\n"
+    assert iptables.Iptables(script(iptables_w_S=listing), MARK).walls([FOUR]) == [
+        "-A bad -s 192.168.1.11/32 -j REJECT"
+    ]
+    assert iptables.Iptables(script(iptables_w_S="-P INPUT DROP\n"), MARK).walls([FOUR]) == ["-P INPUT DROP"]
+    told = "Status: active\nDefault: deny (incoming), allow (outgoing)\n"
+    run = script(ufw_version="0.36", ufw_show_added="ufw allow 22/tcp\n", ufw_status_verbose=told)
+    assert ufw.Ufw(run, MARK).walls([FOUR]) == ["Default: deny (incoming)"]
+
+
 # ufw
 
 ADDED = """Added user rules (see 'ufw status' for running firewall):

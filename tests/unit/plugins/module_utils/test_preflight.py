@@ -113,6 +113,12 @@ def test_field_01_a_dropped_data_port_names_direction_ports_and_firewall():
     assert one["remedy"] == "On laptop: sudo ufw prepend allow x"
 
 
+def test_field_01_the_rule_that_blocks_is_named():
+    wall = {**WALL, "backend": "nftables", "blocking": ["inet f i: tcp dport 32768-60999 drop"]}
+    known = evidence(tried=BLOCKED, firewalls={"laptop": wall})
+    assert "nftables blocks on laptop by `inet f i: tcp dport 32768-60999 drop`" in only(known)["seen"]
+
+
 def test_field_01_a_port_that_the_network_step_opens_is_no_error():
     one = only(evidence(tried=BLOCKED, firewalls={"laptop": WALL}, before_network=True))
     assert (one["code"], one["severity"]) == ("port-to-be-opened", "info")
