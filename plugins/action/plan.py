@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,12 @@ from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import PlanError, make_plan, questions
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
+    PlanError,
+    controller_questions,
+    make_plan,
+    questions,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan_text import (
     as_json,
     problems_text,
@@ -22,6 +28,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan_text import (
     render_findings,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._settings import ALIASES
+from ansible_collections.nanochat.ddp.plugins.module_utils._source_facts import look
 
 display = Display()
 STORY = "nanochat.ddp.story"
@@ -52,7 +59,8 @@ class ActionModule(ActionBase):
             refuse_limit(options["hosts"], (task_vars or {}).get("ansible_play_hosts_all"), options["tolerant"])
             if options["stage"] == "questions":
                 return {**result, "changed": False, "questions": questions(hosts)}
-            outcome = make_plan(hosts, requirements(), options["tolerant"])
+            here = look(controller_questions(hosts), os.environ)
+            outcome = make_plan(hosts, requirements(), options["tolerant"], here)
         except PlanError as error:
             return {
                 **result,

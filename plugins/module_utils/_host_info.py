@@ -25,6 +25,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._network_facts import
     nics,
     read,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._source_facts import folder_facts
 
 Find = Callable[[str], Optional[str]]
 
@@ -52,6 +53,9 @@ PYTHON_CHECK = (
     "import sys;from importlib.util import find_spec as f;print('%d.%d.%d'%sys.version_info[:3]);"
     "sys.exit(not(f('venv')and f('ensurepip')))"
 )
+# What the trainer's environment is told by, once it is made and before that; as in _venv.py, which would bring much along.
+VENV_STAMP = ".nanochat-ddp.json"
+VENV_MARK = ".nanochat-ddp.building"
 # Folders of pyenv and uv carry the version of what is in them.
 VERSION_IN_PATH = re.compile(r"/(?:cpython-)?3\.(\d+)(?:\.\d+)?[^/]*/bin/")
 
@@ -65,6 +69,7 @@ def probe(
     python: str | None = None,
     ports: Sequence[int] = (),
     peers: Sequence[str] = (),
+    folders: Sequence[str] = (),
 ) -> dict[str, Any]:
     """All facts of this host."""
     base = expand(base_dir)
@@ -96,6 +101,7 @@ def probe(
         "venv_dir": venv,
         "run": run_facts(expand(run_dir)) if run_dir else None,
         "data": data_sets(base),
+        "folders": {path: folder_facts(path) for path in folders},
         "measured": json_file(os.path.join(base, "measured.json")),
     }
 
@@ -355,9 +361,22 @@ def venv_facts(path: str) -> dict[str, Any]:
     return {
         "path": path,
         "exists": os.path.exists(os.path.join(path, "bin", "python")),
+        "kind": venv_kind(path),
         "torch": match.group(1) if match else None,
-        "stamp": json_file(os.path.join(path, "nanochat-ddp.json")),
+        "stamp": json_file(os.path.join(path, VENV_STAMP)),
+        "disk": disk(path),
     }
+
+
+def venv_kind(path: str) -> str:
+    """absent, ours (also half-built), foreign (somebody else's environment) or occupied by something else."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return "occupied" if os.path.lexists(path) else "absent"
+    if VENV_STAMP in names or VENV_MARK in names:
+        return "ours"
+    return "foreign" if "pyvenv.cfg" in names else "occupied" if names else "absent"
 
 
 def sudo(run: Run, find: Find) -> str:

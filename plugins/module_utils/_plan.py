@@ -20,6 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils import (
     _model_size,
     _plan_checks,
     _plan_fit,
+    _plan_sources,
     _settings,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._findings import finding
@@ -41,7 +42,7 @@ OLDEST_PYTHON = {"ours": (3, 11), "path": (3, 10), "git": (3, 10)}
 UPSTREAM_PACKAGES = ("filelock", "jinja2", "psutil", "pyyaml", "requests", "tokenizers", "wandb")
 # Versions of Python by how sure it is that every package has a wheel for them.
 PYTHONS = ((3, 12), (3, 11), (3, 13), (3, 10), (3, 14))
-SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "text": 25_000_000}
+SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
 EPHEMERAL = {"low": 32768, "high": 60999}
 
 
@@ -61,15 +62,21 @@ class Outcome(NamedTuple):
     controller: dict[str, Any]
 
 
-def make_plan(hosts: Sequence[Mapping[str, Any]], requirements: Sequence[str] = (), tolerant: bool = False) -> Outcome:
-    """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing.
+def make_plan(
+    hosts: Sequence[Mapping[str, Any]],
+    requirements: Sequence[str] = (),
+    tolerant: bool = False,
+    here: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing,
+    and here is what the controller says to controller_questions.
 
     With tolerant, what stands in the way of a start is told as a finding only, and a host may lack its probe: enough to see a
     run and to stop it. Raises PlanError with all problems at once.
     """
     run, each = resolved(hosts)
     known = [Host(host["name"], each[host["name"]], host.get("probe") or {}, host.get("error") or "") for host in hosts]
-    return Planner(run, known, requirements, tolerant).outcome()
+    return Planner(run, known, requirements, tolerant, here or {}).outcome()
 
 
 def questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -78,6 +85,7 @@ def questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     Hosts have the form {name, settings, reach}; reach is how others would call the host, None where that is only this machine.
     """
     run, each = resolved(hosts)
+    known = [Host(host["name"], each[host["name"]], {}) for host in hosts]
     asked = {}
     for host in hosts:
         own = each[host["name"]]
@@ -87,6 +95,7 @@ def questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             "venv_dir": own["ddp_venv_dir"],
             "python": own["ddp_python"],
             "ports": [run["ddp_port"]],
+            "folders": _plan_sources.folders_of(run, known, host["name"]),
             "peers": [
                 each[other["name"]]["ddp_address"] or other["reach"]
                 for other in hosts
@@ -94,6 +103,20 @@ def questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             ],
         }
     return asked
+
+
+def controller_questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the plan wants to know of the controller: folders and a repository that the settings name, and where results go."""
+    run, dummy = resolved(hosts)
+    trainer, is_here = run["ddp_trainer_source"], run["ddp_data_source"] == "controller"
+    return {
+        "folders": [
+            *(run["ddp_data_paths"] if is_here else []),
+            *([trainer] if trainer != "ours" and not is_git(trainer) else []),
+        ],
+        "git": trainer if trainer != "ours" and is_git(trainer) else None,
+        "results": run["ddp_results_dir"],
+    }
 
 
 def resolved(hosts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -115,12 +138,18 @@ class Planner:
     """The steps from resolved settings to the document; every step adds what is wrong to `problems`."""
 
     def __init__(
-        self, run: Mapping[str, Any], hosts: Sequence[Host], requirements: Sequence[str], tolerant: bool
+        self,
+        run: Mapping[str, Any],
+        hosts: Sequence[Host],
+        requirements: Sequence[str],
+        tolerant: bool,
+        here: Mapping[str, Any],
     ) -> None:
         self.settings = run
         self.hosts = hosts
         self.requirements = list(requirements)
         self.tolerant = tolerant
+        self.here = here
         self.problems: list[str] = []
         self.findings: list[dict[str, Any]] = []
         self.shape = _model_size.Shape(
@@ -145,7 +174,11 @@ class Planner:
         links = chooser.links()
         plan = self.document(order, links, rows)
         obstacles, remarks = _plan_checks.look(self.hosts, plan)
-        obstacles = [*chooser.problems, *obstacles]
+        obstacles = [
+            *chooser.problems,
+            *obstacles,
+            *_plan_sources.obstacles(self.settings, plan, self.hosts, self.here),
+        ]
         if self.problems or (obstacles and not self.tolerant):
             raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
         self.findings += [*chooser.findings, *remarks, *(_plan_checks.obstacle(text, self.hosts) for text in obstacles)]
@@ -213,7 +246,7 @@ class Planner:
         by_rank = sorted(self.hosts, key=lambda host: order[host.name])
         master = by_rank[0]
         model = _model_size.describe(self.shape)
-        data = self.data(master)
+        data = self.data(_plan_sources.data_host(run, self.hosts, order))
         plan: dict[str, Any] = {
             "format": FORMAT,
             "run": self.choice.name,
@@ -267,21 +300,29 @@ class Planner:
             "tracker_bind": run["ddp_tracker_bind"],
         }
 
-    def data(self, master: Host) -> dict[str, Any]:
+    def data(self, name: str) -> dict[str, Any]:
         run = self.settings
         source = run["ddp_data_source"]
-        library = master.fact("python", "library")
+        # A host that is not of this job is told of by then, and only something to look at is wanted.
+        at = next((host for host in self.hosts if host.name == name), self.hosts[0])
+        library = at.fact("python", "library")
         paths = run["ddp_data_paths"] or ([library] if source == "text" and library else [])
         document: dict[str, Any] = {
             "source": source,
-            "host": master.name,
-            "paths": [home_expanded(path, master) for path in paths] if source != "url" else [],
+            "host": at.name,
+            "paths": [self.path_here(path) if source == "controller" else home_expanded(path, at) for path in paths]
+            if source != "url"
+            else [],
             "url": run["ddp_data_url"].rstrip("/") if source == "url" else None,
             "shards": run["ddp_data_shards"],
             "vocab_size": run["ddp_vocab_size"],
             "names": collection_names(run["ddp_data_shards"], run["ddp_data_last_shard"]) if source == "url" else None,
         }
         return {"id": f"{source}-{digest_of(document)[:8]}", **document}
+
+    def path_here(self, path: str) -> str:
+        """A path of the controller as it is meant there."""
+        return str(self.here.get("folders", {}).get(path, {}).get("path") or path)
 
     @property
     def source(self) -> str:
@@ -299,7 +340,9 @@ class Planner:
         tracker = {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": ["wandb==0.31.0"]}.get(run["ddp_tracker"], [])
         return {
             "source": self.source,
-            "url": None if self.choice.ours else run["ddp_trainer_source"],
+            "url": {"ours": None, "path": self.path_here(run["ddp_trainer_source"])}.get(
+                self.source, run["ddp_trainer_source"]
+            ),
             "torch": run["ddp_torch"],
             "index": run["ddp_torch_index"],
             "python": ".".join(str(part) for part in self.oldest_python),

@@ -38,6 +38,7 @@ def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[str], lis
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
         obstacles += folder(host, node, hosts, nodes)
+        obstacles += environment(host, node, plan["trainer"]["torch"])
         obstacles += ports(host, node, plan)
         obstacles += memory(host, node, hosts)
         findings += remarks(host, node, hosts, nodes)
@@ -108,7 +109,9 @@ def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Ma
             f"ddp_base_dir is {node['base_dir']} on {host.name}, but {host.fact('host', 'user')} cannot write in {disk['parent']} "
             "there; a folder of that user would do."
         )
-    need = node["disk_bytes"] + (0 if host.fact("python", "venv", "exists") else VENV_BYTES)
+    venv = host.fact("python", "venv") or {}
+    elsewhere = venv.get("disk", {}).get("device", disk["device"]) != disk["device"]
+    need = node["disk_bytes"] + (0 if venv.get("exists") or elsewhere else VENV_BYTES)
     need -= sum(entry["bytes"] for entry in host.fact("data") or [] if f"/{entry['id']}" in node["data_dir"])
     need -= len(host.fact("run", "checkpoints") or []) * node["checkpoint_bytes"]
     sharing = [other for other in hosts if same_machine(host, other) and other.fact("disk", "device") == disk["device"]]
@@ -128,6 +131,35 @@ def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Ma
                 "give each its own, for example with {{ inventory_hostname }} in it."
             )
     return found
+
+
+def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[str]:
+    """Whether the trainer's environment can be made where it is wanted, or is there."""
+    venv = host.fact("python", "venv") or {}
+    named = f"ddp_venv_dir is {node['venv_dir']} on {host.name}"
+    if venv.get("kind") == "occupied":
+        return [
+            f"{named}, which is there and is no virtual environment, so it would be left alone; another folder would do."
+        ]
+    if venv.get("kind") == "foreign" and (venv.get("torch") or "").split("+")[0] != torch.split("+")[0]:
+        has = f"torch {venv['torch']}" if venv.get("torch") else "no torch"
+        return [
+            f"{named}, a virtual environment that this collection did not make and leaves alone, and it has {has} where {torch} is "
+            "wanted; install that there, or set another folder."
+        ]
+    room = venv.get("disk") or {}
+    if venv.get("exists") or not room or node["venv_dir"].startswith(node["base_dir"] + "/"):
+        return []
+    if not room["writable"]:
+        return [
+            f"{named}, but {host.fact('host', 'user')} cannot write in {room['parent']} there; a folder of that user would do."
+        ]
+    if room["device"] != host.fact("disk", "device") and room["free"] < VENV_BYTES:
+        return [
+            f"{named}, with {gigabytes(room['free'])} free, but the trainer's packages need about {gigabytes(VENV_BYTES)}; "
+            "a larger disk would do."
+        ]
+    return []
 
 
 def shares_folder(host: Host, other: Host) -> bool:

@@ -22,7 +22,7 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
         *model_problems(shape),
         *schedule_problems(run),
         *port_problems(run),
-        *data_problems(run),
+        *data_problems(run, hosts),
         *source_problems(run, choice),
         *precision_problems(run, hosts, choice),
         *extra_problems(run, choice),
@@ -53,12 +53,21 @@ def port_problems(run: Mapping[str, Any]) -> Iterator[str]:
         yield f"ddp_tracker_port and ddp_port are both {run['ddp_port']}; they must differ."
 
 
-def data_problems(run: Mapping[str, Any]) -> Iterator[str]:
-    if run["ddp_data_source"] == "host" and not run["ddp_data_paths"]:
-        yield "ddp_data_source is host, but ddp_data_paths is empty; it must name the master's folder of shards."
-    for path in run["ddp_data_paths"]:
+def data_problems(run: Mapping[str, Any], hosts: Sequence[Host]) -> Iterator[str]:
+    source, paths, names = run["ddp_data_source"], run["ddp_data_paths"], [host.name for host in hosts]
+    if run["ddp_data_host"] and run["ddp_data_host"] not in names:
+        yield f"ddp_data_host is {run['ddp_data_host']}, which is no host of this job; {' or '.join(names)} would do."
+    where = "the controller" if source == "controller" else run["ddp_data_host"] or "the master"
+    if source in ("host", "controller") and not paths:
+        yield f"ddp_data_source is {source}, but ddp_data_paths is empty; it must name the folder of shards on {where}."
+    if source in ("host", "controller") and len(paths) > 2:
+        yield (
+            f"ddp_data_paths names {len(paths)} folders, but with ddp_data_source {source} it is the folder of shards and, where "
+            "that lies elsewhere, the one of the tokenizer."
+        )
+    for path in paths:
         if not re.match(r"[/~]", path):
-            yield f"ddp_data_paths holds {path!r}; it must be an absolute path on the master, or begin with ~."
+            yield f"ddp_data_paths holds {path!r}; it must be an absolute path on {where}, or begin with ~."
     if run["ddp_data_source"] == "url" and run["ddp_data_shards"] > run["ddp_data_last_shard"] + 1:
         yield (
             f"ddp_data_shards is {run['ddp_data_shards']}, but the collection has {run['ddp_data_last_shard'] + 1} "

@@ -82,6 +82,7 @@ def data_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:
         "text": f"text in {', '.join(data['paths']) or '(not known yet)'} on {data['host']}",
         "url": f"{data['url']}",
         "host": f"shards in {', '.join(data['paths'])} on {data['host']}",
+        "controller": f"shards in {', '.join(data['paths'])} on the controller",
     }[data["source"]]
     return [("data", f"{data['id']}: {data['shards']} shards, the last for validation, from {origin}")]
 

@@ -40,6 +40,11 @@ options:
     type: list
     elements: str
     default: []
+  folders:
+    description: Folders of text, shards or a tokenizer, to see whether they are there and what they hold.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     description: Can run in check mode and tell what it would do without doing it.
@@ -184,6 +189,11 @@ probe:
       elements: dict
       returned: success
       sample: [{id: text-1a2b3c4d, shards: 3, bytes: 12000000}]
+    folders:
+      description: For each of the folders asked for, its kind (folder, file or absent) and what it holds.
+      type: dict
+      returned: success
+      sample: {/srv/text: {path: /srv/text, kind: folder, readable: true, shards: 0, tokenizer: false, files: true}}
     measured:
       description: What was measured on this host before, or C(null).
       type: dict
@@ -206,6 +216,7 @@ def main() -> None:
             "python": {"type": "str"},
             "ports": {"type": "list", "elements": "int", "default": []},
             "peers": {"type": "list", "elements": "str", "default": []},
+            "folders": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )

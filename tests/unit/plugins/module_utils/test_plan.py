@@ -278,6 +278,15 @@ def test_making_a_plan_leaves_its_input_alone():
         ({"ddp_tracker": "mlflow", "ddp_tracker_port": 29500}, "ddp_tracker_port and ddp_port are both 29500"),
         ({"ddp_data_source": "host"}, "ddp_data_source is host, but ddp_data_paths is empty"),
         ({"ddp_data_paths": ["texts"]}, "ddp_data_paths holds 'texts'; it must be an absolute path"),
+        ({"ddp_data_source": "controller"}, "it must name the folder of shards on the controller"),
+        (
+            {"ddp_data_source": "controller", "ddp_data_paths": ["/a", "/b", "/c"]},
+            "ddp_data_paths names 3 folders, but",
+        ),
+        (
+            {"ddp_data_host": "lptop"},
+            "ddp_data_host is lptop, which is no host of this job; desktop or laptop would do.",
+        ),
         ({"ddp_data_source": "url", "ddp_data_last_shard": 5, "ddp_data_shards": 9}, "the collection has 6"),
         ({"ddp_dtype": "bfloat16"}, "the CPU of desktop and laptop has no instructions for it"),
         ({"ddp_matmul": "bf16"}, "ddp_matmul is bf16"),
@@ -472,6 +481,7 @@ def test_questions_name_what_to_look_at():
         "venv_dir": None,
         "python": None,
         "ports": [29500],
+        "folders": [],
         "peers": ["192.168.1.11"],
     }
     assert asked["laptop"]["peers"] == ["10.0.0.1"] and asked["laptop"]["venv_dir"] == "/v"
