@@ -32,19 +32,20 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible import constants as C
 from ansible import context
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_table import live_line, seconds_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_table import live_line, seconds_text, whole_seconds
 
 STORY = ("probe", "plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")
 DEBUG = ("debug", "ansible.builtin.debug", "ansible.legacy.debug")
 QUIET_SECONDS = (2.0, 60.0)  # without a terminal lines of progress are this far apart, at first and in a long run
-BAR = (8, 30)
+TICK = 1.0  # the live line is drawn anew this often, so that whoever waits sees that time goes by
+LONG_TASK = (2.0, 60.0)  # seconds after which a task's time is shown on a terminal, and told without one
 COLORS = {"error": C.COLOR_ERROR, "warning": C.COLOR_WARN, "info": C.COLOR_DEBUG}
 MARKS = {
     "done": ("✔", "ok"),
@@ -109,7 +110,11 @@ class CallbackModule(DefaultCallback):
         super().__init__()
         self._pid = os.getpid()
         self._terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._live = ""
+        self._live: Callable[[int], str] | None = None
+        self._ticking: threading.Thread | None = None
+        self._task_begun = 0.0
+        self._task_shown = ""
+        self._task_told = 0.0
         self._step: str | None = None
         self._step_begun = 0.0
         self._step_told = False
@@ -164,10 +169,11 @@ class CallbackModule(DefaultCallback):
         self._display.display = guarded
 
     def _write(self, text: str) -> None:
-        """Bytes to the terminal past everything that keeps a log."""
-        sys.stdout.flush()
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        """Bytes to the terminal past everything that keeps a log.
+
+        Past the locks of sys.stdout too: workers are forked while the ticking thread writes, and would inherit a lock that is held.
+        """
+        os.write(sys.stdout.fileno(), text.encode(sys.stdout.encoding or "ascii", "replace"))
 
     def _clear(self) -> None:
         if self._live:
@@ -176,14 +182,42 @@ class CallbackModule(DefaultCallback):
     def _redraw(self) -> None:
         if self._live:
             width = shutil.get_terminal_size().columns - 1
-            self._write("\r\x1b[K" + self._live[:width])
+            self._write("\r\x1b[K" + self._live(width)[:width])
 
-    def _show_live(self, text: str) -> None:
-        """The one line that is drawn over and over; on a terminal only."""
-        if self._terminal and not self._quiet:
-            self._clear()
-            self._live = text
-            self._redraw()
+    def _show_live(self, live: Callable[[int], str]) -> None:
+        """The one line that is drawn over and over; on a terminal only. It is made for the width that there is."""
+        if self._quiet:
+            return
+        if self._terminal:
+            with self._lock:
+                self._live = live
+                self._redraw()
+        if self._ticking is None:
+            self._ticking = threading.Thread(target=self._tick, name="story", daemon=True)
+            self._ticking.start()
+
+    def _tick(self) -> None:
+        """Draw the line again and again; it costs the hosts nothing."""
+        while True:
+            time.sleep(TICK)
+            with self._lock:
+                if self._terminal:
+                    self._redraw()
+                else:
+                    self._plain_task()
+
+    def _task_line(self, width: int) -> str:
+        """What is being done, and for how long already."""
+        took = time.monotonic() - self._task_begun
+        ticking = f"  {whole_seconds(took)}" if took >= LONG_TASK[0] else ""
+        return f"  {self._step or '':<10} {self._task_shown}"[: max(0, width - len(ticking))] + ticking
+
+    def _plain_task(self) -> None:
+        """Without a terminal a task that takes minutes says so once a minute."""
+        now = time.monotonic()
+        if self._step and self._task_shown and now - max(self._task_begun, self._task_told) >= LONG_TASK[1]:
+            self._task_told = now
+            self._tell(f"{self._task_shown}: {whole_seconds(now - self._task_begun)} so far")
 
     def _mark(self, kind: str) -> str:
         fancy, plain = MARKS[kind]
@@ -211,7 +245,8 @@ class CallbackModule(DefaultCallback):
         if step is not None:
             self._step_begun, self._step_told, self._step_failed = time.monotonic(), False, False
             self._step_changed, self._step_worked = {}, False
-            self._show_live(f"  {step}")
+            self._task_shown = ""
+            self._show_live(self._task_line)
 
     def _is_helper(self, task: Any) -> bool:
         """An include or a setting between the tasks of one step does not end it."""
@@ -231,8 +266,9 @@ class CallbackModule(DefaultCallback):
         self._steps_shown += 1
 
     def _live_off(self) -> None:
-        self._clear()
-        self._live = ""
+        with self._lock:
+            self._clear()
+            self._live = None
 
     def _changes(self) -> str:
         if not self._step_changed:
@@ -281,7 +317,11 @@ class CallbackModule(DefaultCallback):
         self._enter(task)
         if self._step is not None and not self._watched:
             name = task_name(task)
-            self._show_live(f"  {self._step:<10} {'' if name.startswith('Validating arguments') else name}")
+            self._task_begun, self._task_shown = (
+                time.monotonic(),
+                "" if name.startswith("Validating arguments") else name,
+            )
+            self._show_live(self._task_line)
 
     def _print_task_banner(self, task: Any) -> None:
         if self._own_output:
@@ -475,17 +515,24 @@ class CallbackModule(DefaultCallback):
         if "over" not in seen or not isinstance(seen.get("run"), Mapping):
             return
         host = result.host.get_name()
-        self._watched[host] = {"host": host, "run": seen["run"], "verdict": seen.get("verdict")}
-        line = self._run_line()
-        if seen.get("reachable") is False:
-            line += f"  ({host} does not answer)"
+        first = self._watched.get(host, {}).get("first", time.monotonic())
+        self._watched[host] = {
+            "host": host,
+            "first": first,
+            "run": seen["run"],
+            "verdict": seen.get("verdict"),
+            "seen": time.monotonic(),
+            "reachable": seen.get("reachable") is not False,
+        }
+        self._task_shown = ""
         if self._quiet:
             return
-        self._show_live("  " + line)
-        if not self._terminal:
-            self._plain_progress(line)
         if final and seen.get("verdict"):
             self._live_off()
+        else:
+            self._show_live(self._run_line)
+        if not self._terminal:
+            self._plain_progress(self._run_line(0).strip())
 
     def _log_lines(self, host: str, lines: list[str]) -> None:
         """Lines of a log, each with its host."""
@@ -493,14 +540,14 @@ class CallbackModule(DefaultCallback):
         if lines:
             self._say("\n".join(f"{host:<{self._host_width}} | {line}" for line in lines))
 
-    def _run_line(self) -> str:
-        """The line with a bar as long as the terminal has room for."""
-        rows = list(self._watched.values())
-        line = live_line(rows, unicode=self._fancy(), length=0)
-        room = shutil.get_terminal_size().columns - len(line) - 5
-        if not self._terminal or room < BAR[0]:
-            return line
-        return live_line(rows, unicode=self._fancy(), length=min(BAR[1], room))
+    def _run_line(self, width: int) -> str:
+        """Where the run is, as far as the line has room for it."""
+        now = time.monotonic()
+        rows = [{**row, "age": now - row["seen"], "watched": now - row["first"]} for row in self._watched.values()]
+        away = [row["host"] for row in rows if not row["reachable"]]
+        tail = f"  ({', '.join(sorted(away))} does not answer)" if away else ""
+        room = max(20, width - 2 - len(tail)) if width else 0
+        return "  " + live_line(rows, room, unicode=self._fancy()) + tail
 
     def _plain_progress(self, line: str) -> None:
         """Without a terminal a line now and then will do."""
@@ -517,7 +564,7 @@ class CallbackModule(DefaultCallback):
             return
         if self._live:
             self._write("\n")
-            self._live = ""
+            self._live = None
         if any(row["verdict"] is None for row in self._watched.values()):
             self._say(
                 "The training goes on without this display; the playbook nanochat.ddp.status shows it, nanochat.ddp.stop ends it."

@@ -241,6 +241,7 @@ def describe_events(events: List[Event]) -> Dict[str, Any]:
         "resumed_from": resumed,
         "pace_seconds": _pace(steps),
         "updated": finite(events[-1].get("time")) if events else None,
+        "stepped": finite(steps[-1].get("time")) if steps else None,
         "started": finite(start.get("time")),
     }
     described.update(_speeds(steps))
@@ -383,6 +384,7 @@ EMPTY: Dict[str, Any] = dict(
     collective=None,
     eta_seconds=None,
     idle_seconds=None,
+    step_age=None,
     error=None,
     last_lines=[],
     log=None,
@@ -432,6 +434,8 @@ def read_run(
     run["eta_seconds"] = _eta(run["state"], run)
     run.update(_beat(heartbeat, run, now))
     run["idle_seconds"] = _idle(run, now)
+    if run["state"] == RUNNING and run["stepped"] is not None:
+        run["step_age"] = max(0.0, now - run["stepped"])
     return run
 
 

@@ -173,6 +173,9 @@ run:
     idle_seconds:
       description: Seconds since the last sign of progress, while it runs.
       type: float
+    step_age:
+      description: Seconds since the last step was made, while it runs, by the host's own clock.
+      type: float
     heartbeat_age:
       description: Seconds since the trainer's last sign of life, by the host's own clock.
       type: float
@@ -205,6 +208,9 @@ run:
       type: float
     updated:
       description: When the last event was written.
+      type: float
+    stepped:
+      description: When the last step of the newest attempt was made.
       type: float
     log:
       description: Path of the rank's log.

@@ -351,7 +351,7 @@ WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_
 def test_a_watched_run_is_followed_to_its_table(stage: Stage, ranks: Callable[..., None]) -> None:
     ranks(steps=12)
     told = stage.play(WATCH)
-    assert re.search(r"step \d+/12  loss 13\.\d+  5120 tok/s  waiting 5\.0 % / 30 %", told)
+    assert re.search(r"step \d+/12  loss 13\.\d+  5120 tok/s  waiting node1 5\.0 %, node2 30 %", told)
     assert re.search(r"node1 +0 +finished +12/12 +13\.4000 +13\.2080 +1\.1667 +5120 +0\.2 s \(5\.0 %\)", told)
     assert "weights identical on both ranks" in told
     assert "Ctrl-C ends the watching only" in told
@@ -367,6 +367,21 @@ def test_on_a_terminal_a_watched_run_has_one_live_line(stage: Stage, ranks: Call
     assert all(
         len(CODES.sub("", line).strip("\r")) < 100 for line in seen.split("\x1b[K") if "░" in line and "\n" not in line
     )
+
+
+def test_on_a_terminal_time_goes_by_while_a_step_takes_long(stage: Stage, ranks: Callable[..., None]) -> None:
+    ranks("--seconds", "5", steps=3)
+    seen = stage.terminal(WATCH)
+    counted = [int(seconds) for seconds in re.findall(r"step 1/3, (\d+) s ago", seen)]
+    assert {1, 2, 3} <= set(counted), counted
+    assert re.search(r"starting for 3 s: node1, node2 making the first step", seen)
+
+
+def test_on_a_terminal_a_long_task_shows_its_seconds(stage: Stage) -> None:
+    stage.role("trainer", [task("Install", "ansible.builtin.command", {"argv": ["sleep", "4"]}, changed_when=False)])
+    seen = stage.terminal([{"hosts": "node1", "roles": ["trainer"]}])
+    assert re.search(r"trainer    Install  3 s", seen)
+    assert on_screen(seen)[0].startswith("✔ trainer")
 
 
 def test_without_watching_it_returns_with_the_first_step(stage: Stage, ranks: Callable[..., None]) -> None:
@@ -415,7 +430,7 @@ def test_field_12_a_connection_that_breaks_does_not_end_the_watching(stage: Stag
         told = ""
         for line in watching.stdout:
             told += line
-            if "5.0 % / 30 %" in line and not down.exists() and "node2 does not answer" not in told:
+            if "5.0 %, node2 30 %" in line and not down.exists() and "node2 does not answer" not in told:
                 down.touch()
             if "node2 does not answer" in line:
                 down.unlink(missing_ok=True)

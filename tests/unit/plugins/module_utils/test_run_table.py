@@ -176,16 +176,60 @@ def test_the_filters_want_results_by_host() -> None:
 
 def test_the_live_line_goes_by_the_slowest_rank_and_tells_all_shares() -> None:
     rows = [row("a", 0, done=6, eta_seconds=90.0), row("b", 1, done=5, wait_share=0.33)]
-    line = run_table.live_line(rows, length=10, unicode=False)
-    assert line == "[#####.....]  step 5/10  loss 5.2500  2000 tok/s  waiting 10 % / 33 %  1 min 30 s left"
-    assert run_table.live_line(rows, length=4).startswith("██░░  step 5/10")
+    words = "step 5/10  loss 5.2500  2000 tok/s  waiting a 10 %, b 33 %  1 min 30 s left"
+    assert run_table.live_line(rows) == words
+    assert run_table.live_line(rows, len(words) + 12, unicode=False) == "[####....]  " + words
+    assert run_table.live_line(rows, len(words) + 12) == "█████░░░░░  " + words
+    assert run_table.live_line(rows, 300).startswith("█" * 15 + "░" * 15 + "  step")
+
+
+def test_a_narrow_live_line_leaves_out_what_matters_least() -> None:
+    rows = [row("a", 0, eta_seconds=90.0), row("b", 1, wait_share=0.33)]
+    widths = range(len("step 5/10"), 120)
+    lines = {width: run_table.live_line(rows, width) for width in widths}
+    assert all(len(line) <= width for width, line in lines.items())
+    assert "waiting 10 % / 33 %" in run_table.live_line(rows, 73)
+    assert run_table.live_line(rows, 60) == "step 5/10  loss 5.2500  2000 tok/s  1 min 30 s left"
+    assert run_table.live_line(rows, 40) == "step 5/10  loss 5.2500  1 min 30 s left"
+    assert run_table.live_line(rows, 12) == "step 5/10"
 
 
 def test_the_live_line_of_many_ranks_tells_the_longest_wait() -> None:
     rows = [row("h%d" % rank, rank, wait_share=rank / 10) for rank in range(6)]
-    assert "waiting up to 50 %" in run_table.live_line(rows, length=0)
+    assert "waiting up to 50 % (h5)" in run_table.live_line(rows)
+    assert "waiting up to 50 %  " in run_table.live_line(rows, 58) + "  "
+
+
+@pytest.mark.parametrize(
+    ("run", "age", "text"),
+    [
+        ({"step_age": 0.5, "step_seconds": 0.3}, 1.0, "step 5/10  "),
+        ({"step_age": 0.5, "step_seconds": 60.0}, 0.0, "step 5/10, 0 s ago  "),
+        ({"step_age": 0.5, "step_seconds": 60.0}, 42.0, "step 5/10, 42 s ago  "),
+        ({"step_age": 0.5, "step_seconds": 60.0}, 80.0, "step 5/10, 1 min 20 s ago  "),
+        # Looked at too long ago to know of newer steps.
+        ({"step_age": 0.5, "step_seconds": 0.3}, 20.0, "step 5/10, seen 20 s ago  "),
+        # Looked for news since, and there was none.
+        ({"step_age": 0.5, "step_seconds": 0.3}, 40.0, "step 5/10, 40 s ago  "),
+        (
+            {"step_age": 4.0, "step_seconds": 0.3, "phase": "eval", "phase_seconds": 3.9},
+            1.0,
+            "step 5/10, evaluating for 4 s  ",
+        ),
+        ({"step_age": 4.0, "step_seconds": 0.3, "phase": "sync", "phase_seconds": 3.9}, 1.0, "step 5/10, 5 s ago  "),
+    ],
+)
+def test_the_live_line_counts_the_seconds_of_a_long_step(run: dict[str, Any], age: float, text: str) -> None:
+    rows = [{**row("a", 0, **run), "age": age}, {**row("b", 1, **run), "age": age}]
+    assert run_table.live_line(rows).startswith(text)
+
+
+def test_the_time_left_goes_down_between_two_looks() -> None:
+    assert run_table.live_line([{**row("a", 0, eta_seconds=90.0), "age": 5.0}]).endswith("1 min 25 s left")
 
 
 def test_before_the_first_step_the_phases_are_told() -> None:
     rows = [row("a", 0, step=None, phase="rendezvous"), row("b", None, step=None, state="prepared")]
-    assert run_table.live_line(rows) == "starting: a rendezvous, b prepared"
+    assert run_table.live_line(rows) == "starting: a waiting for the others; b prepared"
+    rows = [{**row("h%d" % rank, rank, step=None, phase="sync"), "watched": 61.0} for rank in range(6)]
+    assert run_table.live_line(rows) == "starting for 1 min 01 s: 6 hosts making the first step"
