@@ -91,7 +91,9 @@ def load_run(path: str) -> Run:
         raise ReportError("No folder below %s holds metrics or a session: collect the run first." % path)
     plans = [read_json(os.path.join(folder, "plan.json")) for folder in folders]
     plan = next((plan for plan in plans if plan), {})
-    prediction = read_json(os.path.join(path, "prediction.json"))
+    # The rehearsal before the newest start knows it best; collecting keeps a copy where the results lie elsewhere.
+    rehearsal = read_json(os.path.join(path, "rehearsal.json"))
+    prediction = rehearsal.get("prediction") or read_json(os.path.join(path, "prediction.json"))
     by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
     return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction)
 

@@ -149,7 +149,8 @@ def test_the_environment_is_not_in_the_page(tmp_path: Path) -> None:
     assert "hunter2" not in report.make_report([str(run)], PAGE)
 
 
-def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["prediction.json", "rehearsal.json"])
+def test_predictions_stand_beside_what_was_measured(tmp_path: Path, name: str) -> None:
     path = collected(tmp_path)
     rows = report.page_data(report.load_run(str(path)))["compared"]
     assert rows[0] == ["parameters", "", 36_700_200, 36_700_200]
@@ -161,7 +162,8 @@ def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:
         "bytes_sent": 20_000_000,
         "wait_seconds": {"node2": 0.2},
     }
-    fake_run.write_json(path / "prediction.json", expected)
+    whole = {"run": "d4", "findings": [], "prediction": expected}
+    fake_run.write_json(path / name, whole if name == "rehearsal.json" else expected)
     rows = report.page_data(report.load_run(str(path)))["compared"]
     assert ["tokens per second", "", 5000.0, 4096.0] in rows
     assert ["seconds of a step", "", 0.4, 0.5] in rows
