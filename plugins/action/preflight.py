@@ -117,6 +117,7 @@ def gather(options: Mapping[str, Any], hostvars: Mapping[str, Any]) -> Evidence:
         firewalls={host: wall for host, wall in walls.items() if "commands" in wall},
         gloo={host: found for host in hosts if (found := spoken(known(hostvars, host, "__preflight_gloo")))},
         manifests={host: manifest_digest(known(hostvars, host, "__preflight_manifest")) for host in hosts},
+        files={host: wrong_files(known(hostvars, host, "__preflight_files")) for host in hosts},
         plan_findings=options["plan_findings"],
         before_network=options["before_network"],
         rehearsal=options["rehearsal"],
@@ -159,6 +160,12 @@ def manifest_digest(result: Mapping[str, Any]) -> str:
     """Of a manifest that was read from a host; equal data have equal manifests."""
     content = str(result.get("content") or "")
     return hashlib.sha256(content.encode()).hexdigest()[:12] if content else ""
+
+
+def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
+    """Files of the data that shard_sync would have to bring or mend, and what is the matter with each."""
+    mended = result.get("mended") or {}
+    return {path: mended.get(path, "missing") for path in result.get("moved") or []}
 
 
 def predicted_by(evidence: Evidence, hostvars: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -74,8 +74,9 @@ CATALOGUE.update(
         ),
         "threads-over-cores": Kind(
             WARNING,
-            "More threads than processors",
-            "Threads that wait for a processor make every step slower than fewer threads would.",
+            "More threads than cores",
+            "Threads that wait for a processor make every step slower than fewer threads would, and two on one core hardly help "
+            "each other with matrix products.",
             "Lower ddp_threads on that host, or leave it empty.",
         ),
         "memory-tight": Kind(
@@ -194,6 +195,14 @@ CATALOGUE.update(
             "Plug it in or bring it up (sudo ip link set NIC up), or set ddp_nic of that host to another one.",
             (3,),
             ("Unable to find address for",),
+        ),
+        "nic-half-duplex": Kind(
+            WARNING,
+            "A network card speaks half duplex",
+            "It cannot send and receive at the same time, as every exchange of gradients does. The two ends failed to agree, often "
+            "because one of them is set by hand or the cable is bad.",
+            "Let both ends negotiate: sudo ethtool -s NIC autoneg on; then try another cable or port of the switch.",
+            (3, 16),
         ),
         "route-differs": Kind(
             WARNING,
@@ -382,10 +391,17 @@ CATALOGUE.update(
         "ulimit-low": Kind(
             WARNING,
             "A limit of this user is low for training",
-            "Each rank opens a connection to every other one and starts a thread for each core.",
+            "Each rank opens a connection to every other one, starts a thread for each core, holds its memory and writes checkpoints.",
             "Raise it in /etc/security/limits.conf and log in again.",
             (),
-            ("Too many open files", "Resource temporarily unavailable", "can't start new thread"),
+            (
+                "Too many open files",
+                "Resource temporarily unavailable",
+                "can't start new thread",
+                "File too large",
+                "SIGXCPU",
+                "SIGXFSZ",
+            ),
         ),
         "gloo-failed": Kind(
             ERROR,

@@ -395,7 +395,14 @@ def tmux(run: Run, find: Find) -> dict[str, str | None]:
 
 
 def limits() -> dict[str, int | None]:
-    names = {"nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC", "memlock": "RLIMIT_MEMLOCK"}
+    names = {
+        "nofile": "RLIMIT_NOFILE",
+        "nproc": "RLIMIT_NPROC",
+        "memlock": "RLIMIT_MEMLOCK",
+        "address_space": "RLIMIT_AS",
+        "file_size": "RLIMIT_FSIZE",
+        "cpu_seconds": "RLIMIT_CPU",
+    }
     found: dict[str, int | None] = {}
     for name, constant in names.items():
         soft = resource.getrlimit(getattr(resource, constant))[0]
@@ -408,6 +415,8 @@ def security() -> dict[str, str]:
     return {
         "selinux": {"1": "enforcing", "0": "permissive"}.get(enforce, "absent"),
         "apparmor": "enabled" if read("/sys/module/apparmor/parameters/enabled") == "Y" else "absent",
+        # Under which label this login's processes run; that of a rank is the same.
+        "label": (read("/proc/self/attr/apparmor/current") or read("/proc/self/attr/current")).rstrip("\0"),
     }
 
 

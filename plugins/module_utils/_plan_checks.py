@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._findings import INFO, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan_hosts import (
     Host,
     neighbours,
@@ -230,8 +230,12 @@ def remarks(
     found = []
     threads = sum(nodes[other.name]["threads"] for other in here)
     cores = host.fact("cpu", "available") or threads
+    physical = host.fact("cpu", "available_physical") or cores
     if threads > cores:
         found.append(finding("threads-over-cores", host.name, f"{threads} threads on {cores} processors"))
+    elif threads > physical and threads > len(here):
+        seen = f"{threads} threads on {physical} cores, which show as {cores} processors"
+        found.append(finding("threads-over-cores", host.name, seen, severity=INFO))
     ours = {own_session(other) for other in here} - {None}
     processes = host.fact("processes") or []
     need = sum(nodes[other.name]["memory_bytes"] for other in here)

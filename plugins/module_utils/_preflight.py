@@ -19,6 +19,8 @@ ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 CLOCK_SECONDS = 5.0
 LOW_FILES = 256
 LOW_PROCESSES = 512
+LONG_RUN = 7 * 24 * 3600
+DENIED = re.compile(r"Permission denied|Operation not permitted")
 # Instruction sets in the order of what they do for matrix products.
 LEVELS = (
     ("amx_tile", "AMX"),
@@ -55,7 +57,7 @@ def judge(evidence: Evidence) -> list[Finding]:
             if not any(one["code"] == "host-down" and one["host"] == host for one in found):
                 found.append(finding("host-down", host, f"{host} did not answer"))
             continue
-        for look in (interface, address_names, leftovers, load, limits, folder, precision):
+        for look in (interface, address_names, leftovers, load, limits, confined, folder, precision):
             found += look(evidence, host)
     for compare in (families, holders, clocks, cpus, software, data, all_reduce):
         found += compare(evidence)
@@ -101,6 +103,10 @@ def interface(evidence: Evidence, host: str) -> Iterable[Finding]:
         yield finding("nic-down", host, f"{name} is not there; {host} has {', '.join(nics)}")
     elif name in nics and not nics[name]["up"] and nics[name]["kind"] != "loopback":
         yield finding("nic-down", host, f"{name} is down", remedy=f"On {host}: sudo ip link set {name} up")
+    elif name in nics and nics[name].get("duplex") == "half" and nics[name]["kind"] == "wired":
+        seen = f"{name} runs at {nics[name]['speed_mbit'] or 'unknown'} Mbit/s in half duplex"
+        remedy = f"On {host}: sudo ethtool -s {name} autoneg on; if it stays, try another cable or port of the switch."
+        yield finding("nic-half-duplex", host, seen, remedy=remedy)
 
 
 def address_names(evidence: Evidence, host: str) -> Iterable[Finding]:
@@ -162,14 +168,31 @@ def load(evidence: Evidence, host: str) -> Iterable[Finding]:
 
 
 def limits(evidence: Evidence, host: str) -> Iterable[Finding]:
-    files, processes = evidence.fact(host, "limits", "nofile"), evidence.fact(host, "limits", "nproc")
-    if files is not None and files < max(LOW_FILES, 8 * evidence.plan["world"]):
-        yield finding("ulimit-low", host, f"{files} open files (ulimit -n)")
-    if processes is not None and processes < LOW_PROCESSES:
-        yield finding("ulimit-low", host, f"{processes} processes and threads (ulimit -u)")
-    error = (evidence.tries.get(host) or {}).get("error") or ""
-    if evidence.fact(host, "security", "selinux") == "enforcing" and "Permission denied" in error:
-        yield finding("mac-lsm-blocks", host, f"SELinux is enforcing and {error}")
+    """Limits of the user that this very plan would meet."""
+    node, known = node_of(evidence, host), evidence.fact(host, "limits") or {}
+    files = max(LOW_FILES, 8 * evidence.plan["world"])
+    for name, least, seen in (
+        ("nofile", files, "{} open files (ulimit -n)"),
+        ("nproc", LOW_PROCESSES, "{} processes and threads (ulimit -u)"),
+        ("address_space", node["memory_bytes"], "{} bytes of memory (ulimit -v)"),
+        ("file_size", node["checkpoint_bytes"], "files of {} bytes, and a checkpoint is larger (ulimit -f)"),
+        ("cpu_seconds", LONG_RUN, "{} seconds of computing, after which the kernel ends a process (ulimit -t)"),
+    ):
+        if known.get(name) is not None and known[name] < least:
+            yield finding("ulimit-low", host, seen.format(known[name]))
+
+
+def confined(evidence: Evidence, host: str) -> Iterable[Finding]:
+    """SELinux or AppArmor where something that the modes of files allow was denied all the same."""
+    said = [str((found.get(host) or {}).get("error") or "") for found in (evidence.tries, evidence.gloo)]
+    denied = next((words for words in said if DENIED.search(words)), "")
+    label = str(evidence.fact(host, "security", "label") or "")
+    if denied and evidence.fact(host, "security", "selinux") == "enforcing":
+        yield finding(
+            "mac-lsm-blocks", host, f"SELinux is enforcing ({label or 'no label'}), and it was said: {denied}"
+        )
+    elif denied and label.endswith("(enforce)"):
+        yield finding("mac-lsm-blocks", host, f"AppArmor confines this login to {label}, and it was said: {denied}")
 
 
 def folder(evidence: Evidence, host: str) -> Iterable[Finding]:
@@ -272,6 +295,13 @@ def data(evidence: Evidence) -> Iterable[Finding]:
     for host in evidence.probes if evidence.rehearsal else ():
         if not evidence.manifests.get(host):
             yield finding("data-differs", host, f"{host} has no manifest of the data {evidence.plan['data']['id']}")
+    for host, wrong in evidence.files.items():
+        named = [f"{path} {state}" for path, state in wrong.items()]
+        if named:
+            more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+            yield finding(
+                "data-differs", host, f"of the data on {host}, against its manifest: {', '.join(named[:3])}{more}"
+            )
 
 
 def differing(

@@ -10,7 +10,8 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 class Evidence(NamedTuple):
     """All that is known, each by host: probes, tries (what peer_check returned), firewalls (what peer_firewall would do),
-    gloo (the all-reduce), manifests (digest of each host's data). Missing hosts and empty mappings are fine."""
+    gloo (the all-reduce), manifests (digest of each host's data), files (those that are not as the manifest says, and how).
+    Missing hosts and empty mappings are fine."""
 
     plan: Mapping[str, Any]
     probes: Mapping[str, Mapping[str, Any]]
@@ -18,6 +19,7 @@ class Evidence(NamedTuple):
     firewalls: Mapping[str, Mapping[str, Any]] = {}
     gloo: Mapping[str, Mapping[str, Any]] = {}
     manifests: Mapping[str, str] = {}
+    files: Mapping[str, Mapping[str, str]] = {}
     plan_findings: Sequence[Mapping[str, Any]] = ()
     # Whether the network step still comes, so that closed ports are to be opened.
     before_network: bool = False

@@ -108,7 +108,7 @@ probe:
       type: list
       elements: dict
       returned: success
-      sample: [{name: enp4s0, kind: wired, up: true, speed_mbit: 1000, mtu: 1500, ipv4: [192.168.1.10/24]}]
+      sample: [{name: enp4s0, kind: wired, up: true, speed_mbit: 1000, duplex: full, mtu: 1500, ipv4: [192.168.1.10/24]}]
     routes:
       description: For each peer, and for C(default), the interface and own address that packets to it would take.
       type: list
@@ -148,15 +148,15 @@ probe:
       returned: success
       sample: []
     limits:
-      description: Limits of open files, processes and locked memory. C(null) for none.
+      description: Limits of open files, processes, locked and all memory, the size of a file and seconds of computing. C(null) for none.
       type: dict
       returned: success
-      sample: {nofile: 1024, nproc: 127000, memlock: 8388608}
+      sample: {nofile: 1024, nproc: 127000, memlock: 8388608, address_space: null, file_size: null, cpu_seconds: null}
     security:
-      description: State of SELinux and AppArmor.
+      description: State of SELinux and AppArmor, and the label under which this login's processes run.
       type: dict
       returned: success
-      sample: {selinux: absent, apparmor: enabled}
+      sample: {selinux: absent, apparmor: enabled, label: unconfined}
     ephemeral:
       description: The range of local ports, on which Gloo listens.
       type: dict

@@ -427,6 +427,14 @@ def test_remarks_that_do_not_stop_a_run():
     }
 
 
+@pytest.mark.parametrize(("threads", "severity"), [(4, None), (6, "info"), (8, "info"), (9, "warning")])
+def test_threads_are_held_against_cores_and_processors(threads, severity):
+    told = [
+        one for one in make_plan(hosts(two={"ddp_threads": threads})).findings if one["code"] == "threads-over-cores"
+    ]
+    assert [one["severity"] for one in told] == ([severity] if severity else [])
+
+
 # Hosts that are down
 
 

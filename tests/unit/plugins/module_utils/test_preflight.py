@@ -275,6 +275,10 @@ def cpu(**changes: Any) -> dict[str, Any]:
         (cpu(flags=["avx512f", "avx2"]), "cpu-features-differ"),
         ({"limits": {"nofile": 64, "nproc": None}}, "ulimit-low"),
         ({"limits": {"nofile": 1024, "nproc": 100}}, "ulimit-low"),
+        ({"limits": {"address_space": 100 << 20}}, "ulimit-low"),
+        ({"limits": {"file_size": 1 << 20}}, "ulimit-low"),
+        ({"limits": {"cpu_seconds": 3600}}, "ulimit-low"),
+        ({"nics": [{**nic("enp4s0", "wired", "192.168.1.10/24", speed=100), "duplex": "half"}]}, "nic-half-duplex"),
         ({"tmux": {"path": None, "version": None}}, "no-tmux"),
     ],
 )
@@ -284,6 +288,32 @@ def test_what_a_host_lacks(change, code):
     else:
         known = evidence(change)
     assert list(found(known)) == [code]
+
+
+def test_limits_that_are_wide_enough_are_no_finding():
+    wide = {"nofile": 1024, "nproc": 4096, "address_space": 1 << 40, "file_size": 1 << 40, "cpu_seconds": None}
+    assert _preflight.judge(evidence({"limits": wide})) == []
+
+
+@pytest.mark.parametrize(
+    ("security", "told"),
+    [
+        ({"selinux": "enforcing", "label": "system_u:system_r:x_t:s0"}, "SELinux is enforcing"),
+        ({"selinux": "absent", "apparmor": "enabled", "label": "docker-default (enforce)"}, "AppArmor confines"),
+    ],
+)
+def test_selinux_and_apparmor_are_named_where_something_was_denied(security, told):
+    denied = {"laptop": {"error": "cannot listen on 192.168.1.11 port 29500: Permission denied"}}
+    one = found(evidence(two={"security": security}, tried=denied))["mac-lsm-blocks"]
+    assert one["host"] == "laptop"
+    assert told in one["seen"] and "Permission denied" in one["seen"]
+    assert _preflight.judge(evidence(two={"security": security})) == []
+
+
+def test_what_is_denied_without_either_is_not_blamed_on_them():
+    loose = {"selinux": "permissive", "apparmor": "enabled", "label": "unconfined"}
+    denied = {"laptop": {"error": "cannot listen on 192.168.1.11 port 29500: Permission denied"}}
+    assert "mac-lsm-blocks" not in found(evidence(two={"security": loose}, tried=denied))
 
 
 @pytest.mark.parametrize(
@@ -353,6 +383,12 @@ def test_a_build_of_the_same_torch_is_the_same():
 def test_field_07_data_that_differ_or_are_missing(laptop):
     one = only(evidence(manifests={"desktop": "aa", "laptop": laptop}))
     assert (one["code"], one["host"]) == ("data-differs", "laptop")
+
+
+def test_field_07_files_that_are_not_as_the_manifest_says_are_named():
+    one = only(evidence(files={"laptop": {"shard_00001.parquet": "missing", "tokenizer/tokenizer.pkl": "corrupted"}}))
+    assert (one["code"], one["host"]) == ("data-differs", "laptop")
+    assert "shard_00001.parquet missing, tokenizer/tokenizer.pkl corrupted" in one["seen"]
 
 
 def test_the_all_reduce_says_in_which_phase_it_failed():
