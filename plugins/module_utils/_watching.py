@@ -61,8 +61,13 @@ class Verdict(NamedTuple):
     sentence: str
 
 
-def limit_seconds(run: Mapping[str, Any], patience: Patience) -> float:
-    """For how long this rank may show no progress; the first steps set no measure."""
+def limit_seconds(run: Mapping[str, Any], patience: Patience, bereft: bool = False) -> float:
+    """For how long this rank may show no progress; the first steps set no measure.
+
+    Bereft: another rank gives no sign of life, so what this one does may take no longer because it usually does.
+    """
+    if bereft:
+        return patience.minimum
     if run.get("phase") in LONG_PHASES:
         return 3 * patience.timeout
     if run.get("step_seconds") is None or (run.get("steps_counted") or 0) < 2:
@@ -70,13 +75,15 @@ def limit_seconds(run: Mapping[str, Any], patience: Patience) -> float:
     return max(patience.minimum, patience.factor * float(run["step_seconds"]))
 
 
-def stands_still(sight: Sight, patience: Patience) -> bool:
+def lifeless(sight: Sight) -> bool:
+    """Whether the trainer of a rank that runs has stopped giving signs of life."""
+    return (sight.run.get("heartbeat_age") or 0.0) > HEARTBEAT_LIMIT
+
+
+def stands_still(sight: Sight, patience: Patience, bereft: bool = False) -> bool:
     """Whether this rank has shown no progress for longer than it may, or its trainer no life."""
-    run = sight.run
-    if (run.get("heartbeat_age") or 0.0) > HEARTBEAT_LIMIT:
-        return True
-    idle = run.get("idle_seconds")
-    return idle is not None and idle > limit_seconds(run, patience)
+    idle = sight.run.get("idle_seconds")
+    return lifeless(sight) or (idle is not None and idle > limit_seconds(sight.run, patience, bereft))
 
 
 def judge(host: str, sights: Mapping[str, Sight], patience: Patience, first_step: bool = False) -> Optional[Verdict]:
@@ -138,8 +145,10 @@ def _stall(host: str, sights: Mapping[str, Sight], patience: Patience) -> Option
     away = [name for name, sight in sights.items() if sight.unreachable > AWAY_GRACE]
     near = [sight for name, sight in running.items() if name not in away]
     silent = patience.mute > 0 and all(_mute(sight, patience.mute) for sight in near)
-    missed = bool(away) and all(stands_still(one, patience) or _mute(one, patience.minimum) for one in near)
-    if not near or not (silent or missed or all(stands_still(sight, patience) for sight in near)):
+    bereft = bool(away) or any(map(lifeless, near))
+    still = [stands_still(sight, patience, bereft) for sight in near]
+    missed = bool(away) and all(stands or _mute(sight, patience.minimum) for stands, sight in zip(still, near))
+    if not near or not (silent or missed or all(still)):
         return None
     run = sights[host].run
     if host in away:
@@ -147,7 +156,7 @@ def _stall(host: str, sights: Mapping[str, Sight], patience: Patience) -> Option
     if run.get("idle_seconds") is None:
         what = "waits for %s, which cannot be reached" % ", ".join(sorted(away)) if away else "waits at the rendezvous"
         return Verdict(STALLED, "%s (%.0f s since it was first seen)" % (what, sights[host].age))
-    if (run.get("heartbeat_age") or 0.0) > HEARTBEAT_LIMIT:
+    if lifeless(sights[host]):
         return Verdict(STALLED, "gives no sign of life for %.0f s (%s)" % (run["heartbeat_age"], _where(run)))
     return Verdict(
         STALLED,
@@ -168,6 +177,6 @@ def _mute(sight: Sight, seconds: float) -> bool:
 
 
 def intervals(elapsed: float) -> Dict[str, float]:
-    """How often to look: every second at first, twice a minute in a long run, so that looking costs it nothing."""
-    at_least = min(30.0, 1.0 + elapsed / 20.0)
+    """How often to look: every two seconds at first, twice a minute in a long run, so that looking costs it nothing."""
+    at_least = min(30.0, 2.0 + elapsed / 10.0)
     return {"at_least": at_least, "timeout": at_least + 5.0}

@@ -349,10 +349,10 @@ WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_
 
 
 def test_a_watched_run_is_followed_to_its_table(stage: Stage, ranks: Callable[..., None]) -> None:
-    ranks(steps=12)
+    ranks(steps=25)
     told = stage.play(WATCH)
-    assert re.search(r"step \d+/12  loss 13\.\d+  5120 tok/s  waiting node1 5\.0 %, node2 30 %", told)
-    assert re.search(r"node1 +0 +finished +12/12 +13\.4000 +13\.2080 +1\.1667 +5120 +0\.2 s \(5\.0 %\)", told)
+    assert re.search(r"step \d+/25  loss 13\.\d+  5120 tok/s  waiting node1 5\.0 %, node2 30 %", told)
+    assert re.search(r"node1 +0 +finished +12/25 +13\.4000 +13\.\d+ +1\.\d+ +5120 +0\.\d s \(5\.0 %\)", told)
     assert "weights identical on both ranks" in told
     assert "Ctrl-C ends the watching only" in told
 
@@ -423,7 +423,7 @@ def test_field_12_a_connection_that_breaks_does_not_end_the_watching(stage: Stag
     plugins.mkdir()
     (plugins / "flaky.py").write_text(FLAKY.replace("DOWN", repr(str(down))))
     stage.hosts["node2"]["ansible_connection"] = "flaky"
-    ranks(steps=30)
+    ranks(steps=40)
     argv, environment = stage.argv(WATCH), stage.environment(ANSIBLE_CONNECTION_PLUGINS=str(plugins))
     with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
@@ -436,7 +436,7 @@ def test_field_12_a_connection_that_breaks_does_not_end_the_watching(stage: Stag
                 down.unlink(missing_ok=True)
     assert watching.returncode == 0, told
     assert "node2 does not answer" in told
-    assert re.search(r"node2 +1 +finished +30/30", told)
+    assert re.search(r"node2 +1 +finished +40/40", told)
 
 
 def test_interrupting_leaves_the_training_alone_and_says_so(stage: Stage, ranks: Callable[..., None]) -> None:

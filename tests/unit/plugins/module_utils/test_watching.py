@@ -81,6 +81,16 @@ def test_field_19_a_frozen_process_gives_no_sign_of_life() -> None:
     assert "no sign of life for 50 s" in sentence("a", a=Sight(frozen), b=Sight(waiting))
 
 
+@pytest.mark.parametrize("phase", ["eval", "save", "forward_backward"])
+def test_field_19_where_one_gives_no_sign_of_life_the_others_are_not_given_their_usual_time(phase: str) -> None:
+    frozen = running(heartbeat_age=50.0, idle_seconds=50.0, step_seconds=72.0)
+    others = running(phase=phase, idle_seconds=40.0, step_seconds=72.0)
+    assert verdict("a", a=Sight(frozen), b=Sight(others)) is None
+    later = {**others, "idle_seconds": 46.0}
+    assert verdict("a", a=Sight(frozen), b=Sight(later)) == verdict("b", a=Sight(frozen), b=Sight(later)) == "stalled"
+    assert verdict("b", a=Sight(running(), unreachable=21), b=Sight(later)) == "stalled"
+
+
 def test_a_trainer_without_signs_of_progress_is_never_called_stalled() -> None:
     mute = running(phase=None, phase_seconds=None, idle_seconds=None, heartbeat_age=None, step=None)
     assert verdict("a", a=Sight(mute, age=10000)) is None
@@ -146,6 +156,6 @@ def test_with_the_first_step_watching_is_over_if_that_is_wanted() -> None:
 
 
 def test_looks_become_rarer_in_a_long_run() -> None:
-    assert intervals(0)["at_least"] == 1
+    assert intervals(0)["at_least"] == 2
     assert intervals(86400)["at_least"] == 30
     assert all(intervals(t)["timeout"] > intervals(t)["at_least"] for t in (0, 100, 10000))

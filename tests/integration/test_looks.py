@@ -1,0 +1,71 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A look at a run over a real connection: by bare code that costs the host little, by the module where that does not work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 5000
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A base folder with a run of many steps."""
+    begun = time.time() - STEPS / 2
+    run = tmp_path / "runs" / "d4"
+    fake_run.write_history(run, fake_run.history(0, 1, STEPS, begun), 0)
+    fake_run.write_json(run / "session.json", fake_run.session_of(0, begun, ended=time.time(), exit_code=0))
+    return tmp_path
+
+
+def ask(base: Path, *words: str, python: str = sys.executable, **more: Any) -> dict[str, Any]:
+    """run_info by the command line, as the one host of an inventory."""
+    arguments = json.dumps({"base_dir": str(base), "lines": 2, **more})
+    argv = ["ansible", "all", "-i", "host,", "-c", "local", "-m", "nanochat.ddp.run_info", "-a", arguments, *words]
+    argv += ["-e", f"ansible_python_interpreter={python}"]
+    environment = {
+        **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
+        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json", "HOME": str(base),
+    }  # fmt: skip
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    answer: dict[str, Any] = json.loads(done.stdout.partition("=> ")[2])
+    return answer
+
+
+def wrapped(folder: Path, name: str, condition: str) -> str:
+    """A Python that refuses some command lines."""
+    path = folder / name
+    path.write_text(f'#!/bin/sh\n{condition} && exit 1\nexec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_both_ways_say_the_same(base: Path, tmp_path: Path) -> None:
+    quick = ask(base, python=wrapped(tmp_path, "bare", '[ "$1" != -I ]'))
+    slow = ask(base, python=wrapped(tmp_path, "whole", '[ "$1" = -I ]'))
+    assert quick["run"]["last_lines"] == ["step 00018", "step 00019"]
+    assert quick["run"] == slow["run"]
+
+
+def test_paths_are_those_of_the_host(base: Path) -> None:
+    assert ask(base, base_dir="~")["run"]["run"] == "d4"
+
+
+def test_a_host_without_python_is_told_of(base: Path) -> None:
+    assert "/no/such/python" in json.dumps(ask(base, python="/no/such/python"))
+
+
+def test_the_folder_must_be_named(base: Path) -> None:
+    assert "mutually exclusive" in ask(base, run_dir="/x")["msg"]
