@@ -65,6 +65,14 @@ CATALOGUE.update(
             "Nothing to do; ddp_nic and ddp_address overrule the choice.",
             (3, 5),
         ),
+        "trainer-apart": Kind(
+            WARNING,
+            "The trainer does not exchange gradients on CPUs",
+            "nanochat's own joins a process group with CUDA only: on CPUs its ranks train a model each, or end with an error.",
+            "Take this collection's trainer (ddp_trainer_source=ours), train on one host (-e target=HOST), or on GPUs.",
+            (21,),
+            ("Default process group has not been initialized",),
+        ),
         "speed-unknown": Kind(
             INFO,
             "Rows are shared out by threads, since no speed is known",

@@ -181,6 +181,9 @@ class Planner:
         ]
         if self.problems or (obstacles and not self.tolerant):
             raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
+        if self.choice.device == "cpu" and not self.choice.ours and len(self.hosts) > 1:
+            seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(self.hosts)} ranks would train a model of its own"
+            self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
         self.findings += [*chooser.findings, *remarks, *(_plan_checks.obstacle(text, self.hosts) for text in obstacles)]
         return Outcome(plan, self.findings, self.controller())
 
@@ -294,7 +297,8 @@ class Planner:
             "sample_every": run["ddp_sample_every"],
             "save_every": run["ddp_save_every"],
             "keep_checkpoints": run["ddp_keep_checkpoints"],
-            "resume": run["ddp_resume"],
+            # Others know only how to go on from a step whose files are on every host.
+            "resume": run["ddp_resume"] and self.choice.ours,
             "tracker": run["ddp_tracker"],
             "tracker_port": run["ddp_tracker_port"],
             "tracker_bind": run["ddp_tracker_bind"],

@@ -128,6 +128,9 @@ def env(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any]) -> dict
     if choice.device == "cpu":
         # A GPU in the box must not decide anything about a run on the CPU.
         names["CUDA_VISIBLE_DEVICES"] = ""
+        if not choice.ours:
+            # nanochat's own compiles the model, which takes a compiler on every host and minutes before the first step.
+            names["TORCH_COMPILE_DISABLE"] = "1"
     if run["ddp_tracker"] == "mlflow":
         names["MLFLOW_EXPERIMENT_NAME"] = f"nanochat-d{run['ddp_depth']}"
     names.update(run["ddp_extra_env"])

@@ -16,6 +16,8 @@ import re
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._log_events import events_of_log
+
 ABSENT = "absent"
 PREPARED = "prepared"
 RUNNING = "running"
@@ -410,10 +412,13 @@ def read_run(
     rank = find_rank(run_dir, plan, session) if rank is None else rank
     suffix = "rank%d" % (rank or 0)
     heartbeat = read_json(os.path.join(run_dir, "heartbeat-%s.json" % suffix))
+    log = os.path.join(run_dir, "log", suffix + ".log")
     metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit)
+    if session and not metrics.events and not heartbeat:
+        # Another trainer than this collection's tells its steps in the log.
+        metrics = Read(events_of_log(log, int(session.get("log_begin") or 0)), True)
     told = _this_session(describe_events(metrics.events), session)
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
-    log = os.path.join(run_dir, "log", suffix + ".log")
     tail = log_lines(log, max(200, lines)) if lines else []
     run.update(told)
     run["state"] = _host_state(session, alive, told, bool(metrics.events))

@@ -114,6 +114,17 @@ def identical_text(rows: Sequence[Row]) -> str:
 CLOSING = ("host", "rank", "state", "steps", "first loss", "last loss", "val bpb", "tok/s", "waited", "memory")
 
 
+def tells_nothing(run: Mapping[str, Any]) -> bool:
+    """Of another trainer than this collection's only the first rank says how far it is."""
+    silent = run.get("step") is None and run.get("phase") is None and run.get("heartbeat_age") is None
+    return silent and not run.get("done") and run.get("state") in ("running", "finished")
+
+
+def steps_text(run: Mapping[str, Any]) -> str:
+    """Steps made of those planned."""
+    return "%s/%s" % (DASH if tells_nothing(run) else run.get("done") or 0, run.get("steps"))
+
+
 def _closing_row(row: Row) -> List[str]:
     run = row["run"]
     steps = run.get("steps")
@@ -122,7 +133,7 @@ def _closing_row(row: Row) -> List[str]:
         row["host"],
         DASH if run.get("rank") is None else str(run["rank"]),
         str(row.get("verdict") or run.get("state") or "not seen"),
-        "%s/%s" % (run.get("done") or 0, steps) if steps else str(run.get("done") or DASH),
+        steps_text(run) if steps else str(run.get("done") or DASH),
         loss_text(run.get("first_loss")),
         "not a number" if run.get("diverged") else loss_text(run.get("last_loss")),
         loss_text(run.get("val_bpb")),
@@ -181,7 +192,7 @@ def _status_row(row: Row) -> List[str]:
         row["host"],
         DASH if run.get("rank") is None else str(run["rank"]),
         state_text(run) if row.get("reachable", True) else "cannot be reached",
-        "%s/%s" % (run.get("done") or 0, steps) if steps else DASH,
+        steps_text(run) if steps else DASH,
         "not a number" if run.get("diverged") else loss_text(run.get("loss") or run.get("last_loss")),
         loss_text(run.get("val_bpb")),
         speed_text(run.get("tokens_per_second")) if run.get("state") == "running" else DASH,
@@ -356,7 +367,8 @@ def _age(row: Row) -> float:
 
 
 def _done(rows: Sequence[Row]) -> int:
-    return min(int(row["run"].get("done") or 0) for row in rows)
+    telling = [row for row in rows if not tells_nothing(row["run"])] or rows
+    return min(int(row["run"].get("done") or 0) for row in telling)
 
 
 def _bar(rows: Sequence[Row], length: int, unicode: bool) -> str:

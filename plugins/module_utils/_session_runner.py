@@ -150,6 +150,8 @@ class Runner:
             "pid_start": self.me.runner[1] if self.me.runner else None,
             "child_pid": None,
             "log": self.launch["log"],
+            # Where this session begins in a log that earlier ones wrote, too.
+            "log_begin": os.path.getsize(self.launch["log"]) if os.path.exists(self.launch["log"]) else 0,
             "started": time.time(),
             "ended": None,
             "exit_code": None,
