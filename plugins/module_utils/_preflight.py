@@ -214,6 +214,8 @@ def precision(evidence: Evidence, host: str) -> Iterable[Finding]:
 
 
 def families(evidence: Evidence) -> Iterable[Finding]:
+    if any(" by IPv4 but " in entry["seen"] for entry in evidence.plan_findings):
+        return  # the plan has said it
     kinds = {node["host"]: 6 if ":" in node["address"] else 4 for node in evidence.plan["nodes"] if node["address"]}
     if len(set(kinds.values())) > 1:
         seen = ", ".join(f"{host} by IPv{kind}" for host, kind in kinds.items())

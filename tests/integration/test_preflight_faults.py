@@ -90,3 +90,52 @@ def test_packets_that_are_too_large_for_the_way_are_found(tmp_path):
         assert "mtu 1500" in found["mtu-too-large"]["remedy"]
     finally:
         made.close()
+
+
+AHEAD = "import time\nright = time.time\ntime.time = lambda: right() + 90\n"
+
+
+def test_field_06_orphans_low_limits_and_a_wrong_clock_are_named(lan):
+    (lan.folder / "clock").mkdir()
+    (lan.folder / "clock" / "sitecustomize.py").write_text(AHEAD)
+    # The hosts share this machine's clock and processes; the second one's Python reads it wrong, and its login allows little.
+    lan.preludes[1] += f" export PYTHONPATH={lan.folder}/clock; ulimit -n 100; ulimit -f 20480;"
+    # Nobody waits for it any more, and it carries the mark of a session that is over.
+    lan.run(0, "sh", "-c", f"NANOCHAT_DDP_SESSION=old setsid sleep 300 >/dev/null 2>&1 & echo $! >{lan.folder}/orphan")
+    orphan = (lan.folder / "orphan").read_text().strip()
+    _code, found, document = preflight(lan)
+    lan.run(0, "kill", orphan)
+    assert f"process {orphan} of " in found["stale-ranks"]["seen"]
+    assert (found["clock-skew"]["host"], found["clock-skew"]["peer"]) == ("h1", "h0")
+    assert "90 s ahead of that of h0" in found["clock-skew"]["seen"]
+    low = [one for one in document["findings"] if one["code"] == "ulimit-low"]
+    assert {one["host"] for one in low} == {"h1"}
+    assert "100 open files" in low[0]["seen"] and "files of 10485760 bytes" in low[1]["seen"]
+
+
+def by_address(lan, **addresses):
+    """Each host is to be reached by an address of its own."""
+    for number in range(2):
+        lan.run(number, "ip", "addr", "add", f"fd09::{number + 1}/64", "dev", "eth0", "nodad")
+    return preflight(lan, ddp_address=f"{{{{ {addresses} [inventory_hostname] }}}}")
+
+
+def test_hosts_that_are_reached_by_ipv6_are_as_good_as_any(lan):
+    code, found, document = by_address(lan, h0="fd09::1", h1="fd09::2")
+    assert code == 0
+    assert set(found) <= NOTES
+    assert all(link["bandwidth_mbit"] > 10 and link["mtu"] == 1500 for link in document["links"])
+
+
+def test_field_04_a_mix_of_ipv4_and_ipv6_is_refused(lan):
+    code, found, _document = by_address(lan, h0="10.9.0.1", h1="fd09::2")
+    assert code != 0
+    assert "h0 would be reached by IPv4 but h1 by IPv6" in found["ip-family-mix"]["seen"]
+
+
+def test_field_03_an_interface_that_went_down_is_named(lan):
+    lan.cable(1, "eth1", "10.9.0.22/24")
+    lan.run(1, "ip", "link", "set", "eth0", "down")
+    code, found, _document = preflight(lan)
+    assert code != 0
+    assert found["nic-down"]["host"] == "h1" and "eth0" in found["nic-down"]["seen"]
