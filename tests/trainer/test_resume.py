@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import kill_and_resume
 import pytest
 import ranks
 import torch
 from trainings import STEPS, Job
 
-# For a longer trial: KILLS=10 pytest -k killed
-KILLS = int(os.environ.get("KILLS", "2"))
+# Ten of them: python tests/trainer/kill_and_resume.py
+KILLS = int(os.environ.get("KILLS", "3"))
 
 
 @pytest.fixture(scope="module")
@@ -93,25 +92,11 @@ def test_sigterm_on_one_rank_saves_and_ends_all_well(tmp_path: Path, uninterrupt
     assert job.final_digest() == uninterrupted[2]
 
 
-def test_field_18_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: dict[int, str]) -> None:
-    job, chance = Job(tmp_path, 2), random.Random(time.time_ns())
-    for dummy in range(KILLS):
-        survivors = kill_one(job, chance)
-        assert all(result.code in (0, 2) and "Traceback" not in result.err for result in survivors), survivors
-    job.run("--resume", "--save-every", "1")
-    assert job.final_digest() == uninterrupted[2]
-
-
-def kill_one(job: Job, chance: random.Random) -> Sequence[ranks.Result]:
-    """Start or go on, and kill one rank at some moment after the first step."""
-    made = len(job.events("step"))
-    processes = job.start("--resume", "--save-every", "1", slow=True)
-    job.wait_for_events("step", made + 1)
-    time.sleep(chance.random() * 0.3)
-    victim = chance.randrange(2)
-    processes[victim].kill()
-    results = ranks.finish(processes)
-    return [result for rank, result in enumerate(results) if rank != victim]
+def test_field_18_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
+    seed = time.time_ns() % 10**6
+    print("seed", seed)
+    kills = kill_and_resume.endure(tmp_path, KILLS, seed, timeout=5)
+    assert [kill.number for kill in kills] == list(range(1, KILLS + 1))
 
 
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None:
