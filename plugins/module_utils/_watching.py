@@ -177,6 +177,9 @@ def _mute(sight: Sight, seconds: float) -> bool:
 
 
 def intervals(elapsed: float) -> Dict[str, float]:
-    """How often to look: every two seconds at first, twice a minute in a long run, so that looking costs it nothing."""
-    at_least = min(30.0, 2.0 + elapsed / 10.0)
+    """How often to look: every two seconds at first, three times a minute in a long run, so that looking costs it nothing.
+
+    A verdict within two minutes has no room for longer: it takes the patience, a look at a host that froze, and the doctor.
+    """
+    at_least = min(20.0, 2.0 + elapsed / 10.0)
     return {"at_least": at_least, "timeout": at_least + 5.0}
