@@ -129,8 +129,9 @@ def env(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any]) -> dict
         # A GPU in the box must not decide anything about a run on the CPU.
         names["CUDA_VISIBLE_DEVICES"] = ""
         if not choice.ours:
-            # nanochat's own compiles the model, which takes a compiler on every host and minutes before the first step.
-            names["TORCH_COMPILE_DISABLE"] = "1"
+            # nanochat's own compiles the model, which takes a C++ compiler on every host and minutes before the first step. To
+            # switch compiling off would not do: where a whole function is to be compiled, that is an error.
+            names["TORCH_COMPILE_OVERRIDE_BACKENDS"] = ">=0:eager"
     if run["ddp_tracker"] == "mlflow":
         names["MLFLOW_EXPERIMENT_NAME"] = f"nanochat-d{run['ddp_depth']}"
     names.update(run["ddp_extra_env"])

@@ -256,6 +256,27 @@ def test_what_only_the_controller_does_is_no_part_of_the_plan():
     assert outcome.controller["watch"] is False and outcome.controller["results_dir"] == "elsewhere"
 
 
+def test_field_21_a_trainer_that_exchanges_nothing_on_cpus_is_told_of():
+    def codes(known):
+        return [found["code"] for found in make_plan(known).findings]
+
+    other = {"ddp_trainer_source": "/home/me/nanochat"}
+    assert codes(hosts(other)) == ["trainer-apart"]
+    assert codes(hosts()) == codes(hosts(other)[:1]) == []
+    on_cards = {**other, "ddp_device": "cuda"}
+    assert codes(hosts(on_cards, {"gpus": [{"model": "x"}]}, {"gpus": [{"model": "x"}]})) == []
+
+
+def test_another_trainer_is_not_compiled_on_cpus_unless_asked():
+    def of(**run):
+        return make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", **run})).plan["nodes"][0]["env"]
+
+    name = "TORCH_COMPILE_OVERRIDE_BACKENDS"
+    assert of()[name] == ">=0:eager"
+    assert of(ddp_extra_env={name: ""})[name] == ""
+    assert name not in make_plan(hosts()).plan["nodes"][0]["env"]
+
+
 def test_making_a_plan_leaves_its_input_alone():
     known = hosts({"ddp_extra_env": {"A": "1"}})
     before = copy.deepcopy(known)

@@ -406,7 +406,7 @@ def test_no_all_reduce_without_a_trainer_is_a_note():
 def test_no_all_reduce_is_expected_before_its_time_or_of_another_trainer():
     assert _preflight.judge(evidence(gloo={}, rehearsal=False, before_network=True)) == []
     upstream = evidence(gloo={}, run={"ddp_trainer_source": "/home/lzw/nanochat"})
-    assert _preflight.judge(upstream) == []
+    assert [one["code"] for one in _preflight.judge(upstream)] == ["trainer-apart"]
 
 
 def test_a_run_in_progress_is_left_alone():
