@@ -190,12 +190,13 @@ def _speeds(steps: List[Event]) -> Dict[str, Any]:
     steady = steps[1:] if len(steps) > 1 else steps
     seconds = sum(_number(step, "seconds") for step in steady)
     waited = sum(_number(step, "wait_seconds") for step in steady)
+    told = any("wait_seconds" in step for step in steps)
     return {
         "tokens_per_second": _speed(steady[-RECENT_STEPS:]),
         "tokens_per_second_mean": _speed(steady),
         "step_seconds": median([_number(step, "seconds") for step in steady]),
-        "wait_seconds": sum(_number(step, "wait_seconds") for step in steps) if steps else None,
-        "wait_share": waited / seconds if seconds > 0 else None,
+        "wait_seconds": sum(_number(step, "wait_seconds") for step in steps) if told else None,
+        "wait_share": waited / seconds if seconds > 0 and told else None,
         "bytes_sent": steps[-1].get("bytes_sent") if steps else None,
         "memory_bytes": steps[-1].get("memory_bytes") if steps else None,
         "steps_counted": len(steady),
