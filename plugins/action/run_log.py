@@ -21,6 +21,8 @@ class ActionModule(PatientAction):
         """One look."""
         variables = task_vars or {}
         result: dict[str, Any] = super().run(tmp, variables)
+        if result.get("failed"):
+            return result
         arguments = dict(self._task.args)
         follow = boolean(arguments.get("follow", False))
         key = f"{self._task._uuid} {variables['inventory_hostname']}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -48,6 +49,12 @@ def answered_within(wait: Any) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def abandoned() -> bool:
+    """Whether the playbook run that this loop belongs to is gone without having ended its loops, as when it was killed."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and os.getppid() != parent.pid
 
 
 class Ledger:
@@ -101,6 +108,13 @@ class PatientAction(ActionBase):
     _supports_async = False
     _supports_diff = False
 
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Ends a loop for which nobody waits any more; it would ask the host for ever."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        if abandoned():
+            result.update(failed=True, over=True, msg="The playbook run that asked is gone, so nobody waits for this.")
+        return result
+
     def ask(self, module: str, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
         """A module's answer; None, after a pause, if the host cannot be reached."""
         answer: dict[str, Any] | None = None
@@ -139,6 +153,8 @@ class ActionModule(PatientAction):
         """One attempt of the until loop."""
         variables = task_vars or {}
         result: dict[str, Any] = super().run(tmp, variables)
+        if result.get("failed"):
+            return result
         dummy, options = self.validate_argument_spec(
             argument_spec={
                 "run_dir": {"type": "path", "required": True},

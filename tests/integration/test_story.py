@@ -439,6 +439,28 @@ def test_field_12_a_connection_that_breaks_does_not_end_the_watching(stage: Stag
     assert re.search(r"node2 +1 +finished +40/40", told)
 
 
+def of_stage(stage: Stage) -> list[int]:
+    """The processes of Ansible that play for this stage."""
+    found = subprocess.run(
+        ["pgrep", "-f", f"ansible-playbook.*{stage.folder}"], capture_output=True, text=True, check=False
+    )
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def test_field_12_a_controller_that_is_killed_leaves_nobody_behind_who_asks(
+    stage: Stage, ranks: Callable[..., None]
+) -> None:
+    ranks(steps=500)
+    argv, environment = stage.argv(WATCH), stage.environment()
+    with (stage.folder / "told").open("w+") as screen:
+        watching = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=screen)
+        until(lambda: "step " in (stage.folder / "told").read_text())
+        assert len(of_stage(stage)) > 1
+        watching.kill()
+        watching.wait()
+    until(lambda: not of_stage(stage), 60)
+
+
 def test_interrupting_leaves_the_training_alone_and_says_so(stage: Stage, ranks: Callable[..., None]) -> None:
     ranks(steps=500)
     argv, environment = stage.argv(WATCH), stage.environment()
