@@ -42,6 +42,8 @@ from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible_collections.nanochat.ddp.plugins.module_utils._run_table import live_line, seconds_text, whole_seconds
 
 STORY = ("probe", "plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")
+# What these say is a whole sentence; the name of their task adds nothing.
+SPEAKING = ("fail", "assert", "ansible.builtin.fail", "ansible.builtin.assert")
 DEBUG = ("debug", "ansible.builtin.debug", "ansible.legacy.debug")
 QUIET_SECONDS = (2.0, 60.0)  # without a terminal lines of progress are this far apart, at first and in a long run
 TICK = 1.0  # the live line is drawn anew this often, so that whoever waits sees that time goes by
@@ -57,12 +59,18 @@ MARKS = {
 
 
 def step_of(task: Any) -> str | None:
-    """The step of the story that a task belongs to: its role, if that is one of ours."""
-    role = getattr(task, "_role", None)
-    if role is None:
-        return None
-    name = str(role.get_name()).rpartition(".")[2]
-    return name if name in STORY else None
+    """The step of the story that a task belongs to: its role, if that is one of ours.
+
+    A role that another one makes use of is a part of that step; a doctor who is called is a step of his own.
+    """
+    step, role = None, getattr(task, "_role", None)
+    while role is not None:
+        name = str(role.get_name()).rpartition(".")[2]
+        if name == "doctor":
+            return name
+        step = name if name in STORY else step
+        role = next(iter(role.get_parents()), None)
+    return step
 
 
 def task_name(task: Any) -> str:
@@ -77,11 +85,14 @@ def sentence(text: Any) -> str:
 
 def finding_text(found: Mapping[str, Any]) -> str:
     """A finding in two lines: what was seen where, and what to do."""
-    where = str(found.get("host") or "")
-    if found.get("peer"):
+    where, seen, remedy = str(found.get("host") or ""), str(found.get("seen")), str(found.get("remedy") or "")
+    # Most sentences name both hosts, and who of them tries to reach whom.
+    if found.get("peer") and not re.search(rf"\b{re.escape(str(found['peer']))}\b", seen):
         where += f" -> {found['peer']}"
-    text = f"{found['code']}  {where}: {found.get('seen')}"
-    return text + (f"\n  do: {found['remedy']}" if found.get("remedy") else "")
+    text = f"{found['code']}  {where}: {seen}" if where else f"{found['code']}  {seen}"
+    if not remedy:
+        return text
+    return f"{text}\n  {remedy}" if remedy.startswith("Nothing to do") else f"{text}\n  do: {remedy}"
 
 
 def findings_in(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -123,6 +134,7 @@ class CallbackModule(DefaultCallback):
         self._step_changed: dict[str, int] = {}
         self._steps_shown = 0
         self._trouble = False
+        self._hosts_failed: set[str] = set()
         self._seen_findings: set[tuple[str, ...]] = set()
         self._last_error = ""
         self._watched: dict[str, dict[str, Any]] = {}
@@ -245,7 +257,7 @@ class CallbackModule(DefaultCallback):
         if step is not None:
             self._step_begun, self._step_told, self._step_failed = time.monotonic(), False, False
             self._step_changed, self._step_worked = {}, False
-            self._task_shown = ""
+            self._task_begun, self._task_shown = self._step_begun, ""
             self._show_live(self._task_line)
 
     def _is_helper(self, task: Any) -> bool:
@@ -388,13 +400,15 @@ class CallbackModule(DefaultCallback):
 
     def _error(self, result: Any, seen: Mapping[str, Any]) -> None:
         self._step_failed = self._trouble = True
-        host, task = result.host.get_name(), task_name(result.task)
+        host = result.host.get_name()
         text = sentence(seen.get("msg")) or sentence(self._dump_results(dict(seen)))
+        if not result.task.run_once:
+            self._hosts_failed.add(host)
         if text == self._last_error:
             self._tell(f"{self._mark('failed')} {host}: the same", C.COLOR_ERROR)
             return
         self._last_error = text
-        lines = [f"{self._mark('failed')} {host}: {task}", text]
+        lines = self._error_lines(result, text)
         for stream in ("stderr", "stdout", "module_stderr"):
             said = sentence(seen.get(stream))
             if said and said not in text:
@@ -402,6 +416,14 @@ class CallbackModule(DefaultCallback):
         if text.startswith("Task failed") or "module_stderr" in seen:
             lines.append(f"at {result.task.get_path()}")
         self._tell("\n  ".join("\n".join(lines).split("\n")), C.COLOR_ERROR)
+
+    def _error_lines(self, result: Any, text: str) -> list[str]:
+        """Where, at what, and the error itself; what is done once for all hosts is no fault of the one on which it is done."""
+        mark, task = self._mark("failed"), task_name(result.task)
+        if not result.task.run_once:
+            return [f"{mark} {result.host.get_name()}: {task}", text]
+        ours = str(result.task.action).startswith("nanochat.ddp.")
+        return [f"{mark} {text}"] if ours or result.task.action in SPEAKING else [f"{mark} {task}", text]
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """One sentence, and what to do."""
@@ -411,6 +433,7 @@ class CallbackModule(DefaultCallback):
         self._handle_warnings_and_exception(result)
         if not result.task.ignore_unreachable:
             self._step_failed = self._trouble = True
+            self._hosts_failed.add(result.host.get_name())
             text = unreachable_text(result.host.get_name(), str(result.result.get("msg") or ""))
             self._tell(f"{self._mark('failed')} {text}", C.COLOR_UNREACHABLE)
 
@@ -499,9 +522,11 @@ class CallbackModule(DefaultCallback):
     def _closing(self, stats: Any) -> str:
         sums = {host: stats.summarize(host) for host in sorted(stats.processed)}
         bad = [host for host, total in sums.items() if total["failures"] or total["unreachable"]]
+        where = [host for host in bad if host in self._hosts_failed]
         changed = {host: total["changed"] for host, total in sums.items() if total["changed"]}
         word = "would change" if self._checking() else "changed"
-        parts = [f"failed on {', '.join(bad)}" if bad else "done", f"in {seconds_text(time.monotonic() - self._begun)}"]
+        outcome = f"failed on {', '.join(where)}" if where else "failed" if bad else "done"
+        parts = [outcome, f"in {seconds_text(time.monotonic() - self._begun)}"]
         told = ", ".join(f"{host} {count}" for host, count in changed.items()) or "nothing"
         return f"{' '.join(parts)}; {word}: {told}"
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.nanochat.ddp.plugins.callback import story
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,6 +199,17 @@ def test_steps_get_one_line_each_with_mark_time_and_changes(stage: Stage) -> Non
     assert stage.play(plays).splitlines()[-1].endswith("changed: nothing")
 
 
+def test_a_role_that_a_step_makes_use_of_is_no_step_of_its_own(stage: Stage) -> None:
+    stage.role("data", [debug("handed on", run_once=True)])
+    use = {"name": "data"}
+    stage.role("trainer", [set_fact(a=1), task("Use", "ansible.builtin.include_role", use), set_fact(b=1)])
+    stage.role("doctor", [debug("all is well", run_once=True)])
+    stage.role("watch", [set_fact(a=1), task("Ask", "ansible.builtin.include_role", {"name": "doctor"})])
+    lines = stage.play([{"roles": ["trainer", "watch"]}]).splitlines()
+    words = [line.removeprefix("ok ").split()[0] for line in lines]
+    assert words == ["trainer", "handed", "trainer", "watch", "doctor", "all", "doctor", "done"]
+
+
 def test_a_terminal_gets_marks_and_colours_and_no_task_list(stage: Stage) -> None:
     stage.role("probe", [set_fact(a=1)])
     seen = stage.terminal([{"roles": ["probe"]}])
@@ -223,6 +235,23 @@ def test_findings_are_told_once_as_they_come(stage: Stage) -> None:
     assert "  do: use the cable" in told
 
 
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        ({}, "slow-link  node1 -> node2: 94 Mbit/s\n  do: use the cable"),
+        # The sentence says itself who cannot reach whom.
+        (
+            {"seen": "node2 cannot connect to node1"},
+            "slow-link  node1: node2 cannot connect to node1\n  do: use the cable",
+        ),
+        ({"peer": "", "remedy": "Nothing to do."}, "slow-link  node1: 94 Mbit/s\n  Nothing to do."),
+        ({"peer": "", "host": "", "remedy": ""}, "slow-link  94 Mbit/s"),
+    ],
+)
+def test_a_finding_reads_as_a_sentence(found: dict[str, str], text: str) -> None:
+    assert story.finding_text({**FINDING, **found}) == text
+
+
 def test_errors_are_whole_with_host_and_task_and_the_same_is_said_shortly(stage: Stage) -> None:
     message = "Port 29500 is taken on {{ inventory_hostname }}.\nIt is held by pid 4242."
     stage.role("preflight", [task("Try the port", "ansible.builtin.fail", {"msg": message})])
@@ -233,6 +262,16 @@ def test_errors_are_whole_with_host_and_task_and_the_same_is_said_shortly(stage:
     assert "failed on node1, node2 in" in told
     alike = [{"tasks": [task("Fail", "ansible.builtin.fail", {"msg": "nothing goes"})]}]
     assert stage.play(alike, code=2).count("nothing goes") == 1
+
+
+def test_what_fails_once_for_all_hosts_is_laid_at_no_host_s_door(stage: Stage) -> None:
+    fail = task("Stop here", "ansible.builtin.fail", {"msg": "One of the ways is closed."}, run_once=True)
+    told = stage.play([{"tasks": [fail]}], code=2).splitlines()
+    assert told[0] == "FAILED One of the ways is closed."
+    assert re.fullmatch(r"failed in \d\.\d s; changed: nothing", told[-1])
+    argv = {"argv": ["sh", "-c", "exit 3"]}
+    told = stage.play([{"tasks": [task("Make the page", "ansible.builtin.command", argv, run_once=True)]}], code=2)
+    assert told.startswith("FAILED Make the page\n  non-zero return code")
 
 
 def test_what_a_failed_command_said_is_shown(stage: Stage) -> None:
