@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# Records docs/transcript.md: what a user types and sees on the way from two empty hosts to a trained model and back. The hosts are
+# containers of this machine that differ in what home machines differ in (users, folders, card names, threads, sudo, a firewall on
+# one), reached by ssh; everything is shown as it was printed on a terminal, but for the folder of this checkout.
+#     tests/molecule/record_transcript.sh [PAGE]
+set -Eeuo pipefail
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# shellcheck source=tools/bootstrap.sh
+. "$ROOT/tools/bootstrap.sh"
+need_packages bsdutils
+need_python
+need_venv tools "$ROOT/tools/requirements/dev.txt"
+export PATH=$VENV/bin:$PATH
+# shellcheck source=tests/molecule/env.sh
+. "$ROOT/tests/molecule/env.sh"
+PAGE=$(realpath "${1:-$ROOT/docs/transcript.md}")
+NETWORK=ddp-transcript
+SUBNET=10.89.78
+FOLDER=$(mktemp -d)
+SITE=$FOLDER/inventory
+WRITTEN=$FOLDER/page.md
+export ANSIBLE_CONFIG=$ROOT/ansible.cfg ANSIBLE_SSH_ARGS="-F $TEST_SSH_CONFIG -o ControlMaster=auto -o ControlPersist=60s" NO_COLOR=1 LC_ALL=C.UTF-8
+trap '[ -n "${KEEP:-}" ] || remove_hosts; rm -rf "$FOLDER"' EXIT
+trap 'say "The recording failed at line $LINENO."; cat "$FOLDER"/*.screen >&2 || true' ERR
+
+remove_hosts() {
+    podman rm -f -i -t 1 "$NETWORK-desktop" "$NETWORK-laptop" >/dev/null
+    podman network rm -f "$NETWORK" >/dev/null 2>&1 || true
+}
+
+# make_host NAME NUMBER NIC USER
+make_host() {
+    podman run -d --init --name "$NETWORK-$1" --hostname "$1" --network "$NETWORK:ip=$SUBNET.$2,interface_name=$3" \
+        --cap-add NET_ADMIN,NET_RAW,SYS_PTRACE,AUDIT_WRITE "$TEST_IMAGE" >/dev/null
+    podman exec --user "$4" "$NETWORK-$1" sh -c "mkdir -m 700 ~/.ssh && echo '$(cat "$TEST_SSH_KEY.pub")' >~/.ssh/authorized_keys"
+}
+
+make_hosts() {
+    remove_hosts
+    podman network create --subnet "$SUBNET.0/24" "$NETWORK" >/dev/null
+    make_host desktop 11 enp4s0 lzw
+    make_host laptop 12 wlp3s0 xiaoxin
+    podman exec "$NETWORK-desktop" sh -c 'install -d -o lzw /mnt/data/nanochat && ufw allow 22/tcp && ufw --force enable' >/dev/null
+    mkdir -p "$SITE"
+    cat >"$SITE/hosts.yml" <<INVENTORY
+trainers:
+  hosts:
+    desktop:
+      ansible_host: $SUBNET.11
+      ansible_user: lzw
+      ddp_base_dir: /mnt/data/nanochat
+      ddp_threads: 2
+    laptop:
+      ansible_host: $SUBNET.12
+      ansible_user: xiaoxin
+      ddp_base_dir: ~/projects/nanochat
+      ddp_threads: 1
+  vars:
+    # A small model, so that it is all over in a minute.
+    ddp_depth: 3
+    ddp_aspect_ratio: 32
+    ddp_head_dim: 32
+    ddp_sequence: 128
+    ddp_total_batch: 1024
+    ddp_vocab_size: 1024
+    ddp_iterations: 200
+    ddp_save_every: 50
+INVENTORY
+}
+
+write() { printf '%s\n' "$@" >>"$WRITTEN"; }
+
+# shown FILE: what is left on a terminal after everything was printed. A line that was drawn anew shows its last state.
+shown() {
+    sed -e 's/\r$//' -e 's/.*\r\x1b\[K//' -e 's/\x1b\[[0-9;?]*[A-Za-z]//g' -e "s#$ROOT#~/nanochat.ddp#g" -e "s#$SITE#inventory#g" -e '/^Script \(started\|done\) on/d' "$1"
+}
+
+# on_terminal FILE COMMAND: runs it as in a terminal of 150 columns; all that was printed goes into the file.
+on_terminal() { (cd "$ROOT" && script -q -e -c "stty cols 150 rows 50; ${2//-i inventory/-i $SITE}" "$1" >/dev/null </dev/null); }
+
+# block PAGE COMMAND FILE: what was typed and seen, as a part of the page.
+block() { { printf '```console\n$ %s\n' "$2"; shown "$3"; printf '```\n\n'; } >>"$1"; }
+
+# enter_into PAGE COMMAND [CODE]: runs it, which is to end with that code, and writes down what was typed and seen.
+enter_into() {
+    local screen=$FOLDER/last.screen code=0
+    say "\$ $2"
+    on_terminal "$screen" "$2" || code=$?
+    [ "$code" = "${3:-0}" ] || die "It ended with $code: $(shown "$screen")"
+    block "$1" "$2" "$screen"
+}
+
+enter() { enter_into "$WRITTEN" "$@"; }
+
+# at_step NUMBER FILE: whether the line of progress has come to it; prints that line.
+at_step() { [ ! -s "$2" ] || tr '\r' '\n' <"$2" | sed 's/\x1b\[[0-9;?]*[A-Za-z]//g' | grep -a "step $1/" | tail -n 1; }
+
+# watch_and_look: a whole training in one terminal, and in another one a look at it on its way.
+watch_and_look() {
+    local command="ansible-playbook train.yml -i inventory" screen=$FOLDER/train.screen live=""
+    say "\$ $command"
+    on_terminal "$screen" "$command" &
+    until live=$(at_step "$1" "$screen"); do
+        kill -0 $! 2>/dev/null || die "The training ended before step $1: $(shown "$screen")"
+        sleep 0.2
+    done
+    enter_into "$FOLDER/meanwhile" "ansible-playbook nanochat.ddp.status -i inventory"
+    wait $!
+    block "$WRITTEN" "$command" "$screen"
+    write "While it trained, the last line was drawn over and over:" "" '```text' "$live" '```' "" "and another terminal showed" ""
+    cat "$FOLDER/meanwhile" >>"$WRITTEN"
+}
+
+make_hosts
+write "# From two empty hosts to a trained model" "" \
+    "What is typed and seen, recorded on a terminal by \`tests/molecule/record_transcript.sh\`. The hosts are containers with nothing but a base" \
+    "system, sshd, tmux and Python, reached by ssh; they share the two cores of one machine, so the speeds say nothing. The desktop has sudo and" \
+    "ufw in force, which lets in ssh alone; the laptop has neither. No host reaches a package index: the controller fetches the packages." "" \
+    "## The inventory" "" '```yaml' "$(cat "$SITE/hosts.yml")" '```' "" "## Look before you leap" ""
+enter "ansible-playbook nanochat.ddp.plan -i inventory"
+enter "ansible-playbook nanochat.ddp.preflight -i inventory" 2
+write "## Train" ""
+watch_and_look 100
+write "## The same again" "" "Everything is as it should be, so nothing is changed and nothing trained." ""
+enter "ansible-playbook train.yml -i inventory"
+write "## Go on for longer, and leave" "" "The run goes on from its newest checkpoint, and the command returns when the first step is made." ""
+enter "ansible-playbook train.yml -i inventory -e ddp_iterations=2000 -e watch=false"
+enter "ansible-playbook nanochat.ddp.stop -i inventory"
+enter "ansible-playbook nanochat.ddp.status -i inventory"
+write "## Take everything back" "" "Sessions and ports; data, checkpoints and the environment stay." ""
+enter "ansible-playbook nanochat.ddp.reset -i inventory"
+# One empty line at the end is enough.
+sed -e :a -e '/^\n*$/{$d;N;ba' -e '}' "$WRITTEN" >"$PAGE"
+say "Written: $PAGE"
