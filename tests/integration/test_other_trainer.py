@@ -1,0 +1,111 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The whole story with a trainer that is not this collection's: one with nanochat's flags, files and log lines, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+VENV = Path(os.environ.get("TRAINER_VENV") or Path.home() / ".cache/nanochat-ddp/tests-venv")
+
+# It knows its folders by nanochat's names alone and prints on the first rank only.
+TRAINER = """
+import argparse, os, pathlib, pickle, sys
+parser = argparse.ArgumentParser()
+for name in (
+    "run device-type depth aspect-ratio head-dim max-seq-len window-pattern num-iterations device-batch-size "
+    "total-batch-size eval-every eval-tokens core-metric-every sample-every save-every model-tag"
+).split():
+    parser.add_argument("--" + name)
+args = parser.parse_args()
+base, rank = pathlib.Path(os.environ["NANOCHAT_BASE_DIR"]), int(os.environ["RANK"])
+say = print if rank == 0 else lambda *dummy: None
+shards = sorted(path.name for path in (base / "base_data_climbmix").glob("*.parquet"))
+pickle.loads((base / "tokenizer/tokenizer.pkl").read_bytes())
+say("shards:", *shards)
+say("compiled with", os.environ["TORCH_COMPILE_OVERRIDE_BACKENDS"])
+steps = int(args.num_iterations)
+for step in range(steps):
+    say(
+        f"step {step:05d}/{steps:05d} ({100 * step / steps:.2f}%) | loss: {9 - step:.6f} | lrm: 1.00 | dt: 100.00ms | "
+        "tok/sec: 2,560 | bf16_mfu: 0.00 | epoch: 1 pq: 0 rg: 0 | total time: 0.00m"
+    )
+folder = base / "base_checkpoints" / args.model_tag
+folder.mkdir(parents=True, exist_ok=True)
+(folder / f"optim_{steps:06d}_rank{rank}.pt").write_bytes(b"x")
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    folder = tmp_path / "nanochat"
+    (folder / "scripts").mkdir(parents=True)
+    (folder / "scripts/base_train.py").write_text(TRAINER)
+    return folder
+
+
+@pytest.fixture
+def play(tmp_path, checkout):
+    """Two nodes on this machine that share the environment of the tests, as it is."""
+    stamp = VENV / ".nanochat-ddp.json"
+    if not stamp.exists():
+        pytest.skip("needs the trainer's environment")
+    (tmp_path / "text").mkdir()
+    for number in range(40):
+        (tmp_path / f"text/{number}.txt").write_text("".join(f"line {number} {row}\n" for row in range(200)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    variables = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "ddp_base_dir": f"{tmp_path}/{{{{ inventory_hostname }}}}",
+        "ddp_venv_dir": str(VENV),
+        "ddp_python": os.path.realpath(VENV / "bin/python"),
+        "ddp_port": port,
+        "ddp_trainer_source": str(checkout),
+        "trainer_requirements": json.loads(stamp.read_text())["requirements"],
+        "ddp_data_paths": [f"{tmp_path}/text"],
+        "ddp_vocab_size": 300,
+        "ddp_iterations": 3,
+        "ddp_threads": 1,
+        "ddp_results_dir": str(tmp_path / "results"),
+    }
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(yaml.safe_dump({"trainers": {"hosts": {"one": None, "two": None}, "vars": variables}}))
+
+    def run(*words: str) -> tuple[int, str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+        env.update(ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), TMUX_TMPDIR=str(tmp_path), NO_COLOR="1")
+        command = [Path(sys.executable).parent / "ansible-playbook", "train.yml", "-i", inventory, *words]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400, check=False)
+        assert "Traceback" not in done.stdout + done.stderr
+        return done.returncode, done.stdout
+
+    yield run
+    subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(tmp_path)}, check=False)
+
+
+def test_field_21_it_trains_to_its_end_and_what_it_does_not_do_is_told(play, tmp_path):
+    code, told = play("--tags", "launch")
+    assert code == 0, told
+    assert "trainer-apart" in told and "exchanges nothing on CPUs" in told
+    assert "weights not compared on both ranks" in told
+    rows = [line.split() for line in told.splitlines() if line.split()[2:3] == ["finished"]]
+    assert [row[:4] for row in rows] == [["one", "0", "finished", "3/3"], ["two", "1", "finished", "-/3"]]
+    assert rows[0][4:6] == ["9.0000", "7.0000"]
+    log = (tmp_path / "one/runs/d4/log/rank0.log").read_text()
+    assert "shards: shard_00000.parquet shard_00001.parquet shard_00002.parquet\ncompiled with >=0:eager" in log
+    assert (tmp_path / "two/runs/d4/base_checkpoints/d4/optim_000003_rank1.pt").exists()
+
+    code, told = play("--tags", "launch")
+    assert code == 0 and "changed: nothing" in told, told
