@@ -153,12 +153,33 @@ class RowAdamW:
             return
         rows, behind = rows[order], behind[order]
         p, m, v = (table.index_select(0, rows) for table in (self.parameter, self.m, self.v))
+        self._make_up(p, m, v, behind, history, step)
+        self._store(rows, p, m, v, step)
+
+    def _make_up(
+        self, p: Tensor, m: Tensor, v: Tensor, behind: Tensor, history: Mapping[int, float], step: int
+    ) -> None:
+        """The updates without a gradient from the steps that rows are at, in rising order, to `step`."""
         zero = torch.zeros_like(p)
         missed = range(int(behind[0]) + 1, step + 1)
         counts = torch.searchsorted(behind, torch.tensor(missed, dtype=torch.int32, device=behind.device)).tolist()
         for number, count in zip(missed, counts, strict=True):
             adamw_kernel(p[:count], zero[:count], m[:count], v[:count], self.group, history[number], number)
-        self._store(rows, p, m, v, step)
+
+    def decayed(self, p: Tensor, behind: Tensor, history: Mapping[int, float], step: int) -> Tensor:
+        """What rows without momentum that were p at the given steps, in rising order, are at `step` if left alone."""
+        p = p.clone()
+        self._make_up(p, torch.zeros_like(p), torch.zeros_like(p), behind, history, step)
+        return p
+
+    def pay_out(self, rows: Tensor, multiplier: float, step: int) -> None:
+        """Make at once what the momentum of rows that are current would still do to them, and leave none."""
+        m, v = self.m.index_select(0, rows), self.v.index_select(0, rows)
+        beta1, beta2 = self.group.beta1, self.group.beta2
+        tail = self.group.lr * multiplier * beta1 / (1 - beta1) / (1 - beta1**step)
+        change = m.mul_(tail).div_(v.div_(1 - beta2**step).sqrt_().add_(EPSILON))
+        self.parameter.index_add_(0, rows, change.neg_())
+        self.m.index_fill_(0, rows, 0.0)
 
     def _store(self, rows: Tensor, p: Tensor, m: Tensor, v: Tensor, step: int) -> None:
         for table, values in ((self.parameter, p), (self.m, m), (self.v, v)):

@@ -59,27 +59,50 @@ def _holds_model(folder: Path, step: int, rank: int) -> bool:
         return False
 
 
+def _holds_own(folder: Path, step: int, writer: int, rank: int) -> bool:
+    """Whether this rank's own part of a step is here, beside the weights that the writer wrote."""
+    return writer == rank or checkpoints.is_whole(folder, step, rank)
+
+
 class Found(NamedTuple):
-    """A checkpoint to go on from, and the rank whose files make it whole in this rank's folder (None: it is not here)."""
+    """A checkpoint to go on from, and the rank whose files make it whole in this rank's folder (None: it is not here).
+
+    own: this rank's own file of the optimizer is here too, and is to be read instead of that rank's.
+    """
 
     step: int
     writer: int | None
+    own: bool = False
 
 
-def choose_step(comm: Comm, folder: Path, wanted: int) -> Found | None:
-    """The step to go on from: the one asked for, else (-1) the newest that any rank has whole; None if there is none."""
+def choose_step(comm: Comm, folder: Path, wanted: int, own: bool = False) -> Found | None:
+    """The step to go on from: the one asked for, else (-1) the newest that any rank has whole; None if there is none.
+
+    own: rather than that, the newest of which every rank has its own part, since each has kept something else.
+    """
     steps = [wanted] if wanted >= 0 else checkpoints.steps_in(folder)
     told = comm.exchange("the steps of all checkpoints", steps)
     damaged: list[int] = []
+    second: Found | None = None
     for step in sorted({step for steps in told for step in steps}, reverse=True):
         writer = writer_of(folder, step)
         # A list without what it lists was whole once; without a list it is what a killed process leaves behind.
         once = any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
-        answers = comm.exchange(f"whether step {step} is whole", [writer is not None, once], patient=True)
-        if any(whole for whole, dummy in answers):
-            return Found(step, writer)
-        if any(once for dummy, once in answers):
+        mine = own and writer is not None and _holds_own(folder, step, writer, comm.rank)
+        answers = comm.exchange(f"whether step {step} is whole", [writer is not None, once, mine], patient=True)
+        some_whole, some_once, all_own = (
+            any(a[0] for a in answers),
+            any(a[1] for a in answers),
+            all(a[2] for a in answers),
+        )
+        if some_whole:
+            second = second or Found(step, writer, mine)
+            if all_own or not own:
+                return Found(step, writer, mine)
+        elif some_once:
             damaged.append(step)
+    if second is not None:
+        return second
     if wanted >= 0:
         raise UserError(
             f"--resume-from-step {wanted}: no rank has a whole checkpoint of that step in {folder}; "
@@ -95,7 +118,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int) -> Found | None:
 
 def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
     """Give the files of a step to the folders that lack them; returns whose files to read."""
-    step, writer = found
+    step, writer = found.step, found.writer
     listing = _listing(folder, step, writer) if writer is not None and leader == comm.rank else None
     told = comm.exchange(f"who has step {step}", listing, patient=True)
     lacking = comm.exchange(f"who lacks step {step}", writer is None)

@@ -22,11 +22,12 @@ from nanochat.common import DtypeChoice, UserError
 from nanochat.dataloader import Loader
 from nanochat.fused import TrainingPass
 from nanochat.journal import Journal
+from nanochat.local import MEETINGS, LocalSync, fit, make_local, spread
 from nanochat.model import GPT, ModelConfig
 from nanochat.optim import LearningRates, Optimizer
 from nanochat.resume import choose_step, fetch, folder_leader, gather_states
 from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
-from nanochat.settings import Settings, rank_shares, shared_config, user_config
+from nanochat.settings import Settings, flag_of, rank_shares, shared_config, user_config
 from nanochat.sync import Sync, make_sync
 from nanochat.tokenizer import Tokenizer
 
@@ -134,22 +135,30 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
     sizes = tokenizer.load_token_bytes(common.tokenizer_dir(), tokens.vocab_size)
     config = model_config(settings, tokens.vocab_size)
     plan = plan_for(settings, config)
+    asked, settings = settings, fit(settings, plan.num_iterations, comm.world)
     shares = rank_shares(settings, plan.total_batch_size, comm.world)
     comm.enter("agree", 0)
     agree(comm, facts(settings, dtype, matmul, data_dir))
     route = numerics.setup().route if device == "cpu" else device
-    check_memory(config, device)
+    check_memory(config, device, settings.local_steps > 0)
     model = GPT(config).to(device)
     model.init_weights()
     rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
     training, optimizer = TrainingPass(model, matmul), Optimizer(model, rates.scaled(plan.lr_scale), matmul)
-    sync = make_sync(settings.sync, comm, training, optimizer, [n * settings.max_seq_len for n in shares])
+    tokens_of_ranks = [n * settings.max_seq_len for n in shares]
+    sync = (
+        make_local(settings, comm, training, optimizer, tokens_of_ranks)
+        if settings.local_steps
+        else make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks)
+    )
     run = Run(
         settings, comm, journal, device, dtype, matmul, tokens, sizes, data_dir, folder, folder_leader(comm, folder),
         shares, plan, model, training, optimizer, sync, Progress(), Feed(sync, shares[comm.rank], settings),
     )  # fmt: skip
-    say_setup(run, f"{matmul} through {route}")
+    say_setup(run, asked, f"{matmul} through {route}")
     restore(run)
+    if isinstance(sync, LocalSync):
+        sync.begin(run.progress.step, plan.num_iterations)
     start_alike(comm, run.weights)
     return run
 
@@ -217,18 +226,18 @@ def facts(settings: Settings, dtype: DtypeChoice, matmul: str, data_dir: Path) -
     }
 
 
-def check_memory(config: ModelConfig, device: str) -> None:
-    """Weights, gradients and optimizer state; what a pass needs besides comes on top."""
+def check_memory(config: ModelConfig, device: str, local: bool) -> None:
+    """Weights, gradients and optimizer state, and what a meeting after local steps takes; a pass needs more on top."""
     if device != "cpu":
         return
     counts, dummy = counted(config)
     matrices, head = counts["transformer_matrices"], counts["lm_head"]
     tables = counts["wte"] + counts["value_embeds"]
-    needed = 4 * (3 * matrices + 4 * head + 3 * tables)
+    needed = 4 * (3 * matrices + 4 * head + 3 * tables + (3 * (matrices + head) if local else 0))
     common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())
 
 
-def say_setup(run: Run, products: str) -> None:
+def say_setup(run: Run, asked: Settings, products: str) -> None:
     """The lines at start-up that people look for."""
     say, settings, plan, counts = run.journal.say, run.settings, run.plan, run.model.parameter_counts()
     flops, tokens = run.model.flops_per_token(), plan.total_batch_size * plan.num_iterations
@@ -253,6 +262,20 @@ def say_setup(run: Run, products: str) -> None:
     steps = accumulations(settings, run.shares)
     say(f"Total batch size {plan.total_batch_size:,} => gradient accumulation steps: {steps}")
     say(f"Ranks: {run.comm.world}, rows per step: {', '.join(map(str, run.shares))}, sync: {settings.sync}")
+    say_local(run, asked)
+
+
+def say_local(run: Run, asked: Settings) -> None:
+    """What becomes of --local-steps, and of all that needs the ranks alike."""
+    say, settings = run.journal.say, run.settings
+    if asked.local_steps and not settings.local_steps:
+        say("Local steps: none, since there is one rank only")
+    if settings.local_steps:
+        say(f"Local steps: the ranks take the mean of what they changed every {settings.local_steps} steps")
+    for name in MEETINGS:
+        now, before = getattr(settings, name), getattr(asked, name)
+        if now != before:
+            say(f"{flag_of(name)} {before} is moved to every {now} steps, where all ranks are alike")
 
 
 def accumulations(settings: Settings, shares: list[int]) -> str:
@@ -268,9 +291,15 @@ def checkpoint(run: Run) -> dict[str, Any]:
     """What checkpoint_manager.save is to write in this rank's folder; every rank must ask for it together."""
     optimizer, progress = run.sync.whole_state(), run.progress
     loaders = gather_states(run.comm, run.feed.loader.state())
-    if run.writer != run.comm.rank:
+    if run.settings.local_steps:
+        # Each rank goes on with its own.
+        optimizer["local_of"] = run.comm.rank
+    elif run.writer != run.comm.rank:
         # Whoever shares our folder writes the whole; our part is here for those who look for every rank's file.
         return {"optimizer": {}, "loader": None}
+    parts = {"optimizer": optimizer, "loader": {"ranks": loaders}}
+    if run.writer != run.comm.rank:
+        return parts
     meta = {
         "step": progress.step,
         "val_bpb": progress.val_bpb,
@@ -286,7 +315,7 @@ def checkpoint(run: Run) -> dict[str, Any]:
             "total_training_time": progress.training_seconds,
         },
     }
-    return {"optimizer": optimizer, "loader": {"ranks": loaders}, "model": run.weights, "meta": meta}
+    return {**parts, "model": run.weights, "meta": meta}
 
 
 def restore(run: Run) -> None:
@@ -296,7 +325,7 @@ def restore(run: Run) -> None:
     sweep(folder, comm.rank)
     found = None
     if settings.resume or settings.resume_from_step >= 0:
-        found = choose_step(comm, folder, settings.resume_from_step)
+        found = choose_step(comm, folder, settings.resume_from_step, own=settings.local_steps > 0)
     if found is None:
         run.feed.loader = run.loader("train")
         return
@@ -305,6 +334,10 @@ def restore(run: Run) -> None:
     check_same_model(run, meta, found.step)
     run.model.load_state_dict(load_model(folder, found.step))
     state, loaders = load_optimizer(folder, found.step, files)
+    if found.own and files != comm.rank:
+        state = load_optimizer(folder, found.step, comm.rank)[0] or state
+    if not settings.local_steps and any(comm.exchange("whose state was saved", "local_of" in state)):
+        spread(comm, state)
     if "adamw" in state:
         run.optimizer.load_state_dict(state)
     else:

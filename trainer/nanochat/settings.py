@@ -71,6 +71,10 @@ class Settings:
         "dense (every tensor whole), ddp (DistributedDataParallel)",
         ("exact", "bf16", "dense", "ddp"),
     )
+    local_steps: int = option(
+        0,
+        "for slow links: steps that each rank makes apart before all take the mean of their changes; 0: together always",
+    )
     matmul: str = option("auto", "matrix products: fp32, bf16, or auto (what the dtype says)", ("auto", "fp32", "bf16"))
     rank_rows: tuple[int, ...] = option((), 'rows that each rank takes in a step, as in "6,2" (default: equal shares)')
     run_dir: str = option("", "folder of metrics-rankN.jsonl and heartbeat-rankN.json (default: $NANOCHAT_BASE_DIR)")
@@ -150,6 +154,8 @@ def check(settings: Settings) -> None:
         refuse(settings, "num_iterations", "nothing says how long to train; give a number of steps, FLOPs or a ratio")
     if settings.core_metric_every not in (2000, -1):
         refuse(settings, "core_metric_every", "CORE is not built yet; leave the default or turn it off with -1")
+    if settings.local_steps and settings.sync in ("dense", "ddp"):
+        refuse(settings, "local_steps", f"cannot go together with --sync {settings.sync}, which averages every step")
     if settings.resume and settings.resume_from_step >= 0:
         refuse(settings, "resume_from_step", "cannot go together with --resume, which finds the step by itself")
     if settings.model_tag is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", settings.model_tag):
@@ -170,7 +176,15 @@ def _check_numbers(settings: Settings) -> None:
         value = getattr(settings, name)
         if value != -1 and value < 1:
             refuse(settings, name, "must be at least 1, or -1")
-    for name in ("embedding_lr", "unembedding_lr", "weight_decay", "matrix_lr", "scalar_lr", "warmup_steps"):
+    for name in (
+        "embedding_lr",
+        "unembedding_lr",
+        "weight_decay",
+        "matrix_lr",
+        "scalar_lr",
+        "warmup_steps",
+        "local_steps",
+    ):
         if getattr(settings, name) < 0:
             refuse(settings, name, "must not be negative")
     for name in ("warmdown_ratio", "final_lr_frac"):

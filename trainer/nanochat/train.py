@@ -20,6 +20,7 @@ from nanochat.agreement import check_identical
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.common import UserError
 from nanochat.engine import SAMPLE_PROMPTS, complete
+from nanochat.local import first_meeting
 from nanochat.loss_eval import bits_per_byte, eval_steps
 from nanochat.run import STEPS_NOT_TIMED, Batch, Run, checkpoint
 from nanochat.schedule import StepSchedule
@@ -41,7 +42,7 @@ def train(run: Run) -> str:
         if last or stop:
             return "finished" if last else "stopped"
         stop = train_step(run)
-        if progress.step == (progress.resumed_from or 0) + 1:
+        if progress.step == first_meeting(progress.resumed_from or 0, settings.local_steps, steps):
             prove_identical(run, f"after step {progress.step}")
 
 
@@ -110,7 +111,8 @@ def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> T
     """Gradients of all micro-batches; the last one tells the sync what is ready."""
     run.training.start_step(token_ids)
     run.sync.start_step(token_ids)
-    scale = 1.0 / (sum(run.shares) * run.settings.max_seq_len)
+    rows = run.shares[run.comm.rank] if run.settings.local_steps else sum(run.shares)
+    scale = 1.0 / (rows * run.settings.max_seq_len)
     loss = torch.zeros((), device=run.device)
     for number, (ids, targets) in enumerate(batches, start=1):
         on_ready = run.sync.on_ready if number == len(batches) else None

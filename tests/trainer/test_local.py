@@ -1,0 +1,161 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Local steps: apart in between, the same to the bit at every meeting, and resumed as if nothing had been."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import ranks
+import torch
+from test_sync import LENGTH, VOCABULARY, tiny_model
+from torch import Tensor
+from trainings import STEPS, Job
+
+from nanochat.agreement import digests
+from nanochat.comm import connect
+from nanochat.common import Ranks, UserError
+from nanochat.fused import TrainingPass
+from nanochat.local import LocalSync, first_meeting, fit
+from nanochat.optim import LearningRates, Optimizer
+from nanochat.schedule import StepSchedule
+from nanochat.settings import parse
+
+if TYPE_CHECKING:
+    from nanochat.comm import Comm
+
+HERE = "test_local"
+
+
+def train(comm: Comm, every: int, rows: list[int], steps: int, wire: str = "float32") -> dict[str, Tensor]:
+    """Some steps over rows of few and changing tokens, so that rows of the tables rest for long."""
+    torch.set_num_threads(1)
+    model = tiny_model()
+    training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
+    sync = LocalSync(comm, training, optimizer, [n * LENGTH for n in rows], every, getattr(torch, wire))
+    sync.begin(0, steps if comm.world > 1 else -1)
+    generator = torch.Generator().manual_seed(comm.rank)
+    for step in range(steps):
+        low = 7 * step + 3 * comm.rank
+        drawn = torch.randint(low, low + 40, (rows[comm.rank], LENGTH + 1), generator=generator) % VOCABULARY
+        sync.offer_ids([drawn[:, :-1]])
+        token_ids, dummy = sync.take_ids()
+        optimizer.prepare(token_ids)
+        training.start_step(token_ids)
+        sync.start_step(token_ids)
+        ids, targets = drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+        loss = training.forward_backward(ids, targets, 1 / ids.numel(), sync.on_ready)
+        sync.step(loss, StepSchedule(0.5 + 0.01 * step, 0.9, 0.01))
+    # Also pays out what momentum is left, which after a meeting is none.
+    sync.begin(steps, steps)
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def train_and_tell(comm: Comm, cases: list[list[Any]]) -> None:
+    for case in cases:
+        print(json.dumps(digests(train(comm, *case))))
+
+
+# 40 steps apart are more than the optimizer remembers by itself.
+CASES = {2: [[1, [2, 2], 3], [4, [1, 3], 10], [40, [1, 1], 45], [4, [1, 1], 8, "bfloat16"]], 3: [[3, [2, 1, 1], 8]]}
+
+
+@pytest.mark.parametrize("world", CASES)
+def test_field_25_ranks_are_alike_after_a_meeting(world: int) -> None:
+    outs = ranks.passed(ranks.call(HERE, "train_and_tell", world, CASES[world]))
+    told = [[json.loads(line) for line in out.splitlines()] for out in outs]
+    assert len(told[0]) == len(CASES[world])
+    for one in told[1:]:
+        assert one == told[0]
+
+
+def mean_by_hand(comm: Comm) -> None:
+    """What each rank makes of one step alone, against one step with a meeting after it."""
+    before = {name: p.detach().clone() for name, p in tiny_model().named_parameters()}
+    together = train(comm, 1, [1, 1], 1)
+    lone = connect(Ranks(comm.rank, 0, 1), "cpu", 5.0, {})
+    alone = train(lone, 99, [1, 1], 1)
+    for name in together:
+        change = alone[name] - before[name]
+        comm.all_reduce(change, "the change")
+        expected = before[name] + change / 2
+        error = float((together[name] - expected).norm() / change.norm().clamp_min(1e-9))
+        assert error < 1e-4, (name, error)
+
+
+def test_one_local_step_is_the_mean_of_the_ranks_steps() -> None:
+    ranks.passed(ranks.call(HERE, "mean_by_hand", 2))
+
+
+FLAGS = ("--local-steps", "3", "--save-every", "6", "--keep-checkpoints", "-1")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    job = Job(tmp_path_factory.mktemp("whole"), 2)
+    out = job.run(*FLAGS, "--eval-every", "5", "--eval-tokens", "500")[0]
+    assert "--eval-every 5 is moved to every 6 steps" in out
+    return job
+
+
+def test_field_25_a_run_of_local_steps_resumes_to_the_bit(tmp_path: Path, uninterrupted: Job) -> None:
+    assert [event["step"] for event in uninterrupted.events("digest")] == [3, 6, STEPS]
+    assert [event["step"] for event in uninterrupted.events("eval")] == [6, STEPS]
+    sent = [event["bytes_sent"] for event in uninterrupted.events("step")]
+    assert [step for step, count in enumerate(sent) if count] == [2, 5, 8, 11]
+    job = Job(tmp_path, 2)
+    shutil.copytree(uninterrupted.folder, tmp_path, dirs_exist_ok=True)
+    # Of the last step one rank still has all, but the other not what was its own.
+    job.damage(1, STEPS)
+    job.run(*FLAGS, "--resume")
+    assert [job.events("start", rank)[-1]["resumed_from"] for rank in (0, 1)] == [6, 6]
+    assert job.final_digest() == uninterrupted.final_digest()
+
+
+@pytest.mark.parametrize(("world", "flags"), [(3, FLAGS), (2, ("--sync", "exact")), (1, FLAGS)])
+def test_a_run_of_local_steps_goes_on_in_other_ways(
+    world: int, flags: tuple[str, ...], tmp_path: Path, uninterrupted: Job
+) -> None:
+    job = Job(tmp_path, world)
+    shutil.copytree(uninterrupted.folder, tmp_path, dirs_exist_ok=True)
+    job.run(*flags, "--resume-from-step", "6")
+    assert job.events("start")[-1]["resumed_from"] == 6
+    assert job.events("end")[-1]["identical"] is True
+    losses = [event["loss"] for event in job.events("step")]
+    assert abs(losses[STEPS] - losses[5]) < 0.2
+
+
+def test_local_steps_take_up_a_run_of_common_ones(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.run("--num-iterations", "5")
+    job.run("--resume", "--local-steps", "4")
+    assert [event["step"] for event in job.events("digest")][-2:] == [8, STEPS]
+    assert job.events("end")[-1]["identical"] is True
+
+
+def test_meetings_are_where_weights_are_needed() -> None:
+    settings = parse(["--local-steps", "10", "--save-every", "25", "--eval-every", "20", "--sample-every", "-1"])
+    fitted = fit(settings, 100, 2)
+    assert (fitted.save_every, fitted.eval_every, fitted.sample_every) == (30, 20, -1)
+    assert fit(settings, 100, 1) == dataclasses.replace(settings, local_steps=0)
+    assert [first_meeting(begun, 10, 25) for begun in (0, 7, 10, 21)] == [10, 10, 20, 25]
+    assert first_meeting(4, 0, 25) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--local-steps", "-1"], "must not be negative"),
+        (["--local-steps", "2", "--sync", "ddp"], "which averages every step"),
+        (["--local-steps", "20"], "so the ranks would meet at its end only"),
+    ],
+)
+def test_local_steps_are_refused_where_they_make_no_sense(flags: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        fit(parse(flags), 10, 2)

@@ -1,0 +1,245 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Local steps, for links so slow that a step is mostly waiting: the ranks train apart and meet every so many steps.
+
+--local-steps H: each rank makes H steps on its own rows, with an optimizer of its own, and says nothing; then all take the
+mean of what the ranks have changed since the last meeting, each rank counting as many times as it has rows. That is another
+method than one step of all ranks, and another model comes of it; its loss stands in docs/performance.md.
+
+After a meeting all ranks hold the same weights to the bit: whoever sums does so in float32 and in the order of the ranks,
+for a block of its own, and all others take the sum as it was sent. Of the embedding tables only the rows travel that
+a rank has touched. A row that no rank has touched must change alike everywhere, by its decay alone, so at a meeting each
+rank first makes at once all updates that the momentum of its rows would still make, and begins without momentum there. All
+other state of the optimizers stays each rank's own, is saved by each rank and never travels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanochat.comm import Comm, Pending
+from nanochat.common import UserError
+from nanochat.fused import TrainingPass, unique_ids
+from nanochat.gradients import is_table
+from nanochat.optim import Optimizer
+from nanochat.schedule import StepSchedule
+from nanochat.settings import Settings, refuse
+from nanochat.sync import Sync
+
+IDS_TAG, ROWS_TAG, PARTS_TAG, SUMS_TAG = 3, 4, 5, 6
+# What must find all ranks with the same weights, and so waits for a meeting.
+MEETINGS = ("eval_every", "sample_every", "save_every")
+
+
+def fit(settings: Settings, steps: int, world: int) -> Settings:
+    """These settings with everything that needs equal weights moved to the next meeting; refuses what makes no sense."""
+    every = settings.local_steps if world > 1 else 0
+    if every > steps:
+        refuse(settings, "local_steps", f"the run has {steps} step(s), so the ranks would meet at its end only")
+    moved = {}
+    for name in MEETINGS:
+        value = getattr(settings, name)
+        moved[name] = -(-value // every) * every if every and value > 0 else value
+    return dataclasses.replace(settings, local_steps=every, **moved)
+
+
+def first_meeting(begun: int, every: int, steps: int) -> int:
+    """The step before which all ranks of a run that begins at a step are alike again."""
+    return min((begun // max(1, every) + 1) * max(1, every), steps)
+
+
+class Touched(NamedTuple):
+    """Rows of the tables that a step was the first to touch since the last meeting, as they were before it."""
+
+    ids: Tensor
+    values: dict[str, Tensor]
+    step: int
+
+
+class LocalSync(Sync):
+    """Steps of one's own, and every so many of them a meeting."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        training: TrainingPass,
+        optimizer: Optimizer,
+        tokens_of_ranks: Sequence[int],
+        every: int,
+        wire: torch.dtype,
+    ) -> None:
+        super().__init__(comm, training, optimizer, tokens_of_ranks)
+        self.every, self.wire = every, wire
+        self.weights = [tokens / sum(tokens_of_ranks) for tokens in tokens_of_ranks]
+        self.parameters = {name: p.detach() for name, p in training.model.named_parameters()}
+        self.whole = [name for name in training.ready_order if not is_table(name)]
+        self.made, self.last = 0, 0
+        self._mine, self._stop = torch.empty(0, dtype=torch.int64), False
+        self._seen = torch.zeros(len(self.parameters["transformer.wte.weight"]), dtype=torch.bool)
+        self._touched: list[Touched] = []
+        self._multipliers: dict[int, float] = {}  # of the learning rate, by step since the last meeting
+        size = sum(self.parameters[name].numel() for name in self.whole)
+        self._anchor, self._change = torch.empty(size), torch.empty(size)
+        self.bounds = [size * rank // comm.world for rank in range(comm.world + 1)]
+
+    @torch.no_grad()
+    def begin(self, step: int, last: int) -> None:
+        """Go on from this step, and meet before the last in any case; what other ways left of momentum is settled."""
+        self.made, self.last = step, last
+        optimizer = self.optimizer
+        optimizer.catch_up()
+        for table in optimizer.tables.values() if optimizer.steps else ():
+            table.pay_out(torch.arange(len(table.parameter)), optimizer.history[optimizer.steps], optimizer.steps)
+
+    # -- a step of one's own
+
+    def offer_ids(self, ids: Sequence[Tensor], stop: bool = False) -> None:
+        """Nobody else needs to know them."""
+        self._mine, self._stop = unique_ids(list(ids)).long(), stop
+
+    def take_ids(self) -> tuple[Tensor, bool]:
+        """This rank's own token ids; whether any rank was asked to stop is asked before the step that a meeting follows."""
+        if not self._meets():
+            return self._mine, False
+        return self._mine, any(self.comm.exchange("the step before a meeting", self._stop, patient=True))
+
+    def _meets(self) -> bool:
+        return (self.made + 1) % self.every == 0 or self.made + 1 == self.last
+
+    def start_step(self, token_ids: Tensor) -> None:
+        if not self._touched:
+            self._gather(self._anchor)
+        fresh = token_ids[~self._seen[token_ids]]
+        self._seen[fresh] = True
+        values = {name: table.parameter[fresh] for name, table in self.optimizer.tables.items()}
+        self._touched.append(Touched(fresh, values, self.optimizer.steps))
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, schedule: StepSchedule) -> float:
+        """Returns this rank's loss, and in the step of a meeting that of all."""
+        meets = self._meets()
+        own = super().step(loss, schedule)
+        self.made += 1
+        self._multipliers[self.optimizer.steps] = schedule.lr_multiplier
+        # A rank whose loss is spoilt says so before the others take its weights.
+        return self._meet(own) if meets and math.isfinite(own) else own
+
+    # -- a meeting
+
+    def _meet(self, loss: float) -> float:
+        self.comm.enter("sync")
+        ids = torch.cat([touched.ids for touched in self._touched])
+        told = self.comm.exchange("the meeting of all ranks", [len(ids), loss], patient=True)
+        parts, leaving = self._send_parts()
+        rows = self._swap_rows(ids, [count for count, dummy in told])
+        self._take_mean(parts)
+        self._take_rows(rows)
+        self.comm.wait(*leaving)
+        self._touched.clear()
+        self._multipliers.clear()
+        self._seen.zero_()
+        return float(sum(weight * one for weight, (dummy, one) in zip(self.weights, told, strict=True)))
+
+    def _gather(self, into: Tensor) -> None:
+        torch.cat([self.parameters[name].flatten() for name in self.whole], out=into)
+
+    def _block(self, flat: Tensor, rank: int) -> Tensor:
+        return flat[self.bounds[rank] : self.bounds[rank + 1]]
+
+    def _send_parts(self) -> tuple[dict[int, tuple[Pending, Tensor]], list[Pending]]:
+        """Send each rank what it is to sum of our change, and await what it is ours to sum."""
+        self._gather(self._change)
+        travelling = self._change.sub_(self._anchor).to(self.wire)
+        what, arriving = "the changes of the weights", {}
+        mine = len(self._block(self._change, self.comm.rank))
+        for rank in self.others:
+            part = torch.empty(mine, dtype=self.wire)
+            arriving[rank] = (self.comm.receive(part, rank, PARTS_TAG, what), part)
+        return arriving, [self.comm.send(self._block(travelling, r), r, PARTS_TAG, what) for r in self.others]
+
+    def _take_mean(self, parts: Mapping[int, tuple[Pending, Tensor]]) -> None:
+        """Sum our block, swap the sums, and go on from there."""
+        mine = self._block(self._change, self.comm.rank).to(self.wire)
+        total = torch.zeros(len(mine))
+        for rank, weight in enumerate(self.weights):
+            if rank != self.comm.rank:
+                self.comm.wait(parts[rank][0])
+            total += (mine if rank == self.comm.rank else parts[rank][1]).float() * weight
+        mean = torch.empty(len(self._change), dtype=self.wire)
+        self._block(mean, self.comm.rank).copy_(total)
+        what = "the mean change of the weights"
+        pending = [self.comm.receive(self._block(mean, rank), rank, SUMS_TAG, what) for rank in self.others]
+        pending += [self.comm.send(self._block(mean, self.comm.rank), rank, SUMS_TAG, what) for rank in self.others]
+        self.comm.wait(*pending)
+        self._anchor += mean
+        sizes = [self.parameters[name].numel() for name in self.whole]
+        for name, values in zip(self.whole, self._anchor.split(sizes), strict=True):
+            self.parameters[name].copy_(values.view_as(self.parameters[name]))
+
+    def _swap_rows(self, ids: Tensor, counts: Sequence[int]) -> list[tuple[Tensor, Tensor, list[Pending]]]:
+        """Every rank's touched rows: their ids, how each table changed there, and what to wait for."""
+        width = sum(table.parameter.size(1) for table in self.optimizer.tables.values())
+        swapped = []
+        for rank, count in enumerate(counts):
+            if rank == self.comm.rank:
+                mine = (ids.int(), self._row_changes(ids).to(self.wire))
+                pending = [self.comm.send(mine[0], to, IDS_TAG, "the ids of rows") for to in self.others]
+                pending += [self.comm.send(mine[1], to, ROWS_TAG, "the changes of rows") for to in self.others]
+                swapped.append((*mine, pending))
+                continue
+            place = (torch.empty(count, dtype=torch.int32), torch.empty(count, width, dtype=self.wire))
+            pending = [self.comm.receive(place[0], rank, IDS_TAG, "the ids of rows")]
+            pending += [self.comm.receive(place[1], rank, ROWS_TAG, "the changes of rows")]
+            swapped.append((*place, pending))
+        return swapped
+
+    def _row_changes(self, ids: Tensor) -> Tensor:
+        """How the rows changed beyond their decay, momentum to come included; they are left as if never touched."""
+        optimizer, changes = self.optimizer, []
+        for name, table in optimizer.tables.items():
+            table.advance(ids, optimizer.history, optimizer.steps)
+            table.pay_out(ids, optimizer.schedule.lr_multiplier, optimizer.steps)
+            values = torch.cat([touched.values[name] for touched in self._touched])
+            since = torch.cat([torch.full_like(t.ids, t.step, dtype=torch.int32) for t in self._touched])
+            left_alone = table.decayed(values, since, self._multipliers, optimizer.steps)
+            changes.append(table.parameter[ids] - left_alone)
+            table.parameter.index_copy_(0, ids, left_alone)
+        return torch.cat(changes, dim=1)
+
+    def _take_rows(self, swapped: Sequence[tuple[Tensor, Tensor, list[Pending]]]) -> None:
+        widths = [table.parameter.size(1) for table in self.optimizer.tables.values()]
+        for (ids, changes, pending), weight in zip(swapped, self.weights, strict=True):
+            self.comm.wait(*pending)
+            rows = ids.long()
+            for table, change in zip(self.optimizer.tables.values(), changes.split(widths, dim=1), strict=True):
+                table.advance(rows, self.optimizer.history, self.optimizer.steps)
+                table.parameter.index_add_(0, rows, change.float() * weight)
+
+    def whole_state(self) -> dict[str, Any]:
+        """This rank's own."""
+        return self.optimizer.state_dict()
+
+
+def make_local(
+    settings: Settings, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int]
+) -> LocalSync:
+    """The way of --local-steps; --sync says what travels."""
+    if next(training.model.parameters()).is_cuda:
+        raise UserError(f"--local-steps {settings.local_steps}: is for CPUs on slow links; leave it out with a GPU.")
+    wire = torch.bfloat16 if settings.sync == "bf16" else torch.float32
+    return LocalSync(comm, training, optimizer, tokens_of_ranks, settings.local_steps, wire)
+
+
+def spread(comm: Comm, state: Mapping[str, Any]) -> None:
+    """Give every rank the optimizer's state of rank 0, for ways that need it alike."""
+    for kind in ("adamw", "muon"):
+        for name, tensors in state[kind].items():
+            for tensor in tensors.values():
+                comm.broadcast(tensor, 0, f"the optimizer state of {name}")
