@@ -244,9 +244,12 @@ def frozen(case: Case) -> Optional[Dict[str, Any]]:
         process = found.get("process") or {}
         age = found["run"].get("heartbeat_age")
         if process.get("state") in ("T", "t"):
-            return finding(
-                "rank-frozen", host, "%s is stopped (process %d is in state T)." % (case.name(host), process["pid"])
-            )
+            seen = "%s is stopped (process %d is in state T)." % (case.name(host), process["pid"])
+            others = "continues where it stands"
+            if "crashed" in case.states().values():
+                others = "can be restarted: ansible-playbook train.yml -i INVENTORY --tags restart"
+            remedy = "On %s: kill -CONT %d; the run then %s." % (host, process["pid"], others)
+            return finding("rank-frozen", host, seen, remedy=remedy)
         if process.get("state") == "D" and age is not None and age > 10:
             where = process.get("waits_in") or "the kernel"
             seen = "%s hangs in the kernel (%s), as with a disk or a network file system that does not answer."

@@ -38,6 +38,11 @@ def podman(*argv: str) -> None:
     assert done.returncode == 0, f"podman {' '.join(argv)}: {done.stderr}"
 
 
+def limit_cores(host: str, cores: float) -> None:
+    """What the host's processes may use of the processors; 0 for all of them. A limit once made cannot be unmade, only widened."""
+    podman("update", "--cpus", str(cores or os.cpu_count()), f"ddp-faults-{host}")
+
+
 def until(what: str, true: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Poll until something is true; returns it."""
     end = time.monotonic() + seconds

@@ -11,7 +11,7 @@ import subprocess
 import time
 
 import pytest
-from hosts import ADDRESS, BASE, HERE, RUN, USER, Training, on, podman, until
+from hosts import ADDRESS, BASE, HERE, RUN, USER, Training, limit_cores, on, podman, until
 
 HOLD = 'import socket,time;s=socket.create_server(("0.0.0.0",29500));print(1,flush=True);time.sleep(600)'
 TWO_MINUTES = 120.0
@@ -125,6 +125,32 @@ def test_field_25_a_link_as_slow_as_a_radio_is_told(detour, found):
     one = detour["findings"]["link-slow"]
     assert re.search(r"from \w+ to \w+: \d+ Mbit/s", one["seen"])
     found("the link carries 20 Mbit/s", one["code"], detour["seconds"])
+
+
+@pytest.fixture(scope="module")
+def other_files(lab):
+    """What lies on the worker is not what the master has; what preflight says of it."""
+    code, data = f"{BASE['laptop']}/trainer/nanochat/common.py", f"{BASE['laptop']}/data"
+    shard = on("laptop", f"ls {data}/*/shard_00001.parquet").strip()
+    on("laptop", f"cp -p {code} /root/code && echo '# mended by hand' >>{code} && mv {shard} /root/shard")
+    try:
+        findings, played = lab.preflight()
+    finally:
+        on("laptop", f"cp -p /root/code {code} && cp -p /root/shard {shard}", check=False)
+    assert played.code != 0
+    return {"findings": findings, "seconds": played.seconds}
+
+
+def test_field_09_a_trainer_that_somebody_changed_is_named(other_files, found):
+    one = other_files["findings"]["trainer-differs laptop"]
+    assert one["severity"] == "error" and one["peer"] == "desktop"
+    found("a file of the worker's trainer was changed by hand", one["code"], other_files["seconds"])
+
+
+def test_field_07_a_shard_that_is_gone_is_named_before_the_start(other_files, found):
+    one = other_files["findings"]["data-differs laptop"]
+    assert "shard_00001.parquet missing" in one["seen"]
+    found("a shard is gone from the worker's store", one["code"], other_files["seconds"])
 
 
 def broken_run(training, seconds=TWO_MINUTES):
@@ -262,6 +288,50 @@ def test_field_17_another_load_on_a_host_is_named(lab, alive, found):
     found("another load takes the worker's cores", one["code"], played.seconds, "doctor")
 
 
+def examined(lab):
+    """The doctor called by hand: the verdict and what the playbook said."""
+    played = lab.play("nanochat.ddp.doctor", ddp_json=True, ddp_run=RUN)
+    return json.loads((lab.folder / RUN / "doctor.json").read_text())["verdict"], played
+
+
+def test_field_17_a_limit_that_holds_a_rank_back_is_named(lab, alive, found):
+    limit_cores("laptop", 0.1)
+    try:
+        one, played = examined(lab)
+    finally:
+        limit_cores("laptop", 0)
+    assert played.code == 0, played.output
+    assert one["code"] in ("healthy-slow", "rank-slow")
+    assert re.search(
+        r"rank 1 \(laptop\).* a limit of its control group holds it back for \d+ % of the time", one["seen"]
+    )
+    goes_on(alive)
+    found("a limit of its control group leaves the worker a tenth of a core", one["code"], played.seconds, "doctor")
+
+
+def test_field_22_of_a_healthy_run_the_doctor_says_so_in_one_sentence(lab, alive, found):
+    one, played = examined(lab)
+    assert played.code == 0, played.output
+    assert one["seen"].startswith("All ranks make progress (at step ")
+    # On a machine that others use, too, a rank may wait for a core; that is said then, and nothing else.
+    assert one["code"] == "healthy" or (one["code"] == "healthy-slow" and "waits for a core" in one["seen"]), one
+    assert one["seen"].count(". ") == 0 and one["seen"].endswith(".")
+    found("nothing: the doctor is called on a healthy run", one["code"], played.seconds, "doctor")
+
+
+def test_field_19_by_hand_the_doctor_names_a_stopped_rank_at_once(lab, alive, found):
+    pid = alive.heartbeat("laptop")["pid"]
+    on("laptop", f"kill -STOP {pid}")
+    try:
+        one, played = examined(lab)
+    finally:
+        on("laptop", f"kill -CONT {pid}")
+    assert played.code == 2, played.output
+    assert (one["code"], one["host"]) == ("rank-frozen", "laptop") and f"kill -CONT {pid}" in one["remedy"]
+    goes_on(alive)
+    found("the same, and the doctor is called by hand at once", one["code"], played.seconds, "doctor")
+
+
 def test_field_22_one_command_tells_how_it_is(lab, alive, found):
     played = lab.play("nanochat.ddp.status")
     assert played.code == 0
@@ -352,6 +422,21 @@ def test_field_18_a_full_disk_is_named(plan, train, found):
         on("laptop", f"rm -rf {folder}/base_checkpoints /mnt/small/*")
     assert (verdict["code"], verdict["host"]) == ("disk-full", "laptop")
     found("the worker's disk is full when the checkpoint is saved", verdict["code"], took, "watch")
+
+
+def test_field_19_a_rank_that_is_stopped_in_an_evaluation_is_named(plan, train, found):
+    for node in plan["nodes"]:
+        node["argv"] = [re.sub(r"^(--eval-every)=.*", r"\1=5", word) for word in node["argv"]]
+        node["argv"] = [re.sub(r"^(--eval-tokens)=.*", r"\1=2000000", word) for word in node["argv"]]
+    training = train(plan)
+    pid = training.reach(0)
+    until("it evaluates", lambda: training.heartbeat("laptop").get("phase") == "eval", 60)
+    verdict, took = judged(
+        training, lambda: on("laptop", f"kill -STOP {pid}"), lambda: on("laptop", f"kill -KILL {pid}")
+    )
+    assert took < TWO_MINUTES
+    assert (verdict["code"], verdict["host"]) == ("rank-frozen", "laptop")
+    found("the worker's process is stopped in the middle of an evaluation", verdict["code"], took, "watch")
 
 
 FLIP = """

@@ -163,6 +163,10 @@ def test_a_stopped_process() -> None:
     )
     told = verdict(rank("laptop", WAITS, process=IDLE), stopped)
     assert (told["code"], told["host"]) == ("rank-frozen", "laptop")
+    assert f"kill -CONT {PROCESS['pid']}; the run then continues" in told["remedy"]
+    alone = crashed(STOPPED + "no sign of life from rank 1 (lap.lan), last seen in phase eval")
+    ended = verdict(rank("laptop", alone, process=None), stopped)
+    assert ended["code"] == "rank-frozen" and "--tags restart" in ended["remedy"]
 
 
 def test_field_01_a_link_cut_in_one_direction() -> None:
@@ -171,7 +175,7 @@ def test_field_01_a_link_cut_in_one_direction() -> None:
         rank("desktop", WAITS, process=IDLE),
     )
     assert (told["code"], told["host"], told["peer"]) == ("link-cut", "desktop", "laptop")
-    assert "one" not in told["seen"] or "this direction only" in told["seen"]
+    assert "but laptop reaches desktop, so a firewall is the likely cause" in told["seen"]
 
 
 def test_a_link_cut_in_both_directions() -> None:
