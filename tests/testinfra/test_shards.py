@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
@@ -160,6 +161,57 @@ def test_shards_of_a_url_are_fetched_once(lab):
     # What is there needs no web server any more.
     lab.on("mirror", "kill $(cat /tmp/http.pid)")
     assert "changed: nothing" in lab.play(*words)
+
+
+def words_for(run, source, folder, shards=3, host=None):
+    """The settings of a run with data of its own."""
+    settings = {"ddp_run": run, "ddp_data_source": source, "ddp_data_paths": [str(folder)], "ddp_data_shards": shards}
+    return ("--tags", "data", "-e", json.dumps({**settings, "ddp_data_host": host}))
+
+
+def assert_read_everywhere(lab, run, wanted):
+    assert {host: read_by(lab, host, run) for host in HOSTS} == dict.fromkeys(HOSTS, wanted)
+    tokenizers = {lab.on(host, f"cat {BASE[host]}/runs/{run}/tokenizer/* | sha256sum") for host in HOSTS}
+    assert len(tokenizers) == 1
+
+
+def test_shards_of_the_controller(lab):
+    folder = lab.kept / "collection"
+    folder.mkdir()
+    for name in (*ALL[:3], ALL[200]):
+        subprocess.run(["podman", "cp", f"ddp-shards-desktop:/srv/collection/{name}", folder], check=True)
+    said = lab.play(*words_for("mine", "controller", folder, shards=9), code=2)
+    assert f"names {folder}, which holds 4 shards (*.parquet) on the controller, but ddp_data_shards is 9" in said
+    lab.play(*words_for("mine", "controller", folder))
+    wanted = {
+        name: digest for name, digest in sums(lab, "desktop", "/srv/collection").items() if name in (*ALL[:2], ALL[200])
+    }
+    assert_read_everywhere(lab, "mine", wanted)
+    assert "changed: nothing" in lab.play(*words_for("mine", "controller", folder))
+
+
+def test_shards_of_a_host_that_is_not_the_master(lab):
+    said = lab.play(*words_for("theirs", "host", "/srv/own", host="laptop"), code=2)
+    assert "names /srv/own, which is not there on laptop" in said
+    lab.on("mirror", "tar -C /srv/http -cf /srv/own.tar shard_0000[012].parquet")
+    kept = lab.kept / "own.tar"
+    subprocess.run(["podman", "cp", "ddp-shards-mirror:/srv/own.tar", kept], check=True)
+    subprocess.run(["podman", "cp", kept, "ddp-shards-laptop:/srv/own.tar"], check=True)
+    lab.on("laptop", "mkdir /srv/own && tar -C /srv/own -xf /srv/own.tar")
+    lab.play(*words_for("theirs", "host", "/srv/own", host="laptop"))
+    assert_read_everywhere(lab, "theirs", sums(lab, "laptop", "/srv/own"))
+    assert "changed: nothing" in lab.play(*words_for("theirs", "host", "/srv/own", host="laptop"))
+
+
+def test_text_of_a_folder(lab):
+    lab.on("lab", "mkdir /srv/text && for n in $(seq 50); do seq $n 900 >/srv/text/$n.txt; done")
+    lab.play(*words_for("text", "text", "/srv/text", host="lab"))
+    made = read_by(lab, "lab", "text")
+    assert sorted(made) == ALL[:3]
+    assert_read_everywhere(lab, "text", made)
+    # Once made it needs the text no more.
+    lab.on("lab", "rm -r /srv/text")
+    assert "changed: nothing" in lab.play(*words_for("text", "text", "/srv/text", host="lab"))
 
 
 class Background:
