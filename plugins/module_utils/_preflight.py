@@ -46,6 +46,7 @@ OBSTACLES = (
     (" by IPv4 but ", "ip-family-mix"),
     ("that interface is down", "nic-down"),
     ("has no such interface", "nic-down"),
+    (" no interface that is up ", "nic-down"),
 )
 
 

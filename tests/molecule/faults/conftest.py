@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from hosts import BASE, RUN, USER, Lab, Training, on
 
 FOUND: list[dict] = []
+# Within which every fault of a run that is watched has to be named.
+TWO_MINUTES = 120.0
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +81,7 @@ def found(request):
     number = int(re.search(r"field_(\d+)", request.node.name)[1])
 
     def note(what, code, seconds, when="preflight"):
+        assert when != "watch" or seconds < TWO_MINUTES, f"{code} after {seconds:.0f} s"
         FOUND.append(
             {
                 "field": number,
