@@ -32,9 +32,7 @@ def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[str], lis
         node = nodes[host.name]
         if not host.probe:
             reason = f" ({reason_of(host.error)})" if host.error else ""
-            obstacles.append(
-                f"{host.name} cannot be looked at{reason}; see that it is on and that ssh to it works as the inventory says."
-            )
+            obstacles.append(f"{host.name} cannot be looked at{reason}; {way_in(host.error)}.")
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
         obstacles += folder(host, node, hosts, nodes)
@@ -44,6 +42,13 @@ def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[str], lis
         findings += remarks(host, node, hosts, nodes)
     obstacles += architectures(hosts)
     return obstacles, findings
+
+
+def way_in(error: str) -> str:
+    """What would let Ansible in."""
+    if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
+        return "install Python there (sudo apt-get install python3), or name one as ansible_python_interpreter of that host"
+    return "see that it is on and that ssh to it works as the inventory says"
 
 
 def reason_of(error: str) -> str:

@@ -488,6 +488,7 @@ def test_tolerant_the_reason_is_in_the_words_of_ssh(error, reason):
     known = [*hosts()[:1], {"name": "laptop", "settings": {}, "probe": None, "error": error}]
     (problem,) = refusal(known)
     assert problem.startswith(f"laptop cannot be looked at ({reason}")
+    assert ("install Python there" in problem) == ("interpreter" in error)
 
 
 def test_tolerant_wrong_settings_are_refused_all_the_same():
