@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able, json_of
@@ -139,3 +142,64 @@ def test_field_03_an_interface_that_went_down_is_named(lan):
     code, found, _document = preflight(lan)
     assert code != 0
     assert found["nic-down"]["host"] == "h1" and "eth0" in found["nic-down"]["seen"]
+
+
+def other_machine(lan, number):
+    """This host has a GPU, and a CPU without instructions for bfloat16, as far as the kernel tells."""
+    folder = lan.folder / f"machine{number}"
+    card = folder / "driver" / "nvidia" / "gpus" / "0000:01:00.0"
+    card.mkdir(parents=True)
+    (card / "information").write_text("Model: \t\t NVIDIA GeForce GTX 1050\n")
+    text = re.sub(r"\s(avx512_bf16|amx_bf16|avx512_fp16|amx_fp16)\b", "", Path("/proc/cpuinfo").read_text())
+    (folder / "cpuinfo").write_text(text)
+    lan.preludes[number] += (
+        f" mount --bind {folder}/cpuinfo /proc/cpuinfo && mount --bind {folder}/driver /proc/driver;"
+    )
+
+
+def test_field_10_a_gpu_does_not_make_a_run_on_cpus_take_bfloat16(lan):
+    other_machine(lan, 1)
+    path = lan.folder / "plan.json"
+    done = lan.playbook("playbooks/plan.yml", ddp_plan_file=str(path), ddp_threads=1)
+    assert done.returncode == 0, done.stdout
+    assert [one["model"] for one in lan.module(1, "host_info", base_dir="/tmp")["probe"]["gpus"]] == ["NVIDIA GeForce GTX 1050"]
+    nodes = json.loads(path.read_text())["plan"]["nodes"]
+    assert [(node["device"], node["dtype"]) for node in nodes] == [("cpu", "float32")] * 2
+    assert not any("bfloat16" in word for node in nodes for word in [*node["argv"], *node["env"].values()])
+
+
+def test_field_10_bfloat16_that_a_cpu_has_not_is_refused_by_name(lan):
+    other_machine(lan, 1)
+    done = lan.playbook("playbooks/plan.yml", ddp_dtype="bfloat16", ddp_threads=1)
+    assert done.returncode != 0
+    assert re.search(r"bfloat16[^\n]*h1", done.stdout), done.stdout
+
+
+def other_card(lan, number, **files):
+    """This host's card is another one, as far as the kernel tells: files of its folder in /sys, a folder where there is no text."""
+    cards = lan.folder / f"cards{number}"
+    for name in ("lo", "eth0"):
+        (cards / name).mkdir(parents=True)
+        for file in ("type", "operstate", "flags", "mtu", "address", "uevent"):
+            (cards / name / file).write_text(lan.run(number, "cat", f"/sys/class/net/{name}/{file}"))
+    for file, text in files.items():
+        if text is None:
+            (cards / "eth0" / file).mkdir()
+        else:
+            (cards / "eth0" / file).write_text(text)
+    lan.preludes[number] += f" mount --bind {cards} /sys/class/net;"
+
+
+def test_field_25_a_radio_is_named(lan):
+    other_card(lan, 0, device=None, speed="1000\n", duplex="full\n")
+    other_card(lan, 1, device=None, wireless=None)
+    _code, found, _document = preflight(lan)
+    assert found["nic-wifi"]["host"] == "h1"
+    assert "nic-half-duplex" not in found
+
+
+def test_field_03_a_card_in_half_duplex_is_named(lan):
+    other_card(lan, 0, device=None, speed="100\n", duplex="half\n")
+    _code, found, _document = preflight(lan)
+    assert found["nic-half-duplex"]["host"] == "h0"
+    assert "100 Mbit/s in half duplex" in found["nic-half-duplex"]["seen"]
