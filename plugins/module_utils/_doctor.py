@@ -57,6 +57,7 @@ WORDS = (
 )
 BUSY = 0.5  # share of a CPU from which a rank counts as computing
 LATE = 0.2  # seconds a second that its threads may be ready to run and have no core
+PRESSED = 40.0  # percent of the time that somebody may wait for the disk
 LOW_DISK = 64 * 1024 * 1024
 PASSES = ("open", "refused")  # answers of a peer: packets go there and come back
 LOST_PACKETS = ("timeout", "no route")
@@ -425,6 +426,16 @@ def slow_reasons(found: Evidence) -> List[str]:
         )
     elif late > 2 * LATE:
         reasons.append("it waits for a core %d %% of the time" % min(100, round(100 * late)))
+    return reasons + held_back(system)
+
+
+def held_back(system: Mapping[str, Any]) -> List[str]:
+    """What slows everything on a host."""
+    reasons, pressure = [], system.get("pressure") or {}
+    if (pressure.get("io") or 0.0) > PRESSED:
+        reasons.append("something there waits for the disk %d %% of the time" % round(pressure["io"]))
+    if (pressure.get("memory") or 0.0) > PRESSED / 2:
+        reasons.append("something there waits for memory %d %% of the time" % round(pressure["memory"]))
     if system.get("throttled"):
         reasons.append("its cores are slowed because they are too hot")
     if system.get("limited", 0.0) > 0.1:

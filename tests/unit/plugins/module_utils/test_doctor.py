@@ -102,6 +102,21 @@ def test_all_healthy_but_one_is_slow_for_a_reason() -> None:
     assert "rank 1 (laptop)" in told["seen"] and "swapping" in told["seen"]
 
 
+@pytest.mark.parametrize(
+    ("system", "reason"),
+    [
+        ({"throttled": True}, "its cores are slowed because they are too hot"),
+        ({"limited": 0.8}, "a limit of its control group holds it back for 80 % of the time"),
+        ({"pressure": {"cpu": 1.0, "memory": 0.0, "io": 71.0}}, "something there waits for the disk 71 % of the time"),
+        ({"pressure": {"cpu": 1.0, "memory": 33.0, "io": None}}, "something there waits for memory 33 % of the time"),
+    ],
+)
+def test_what_holds_a_host_back_is_named(system: dict[str, Any], reason: str) -> None:
+    told = verdict(rank("laptop"), rank("desktop", system={**SYSTEM, **system}))
+    assert told["code"] == "healthy-slow"
+    assert f"rank 1 (laptop): {reason}" in told["seen"]
+
+
 def test_a_host_that_does_not_answer() -> None:
     told = verdict(rank("laptop", WAITS, process=IDLE), None)
     assert (told["code"], told["host"]) == ("rank-host-unreachable", "laptop")
