@@ -48,7 +48,7 @@ CATALOGUE.update(
             WARNING,
             "A host takes part by radio",
             "Each step waits for the slowest link, and a radio link is slow and uneven.",
-            "Connect the host by cable, or set ddp_sync=bf16 to halve what is sent.",
+            "Connect the host by cable, or set ddp_sync=bf16 to halve what is sent, and ddp_local_steps=10 to send seldom.",
             (3, 25),
         ),
         "nic-overlay": Kind(
@@ -254,7 +254,8 @@ CATALOGUE.update(
             WARNING,
             "A link is slow for exchanging gradients",
             "Every step sends each rank's gradients over it.",
-            "Use a cable and a gigabit switch, set ddp_sync=bf16 to halve what is sent, or train on one host.",
+            "Use a cable and a gigabit switch, set ddp_sync=bf16 to halve what is sent, set ddp_local_steps=10 to send seldom, or "
+            "train on one host.",
             (3, 16, 25),
         ),
         "link-below-nominal": Kind(
@@ -450,6 +451,14 @@ CATALOGUE.update(
             "It halves the bytes between the hosts; sums are still made in float32 at the ends.",
             "Set ddp_sync=bf16.",
             (16,),
+        ),
+        "use-local-steps": Kind(
+            INFO,
+            "Meeting seldom would make more of a slow link",
+            "Each step waits for the link. With local steps the hosts train apart and take the mean of what they changed every "
+            "so many steps; a step then teaches somewhat less.",
+            "Set ddp_local_steps=10 if the link cannot be made faster.",
+            (16, 25),
         ),
         "use-cable": Kind(
             INFO,

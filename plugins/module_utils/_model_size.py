@@ -80,7 +80,9 @@ def flops_per_token(shape: Shape) -> int:
     return 6 * linear + attention
 
 
-def memory(shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True) -> dict[str, int]:
+def memory(
+    shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True, local: bool = False
+) -> dict[str, int]:
     """Bytes of one rank by purpose, an estimate for float32."""
     counts = parameters(shape)
     tables = counts["wte"] + counts["value_embeds"]
@@ -96,6 +98,8 @@ def memory(shape: Shape, device_batch: int, sync: str = "exact", ours: bool = Tr
         "muon": FLOAT * 2 * counts["transformer_matrices"],
         "activations": FLOAT * tokens * shape.n_embd * shape.depth * ACTIVATIONS_PER_LAYER,
         "logits": FLOAT * logit_rows * shape.padded_vocab * LOGIT_COPIES,
+        # Where the ranks meet after local steps: what was, what changed, and the mean.
+        "meeting": FLOAT * 3 * (counts["total"] - tables) if local else 0,
         "runtime": RUNTIME_BYTES,
     }
     parts["total"] = sum(parts.values())

@@ -291,6 +291,7 @@ class Planner:
             "tokens_per_parameter": round(tokens / model["parameters"]["total"], 4),
             "flops": tokens * model["flops_per_token"],
             "sync": run["ddp_sync"] if self.choice.ours else "upstream",
+            "local_steps": run["ddp_local_steps"] if self.choice.ours else 0,
             "matmul": self.choice.matmul,
             "eval_every": run["ddp_eval_every"],
             "eval_tokens": run["ddp_eval_tokens"],
@@ -396,7 +397,11 @@ class Planner:
 
     def memory(self) -> dict[str, int]:
         return _model_size.memory(
-            self.shape, self.settings["ddp_device_batch"], self.settings["ddp_sync"], self.choice.ours
+            self.shape,
+            self.settings["ddp_device_batch"],
+            self.settings["ddp_sync"],
+            self.choice.ours,
+            self.settings["ddp_local_steps"] > 0,
         )
 
     def disk_bytes(self) -> int:

@@ -92,6 +92,7 @@ def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, shares: 
     if choice.ours:
         own = {
             "sync": run["ddp_sync"],
+            "local-steps": run["ddp_local_steps"],
             "matmul": choice.matmul,
             "run-dir": run_dir,
             "timeout-seconds": run["ddp_timeout"],

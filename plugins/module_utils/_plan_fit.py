@@ -24,6 +24,7 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
         *port_problems(run),
         *data_problems(run, hosts),
         *source_problems(run, choice),
+        *local_problems(run, hosts, choice),
         *precision_problems(run, hosts, choice),
         *extra_problems(run, choice),
     ]
@@ -78,12 +79,27 @@ def data_problems(run: Mapping[str, Any], hosts: Sequence[Host]) -> Iterator[str
 def source_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
     if choice.ours:
         return
-    for name, only in (("ddp_batch_split", "equal"), ("ddp_sync", "exact")):
+    for name, only in (("ddp_batch_split", "equal"), ("ddp_sync", "exact"), ("ddp_local_steps", 0)):
         if run[name] != only:
             yield (
                 f"{name} is {run[name]}, which only this collection's own trainer knows; with ddp_trainer_source "
                 f"{run['ddp_trainer_source']} it must be {only}."
             )
+
+
+def local_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
+    every = run["ddp_local_steps"]
+    if not every or not choice.ours:
+        return
+    if run["ddp_sync"] not in ("exact", "bf16"):
+        yield f"ddp_local_steps is {every}, but ddp_sync {run['ddp_sync']} averages every step; exact or bf16 would do."
+    if choice.device == "cuda":
+        yield f"ddp_local_steps is {every}, which is for CPUs on slow links; with ddp_device cuda it must be 0."
+    if len(hosts) > 1 and every > run["ddp_iterations"]:
+        yield (
+            f"ddp_local_steps is {every}, but the run has {run['ddp_iterations']} steps (ddp_iterations), so the hosts would "
+            "meet at its end only."
+        )
 
 
 def precision_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:

@@ -63,10 +63,14 @@ def training_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:
         ),
         (
             "",
-            f"sync {training['sync']}, products {training['matmul']}, {schedule(training)}, "
+            f"sync {training['sync']}{local(training)}, products {training['matmul']}, {schedule(training)}, "
             f"{'resumes' if training['resume'] else 'does not resume'}, gives up after {plan['timeout_seconds']} s without a rank",
         ),
     ]
+
+
+def local(training: Mapping[str, Any]) -> str:
+    return f" every {training['local_steps']} steps, apart in between" if training["local_steps"] else ""
 
 
 def schedule(training: Mapping[str, Any]) -> str:

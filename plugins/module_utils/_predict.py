@@ -23,6 +23,10 @@ FELT_SHARE = 0.6
 HIDDEN_SHARE = 0.3  # share of the computing behind which the wire can hide
 PAYS = 1.1  # below this gain the trouble of several hosts is not worth it
 WORTH_SAYING = 1.08
+# Local steps train another way, so they are spoken of only where they give much, and in runs of many meetings.
+LOCAL_STEPS = 10
+LOCAL_PAYS = 1.3
+LOCAL_MEETINGS = 10
 GIGABIT = 940.0
 # Below this the line is the limit, and a short all-reduce would understate it; above it is what Gloo's copying makes of it.
 FAST_LINE = 2000.0
@@ -70,9 +74,10 @@ def touched_rows(vocab_size: int, tokens: int) -> int:
     return round(sum(1.0 - (1.0 - weight / total) ** tokens for weight in weights))
 
 
-def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None) -> int:
+def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None, local: Optional[int] = None) -> int:
     """Bytes that one rank sends in a step: of the embeddings its own tokens' rows to every other rank, of all else what
-    a ring sends, which passes every byte almost twice, and between two ranks once."""
+    a ring sends, which passes every byte almost twice, and between two ranks once. After local steps it is the
+    weights that travel, with the rows of all tokens since the last time."""
     model, training, world = plan["model"], plan["training"], int(plan["world"])
     kind = sync or training["sync"]
     counts = model["parameters"]
@@ -80,10 +85,16 @@ def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None) -> int:
     if kind not in ("exact", "bf16"):
         return int(FLOAT * counts["total"] * ring)
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
-    rows = touched_rows(model["vocab_size"], training["total_batch"] // max(1, world))
+    apart = max(1, local_steps(plan) if local is None else local)
+    rows = touched_rows(model["vocab_size"], apart * training["total_batch"] // max(1, world))
     dense = counts["lm_head"] + counts["transformer_matrices"] + counts["scalars"]
     elements = dense * ring + rows * model["n_embd"] * tables * (world - 1)
-    return int(elements * (FLOAT // 2 if kind == "bf16" else FLOAT))
+    return int(elements * (FLOAT // 2 if kind == "bf16" else FLOAT) / apart)
+
+
+def local_steps(plan: Mapping[str, Any]) -> int:
+    """Steps that each rank makes apart; none in plans of before there were any."""
+    return int(plan["training"].get("local_steps") or 0) if plan["world"] > 1 else 0
 
 
 def predict(
@@ -92,16 +103,19 @@ def predict(
     link: Optional[Link],
     rows: Sequence[int],
     sync: Optional[str] = None,
+    local: Optional[int] = None,
 ) -> Step:
-    """A step of all hosts, the rows in the order of the speeds."""
+    """A step of all hosts, the rows in the order of the speeds; with local steps, their mean."""
     training, world = plan["training"], plan["world"]
     kind = sync or training["sync"]
+    apart = local_steps(plan) if local is None else local
     passes = [share // training["device_batch"] for share in rows]
     computing = [speed.compute(count) for speed, count in zip(speeds, passes)]
-    sent = bytes_sent(plan, kind)
-    wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + ROUNDS * link.latency_ms / 1000 if link and world > 1 else 0.0
+    sent = bytes_sent(plan, kind, apart)
+    late = ROUNDS * link.latency_ms / 1000 / max(1, apart) if link else 0.0
+    wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + late if link and world > 1 else 0.0
     slowest = max(computing)
-    overlapped = kind in ("exact", "bf16", "ddp")
+    overlapped = kind in ("exact", "bf16", "ddp") and not apart
     felt = max(FELT_SHARE * wire, wire - HIDDEN_SHARE * slowest) if overlapped else wire
     updates = [speed.optimizer(world if overlapped and kind != "ddp" else 1) for speed in speeds]
     seconds = slowest + felt + max(updates)
@@ -158,6 +172,11 @@ def better(
         return found
     if plan["training"]["sync"] == "exact":
         consider("use-bf16-wire", predict(plan, speeds, link, rows, "bf16"))
+    if plan["training"]["sync"] in ("exact", "bf16") and not local_steps(plan):
+        apart = predict(plan, speeds, link, rows, local=LOCAL_STEPS)
+        enough = plan["training"]["iterations"] >= LOCAL_MEETINGS * LOCAL_STEPS
+        if enough and apart.tokens_per_second >= LOCAL_PAYS * now.tokens_per_second:
+            consider("use-local-steps", apart, local_steps=LOCAL_STEPS)
     if radio and link.mbit < GIGABIT:
         consider("use-cable", predict(plan, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio))
     weights = [1.0 / speed.pass_seconds for speed in speeds]
@@ -177,9 +196,19 @@ def advice(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> List[Dict[s
         host, one = predicted["one_host"], speed_text(predicted["one_host_tokens_per_second"])
         seen = f"{now} tok/s on all hosts, {one} on {host} alone"
         remedy = f"Train on {host} alone: ansible-playbook train.yml -i INVENTORY -e target={host}"
+        apart = predicted["better"].get("use-local-steps")
+        if apart and apart["tokens_per_second"] >= PAYS * predicted["one_host_tokens_per_second"]:
+            remedy += f"; or set ddp_local_steps={apart['local_steps']} ({words['use-local-steps']} tok/s)"
         found.append(finding("not-worth-it", host, seen, remedy=remedy))
     if "use-bf16-wire" in words:
         found.append(finding("use-bf16-wire", master, f"{words['use-bf16-wire']} tok/s instead of {now}"))
+    if "use-local-steps" in words:
+        steps = predicted["better"]["use-local-steps"]["local_steps"]
+        seen = f"{words['use-local-steps']} tok/s instead of {now} if the hosts meet every {steps} steps only"
+        remedy = (
+            f"Set ddp_local_steps={steps} if the link cannot be made faster; docs/performance.md says what it costs."
+        )
+        found.append(finding("use-local-steps", master, seen, remedy=remedy))
     if "use-cable" in words:
         hosts = ", ".join(predicted["better"]["use-cable"]["hosts"])
         found.append(finding("use-cable", hosts, f"{words['use-cable']} tok/s instead of {now} over one gigabit"))

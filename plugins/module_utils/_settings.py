@@ -121,6 +121,8 @@ SETTINGS: list[Setting] = [
          "Checkpoints that stay on each host; -1 keeps all of them."),
         ("ddp_sync", "str", "exact", {"choices": ("exact", "bf16", "dense", "ddp")},
          "How the ranks agree: float32 or bf16 on the wire, or the plain dense and DistributedDataParallel baselines."),
+        ("ddp_local_steps", "int", 0, {"low": 0},
+         "For slow links: steps that each rank makes apart before all take the mean of what they changed; 0 for none."),
         ("ddp_matmul", "str", "fp32", {"choices": ("auto", "fp32", "bf16")},
          "Precision of the matrix products; bf16 is faster where the CPU has it, and less exact."),
         ("ddp_dtype", "str", "auto", {"choices": ("auto", "float32", "bfloat16", "float16")},

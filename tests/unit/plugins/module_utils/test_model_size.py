@@ -45,6 +45,11 @@ def test_memory_grows_with_the_batch_and_with_dense_gradients():
     assert large["activations"] == 2 * small["activations"]
     assert large["weights"] == small["weights"] == 4 * 125829354
     assert _model_size.memory(D8, 2, "dense")["gradients"] > small["gradients"]
+    assert (
+        _model_size.memory(D8, 2, local=True)["total"]
+        > small["total"]
+        == _model_size.memory(D8, 2, local=False)["total"]
+    )
     assert _model_size.memory(D8, 2, ours=False)["logits"] == 4 * 2048 * 32768 * 3
     assert small["total"] == sum(value for name, value in small.items() if name != "total")
 

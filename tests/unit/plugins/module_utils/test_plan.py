@@ -198,6 +198,28 @@ def test_somebody_elses_trainer_gets_only_the_flags_that_it_knows():
     assert len(problems) == 2 and "only this collection's own trainer knows" in problems[0]
 
 
+def test_field_25_local_steps_reach_the_trainer_and_the_plan_says_so():
+    outcome = make_plan(hosts({"ddp_local_steps": 10, "ddp_iterations": 500}))
+    assert flag(outcome.plan["nodes"][0], "local-steps") == "10"
+    assert "sync exact every 10 steps, apart in between" in render(outcome.plan)
+    apart, together = outcome.plan["nodes"][0], make_plan(hosts()).plan["nodes"][0]
+    assert apart["memory_bytes"] > together["memory_bytes"]
+    assert flag(together, "local-steps") == "0"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ddp_local_steps": 10, "ddp_sync": "dense"}, "ddp_sync dense averages every step"),
+        ({"ddp_local_steps": 600, "ddp_iterations": 500}, "meet at its end only"),
+        ({"ddp_local_steps": 5, "ddp_trainer_source": "/home/me/nanochat"}, "only this collection's own trainer knows"),
+    ],
+)
+def test_local_steps_are_refused_where_they_make_no_sense(settings, words):
+    (problem,) = refusal(hosts(settings))
+    assert words in problem
+
+
 def test_further_arguments_come_last():
     outcome = make_plan(hosts({"ddp_extra_args": ["--warmup-steps=5", "--matrix-lr", "0.01"]}))
     assert all(entry["argv"][-3:] == ["--warmup-steps=5", "--matrix-lr", "0.01"] for entry in outcome.plan["nodes"])

@@ -94,6 +94,20 @@ def test_the_wire_in_bf16_is_advised_where_it_helps():
     assert "use-bf16-wire" not in codes(_predict.outlook(halved, speeds(0.5, 0.5), Link(150.0, 0.5)), halved)
 
 
+def test_field_25_local_steps_are_advised_where_the_link_is_the_limit_and_nowhere_else():
+    document = plan(rows=(8, 8))
+    told = codes(_predict.outlook(document, speeds(0.3, 0.3), Link(95.0, 2.0)), document)
+    assert "meet every 10 steps only" in told["use-local-steps"]["seen"]
+    assert "or set ddp_local_steps=10" in told["not-worth-it"]["remedy"]
+    assert "use-local-steps" not in codes(_predict.outlook(document, speeds(0.3, 0.3), GIGABIT), document)
+    document["training"]["iterations"] = 20
+    assert "use-local-steps" not in codes(_predict.outlook(document, speeds(0.3, 0.3), Link(95.0, 2.0)), document)
+    document["training"].update(iterations=1000, local_steps=10)
+    predicted = _predict.outlook(document, speeds(0.3, 0.3), Link(95.0, 2.0))
+    assert "use-local-steps" not in codes(predicted, document)
+    assert predicted["bytes_sent"] < _predict.bytes_sent(plan(rows=(8, 8))) / 4
+
+
 def test_field_25_a_cable_is_advised_for_a_host_on_the_radio():
     document = plan(rows=(8, 8))
     predicted = _predict.outlook(document, speeds(0.5, 0.5), Link(60.0, 4.0), ["laptop"])
