@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +33,9 @@ from nanochat.schedule import StepSchedule
 from nanochat.settings import Settings, refuse
 from nanochat.sync import Sync
 
-IDS_TAG, ROWS_TAG, PARTS_TAG, SUMS_TAG = 3, 4, 5, 6
+IDS_TAG, FIRST_TAG = 3, 10
+# Of what is summed, so many elements travel together: with each piece that comes, a rank shows that it gets on.
+PIECE = 2**20
 # What must find all ranks with the same weights, and so waits for a meeting.
 MEETINGS = ("eval_every", "sample_every", "save_every")
 
@@ -63,6 +65,14 @@ class Touched(NamedTuple):
     step: int
 
 
+class Rows(NamedTuple):
+    """What a rank has changed in the tables: the rows, the change of each table there, and what must have arrived."""
+
+    ids: Tensor
+    changes: dict[str, Tensor]
+    pending: list[Pending]
+
+
 class LocalSync(Sync):
     """Steps of one's own, and every so many of them a meeting."""
 
@@ -87,7 +97,9 @@ class LocalSync(Sync):
         self._multipliers: dict[int, float] = {}  # of the learning rate, by step since the last meeting
         size = sum(self.parameters[name].numel() for name in self.whole)
         self._anchor, self._change = torch.empty(size), torch.empty(size)
-        self.bounds = [size * rank // comm.world for rank in range(comm.world + 1)]
+        self.pieces = -(-size // (PIECE * comm.world))  # of the block that a rank sums
+        parts = self.pieces * comm.world
+        self.bounds = [size * part // parts for part in range(parts + 1)]
 
     @torch.no_grad()
     def begin(self, step: int, last: int) -> None:
@@ -147,79 +159,107 @@ class LocalSync(Sync):
         self._seen.zero_()
         return float(sum(weight * one for weight, (dummy, one) in zip(self.weights, told, strict=True)))
 
+    def _await(self, *pending: Pending) -> None:
+        self.comm.enter("sync")
+        self.comm.wait(*pending)
+
     def _gather(self, into: Tensor) -> None:
         torch.cat([self.parameters[name].flatten() for name in self.whole], out=into)
 
-    def _block(self, flat: Tensor, rank: int) -> Tensor:
-        return flat[self.bounds[rank] : self.bounds[rank + 1]]
+    def _piece(self, flat: Tensor, rank: int, number: int) -> Tensor:
+        """One piece of the block that a rank sums."""
+        part = rank * self.pieces + number
+        return flat[self.bounds[part] : self.bounds[part + 1]]
 
-    def _send_parts(self) -> tuple[dict[int, tuple[Pending, Tensor]], list[Pending]]:
-        """Send each rank what it is to sum of our change, and await what it is ours to sum."""
+    def _send_parts(self) -> tuple[list[dict[int, tuple[Pending, Tensor]]], list[Pending]]:
+        """Send each rank what it is to sum of our change, and await what it is ours to sum, piece by piece."""
         self._gather(self._change)
         travelling = self._change.sub_(self._anchor).to(self.wire)
-        what, arriving = "the changes of the weights", {}
-        mine = len(self._block(self._change, self.comm.rank))
-        for rank in self.others:
-            part = torch.empty(mine, dtype=self.wire)
-            arriving[rank] = (self.comm.receive(part, rank, PARTS_TAG, what), part)
-        return arriving, [self.comm.send(self._block(travelling, r), r, PARTS_TAG, what) for r in self.others]
+        what, me = "the changes of the weights", self.comm.rank
+        arriving: list[dict[int, tuple[Pending, Tensor]]] = []
+        leaving = []
+        for number in range(self.pieces):
+            tag = FIRST_TAG + 2 * number
+            parts = {
+                rank: torch.empty(len(self._piece(self._change, me, number)), dtype=self.wire) for rank in self.others
+            }
+            arriving.append({rank: (self.comm.receive(part, rank, tag, what), part) for rank, part in parts.items()})
+            leaving += [self.comm.send(self._piece(travelling, rank, number), rank, tag, what) for rank in self.others]
+        return arriving, leaving
 
-    def _take_mean(self, parts: Mapping[int, tuple[Pending, Tensor]]) -> None:
+    def _take_mean(self, arriving: Sequence[Mapping[int, tuple[Pending, Tensor]]]) -> None:
         """Sum our block, swap the sums, and go on from there."""
-        mine = self._block(self._change, self.comm.rank).to(self.wire)
-        total = torch.zeros(len(mine))
-        for rank, weight in enumerate(self.weights):
-            if rank != self.comm.rank:
-                self.comm.wait(parts[rank][0])
-            total += (mine if rank == self.comm.rank else parts[rank][1]).float() * weight
         mean = torch.empty(len(self._change), dtype=self.wire)
-        self._block(mean, self.comm.rank).copy_(total)
-        what = "the mean change of the weights"
-        pending = [self.comm.receive(self._block(mean, rank), rank, SUMS_TAG, what) for rank in self.others]
-        pending += [self.comm.send(self._block(mean, self.comm.rank), rank, SUMS_TAG, what) for rank in self.others]
-        self.comm.wait(*pending)
+        what, me = "the mean change of the weights", self.comm.rank
+        coming: list[list[Pending]] = []
+        leaving: list[Pending] = []
+        for number, parts in enumerate(arriving):
+            tag = FIRST_TAG + 2 * number + 1
+            coming.append([self.comm.receive(self._piece(mean, r, number), r, tag, what) for r in self.others])
+            self._await(*(pending for pending, dummy in parts.values()))
+            mine = self._piece(mean, me, number)
+            mine.copy_(
+                self._mean({me: self._piece(self._change, me, number), **{r: p for r, (dummy, p) in parts.items()}})
+            )
+            leaving += [self.comm.send(mine, rank, tag, what) for rank in self.others]
+        for pieces in coming:
+            self._await(*pieces)
+        self.comm.wait(*leaving)
         self._anchor += mean
         sizes = [self.parameters[name].numel() for name in self.whole]
         for name, values in zip(self.whole, self._anchor.split(sizes), strict=True):
             self.parameters[name].copy_(values.view_as(self.parameters[name]))
 
-    def _swap_rows(self, ids: Tensor, counts: Sequence[int]) -> list[tuple[Tensor, Tensor, list[Pending]]]:
-        """Every rank's touched rows: their ids, how each table changed there, and what to wait for."""
-        width = sum(table.parameter.size(1) for table in self.optimizer.tables.values())
+    def _mean(self, parts: Mapping[int, Tensor]) -> Tensor:
+        """By the ranks' rows, in float32 and in the order of the ranks; our own part counts as it would have travelled."""
+        total = torch.zeros(len(parts[self.comm.rank]))
+        for rank, weight in enumerate(self.weights):
+            total += parts[rank].to(self.wire).float() * weight
+        return total
+
+    def _swap_rows(self, ids: Tensor, counts: Sequence[int]) -> list[Rows]:
+        """Every rank's touched rows: their ids, and how each table changed there."""
+        comm, tables = self.comm, self.optimizer.tables
+        own = Rows(ids.int(), {name: change.to(self.wire) for name, change in self._row_changes(ids).items()}, [])
         swapped = []
+        start: Callable[[Tensor, int, int, str], Pending]
         for rank, count in enumerate(counts):
-            if rank == self.comm.rank:
-                mine = (ids.int(), self._row_changes(ids).to(self.wire))
-                pending = [self.comm.send(mine[0], to, IDS_TAG, "the ids of rows") for to in self.others]
-                pending += [self.comm.send(mine[1], to, ROWS_TAG, "the changes of rows") for to in self.others]
-                swapped.append((*mine, pending))
-                continue
-            place = (torch.empty(count, dtype=torch.int32), torch.empty(count, width, dtype=self.wire))
-            pending = [self.comm.receive(place[0], rank, IDS_TAG, "the ids of rows")]
-            pending += [self.comm.receive(place[1], rank, ROWS_TAG, "the changes of rows")]
-            swapped.append((*place, pending))
+            if rank == comm.rank:
+                rows, sources, start = own, self.others, comm.send
+            else:
+                places = {n: torch.empty(count, t.parameter.size(1), dtype=self.wire) for n, t in tables.items()}
+                rows, sources, start = Rows(torch.empty(count, dtype=torch.int32), places, []), [rank], comm.receive
+            for other in sources:
+                rows.pending.append(start(rows.ids, other, IDS_TAG, "the ids of rows"))
+                for number, (name, change) in enumerate(rows.changes.items()):
+                    tag = FIRST_TAG + 2 * (self.pieces + number)
+                    rows.pending.append(start(change, other, tag, f"the changes of {name}"))
+            swapped.append(rows)
         return swapped
 
-    def _row_changes(self, ids: Tensor) -> Tensor:
+    def _row_changes(self, ids: Tensor) -> dict[str, Tensor]:
         """How the rows changed beyond their decay, momentum to come included; they are left as if never touched."""
-        optimizer, changes = self.optimizer, []
+        optimizer, changes = self.optimizer, {}
         for name, table in optimizer.tables.items():
             table.advance(ids, optimizer.history, optimizer.steps)
             table.pay_out(ids, optimizer.schedule.lr_multiplier, optimizer.steps)
             values = torch.cat([touched.values[name] for touched in self._touched])
             since = torch.cat([torch.full_like(t.ids, t.step, dtype=torch.int32) for t in self._touched])
             left_alone = table.decayed(values, since, self._multipliers, optimizer.steps)
-            changes.append(table.parameter[ids] - left_alone)
+            changes[name] = table.parameter[ids] - left_alone
             table.parameter.index_copy_(0, ids, left_alone)
-        return torch.cat(changes, dim=1)
+        return changes
 
-    def _take_rows(self, swapped: Sequence[tuple[Tensor, Tensor, list[Pending]]]) -> None:
-        widths = [table.parameter.size(1) for table in self.optimizer.tables.values()]
+    def _take_rows(self, swapped: Sequence[Rows]) -> None:
+        """Add every rank's changes in the order of the ranks, to rows that are current."""
+        optimizer = self.optimizer
         for (ids, changes, pending), weight in zip(swapped, self.weights, strict=True):
-            self.comm.wait(*pending)
+            for one in pending:
+                self._await(one)
             rows = ids.long()
-            for table, change in zip(self.optimizer.tables.values(), changes.split(widths, dim=1), strict=True):
-                table.advance(rows, self.optimizer.history, self.optimizer.steps)
+            for name, change in changes.items():
+                table = optimizer.tables[name]
+                table.advance(rows, optimizer.history, optimizer.steps)
                 table.parameter.index_add_(0, rows, change.float() * weight)
 
     def whole_state(self) -> dict[str, Any]:
