@@ -39,7 +39,12 @@ from ansible import constants as C
 from ansible import context
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_table import live_line, seconds_text, whole_seconds
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_table import (
+    live_line,
+    plain_reason,
+    seconds_text,
+    whole_seconds,
+)
 
 STORY = ("probe", "plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")
 # What these say is a whole sentence; the name of their task adds nothing.
@@ -105,7 +110,7 @@ def findings_in(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def unreachable_text(host: str, message: str) -> str:
     """One sentence for a host that cannot be reached."""
-    said = sentence(re.sub(r"^(Task failed: )?Failed to connect to the host via ssh: ", "", message))
+    said = sentence(plain_reason(message))
     said = " ".join(line.strip() for line in said.splitlines() if line.strip())
     return f"{host} cannot be reached: {said}\n  do: see that it is on and that `ssh` to it works from here as the inventory says."
 
@@ -310,6 +315,9 @@ class CallbackModule(DefaultCallback):
             super().v2_playbook_on_start(playbook)
             return
         self._guard_display()
+        if self._terminal:
+            # Tables are made in processes that no longer see the terminal.
+            os.environ["NANOCHAT_DDP_COLUMNS"] = str(shutil.get_terminal_size().columns)
         if self._checking():
             self._say("Check mode: nothing is changed.", C.COLOR_HIGHLIGHT)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,12 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.module_utils import _run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._predict import comparison_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import EMPTY
+
+
+def width() -> int:
+    """The width of the terminal as the display has found it, less what it indents by; 0 where there is none."""
+    told = os.environ.get("NANOCHAT_DDP_COLUMNS", "")
+    return max(0, int(told) - 2) if told.isdigit() else 0
 
 
 def rows_of(results: Any) -> list[dict[str, Any]]:
@@ -24,7 +31,8 @@ def rows_of(results: Any) -> list[dict[str, Any]]:
         if run.get("state") is None:
             run = {**EMPTY, **run, "state": None}
         reachable = not result.get("unreachable") and result.get("reachable", True)
-        problem = None if result.get("run") else str(result.get("msg") or "gave no answer").strip().splitlines()[0]
+        said = _run_table.plain_reason(str(result.get("msg") or "gave no answer"))
+        problem = None if result.get("run") else said.splitlines()[0]
         rows.append({**result, "host": str(host), "run": run, "reachable": reachable, "problem": problem})
     return rows
 
@@ -34,7 +42,7 @@ def closing_table(results: Any, prediction: Mapping[str, Any] | None = None) -> 
     rows = rows_of(results)
     happened = {row["host"]: row["run"] for row in rows}
     beside = comparison_text(prediction, happened) if prediction else ""
-    return _run_table.closing_table(rows) + (f"\n{beside}" if beside else "")
+    return _run_table.closing_table(rows, width()) + (f"\n{beside}" if beside else "")
 
 
 class FilterModule:
@@ -44,6 +52,6 @@ class FilterModule:
         """What templates may use."""
         return {
             "closing_table": closing_table,
-            "status_table": lambda results: _run_table.status_table(rows_of(results)),
+            "status_table": lambda results: _run_table.status_table(rows_of(results), width()),
             "status_data": lambda results: _run_table.status_data(rows_of(results)),
         }

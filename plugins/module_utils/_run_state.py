@@ -30,6 +30,7 @@ HEAD_BYTES = 64 * 1024
 METRICS_BYTES = 4 * 1024 * 1024  # about 10000 steps; more than that is read in part
 PEEK_BYTES = 16 * 1024  # enough to see whether there is news
 PEEK_SECONDS = 0.5
+IDLE_PEEK_SECONDS = 1.0  # while only an end would be news
 LOG_BYTES = 64 * 1024
 RECENT_STEPS = 10  # speed "now"
 ETA_STEPS = 50  # pace for the time left, with the pauses for evaluations and saves in it
@@ -507,14 +508,15 @@ def wait_for_news(
 ) -> None:
     """Return once the state differs from what the caller knows, or (after at_least seconds) the step, or time is up.
 
-    A look costs about half a millisecond; more than two of them a second would be of no use to anybody.
+    A peek costs about half a millisecond; more than two of them a second would be of no use to anybody.
     """
     begun = clock()
     run = peek()
     while run["state"] == wait.state and run["state"] not in ENDED and clock() - begun < wait.timeout:
-        if run["step"] != wait.step and clock() - begun >= wait.at_least:
+        waited = clock() - begun
+        if run["step"] != wait.step and waited >= wait.at_least:
             return
-        sleep(PEEK_SECONDS)
+        sleep(PEEK_SECONDS if waited + IDLE_PEEK_SECONDS > wait.at_least else IDLE_PEEK_SECONDS)
         run = peek()
 
 

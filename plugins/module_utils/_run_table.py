@@ -9,6 +9,8 @@ Every figure comes from run_info, which has it from the metrics; what was not me
 from __future__ import annotations
 
 import os
+import re
+import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 DASH = "-"
@@ -68,6 +70,26 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: str = " 
     cells = [[line[at] for at in kept] for line in [header, *rows]]
     widths = [max(len(line[at]) for line in cells) for at in range(len(kept))]
     return [indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+
+
+def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> List[str]:
+    """The table; on its side, a column for each host, where that fits the width and the table does not."""
+    upright = table(header, rows)
+    if not width or max(map(len, upright)) <= width:
+        return upright
+    kept = [at for at in range(1, len(header)) if any(row[at] not in ("", DASH) for row in rows)]
+    turned = table(
+        [header[0], *(row[0] for row in rows)], [[header[at], *(row[at] or DASH for row in rows)] for at in kept]
+    )
+    return turned if max(map(len, turned)) <= width else upright
+
+
+def plain_reason(message: str) -> str:
+    """Why a host could not be asked, without what Ansible says before it."""
+    said = re.sub(r"^Task failed: ", "", message.strip())
+    return re.sub(
+        r"^(Failed to connect to the host via ssh|Data could not be sent to remote host .*? over ssh): ", "", said
+    )
 
 
 # -- facts over all ranks -----------------------------------------------------------------------------------------------
@@ -143,10 +165,11 @@ def _closing_row(row: Row) -> List[str]:
     ]
 
 
-def closing_table(rows: Sequence[Row]) -> str:
-    """What a run came to, one line a rank, and below it what holds for all ranks."""
+def closing_table(rows: Sequence[Row], width: int = 0) -> str:
+    """What a run came to, one line a rank, and below it what holds for all ranks; a width of 0 sets no limit."""
     rows = by_rank(rows)
-    lines = ["run %s" % (first_known(rows, "run") or DASH), *table(CLOSING, [_closing_row(row) for row in rows])]
+    lines = ["run %s" % (first_known(rows, "run") or DASH)]
+    lines += fitting_table(CLOSING, [_closing_row(row) for row in rows], width)
     if any(row["run"].get("step") is not None for row in rows):
         lines.append("  " + identical_text(rows))
         slow = slowest(rows)
@@ -162,7 +185,21 @@ def closing_table(rows: Sequence[Row]) -> str:
 
 # -- the status screen ----------------------------------------------------------------------------------------------------
 
-STATUS = ("host", "rank", "state", "step", "loss", "val bpb", "tok/s", "mean", "waiting", "memory", "checkpoint", "ETA")
+HOUR = 3600.0
+STATUS = (
+    "host",
+    "rank",
+    "state",
+    "step",
+    "loss",
+    "val bpb",
+    "tok/s",
+    "mean tok/s",
+    "waiting",
+    "memory",
+    "checkpoint",
+    "left",
+)
 
 
 def state_text(run: Mapping[str, Any], stalled_after: float = 60.0) -> str:
@@ -176,9 +213,9 @@ def state_text(run: Mapping[str, Any], stalled_after: float = 60.0) -> str:
     idle = run.get("idle_seconds")
     patient = run.get("phase") in ("eval", "sample", "save", "start", "rendezvous", "agree", "resume")
     if state == "running" and (run.get("heartbeat_age") or 0) > 45:
-        return "no sign of life for %s" % seconds_text(run["heartbeat_age"])
+        return "no sign of life %s" % since_text(run["heartbeat_age"])
     if state == "running" and idle is not None and usual and not patient and idle > max(stalled_after, 5 * usual):
-        return "stalled for %s" % seconds_text(idle)
+        return "stalled %s" % since_text(idle)
     if state == "running" and run.get("step") is None:
         return "starting%s" % (" (%s)" % run["phase"] if run.get("phase") else "")
     return state
@@ -200,22 +237,65 @@ def _status_row(row: Row) -> List[str]:
         share_text(run.get("wait_share")),
         bytes_text(run.get("memory_bytes")),
         DASH if checkpoint.get("step") is None else "step %s" % checkpoint["step"],
-        seconds_text(run.get("eta_seconds")),
+        DASH if run.get("state") != "running" or stands_still(run) else seconds_text(run.get("eta_seconds")),
     ]
 
 
-def status_table(rows: Sequence[Row]) -> str:
-    """One screen: what every host does, then what is wrong in a sentence each."""
+def clock_text(at: float) -> str:
+    """A point in time as the reader's clock had it, with the day where it was another."""
+    then, now = time.localtime(at), time.localtime()
+    return time.strftime("%H:%M" if then[:3] == now[:3] else "%a %H:%M", then)
+
+
+def since_text(seconds: float) -> str:
+    """For how long; of hours since when."""
+    return "for %s" % seconds_text(seconds) if seconds < HOUR else "since %s" % clock_text(time.time() - seconds)
+
+
+def stands_still(run: Mapping[str, Any]) -> bool:
+    """Whether it is said to run and makes no progress."""
+    return run.get("state") == "running" and state_text(run).startswith(("stalled", "no sign of life"))
+
+
+def course_text(rows: Sequence[Row], now: float) -> str:
+    """When the run began and ended, or how long it will take yet."""
+    runs = [row["run"] for row in rows]
+    began = min((run["started"] for run in runs if run.get("started")), default=None)
+    if began is None:
+        return ""
+    if any(run.get("state") == "running" for run in runs):
+        eta = None if any(map(stands_still, runs)) else first_known(rows, "eta_seconds")
+        left = "" if eta is None else ", %s left, until about %s" % (seconds_text(eta), clock_text(now + eta))
+        return ", began %s, %s ago%s" % (clock_text(began), seconds_text(max(0.0, now - began)), left)
+    ended = max((run["ended"] for run in runs if run.get("ended")), default=None)
+    if ended is None:
+        return ", began %s" % clock_text(began)
+    return ", took %s, ended %s, %s ago" % (
+        seconds_text(max(0.0, ended - began)),
+        clock_text(ended),
+        seconds_text(max(0.0, now - ended)),
+    )
+
+
+def _headline(rows: Sequence[Row], names: Sequence[str]) -> str:
+    if all(row["run"].get("state") is None for row in rows):
+        return "no host can be reached"
+    if names and any(row["run"].get("state") not in (None, "absent") for row in rows):
+        return "run %s%s" % (names[0], course_text(rows, time.time()))
+    return "no run%s on any host" % (" %s" % names[0] if names else "")
+
+
+def status_table(rows: Sequence[Row], width: int = 0) -> str:
+    """One screen: what every host does, then what is wrong in a sentence each; a width of 0 sets no limit."""
     rows = by_rank(rows)
     names = sorted({str(row["run"]["run"]) for row in rows if row["run"].get("run")})
-    there = any(row["run"].get("state") not in (None, "absent") for row in rows)
-    lines = ["run %s" % names[0] if names and there else "no run%s on any host" % (" %s" % names[0] if names else "")]
-    lines += table(STATUS, [_status_row(row) for row in rows])
+    lines = [_headline(rows, names)]
+    lines += fitting_table(STATUS, [_status_row(row) for row in rows], width)
     if len(names) > 1:
         lines += [
             "  %s: run %s" % (row["host"], row["run"]["run"]) for row in rows if row["run"].get("run") != names[0]
         ]
-    slow = slowest(rows)
+    slow = None if any(stands_still(row["run"]) for row in rows) else slowest(rows)
     if slow is not None:
         lines.append("  slow one: %s (it waits least, so the others wait for it)" % slow["host"])
     if any(row["run"].get("identical") is False for row in rows):
@@ -225,6 +305,8 @@ def status_table(rows: Sequence[Row]) -> str:
             lines.append("  %s: %s" % (row["host"], row["problem"]))
         if row["run"].get("error"):
             lines.append("  %s: %s" % (row["host"], row["run"]["error"]))
+    if any(stands_still(row["run"]) or row["run"].get("state") == "crashed" for row in rows):
+        lines.append("  the playbook nanochat.ddp.doctor finds out why")
     return "\n".join(lines)
 
 

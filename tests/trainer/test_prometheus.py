@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,29 @@ LINE = re.compile(r'^nanochat_(\w+)\{run="((?:[^"\\]|\\.)*)",rank="(\d+)"\} (\S+
 
 def values_of(text: str) -> dict[str, float]:
     return {match[1]: float(match[4]) for match in map(LINE.match, text.splitlines()) if match}
+
+
+# The text format as node_exporter's parser knows it (version 0.0.4), and nothing that it would only put up with.
+NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'
+SAMPLE = re.compile(rf"({NAME})\{{({LABEL}(?:,{LABEL})*)\}} ([-+]?(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|Inf|NaN))")
+HELP = re.compile(rf"# HELP ({NAME}) ((?:[^\\\n]|\\[\\n])+)")
+TYPE = re.compile(rf"# TYPE ({NAME}) (counter|gauge)")
+
+
+def families(text: str) -> Iterator[tuple[str, str, str, float]]:
+    """Name, type, labels and value of each metric; anything that is not the format's is an error."""
+    assert text.endswith("\n")
+    lines, seen = text[:-1].split("\n"), set()
+    assert len(lines) % 3 == 0
+    for helped, typed, sampled in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
+        help_, type_, sample = HELP.fullmatch(helped), TYPE.fullmatch(typed), SAMPLE.fullmatch(sampled)
+        assert help_ and type_ and sample, (helped, typed, sampled)
+        assert help_[1] == type_[1] == sample[1]
+        assert sample[1] not in seen
+        assert sample[1].endswith("_total") == (type_[2] == "counter")
+        seen.add(sample[1])
+        yield sample[1], type_[2], sample[2], float(sample[3])
 
 
 def step(number: int, **more: object) -> dict[str, object]:
@@ -38,6 +62,22 @@ def test_events_become_series_with_type_and_help(tmp_path: Path) -> None:
     for name in SERIES:
         assert text.count(f"# TYPE nanochat_{name} ") == 1
         assert text.count(f"# HELP nanochat_{name} ") == 1
+
+
+@pytest.mark.parametrize("run", ["d4", 'a "quoted" \\ name', "two\nlines", "Zürich {}=,# 1"])
+def test_the_text_is_valid_to_the_letter(tmp_path: Path, run: str) -> None:
+    file = Textfile(tmp_path, run, 3, now=lambda: 0.0)
+    file.take({"kind": "start", "time": 1.7e9, "step": 0, "settings": {"num_iterations": 10}})
+    file.take(step(0, loss=1e-12, bytes_sent=1e22, wait_seconds=0.0, tokens_per_second=12345678901.5))
+    file.take({"kind": "eval", "time": 1.7e9, "step": 0, "val_bpb": 1.0})
+    file.take({"kind": "checkpoint", "time": 1.7e9, "step": 0})
+    found = {name: value for name, dummy, labels, value in families(file.path.read_text(encoding="utf-8"))}
+    assert set(found) == {f"nanochat_{name}" for name in SERIES}
+    assert (found["nanochat_loss"], found["nanochat_sent_bytes_total"]) == (1e-12, 1e22)
+    (labels,) = {labels for dummy, kind, labels, value in families(file.text())}
+    told = re.fullmatch(r'run="(.*)",rank="3"', labels)
+    assert told
+    assert re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], told[1]) == run
 
 
 def test_steps_are_written_at_most_once_a_second_and_the_end_at_once(tmp_path: Path) -> None:

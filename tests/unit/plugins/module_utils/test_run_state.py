@@ -275,6 +275,6 @@ def test_waiting_ends_with_the_news_the_state_or_the_time() -> None:
     assert waited([here], run_state.Wait("running", 3, 0, 5)) == pytest.approx(5, abs=0.3)
     assert waited([here, here, later], run_state.Wait("running", 3, 0, 60)) == pytest.approx(1.0)
     assert waited([here, later], run_state.Wait("running", 3, 10, 60)) == pytest.approx(10, abs=0.3)
-    assert waited([here, {"state": "crashed", "step": 3}], run_state.Wait("running", 3, 10, 60)) == pytest.approx(0.5)
+    assert waited([here, {"state": "crashed", "step": 3}], run_state.Wait("running", 3, 10, 60)) == pytest.approx(1.0)
     assert waited([later], run_state.Wait("prepared", None, 10, 60)) == 0
     assert waited([{"state": "finished", "step": 9}], run_state.Wait("finished", 9, 10, 60)) == 0

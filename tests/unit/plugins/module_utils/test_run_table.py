@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from typing import Any
 
 import pytest
@@ -130,12 +132,44 @@ def test_a_loss_that_is_no_number_is_said_in_words() -> None:
         ({"state": "running", "idle_seconds": 100.0, "step_seconds": 2.0, "phase": "sync"}, "stalled for 1 min 40 s"),
         ({"state": "running", "idle_seconds": 100.0, "step_seconds": 2.0, "phase": "eval"}, "running"),
         ({"state": "running", "idle_seconds": 100.0, "step_seconds": 72.0, "phase": "sync"}, "running"),
+        ({"state": "running", "idle_seconds": 90000.0, "step_seconds": 2.0, "phase": "sync"}, "stalled since %s"),
+        ({"state": "running", "heartbeat_age": 90000.0}, "no sign of life since %s"),
         ({"state": "finished"}, "finished"),
         ({"state": None}, "not reached"),
     ],
 )
 def test_states_with_what_one_must_know(run: dict[str, Any], text: str) -> None:
-    assert run_table.state_text({**EMPTY, "step": 4, **run}) == text
+    since = time.strftime("%a %H:%M", time.localtime(time.time() - 90000))
+    assert run_table.state_text({**EMPTY, "step": 4, **run}) == (text % since if "%s" in text else text)
+
+
+def test_the_status_says_when_it_began_and_ended_or_will() -> None:
+    now = time.time()
+    going = [row("a", 0, started=now - 7200, eta_seconds=600.0), row("b", 1, started=now - 7190, eta_seconds=500.0)]
+    first = run_table.status_table(going).splitlines()[0]
+    assert re.fullmatch(r"run d4, began .*\d\d:\d\d, 2 h 00 min ago, 10 min 00 s left, until about .*\d\d:\d\d", first)
+    over = [row("a", 0, state="finished", started=now - 7200, ended=now - 3600)]
+    first = run_table.status_table(over).splitlines()[0]
+    assert re.fullmatch(r"run d4, took 1 h 00 min, ended .*\d\d:\d\d, 1 h 00 min ago", first)
+
+
+def test_a_run_that_stands_still_has_no_time_left_and_no_slow_one() -> None:
+    rows = [
+        row("a", 0, wait_share=0.5, eta_seconds=600.0, idle_seconds=500.0, step_seconds=1.0, started=1.0),
+        row("b", 1, wait_share=0.0),
+    ]
+    told = run_table.status_table(rows)
+    assert "left" not in told
+    assert "slow one" not in told
+    assert told.endswith("the playbook nanochat.ddp.doctor finds out why")
+
+
+def test_a_narrow_screen_gets_a_column_for_each_host() -> None:
+    wide, narrow = run_table.status_table(finished()), run_table.status_table(finished(), 60)
+    assert max(map(len, wide.splitlines())) > 60 >= max(map(len, narrow.splitlines()))
+    assert ["loss", "5.2500", "5.2500"] in [line.split() for line in narrow.splitlines()]
+    assert run_table.status_table(finished(), 20) == wide
+    assert run_table.closing_table(finished(), 200) == run_table.closing_table(finished())
 
 
 def test_the_status_tells_errors_and_other_runs_and_hosts_out_of_reach() -> None:

@@ -1,0 +1,110 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The status over real ssh connections, asked by a controller that never saw the run before."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
+
+ROOT = Path(__file__).resolve().parents[2]
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+STEPS, LEFT = 5000, 1000
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not Path(SSHD).exists(), reason="needs root and openssh-server")
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Iterator[Path]:
+    """Two hosts behind an sshd of their own, each with a base folder and a run of many steps that goes on."""
+    for key in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / key], check=True)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {"HostKey": tmp_path / "host", "AuthorizedKeysFile": tmp_path / "user.pub", "StrictModes": "no", "PidFile": "none",
+                "UsePAM": "no", "PermitRootLogin": "yes", "ListenAddress": "127.0.0.1"}  # fmt: skip
+    argv = [SSHD, "-D", "-f", "/dev/null", "-p", str(port), *(f"-o{name}={value}" for name, value in settings.items())]
+    daemon = subprocess.Popen(argv)
+    deadline = time.monotonic() + 30
+    while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
+        assert time.monotonic() < deadline, "sshd does not listen"
+        time.sleep(0.05)
+    begun = time.time() - (STEPS - LEFT) - 1
+    for rank in (0, 1):
+        run = tmp_path / f"node{rank + 1}" / "runs" / "d4"
+        events = [event for event in fake_run.history(rank, 2, STEPS, begun, 1.0) if event["kind"] != "end"]
+        fake_run.write_history(run, events[:-LEFT], rank)
+        # The run's process: this one lives as long as the test.
+        alive = {"pid": os.getpid(), "pid_start": fake_run.start_ticks(os.getpid())}
+        fake_run.write_json(run / "session.json", fake_run.session_of(rank, begun, **alive))
+    variables: dict[str, Any] = {
+        "ansible_host": "127.0.0.1", "ansible_port": port, "ansible_ssh_private_key_file": str(tmp_path / "user"),
+        "ansible_ssh_common_args": "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR",
+        "ansible_python_interpreter": sys.executable, "ddp_base_dir": str(tmp_path / "{{ inventory_hostname }}"),
+    }  # fmt: skip
+    path = tmp_path / "hosts.json"
+    path.write_text(json.dumps({"trainers": {"hosts": {"node1": {}, "node2": {}}, "vars": variables}}))
+    yield path
+    daemon.terminate()
+    daemon.wait()
+
+
+def status(inventory: Path, *words: str) -> str:
+    """From a controller with nothing but the collection and the inventory: no checkout, no configuration, no run of its own."""
+    home = inventory.parent / "second-controller"
+    home.mkdir(exist_ok=True)
+    sockets = Path(tempfile.mkdtemp(prefix="cp"))  # their names must be short
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    environment |= {
+        "HOME": str(home), "ANSIBLE_HOME": str(home / ".ansible"), "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".ansible" / "collections"),
+        "ANSIBLE_STDOUT_CALLBACK": "nanochat.ddp.story", "ANSIBLE_PIPELINING": "true", "NO_COLOR": "1",
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets),
+    }  # fmt: skip
+    argv = ["ansible-playbook", "nanochat.ddp.status", "-i", str(inventory), *words]
+    done = subprocess.run(argv, cwd=home, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    shutil.rmtree(sockets, ignore_errors=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_second_controller_sees_it_in_time(inventory: Path) -> None:
+    before = os.times()
+    told = status(inventory)
+    after = os.times()
+    lines = told.splitlines()
+    assert lines[0].startswith("run d4, began "), told
+    assert lines[1].split()[:5] == ["host", "rank", "state", "step", "loss"]
+    assert [line.split()[0] for line in lines[2:4]] == ["node1", "node2"]
+    assert "slow one: node1" in told
+    # What the controller needs of a processor for two hosts; by the clock bench/display.py measures it.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 3
+
+
+def test_hosts_that_are_off_are_said_to_be(inventory: Path) -> None:
+    told = status(inventory, "-e", "ansible_port=1")
+    assert told.startswith("no host can be reached\n")
+    assert "node2: ssh: connect to host 127.0.0.1 port 1: Connection refused" in told
+
+
+def test_for_programs_it_is_one_document(inventory: Path) -> None:
+    found = json.loads(status(inventory, "-e", "ddp_json=true"))
+    assert found["run"] == "d4"
+    assert {host: run["state"] for host, run in found["hosts"].items()} == {"node1": "running", "node2": "running"}
+    wanted = {"step", "loss", "val_bpb", "tokens_per_second", "tokens_per_second_mean", "wait_share", "memory_bytes", "checkpoint",
+              "eta_seconds", "idle_seconds", "exit_code", "error", "shown"}  # fmt: skip
+    assert wanted <= set(found["hosts"]["node1"])
