@@ -5,12 +5,14 @@
 
     sudo python bench/two_nodes.py                       # d4 and d8 at 1 Gbit/s and 100 Mbit/s
     sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20 --write two_nodes.json
+    sudo python bench/two_nodes.py --models d4 --rates 100mbit --cycles 4 --modes exact,bf16,exact/10,bf16/10
 
 The nodes are two network namespaces of this machine, joined by a pair of virtual interfaces that tc shapes. The ways
 take turns step by step in the same two processes, and so does "alone": both nodes train the same rows at the same
 time, but neither says a word to the other. Efficiency is the seconds of a step alone by those of a step together, the
 median over all cycles, so that a busy machine treats all ways alike. Tokens are drawn so that few are frequent and
-many rare, as in a text. Needs root, iproute2 and two cores; removes the namespaces that it made, and no others.
+many rare, as in a text. A way that ends in /10 makes ten steps in its turn and meets after the last (--local-steps);
+such ways are measured only if asked for. Needs root, iproute2 and two cores; removes the namespaces that it made, and no others.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ from typing import Any, NamedTuple
 
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
 ALONE = "alone"
-MODES = (ALONE, "dense", "ddp", "exact", "bf16")
+LOCAL_STEPS = 10
+# Of a way that ends so, a step is the mean of as many as the nodes make from one meeting to the next.
+LOCAL = f"/{LOCAL_STEPS}"
+USUAL = [ALONE, "dense", "ddp", "exact", "bf16"]
+MODES = (*USUAL, "exact" + LOCAL, "bf16" + LOCAL)
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29577
 WARM_UP = 1
@@ -118,6 +124,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     from nanochat.comm import connect
     from nanochat.common import read_ranks
     from nanochat.fused import TrainingPass
+    from nanochat.local import LocalSync
     from nanochat.model import GPT, ModelConfig
     from nanochat.optim import LearningRates, Optimizer
     from nanochat.sync import Sync, make_sync
@@ -143,6 +150,9 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     def sync_of(mode: str) -> Sync:
         if mode == ALONE:
             return Alone(comm, training, optimizer, [tokens])
+        if mode.endswith(LOCAL):
+            wire = torch.bfloat16 if mode.startswith("bf16") else torch.float32
+            return LocalSync(comm, training, optimizer, [tokens] * comm.world, LOCAL_STEPS, wire)
         return make_sync(mode, comm, training, optimizer, [tokens] * comm.world)
 
     def draw() -> torch.Tensor:
@@ -153,9 +163,10 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
     for dummy in range(WARM_UP + cycles):
         for mode, sync in ways.items():
-            rows = draw()
+            rows = [draw() for dummy in range(LOCAL_STEPS if mode.endswith(LOCAL) else 1)]
             comm.exchange("the start of a step", mode)
-            found[mode].append(one_step(sync, rows))
+            steps = [one_step(sync, one) for one in rows]
+            found[mode].append({what: statistics.fmean(step[what] for step in steps) for what in steps[0]})
     comm.close()
     return {mode: steps[WARM_UP:] for mode, steps in found.items()}
 
@@ -247,7 +258,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What the network costs, for each way of --sync.")
     parser.add_argument("--models", type=several(list(MODELS)), default=list(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--rates", type=several(()), default=["1gbit", "100mbit"], help="link rates as tc writes them")
-    parser.add_argument("--modes", type=several(MODES), default=list(MODES), help=f"of {', '.join(MODES)}")
+    parser.add_argument("--modes", type=several(MODES), default=USUAL, help=f"of {', '.join(MODES)}")
     parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")
     parser.add_argument("--write", type=Path, help="file for the results as JSON")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

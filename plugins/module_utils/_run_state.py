@@ -198,10 +198,16 @@ def _speeds(steps: List[Event]) -> Dict[str, Any]:
         "step_seconds": median([_number(step, "seconds") for step in steady]),
         "wait_seconds": sum(_number(step, "wait_seconds") for step in steps) if told else None,
         "wait_share": waited / seconds if seconds > 0 and told else None,
-        "bytes_sent": steps[-1].get("bytes_sent") if steps else None,
+        # The mean, since with local steps most send nothing.
+        "bytes_sent": _mean_bytes(steady),
         "memory_bytes": steps[-1].get("memory_bytes") if steps else None,
         "steps_counted": len(steady),
     }
+
+
+def _mean_bytes(steps: List[Event]) -> Optional[int]:
+    sent = [_number(step, "bytes_sent") for step in steps if "bytes_sent" in step]
+    return round(sum(sent) / len(sent)) if sent else None
 
 
 def _positive(value: Any) -> Optional[int]:

@@ -141,7 +141,7 @@ run:
       description: The same as a share of the time of its steps, without the first.
       type: float
     bytes_sent:
-      description: What this rank sent in the last step.
+      description: What this rank has sent in a step, on average.
       type: int
     memory_bytes:
       description: Memory of the rank.
