@@ -32,8 +32,6 @@ def main() -> int:
     told = findings(folder)
     surroundings = [line for line in told if line.split(":")[0] in SURROUNDINGS]
     false = [line for line in told if line not in surroundings] + ([f"exit code {code}"] if code else [])
-    if "tok/s, came to" not in (folder / "log").read_text():
-        false.append("nothing stood beside the prediction")
     print(json.dumps({"seconds": seconds, "alarms": false, "surroundings": surroundings}))
     return 1 if false else 0
 

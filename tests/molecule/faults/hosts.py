@@ -145,18 +145,20 @@ class Training:
         text = self.read(host, f"heartbeat-rank{self.node(host)['rank']}.json")
         return dict(json.loads(text)) if text else {}
 
+    def started(self, host: str) -> float:
+        """When the rank of a host was started this time; 0 while it was not."""
+        began = float(json.loads(self.read(host, "session.json") or "{}").get("started", 0.0))
+        return began if began > self.began else 0.0
+
     def reach(self, step: int, host: str = "laptop") -> int:
         """Wait for a step; returns the pid of the host's rank."""
 
         def there() -> bool:
             assert self.process.poll() is None, self.log.read_text()
-            beat, session = self.heartbeat(host), json.loads(self.read(host, "session.json") or "{}")
-            begun = session.get("started", 0.0)
-            return bool(
-                begun > self.began and beat.get("time", 0.0) > begun and beat["step"] >= step and beat["phase"] != "end"
-            )
+            beat, begun = self.heartbeat(host), self.started(host)
+            return bool(begun and beat.get("time", 0.0) > begun and beat["step"] >= step and beat["phase"] != "end")
 
-        until(f"step {step} on {host}", there, 90)
+        until(f"step {step} on {host}", there, 240)
         return int(self.heartbeat(host)["pid"])
 
     def fault(self) -> None:

@@ -33,7 +33,7 @@ RUNS = """
 
 Whole runs from preflight to the report, one after the other (the scenario itself makes one):
 `tests/molecule/faults/no_false_alarm.sh {count}`. A false alarm is a warning or an error of preflight or of the rehearsal, a call for the
-doctor, an exit code, or that nothing stood beside the prediction: **{alarms} of {count} runs had one**. The two hosts were containers on a
+doctor, or an exit code: **{alarms} of {count} runs had one**. The two hosts were containers on a
 machine that others used, too; what was told of that and was true is the last column.
 
 | run | seconds | false alarms | true of the machine |
