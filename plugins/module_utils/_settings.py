@@ -8,6 +8,7 @@ inventory/group_vars/trainers.yml and docs/settings.md are kept in step with thi
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import math
@@ -285,10 +286,22 @@ def _as_str(value: Any) -> str:
 
 def _as_list(value: Any) -> list[str]:
     if isinstance(value, str):
-        value = json.loads(value) if value.lstrip().startswith("[") else [value]
+        value = _list_in(value) if value.lstrip().startswith("[") else [value]
     if not isinstance(value, (list, tuple)) or any(isinstance(item, (list, dict)) for item in value):
         raise ValueError("not a list of words")
     return [str(item) for item in value]
+
+
+def _list_in(text: str) -> Any:
+    """A list as people type it after -e, in JSON or with single quotes."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError):
+        raise ValueError("not a list") from None
 
 
 def _as_dict(value: Any) -> dict[str, str]:

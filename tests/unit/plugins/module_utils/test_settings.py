@@ -78,11 +78,18 @@ def test_words_of_the_command_line_become_numbers_and_truths():
         ("ddp_port_range", "60000-50000", "not within 1024-65535"),
         ("ddp_stall_factor", "nan", "ddp_stall_factor"),
         ("ddp_extra_args", {"a": 1}, "not a list of words"),
+        ("ddp_data_paths", "[/srv/x", "(not a list); it must be a list."),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_would_do(name: str, value: Any, sentence: str):
     (problem,) = refusal({name: value})
     assert sentence in problem
+
+
+@pytest.mark.parametrize("text", ['["/srv/x", "/y"]', "['/srv/x', '/y']"])
+def test_a_list_may_be_typed_with_either_quotes(text):
+    run, dummy = resolve([("desktop", {"ddp_data_paths": text})])
+    assert run["ddp_data_paths"] == ["/srv/x", "/y"]
 
 
 def test_a_misspelt_setting_is_refused_with_the_nearest_name():
