@@ -59,7 +59,9 @@ class ActionModule(ActionBase):
             refuse_limit(options["hosts"], (task_vars or {}).get("ansible_play_hosts_all"), options["tolerant"])
             if options["stage"] == "questions":
                 return {**result, "changed": False, "questions": questions(hosts)}
-            here = look(controller_questions(hosts), os.environ)
+            asked = controller_questions(hosts)
+            # A repository may take its time to answer, and looking at a run or stopping it needs none.
+            here = look({**asked, "git": None} if options["tolerant"] else asked, os.environ)
             outcome = make_plan(hosts, requirements(), options["tolerant"], here)
         except PlanError as error:
             return {

@@ -100,14 +100,19 @@ def test_shard_that_nobody_has_any_more_is_named_and_no_server_stays(play):
 
 def test_shards_of_the_controller(play, home):
     paths = [str(home), str(home.parent / "tokenizer")]
-    play.plan["data"].update(source="controller", paths=paths)
+    play.plan["data"].update(source="controller", paths=paths, host="b")
 
+    checked = play.run("data", "--check")
+    assert not any(Path(node["base_dir"]).exists() for node in play.hosts.values())
     first = play.run("data")
     second = play.run("data")
 
-    assert messages(first) == messages(second) == []
+    assert messages(checked) == messages(first) == messages(second) == []
+    assert counts(checked, "changed")["b"] >= 1
     assert counts(second, "changed") == {"a": 0, "b": 0, "c": 0}
-    assert len(read(play.hosts["c"]["run_dir"] + "/data")) == 8
+    names = [*(f"shard_0000{n}.parquet" for n in range(7)), "shard_00200.parquet"]
+    wanted = {name: (home / name).read_bytes() for name in names}
+    assert all(read(node["run_dir"] + "/data") == wanted for node in play.hosts.values())
 
 
 def test_shards_of_a_url(play, tmp_path, home):

@@ -138,3 +138,13 @@ def test_a_limit_that_leaves_hosts_out_is_refused_unless_one_only_looks(monkeypa
     limited = {"hostvars": known, "ansible_play_hosts_all": ["laptop"]}
     assert "desktop is left out by --limit" in run(monkeypatch, {"hosts": BOTH}, limited, whole=True)["msg"]
     assert run(monkeypatch, {"hosts": BOTH, "tolerant": True}, limited, whole=True)["plan"]["world"] == 2
+
+
+def test_a_repository_is_asked_before_a_start_only(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = f"file://{tmp_path}/nothing.git"
+    known = variables(ddp_trainer_source=source)
+    result = run(monkeypatch, {"hosts": BOTH}, known)
+    assert result["failed"] and f"ddp_trainer_source is {source}, but git says on the controller" in result["msg"]
+    looked = run(monkeypatch, {"hosts": BOTH, "tolerant": True}, known)
+    assert [found["code"] for found in looked["findings"]] == ["trainer-apart"]
