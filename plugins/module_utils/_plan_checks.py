@@ -146,10 +146,11 @@ def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[str]:
         return [
             f"{named}, which is there and is no virtual environment, so it would be left alone; another folder would do."
         ]
-    if venv.get("kind") == "foreign" and (venv.get("torch") or "").split("+")[0] != torch.split("+")[0]:
-        has = f"torch {venv['torch']}" if venv.get("torch") else "no torch"
+    has = str(venv.get("torch") or "")
+    # Where none is seen it may come from elsewhere, by a .pth file or from the system; the step that needs it knows.
+    if venv.get("kind") == "foreign" and has and has.split("+")[0] != torch.split("+")[0]:
         return [
-            f"{named}, a virtual environment that this collection did not make and leaves alone, and it has {has} where {torch} is "
+            f"{named}, a virtual environment that this collection did not make and leaves alone, and it has torch {has} where {torch} is "
             "wanted; install that there, or set another folder."
         ]
     room = venv.get("disk") or {}

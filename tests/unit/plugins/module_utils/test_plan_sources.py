@@ -129,7 +129,6 @@ def test_what_is_wrong_on_the_controller(source, here, sentence):
     ("venv", "sentence"),
     [
         ({"kind": "occupied"}, "which is there and is no virtual environment"),
-        ({"kind": "foreign", "exists": True, "torch": None}, "and it has no torch where 2.13.0 is wanted"),
         ({"kind": "foreign", "exists": True, "torch": "2.9.0+cpu"}, "and it has torch 2.9.0+cpu where 2.13.0"),
         ({"disk": {"device": 2, "writable": False, "parent": "/opt", "free": GIGA}}, "xiaoxin cannot write in /opt"),
         ({"disk": {"device": 2, "writable": True, "parent": "/opt", "free": GIGA}}, "with 1.0 GB free"),
@@ -144,8 +143,9 @@ def test_environment_that_cannot_be_made_where_it_is_wanted(venv, sentence):
     assert sentence in problem
 
 
-def test_foreign_environment_with_the_right_torch_will_do():
-    venv = {"exists": True, "kind": "foreign", "torch": "2.13.0+cpu", "disk": {"device": 2, "writable": False}}
+@pytest.mark.parametrize("torch", ["2.13.0+cpu", None])
+def test_foreign_environment_that_may_have_the_right_torch_will_do(torch):
+    venv = {"exists": True, "kind": "foreign", "torch": torch, "disk": {"device": 2, "writable": False}}
     python = {**laptop()["python"], "venv": venv}
     assert make_plan(hosts({}, two={"python": python, "ddp_venv_dir": "/opt/venv"}))
 
