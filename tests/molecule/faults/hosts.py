@@ -93,7 +93,7 @@ class Lab:
         begun = time.monotonic()
         done = subprocess.run(
             self.argv(playbook, *words, **settings),
-            env=self.env, cwd=self.folder, capture_output=True, text=True, check=False, timeout=400,
+            env=self.env, cwd=self.folder, capture_output=True, text=True, check=False, timeout=900,
         )  # fmt: skip
         return Played(done.returncode, done.stdout + done.stderr, time.monotonic() - begun)
 

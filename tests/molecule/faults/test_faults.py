@@ -526,6 +526,6 @@ def test_field_24_a_folder_that_the_user_may_not_write_is_told(lab, short_plan, 
 
 def test_a_run_without_faults_gives_no_finding(lab):
     done = subprocess.run(
-        [str(HERE / "no_false_alarm.sh"), "1"], env=lab.env, capture_output=True, text=True, check=False, timeout=400
+        [str(HERE / "no_false_alarm.sh"), "1"], env=lab.env, capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
