@@ -15,8 +15,9 @@ SMEAR_INPUTS = 24
 RUNTIME_BYTES = 500_000_000
 # float32 values a token and unit of width that one layer keeps for its backward pass.
 ACTIVATIONS_PER_LAYER = 30
-# Rows of logits that exist at a time: values, gradient and a scratch copy.
-LOGIT_ROWS = 256
+# Of logits that exist at a time: the trainer's chunk of gradients, and what it works on in the cache. Other trainers hold
+# all of them: values, gradient and a scratch copy.
+LOGIT_BYTES = 2**27 + 2**25
 LOGIT_COPIES = 3
 
 
@@ -89,7 +90,7 @@ def memory(
     tokens = device_batch * shape.sequence
     rows = ours and sync in ("exact", "bf16")
     dense = counts["total"] - (tables if rows else 0)
-    logit_rows = min(tokens, LOGIT_ROWS) if ours else tokens
+    logits = FLOAT * tokens * shape.padded_vocab
     parts = {
         "weights": FLOAT * counts["total"],
         # Their own buffer on the way to the other ranks; only the rows of the embeddings that a step touches.
@@ -97,7 +98,7 @@ def memory(
         "adamw": FLOAT * 2 * (tables + counts["lm_head"] + counts["scalars"]),
         "muon": FLOAT * 2 * counts["transformer_matrices"],
         "activations": FLOAT * tokens * shape.n_embd * shape.depth * ACTIVATIONS_PER_LAYER,
-        "logits": FLOAT * logit_rows * shape.padded_vocab * LOGIT_COPIES,
+        "logits": min(2 * logits, LOGIT_BYTES) if ours else LOGIT_COPIES * logits,
         # Where the ranks meet after local steps: what was, what changed, and the mean.
         "meeting": FLOAT * 3 * (counts["total"] - tables) if local else 0,
         "runtime": RUNTIME_BYTES,

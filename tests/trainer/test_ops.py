@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from reference import TINY, baseline_gradients, close, model_of, tokens, trained
 from torch import Tensor
 
-from nanochat import numerics
+from nanochat import gradients as gradients_module
+from nanochat import head, numerics
 from nanochat.attention import WindowAttention, attend
 from nanochat.fused import TrainingPass
-from nanochat.gradients import is_table, unique_ids
+from nanochat.gradients import HEAD, Part, is_table, unique_ids
 from nanochat.model import GPT, SMEAR_CHANNELS
 
 SHAPES = [
@@ -97,6 +98,19 @@ def test_rows_of_ranks_with_the_same_ids_sum_up() -> None:
     close(summed, together.gradients, 1e-5)
 
 
+def test_the_head_in_chunks_and_blocks_gives_what_it_gives_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of()
+    batches = [tokens(model, seed=1), tokens(model, seed=2)]
+    wanted_loss, wanted = trained(model, batches)
+    row = 4 * model.config.vocab_size
+    monkeypatch.setattr(head, "CHUNK_BYTES", 33 * row)
+    monkeypatch.setattr(head, "CACHED_BYTES", 7 * row)
+    monkeypatch.setattr(gradients_module, "BLOCK_BYTES", 2**12)
+    loss, gradients = trained(model, batches)
+    assert loss == pytest.approx(wanted_loss, abs=1e-6)
+    close_but_for_rounding(model, gradients, wanted)
+
+
 def test_gradients_of_one_step_do_not_reach_the_next() -> None:
     model = model_of()
     training = TrainingPass(model)
@@ -120,18 +134,21 @@ def test_other_batch_shapes_in_between() -> None:
         assert float(loss) == pytest.approx(baseline_gradients(model, [batch])[0], abs=1e-5)
 
 
-def test_gradients_are_told_once_complete_and_in_order() -> None:
+def test_gradients_are_told_once_complete_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients_module, "BLOCK_BYTES", 2**12)
     model = model_of()
     training = TrainingPass(model)
     batches = [tokens(model, seed=1), tokens(model, seed=2)]
     training.start_step(unique_ids([ids for ids, dummy in batches]))
-    told: list[tuple[str, torch.Tensor]] = []
+    told: list[tuple[Part, torch.Tensor]] = []
     training.forward_backward(*batches[0], 0.01)
-    training.forward_backward(*batches[1], 0.01, lambda name, gradient: told.append((name, gradient.clone())))
-    assert [name for name, dummy in told] == training.ready_order
+    training.forward_backward(*batches[1], 0.01, lambda part, gradient: told.append((part, gradient.clone())))
+    parts = training.step_gradients.parts
+    assert [part for part, dummy in told] == [part for name in training.ready_order for part in parts[name]]
     assert set(training.ready_order) == {name for name, dummy in model.named_parameters()}
-    for name, gradient in told:
-        assert torch.equal(gradient, training.gradients[name]), f"{name} grew after it was told"
+    assert sum(part.name == HEAD for part, dummy in told) > 2
+    for part, gradient in told:
+        assert torch.equal(gradient, training.step_gradients.of(part)), f"{part.label} grew after it was told"
 
 
 def test_dense_gradients_lie_one_after_the_other() -> None:

@@ -15,6 +15,7 @@ import ranks
 import torch
 from torch import Tensor
 
+from nanochat import gradients
 from nanochat.agreement import check_identical, digests
 from nanochat.comm import connect
 from nanochat.common import Ranks
@@ -45,7 +46,9 @@ def train(comm: Comm, mode: str, rows: list[int]) -> tuple[dict[str, Tensor], li
     """Some steps over rows that all ranks draw alike and share out; weights, losses and Muon's whole state."""
     torch.set_num_threads(1)
     model = tiny_model()
-    training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradients, "BLOCK_BYTES", 2**13)  # ten blocks of the head
+        training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
     shares = rows if comm.world > 1 else [sum(rows)]
     sync = make_sync(mode, comm, training, optimizer, [share * LENGTH for share in shares])
     generator, losses = torch.Generator().manual_seed(5), []

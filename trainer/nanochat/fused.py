@@ -12,8 +12,9 @@
 `scale` is 1 / (targets of the whole step over all ranks): the losses and the gradients of all micro-batches and
 ranks are then simply summed.
 
-`on_ready(name, gradient)` is called during the last micro-batch as soon as a gradient is complete, in the order of
-`training.ready_order`: the head first, then the layers from the last to the first, the scalars and wte at the end.
+`on_ready(part, gradient)` is called during the last micro-batch as soon as a part of a gradient is complete, in the order
+of `training.ready_order`: the head first, block by block and before the gradient of what went into it, then the layers
+from the last to the first, the scalars and wte at the end.
 The dense tensors are the same objects in every step and may be summed in place, those of the tables too.
 
 matmul="bf16" makes the products of the linear layers from operands rounded to bfloat16; all else stays float32.
@@ -25,8 +26,8 @@ import torch
 from torch import Tensor
 
 from nanochat import ops
-from nanochat.gradients import MATMUL_TYPES, WTE, unique_ids
-from nanochat.head import CHUNK_BYTES, HeadLoss
+from nanochat.gradients import HEAD, MATMUL_TYPES, WTE, unique_ids
+from nanochat.head import HeadLoss
 from nanochat.layers import LayerPass, OnReady, Shared, norm_backward_, norm_into
 from nanochat.model import GPT, SMEAR_CHANNELS
 
@@ -102,9 +103,9 @@ class TrainingPass:
         h, dh = get("embedded", *dx.shape), get("dh", *dx.shape).copy_(dx)
         dx_BTC, h_BTC, dh_BTC = (x.unflatten(0, self.shared.batch) for x in (dx, h, dh))
         along = torch.linalg.vecdot(dx_BTC[:, 1:], h_BTC[:, :-1]).unsqueeze_(-1)
-        gradients.add("smear_lambda", (along * self.smear).sum())
+        gradients.add("smear_lambda", (along * self.smear).sum(dtype=torch.float64))
         dgate = along.mul_(model.smear_lambda).mul_(self.smear).mul_(1 - self.smear)
-        gradients.add("smear_gate.weight", (dgate * h_BTC[:, 1:, :SMEAR_CHANNELS]).sum((0, 1)))
+        gradients.add("smear_gate.weight", (dgate * h_BTC[:, 1:, :SMEAR_CHANNELS]).sum((0, 1), dtype=torch.float64))
         self.shared.ready("smear_lambda", "smear_gate.weight")
         dh_BTC[:, :-1].addcmul_(dx_BTC[:, 1:], self.smear * model.smear_lambda)
         dh_BTC[:, 1:, :SMEAR_CHANNELS].addcmul_(dgate, model.smear_gate.weight)
@@ -119,23 +120,27 @@ class TrainingPass:
 
     def _head(self, x: Tensor, backout: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, and the gradients of x and of the backout."""
-        get, gradients, dtype = self.shared.buffers.get, self.step_gradients, self.shared.dtype
+        get, dtype = self.shared.buffers.get, self.shared.dtype
         backout_lambda = self.model.backout_lambda
         y = get("y", *x.shape)
         factor = norm_into(torch.addcmul(x, backout, backout_lambda, value=-1, out=get("z", *x.shape)), y)
         capped = torch.mul(y, 1 / ops.SOFTCAP, out=get("capped", *x.shape, dtype=dtype))
         scaled = torch.mul(y, scale, out=get("scaled", *x.shape, dtype=dtype))
         d, loss = get("d", *x.shape), torch.zeros((), device=x.device)
-        chunk = max(1, CHUNK_BYTES // (len(self.head_weight) * dtype.itemsize))
-        for start in range(0, len(x), chunk):
-            rows = slice(start, start + chunk)
+        for rows in self.head.chunks(len(x), self.head_weight):
             chunk_loss, draw = self.head.chunk(capped[rows], self.head_weight, targets[rows])
             loss += chunk_loss
+            self._head_weight_backward(draw, scaled[rows], complete=rows.stop == len(x))
             # As a product of transposes, because that is faster where the inner side is the longest by far.
             d[rows] = torch.mm(self.head_weight.t(), draw.t()).t()
-            gradients.add_head_product(draw.t(), scaled[rows])
-        self.shared.ready("lm_head.weight")
         norm_backward_(d.mul_(scale), y, factor)
-        gradients.add("backout_lambda", -torch.linalg.vecdot(d, backout).sum())
+        self.step_gradients.add("backout_lambda", -torch.linalg.vecdot(d, backout).sum(dtype=torch.float64))
         self.shared.ready("backout_lambda")
         return loss * scale, d, torch.mul(d, -backout_lambda, out=get("dbackout", *d.shape))
+
+    def _head_weight_backward(self, draw: Tensor, scaled: Tensor, complete: bool) -> None:
+        """Block by block, each of which may leave while the next one is made."""
+        for part in self.step_gradients.parts[HEAD]:
+            self.step_gradients.add_head_product(part, draw.t(), scaled)
+            if complete:
+                self.shared.part_ready(part)

@@ -7,19 +7,37 @@ A gradient is a tensor named like its parameter. All dense ones lie in `flat`, o
 those of the embedding tables (wte and the value tables) hold rows only: row n belongs to table row `token_ids[n]`,
 and token_ids (sorted, unique) serves all tables. Ranks that started a step with the same token_ids can sum
 every gradient as it is.
+
+What becomes complete at once is a part: a whole gradient, or a block of rows of the head's, which is the largest by far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanochat.model import GPT
 
-WTE = "transformer.wte.weight"
+WTE, HEAD = "transformer.wte.weight", "lm_head.weight"
+# Of a block of the head's gradient: enough that its product is made as fast as the whole one.
+BLOCK_BYTES = 2**22
 MATMUL_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the operands of products
+
+
+class Part(NamedTuple):
+    """Rows of the gradient of a parameter that are completed, and travel, together."""
+
+    name: str
+    start: int
+    stop: int
+    label: str  # what it is called in messages: the name, and the rows if they are not all
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.stop)
 
 
 def is_table(name: str) -> bool:
@@ -35,7 +53,7 @@ def unique_ids(batches: Sequence[Tensor]) -> Tensor:
 
 def ready_order(model: GPT) -> list[str]:
     """The names of all gradients, in the order in which the last micro-batch completes them."""
-    ordered = ["lm_head.weight", "backout_lambda"]
+    ordered = [HEAD, "backout_lambda"]
     for layer in reversed(range(model.config.n_layer)):
         block = f"transformer.h.{layer}"
         ordered += [f"{block}.mlp.c_proj.weight", f"{block}.mlp.c_fc.weight", f"{block}.attn.c_proj.weight"]
@@ -44,6 +62,16 @@ def ready_order(model: GPT) -> list[str]:
     ordered += ["resid_lambdas", "x0_lambdas", "smear_lambda", "smear_gate.weight", WTE]
     names = {name for name, dummy in model.named_parameters()}
     return [name for name in ordered if name in names]
+
+
+def parts(name: str, shape: torch.Size) -> list[Part]:
+    """The head's gradient in blocks of rows, any other in one part."""
+    rows = shape[0]
+    size = max(1, BLOCK_BYTES // (4 * shape[1])) if name == HEAD else rows
+    if size >= rows:
+        return [Part(name, 0, rows, name)]
+    starts = range(0, rows, size)
+    return [Part(name, start, min(start + size, rows), f"{name} from row {start} on") for start in starts]
 
 
 def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
@@ -61,13 +89,14 @@ class Gradients:
         self.ready_order = ready_order(model)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         device = model.lm_head.weight.device
+        self.parts = {name: parts(name, self._shapes[name]) for name in self.ready_order}
         dense = [name for name in self.ready_order if not is_table(name)]
         self.flat = torch.zeros(sum(self._shapes[name].numel() for name in dense), device=device)
         self.token_ids = torch.empty(0, dtype=torch.int64, device=device)
         self.tensors: dict[str, Tensor] = {}
         self._starts: dict[str, int] = {}
         self._rows: dict[str, Tensor] = {}
-        self._written: set[str] = set()
+        self._written: set[str] = set()  # labels of parts
         start = 0
         for name in dense:
             size = self._shapes[name].numel()
@@ -80,12 +109,14 @@ class Gradients:
         self._written.clear()
         self.token_ids = token_ids
         count = len(token_ids)
-        for name in self.ready_order:
-            if not is_table(name):
-                continue
+        for name in filter(is_table, self.ready_order):
             if name not in self._rows or len(self._rows[name]) < count:
                 self._rows[name] = torch.empty(count + count // 4, self._shapes[name][1], device=self.flat.device)
             self.tensors[name] = self._rows[name][:count].zero_()
+
+    def of(self, part: Part) -> Tensor:
+        """The gradient of a part."""
+        return self.tensors[part.name][part.rows]
 
     def positions(self, ids: Tensor) -> Tensor:
         """Where the rows of these ids lie in the gradients of the tables."""
@@ -104,9 +135,11 @@ class Gradients:
         out = self.stacked(names) if len(names) > 1 else self.tensors[names[0]]
         product(a, b, out, add=self._grown(names))
 
-    def add_head_product(self, a: Tensor, b: Tensor) -> None:
-        """The same for lm_head, of which a covers the real vocabulary only: the padding's gradient stays zero."""
-        product(a, b, self.tensors["lm_head.weight"][: a.size(0)], add=self._grown(["lm_head.weight"]))
+    def add_head_product(self, part: Part, a: Tensor, b: Tensor) -> None:
+        """The same for the rows of a part of the head, of which a covers the real vocabulary only: the padding's
+        gradient stays zero."""
+        a = a[part.rows]
+        product(a, b, self.of(part)[: len(a)], add=self._grown([part.label]))
 
     def add(self, name: str, value: Tensor) -> None:
         """Add to a small gradient."""
@@ -120,8 +153,8 @@ class Gradients:
         """Add one row a token to the gradient of a table."""
         self.tensors[name].index_add_(0, positions, rows)
 
-    def _grown(self, names: Sequence[str]) -> bool:
+    def _grown(self, labels: Sequence[str]) -> bool:
         """Whether these were written in this step before."""
-        known = names[0] in self._written
-        self._written.update(names)
+        known = labels[0] in self._written
+        self._written.update(labels)
         return known

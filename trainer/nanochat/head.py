@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The head's loss and gradients, a chunk of rows at a time: all logits together never exist.
+"""The head's loss and gradients, a chunk of rows at a time: the logits of a large batch never exist together.
 
 With t = tanh(x W' / 15) the logits are 15 t, and their softmax p needs no maximum subtracted with care: it is bounded.
 The gradient of x W' is (p - target) * (1 - t^2), made in place of p.
@@ -14,31 +14,53 @@ from torch import Tensor
 
 from nanochat.ops import IGNORED, SOFTCAP, tanh_product
 
-CHUNK_BYTES = 2**26  # of logits that exist at a time
+# Of the gradients of logits that exist at a time. The weight's gradient is complete only when the last chunk is worked
+# off, but the last chunk must have been through the softmax before its first block can leave: larger is sooner.
+CHUNK_BYTES = 2**27
+# Of logits that are made at a time, so that they are still in the cache when the softmax wants them.
+CACHED_BYTES = 2**25
+
+
+def row_slices(rows: int, row_bytes: int, limit: int) -> list[slice]:
+    """All rows, as many together as stay below the limit."""
+    size = max(1, limit // row_bytes)
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 class HeadLoss:
-    """Works with buffers of its own: one for the probabilities of a chunk."""
+    """Works with a buffer of its own, for the gradient of a chunk."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0)
+
+    def chunks(self, rows: int, weight: Tensor) -> list[slice]:
+        """The rows to be given to chunk() at a time."""
+        return row_slices(rows, len(weight) * weight.itemsize, CHUNK_BYTES)
 
     def chunk(self, x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """x [R, C] already divided by the cap, the real rows of the weight, targets [R].
 
         Gives the sum of the losses and the gradient of the raw logits [R, V], valid until the next call.
         """
+        shape = (len(x), len(weight))
+        if self._buffer.shape != shape or self._buffer.dtype != x.dtype:
+            self._buffer = x.new_empty(shape)
+        loss = torch.zeros((), device=x.device)
+        for rows in row_slices(len(x), len(weight) * weight.itemsize, CACHED_BYTES):
+            loss += self._rows(x[rows], weight, targets[rows], self._buffer[rows])
+        return loss, self._buffer
+
+    def _rows(self, x: Tensor, weight: Tensor, targets: Tensor, out: Tensor) -> Tensor:
+        """The loss of some rows; their gradient in out."""
         t = tanh_product(x, weight)
-        if self._buffer.shape != t.shape or self._buffer.dtype != t.dtype:
-            self._buffer = torch.empty_like(t)
-        p = torch.mul(t, SOFTCAP, out=self._buffer)
+        p = torch.mul(t, SOFTCAP, out=out)
         torch.ops.aten._softmax.out(p, -1, False, out=p)
         counted = targets != IGNORED
         at_target = (torch.arange(len(x), device=x.device), targets.clamp_min(0))
         of_target = p[at_target]
-        loss = -(of_target.float().log() * counted).sum()
+        loss: Tensor = -(of_target.float().log() * counted).sum()
         p[at_target] = of_target - 1
         if not bool(counted.all()):
             p.mul_(counted[:, None])
         torch.ops.aten.tanh_backward.grad_input(p, t, grad_input=p)
-        return loss, p
+        return loss

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from nanochat import ops
 from nanochat.attention import Triple, WindowAttention
-from nanochat.gradients import Gradients, product
+from nanochat.gradients import Gradients, Part, product
 from nanochat.model import GATE_CHANNELS, GPT, MLP
 
-OnReady = Callable[[str, Tensor], None]
+OnReady = Callable[[Part, Tensor], None]
 
 
 class Buffers:
@@ -59,9 +59,13 @@ class Shared:
 
     def ready(self, *names: str) -> None:
         """Say that these gradients are complete."""
+        for name in names:
+            for part in self.gradients.parts[name]:
+                self.part_ready(part)
+
+    def part_ready(self, part: Part) -> None:
         if self.on_ready is not None:
-            for name in names:
-                self.on_ready(name, self.gradients.tensors[name])
+            self.on_ready(part, self.gradients.of(part))
 
     def operand(self, x: Tensor, name: str, keep: Buffers | None = None) -> Tensor:
         """x as the large products want it: itself, or rounded."""
@@ -308,7 +312,7 @@ class LayerPass:
         """d, the gradient after this layer, becomes that before it; dstart grows."""
         self.mlp.backward(d_NC)
         self.attention.backward(d_NC)
-        self.dlambdas[0] += torch.linalg.vecdot(d_NC, self.x).sum()
-        self.dlambdas[1] += torch.linalg.vecdot(d_NC, self.start).sum()
+        self.dlambdas[0] += torch.linalg.vecdot(d_NC, self.x).sum(dtype=torch.float64)
+        self.dlambdas[1] += torch.linalg.vecdot(d_NC, self.start).sum(dtype=torch.float64)
         dstart_NC.add_(d_NC, alpha=self.x0)
         d_NC.mul_(self.resid)

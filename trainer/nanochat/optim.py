@@ -12,7 +12,7 @@ One rank on its own:
 Several ranks take a step apart, in any order once `start_step` was called, so that it overlaps with communication:
 
     optimizer.start_step(schedule)
-    optimizer.update(name, gradient, token_ids) # AdamW; every rank, for every name in adamw_names
+    optimizer.update(name, gradient, token_ids) # AdamW; every rank, for all of every name in adamw_names
     directions = optimizer.directions({name: gradient})     # Muon; the owner of a matrix computes its direction
     optimizer.apply(name, direction)            # every rank, with the same bits of the direction
 
@@ -40,6 +40,7 @@ FIXED_LR = 0.2  # of smear and backout, whatever the batch
 SECOND_MOMENT_BETA = 0.9
 REFRESH_STEPS = 32
 CATCH_UP_ROWS = 1024  # so few that they stay in the cache
+ALL_ROWS = slice(None)
 VECTOR = 16  # elements the AdamW kernel takes at once; a row that does not divide by it is never left behind
 ELONGATED = 2  # from this ratio of the sides on, Gram matrices are cheaper
 BATCH_ELEMENTS = 2**23  # of the matrices that go through Muon at once
@@ -104,14 +105,14 @@ def adamw_kernel(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: AdamWGroup, 
 
 
 class DenseAdamW:
-    """AdamW of one parameter, all of it in every step."""
+    """AdamW of one parameter, all of it in every step, at once or in blocks of rows."""
 
     def __init__(self, parameter: Tensor, group: AdamWGroup) -> None:
         self.parameter, self.group = parameter, group
         self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
 
-    def update(self, gradient: Tensor, multiplier: float, step: int) -> None:
-        adamw_kernel(self.parameter, gradient, self.m, self.v, self.group, multiplier, step)
+    def update(self, gradient: Tensor, multiplier: float, step: int, rows: slice = ALL_ROWS) -> None:
+        adamw_kernel(self.parameter[rows], gradient, self.m[rows], self.v[rows], self.group, multiplier, step)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"exp_avg": self.m, "exp_avg_sq": self.v}
@@ -359,12 +360,12 @@ class Optimizer:
         self.history.pop(self.steps - REFRESH_STEPS - 1, None)
 
     @torch.no_grad()
-    def update(self, name: str, gradient: Tensor, token_ids: Tensor) -> None:
-        """AdamW of one parameter; the gradient of a table is that of the rows token_ids."""
+    def update(self, name: str, gradient: Tensor, token_ids: Tensor, rows: slice = ALL_ROWS) -> None:
+        """AdamW of one parameter; the gradient of a table is that of the rows token_ids, another one's of `rows`."""
         if name in self.tables:
             self.tables[name].update(token_ids, gradient, self.schedule.lr_multiplier, self.steps)
         else:
-            self.dense[name].update(gradient, self.schedule.lr_multiplier, self.steps)
+            self.dense[name].update(gradient, self.schedule.lr_multiplier, self.steps, rows)
 
     @torch.no_grad()
     def directions(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,10 +10,10 @@
     training.forward_backward(..., on_ready=sync.on_ready)
     loss = sync.step(loss, schedule)                     # gradients summed, optimizer stepped on every rank
 
-exact and bf16 send each gradient the moment the backward pass has completed it:
+exact and bf16 send each gradient, of the head's each block of rows, the moment the backward pass has completed it:
 - of the embedding tables only the rows that a rank has touched, to every other rank;
 - each matrix of the layers to the one rank that owns it, which computes its Muon update and sends that back;
-- the head to the other rank, or of three and more ranks in blocks to their owners, which send back the sum;
+- a block of the head to the other rank, or of three and more ranks in shares to those that sum them and send that back;
 - what is small in one piece with the loss, at the end.
 Whoever sums does so in float32 and in the order of the ranks; "bf16" rounds only what travels. Each matrix product whose
 result must be the same everywhere is made by one rank only, for another CPU would round it another way.
@@ -33,7 +33,7 @@ from torch import Tensor
 from nanochat.comm import Comm, Pending
 from nanochat.common import cpu_flags
 from nanochat.fused import TrainingPass, unique_ids
-from nanochat.gradients import is_table
+from nanochat.gradients import Part, is_table
 from nanochat.optim import Optimizer
 from nanochat.schedule import StepSchedule
 
@@ -139,9 +139,9 @@ class AllReduceSync(Sync):
     def on_ready(self) -> Any:
         return self._send
 
-    def _send(self, name: str, gradient: Tensor) -> None:
+    def _send(self, part: Part, gradient: Tensor) -> None:
         travelling = gradient.to(self.wire)
-        self._pending.append((self.comm.start_all_reduce(travelling, name), travelling, gradient))
+        self._pending.append((self.comm.start_all_reduce(travelling, part.label), travelling, gradient))
 
     @torch.no_grad()
     def step(self, loss: Tensor, schedule: StepSchedule) -> float:
@@ -171,24 +171,25 @@ class DenseSync(Sync):
         self._buckets = make_buckets(training.ready_order, shapes, limit)
         self._place = {name: view for bucket in self._buckets for name, view in bucket.views.items()}
         self._pending: list[Pending] = []
-        self._left: list[set[str]] = []
+        self._left: list[set[Part]] = []
 
     @property
     def on_ready(self) -> Any:
         return self._fill if self.overlap else None
 
     def start_step(self, token_ids: Tensor) -> None:
-        self._pending, self._left = [], [set(bucket.views) for bucket in self._buckets]
+        parts = self.training.step_gradients.parts
+        self._pending, self._left = [], [{p for name in bucket.views for p in parts[name]} for bucket in self._buckets]
 
-    def _fill(self, name: str, gradient: Tensor) -> None:
-        place = self._place[name]
-        if is_table(name):
+    def _fill(self, part: Part, gradient: Tensor) -> None:
+        place = self._place[part.name][part.rows]
+        if is_table(part.name):
             place.zero_()
             place.index_copy_(0, self.training.token_ids, gradient)
         else:
             place.copy_(gradient)
         for left in self._left:
-            left.discard(name)
+            left.discard(part)
         # In their order, which is that of every rank.
         while len(self._pending) < len(self._buckets) and not self._left[len(self._pending)]:
             bucket = self._buckets[len(self._pending)]
@@ -200,7 +201,8 @@ class DenseSync(Sync):
         gradients, token_ids = self.training.gradients, self.training.token_ids
         if not self.overlap:
             for name in self.training.ready_order:
-                self._fill(name, gradients[name])
+                for part in self.training.step_gradients.parts[name]:
+                    self._fill(part, self.training.step_gradients.of(part))
                 self.comm.wait(self._pending[-1])
         self.comm.wait(*self._pending)
         for name, gradient in gradients.items():
@@ -260,7 +262,7 @@ class OverlappedSync(Sync):
         super().__init__(comm, training, optimizer, tokens_of_ranks)
         self.wire = wire
         self.parameters = {name: p.detach() for name, p in training.model.named_parameters()}
-        order = training.ready_order
+        order, parts = training.ready_order, training.step_gradients.parts
         self.tables = [name for name in order if is_table(name)]
         matrices = optimizer.matrix_names
         self.small = [n for n in order if self.parameters[n].numel() < SMALL and n not in {*self.tables, *matrices}]
@@ -268,8 +270,10 @@ class OverlappedSync(Sync):
         self.owned = [n for n in order if self.owners.get(n) == comm.rank]
         size = -(-len(self.owned) // PORTIONS) or 1
         self.portions = [self.owned[start : start + size] for start in range(0, len(self.owned), size)]
-        self.whole = [n for n in order if n not in {*self.tables, *self.small, *matrices}]
-        self.tags = {name: FIRST_TAG + 2 * number for number, name in enumerate(order)}
+        apart = {*self.tables, *self.small, *matrices}
+        self.blocks = [part for name in order if name not in apart for part in parts[name]]
+        labels = [part.label for name in order for part in parts[name]]
+        self.tags = {label: FIRST_TAG + 2 * number for number, label in enumerate(labels)}
         self.index: list[Tensor] = []
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self._arriving: dict[tuple[str, int], Pending] = {}
@@ -281,7 +285,7 @@ class OverlappedSync(Sync):
     def _small_shapes(self) -> dict[str, torch.Size]:
         return {**{name: self.parameters[name].shape for name in self.small}, "loss": torch.Size([1])}
 
-    # -- buffers, and what travels in them
+    # -- buffers, and what travels in them; all go by the label of a part, which is the name of what is in one part
 
     def _buffer(self, name: str, rank: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """Memory for what comes from a rank (or, for one's own rank, is to leave); it grows but is never given back."""
@@ -308,14 +312,10 @@ class OverlappedSync(Sync):
     def _leave(self, tensor: Tensor, rank: int, tag: int, what: str) -> None:
         self._leaving.append(self.comm.send(tensor, rank, tag, what))
 
-    def _block(self, name: str, rank: int) -> slice:
-        """The rows of a whole gradient that a rank sums, where there are three ranks or more."""
-        rows, world = len(self.parameters[name]), self.comm.world
-        return slice(rows * rank // world, rows * (rank + 1) // world)
-
-    def _summed_here(self, name: str) -> slice:
-        """Two ranks just swap and both sum: one round instead of two, and no more bytes."""
-        return self._block(name, self.comm.rank) if self.comm.world > 2 else slice(0, len(self.parameters[name]))
+    def _share(self, block: Part, rank: int) -> slice:
+        """The rows of a block that a rank sums. Two ranks both sum all: one round instead of two, and no more bytes."""
+        rows, world = block.stop - block.start, self.comm.world
+        return slice(rows * rank // world, rows * (rank + 1) // world) if world > 2 else slice(0, rows)
 
     # -- during the pass
 
@@ -327,9 +327,9 @@ class OverlappedSync(Sync):
         mine = [unique_ids([ids[1:]]).long() for ids in self._ids]
         self.index = [torch.searchsorted(token_ids, ids) for ids in mine]
         for rank in self.others:
-            for name in self.whole:
-                rows = self._summed_here(name)
-                self._expect(name, rank, rows.stop - rows.start, self.parameters[name].size(1))
+            for block in self.blocks:
+                rows = self._share(block, self.comm.rank)
+                self._expect(block.label, rank, rows.stop - rows.start, self.parameters[block.name].size(1))
             for name in self.owned:
                 self._expect(name, rank, *self.parameters[name].shape)
             for name in self.tables:
@@ -337,8 +337,8 @@ class OverlappedSync(Sync):
             self._arriving["small", rank] = self.comm.receive(self._pack[rank].flat, rank, SMALL_TAG, "the loss")
 
     @torch.no_grad()
-    def _send(self, name: str, gradient: Tensor) -> None:
-        what = f"the gradient of {name}"
+    def _send(self, part: Part, gradient: Tensor) -> None:
+        name, what = part.label, f"the gradient of {part.label}"
         if name in self.small:
             self._pack[self.comm.rank].views[name].copy_(gradient)
         elif name in self.owners:
@@ -351,8 +351,7 @@ class OverlappedSync(Sync):
         else:
             rounded = self._sent[name] = self._rounded(name, gradient)
             for rank in self.others:
-                part = rounded[self._block(name, rank)] if self.comm.world > 2 else rounded
-                self._leave(part, rank, self.tags[name], what)
+                self._leave(rounded[self._share(part, rank)], rank, self.tags[name], what)
 
     # -- after the pass
 
@@ -365,11 +364,11 @@ class OverlappedSync(Sync):
             self._leave(pack.flat, rank, SMALL_TAG, "the loss")
         self._expect_others()
         self.optimizer.start_step(schedule)
-        for name in self.whole:
-            self._sum_blocks(name)
+        for block in self.blocks:
+            self._sum_share(block)
         self._update_owned()
-        for name in self.whole:
-            self.optimizer.update(name, self._whole_sum(name), self.training.token_ids)
+        for block in self.blocks:
+            self.optimizer.update(block.name, self._block_sum(block), self.training.token_ids, block.rows)
         for name in self.tables:
             self.optimizer.update(name, self._row_sum(name), self.training.token_ids)
         total = self._update_small()
@@ -392,28 +391,29 @@ class OverlappedSync(Sync):
             total += part
         return total
 
-    def _sum_blocks(self, name: str) -> None:
-        """Three ranks or more: sum the block that is this rank's, and give it to all."""
+    def _sum_share(self, block: Part) -> None:
+        """Three ranks or more: sum the share that is this rank's, and give it to all."""
         if self.comm.world == 2:
             return
-        rows, gradient = self._summed_here(name), self.training.gradients[name]
+        name, gradient = block.label, self.training.step_gradients.of(block)
+        rows = self._share(block, self.comm.rank)
         total = self._contributions(name, gradient[rows]).to(self.wire)
         what = f"the summed gradient of {name}"
         for rank in self.others:
             self._leave(total, rank, self.tags[name] + 1, what)
-            block = self._block(name, rank)
-            buffer = self._buffer(f"sum {name}", rank, block.stop - block.start, gradient.size(1), self.wire)
+            share = self._share(block, rank)
+            buffer = self._buffer(f"sum {name}", rank, share.stop - share.start, gradient.size(1), self.wire)
             self._arriving[f"sum {name}", rank] = self.comm.receive(buffer, rank, self.tags[name] + 1, what)
-        # Rounded for oneself as for the others; nobody is waiting for this block of ours.
+        # Rounded for oneself as for the others; nobody is waiting for this share of ours.
         gradient[rows] = total.float()
 
-    def _whole_sum(self, name: str) -> Tensor:
-        gradient = self.training.gradients[name]
+    def _block_sum(self, block: Part) -> Tensor:
+        name, gradient = block.label, self.training.step_gradients.of(block)
         if self.comm.world == 2:
             return self._contributions(name, self._sent.pop(name))
         for rank in self.others:
-            block = self._block(name, rank)
-            gradient[block] = self._arrived(f"sum {name}", rank, block.stop - block.start, gradient.size(1))
+            share = self._share(block, rank)
+            gradient[share] = self._arrived(f"sum {name}", rank, share.stop - share.start, gradient.size(1))
         return gradient
 
     def _row_sum(self, name: str) -> Tensor:
