@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 TRAINER = HERE.parents[1] / "trainer"
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 120
 
 
 class Result(NamedTuple):
@@ -92,7 +92,7 @@ def serve(module: str, function: str, arguments: Sequence[object]) -> None:
 
     comm = None
     try:
-        comm = connect(read_ranks(), "cpu", float(os.environ.get("TEST_TIMEOUT", "20")))
+        comm = connect(read_ranks(), "cpu", float(os.environ.get("TEST_TIMEOUT", "60")))
         getattr(importlib.import_module(module), function)(comm, *arguments)
     except UserError as error:
         print(error, file=sys.stderr, flush=True)

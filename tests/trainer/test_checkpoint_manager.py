@@ -11,14 +11,17 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from nanochat import checkpoint_manager as checkpoints
+from nanochat import train
 from nanochat.checkpoint_manager import NotSaved
-from nanochat.common import UserError
+from nanochat.comm import connect
+from nanochat.common import Ranks, UserError
 
 MODEL = {"lm_head.weight": torch.arange(6.0).view(2, 3), "resid_lambdas": torch.ones(3)}
 META = {"step": 1, "model_config": {"n_layer": 3}, "loop_state": {"min_val_bpb": 1.5}}
@@ -134,6 +137,38 @@ def test_field_18_a_full_disk_leaves_the_last_good_checkpoint(
     with pytest.raises(NotSaved, match=r"rank 0 could not save step 20 to .*: .*"):
         save(tmp_path, 20)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    room = 2
+
+    def check_space(folder: Path, needed: int) -> None:
+        if len(checkpoints.whole_steps(folder, 0)) >= room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "_check_space", check_space)
+    monkeypatch.setattr(train, "checkpoint", lambda run: {"optimizer": {}, "model": MODEL, "meta": META})
+    monkeypatch.setattr(train, "prove_identical", lambda run, when: None)
+    run: Any = SimpleNamespace(
+        settings=SimpleNamespace(keep_checkpoints=2), comm=connect(Ranks(0, 0, 1), "cpu", 5.0, {}),
+        checkpoints=tmp_path, progress=SimpleNamespace(step=0), saved=[],
+        journal=SimpleNamespace(say=said.append, record=lambda *what, **values: None),
+        optimizer=SimpleNamespace(catch_up=lambda: None),
+    )  # fmt: skip
+    for run.progress.step in (10, 20, 30):
+        train.save(run, final=False)
+    assert checkpoints.whole_steps(tmp_path, 0) == [20, 30]
+    assert sum(line.startswith("Saved checkpoint") for line in said) == 3
+    room = 1
+    run.progress.step = 40
+    train.save(run, final=False)
+    assert checkpoints.whole_steps(tmp_path, 0) == [30]
+    assert "the last checkpoint is still whole" in said[-1]
+    with pytest.raises(NotSaved):
+        train.save(run, final=True)
 
 
 def test_a_disk_known_to_be_too_small_is_not_even_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

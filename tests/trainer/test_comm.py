@@ -85,10 +85,12 @@ def test_a_taken_port_is_named() -> None:
 def vanish(comm: Comm, how: str) -> None:
     comm.enter("forward_backward", 7)
     comm.all_reduce(torch.ones(3), "a sum that all come to")
-    time.sleep(1.2)
+    # Only now: on a busy machine one process may start much later than another.
+    comm.timeout = 4.0
     if comm.rank == comm.world - 1:
         comm.enter("data", 8)
-        time.sleep(1.2)
+        while json.loads(comm._heard(comm.rank) or b"[0, 0, 0, 0, 0]")[2:4] != ["data", 8]:
+            time.sleep(0.05)
         if how == "left":
             raise UserError("the shard is corrupt.")
         if how == "busy":
@@ -112,12 +114,10 @@ VANISHING = [("killed", 2), ("killed", 3), ("frozen", 2), ("busy", 2), ("left", 
 @pytest.fixture(scope="module")
 def survivors() -> Iterator[dict[tuple[str, int], list[ranks.Result]]]:
     """All cases at once, since most of their time is waiting."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TEST_TIMEOUT", "4")
-        jobs = {
-            (how, world): ranks.start(["-c", f"import ranks; ranks.serve({HERE!r}, 'vanish', ({how!r},))"], world)
-            for how, world in VANISHING
-        }
+    jobs = {
+        (how, world): ranks.start(["-c", f"import ranks; ranks.serve({HERE!r}, 'vanish', ({how!r},))"], world)
+        for how, world in VANISHING
+    }
     yield {case: ranks.finish(processes[:-1]) for case, processes in jobs.items()}
     for processes in jobs.values():
         processes[-1].kill()
@@ -143,6 +143,6 @@ def test_field_20_a_rank_that_never_starts_is_named() -> None:
     begun = time.monotonic()
     with pytest.raises(CommError, match=r"no sign of life from rank 1 \(never seen\)"):
         connect(Ranks(0, 0, 2), "cpu", 1.0, environ)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
     with pytest.raises(CommError, match="could not reach the rendezvous"):
         connect(Ranks(1, 0, 2), "cpu", 1.0, environ | {"MASTER_PORT": str(ranks.free_port())})

@@ -40,6 +40,10 @@ SILENCE_SECONDS = 30.0
 # A rank that is busy with disk or evaluation, but lives, is waited for so many times longer than one in a collective.
 PATIENCE = 20
 CHUNK_BYTES = 16 * 2**20
+# Where torchrun's agents count themselves once their ranks have ended; how long rank 0 waits to see those of the other
+# hosts there, and how much longer they may need the store.
+AGENTS_KEY = "torchelastic/agent/terminal_state/num_members"
+AGENTS_SECONDS, AGENTS_LEAVE_SECONDS = 5.0, 0.5
 
 # Called with the phase, the step and the number of the last exchange.
 OnPhase = Callable[[str, int, int], None]
@@ -105,9 +109,7 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
         raise UserError(
             f"WORLD_SIZE={ranks.world}, but MASTER_ADDR and MASTER_PORT do not say where rank 0 is; use torchrun."
         )
-    # torchrun's agent on the first host serves the store itself; without one it is rank 0 that does.
-    agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    serves = ranks.rank == 0 and not agent
+    serves = ranks.rank == 0 and not _agent_serves(environ)
     try:
         store = TCPStore(
             address,
@@ -401,6 +403,27 @@ class Comm:
                 self._await(f"bye/{rank}", rank, "the end of the run", patient=False)
         else:
             self.store.set(f"bye/{self.rank}", "1")
+
+
+def outlast_agents(comm: Comm, environ: Mapping[str, str] = ENVIRON) -> None:
+    """Rank 0's last act: torchrun's agent above it serves the store, and those of the other hosts complain at length
+    if it is gone before they are."""
+    others = int(environ.get("GROUP_WORLD_SIZE", "1")) - 1
+    if comm.rank or not others or not isinstance(comm.store, PrefixStore) or not _agent_serves(environ):
+        return
+    store, until = comm.store.underlying_store, time.monotonic() + AGENTS_SECONDS
+    key = f"{environ.get('TORCHELASTIC_RUN_ID', '')}/{AGENTS_KEY}"
+    with contextlib.suppress(RuntimeError, dist.DistError):
+        while time.monotonic() < until:
+            if store.check([key]) and int(store.get(key)) >= others:
+                time.sleep(AGENTS_LEAVE_SECONDS)
+                return
+            time.sleep(0.05)
+
+
+def _agent_serves(environ: Mapping[str, str]) -> bool:
+    """torchrun's agent on the first host serves the store itself; without one it is rank 0 that does."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _first_line(error: Exception) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,7 +45,7 @@ class Progress:
     step: int = 0
     smooth_loss: float = 0.0
     training_seconds: float = 0.0
-    min_val_bpb: float | None = None
+    min_val_bpb: float = math.inf
     val_bpb: float | None = None
     first_loss: float | None = None
     last_loss: float | None = None
@@ -355,7 +356,8 @@ def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> Non
     progress.step = progress.resumed_from = step
     progress.smooth_loss = loop.get("smooth_train_loss") or 0.0
     progress.training_seconds = loop.get("total_training_time") or 0.0
-    progress.min_val_bpb, progress.val_bpb = loop.get("min_val_bpb"), meta.get("val_bpb")
+    lowest = loop.get("min_val_bpb")
+    progress.min_val_bpb, progress.val_bpb = math.inf if lowest is None else lowest, meta.get("val_bpb")
 
 
 def check_same_model(run: Run, meta: dict[str, Any], step: int) -> None:

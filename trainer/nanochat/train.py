@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -171,7 +171,7 @@ def evaluate(run: Run) -> None:
     finally:
         loader.close()
     progress.val_bpb = bpb
-    progress.min_val_bpb = bpb if progress.min_val_bpb is None else min(bpb, progress.min_val_bpb)
+    progress.min_val_bpb = min(bpb, progress.min_val_bpb)
     run.journal.say(f"Step {progress.step:05d} | Validation bpb: {bpb:.6f}")
     if run.comm.rank == 0:
         run.journal.record("eval", progress.step, val_bpb=bpb, seconds=time.perf_counter() - begun)
@@ -200,19 +200,34 @@ def save(run: Run, final: bool) -> None:
     run.comm.enter("save", run.progress.step)
     run.optimizer.catch_up()
     prove_identical(run, f"at step {run.progress.step}")
-    step, folder, error = run.progress.step, run.checkpoints, None
     contents = checkpoint(run)
+    error = write(run, contents)
+    if error and make_room(run):
+        run.journal.say(f"warning: {error} All checkpoints before the last good one make room for it.")
+        error = write(run, contents)
+    if error and final:
+        raise NotSaved(error)
+    if error:
+        run.journal.say(f"warning: {error} Training goes on; the last checkpoint is still whole.")
+        return
+    run.saved = [*run.saved, run.progress.step]
+    run.journal.say(f"Saved checkpoint of step {run.progress.step} to {run.checkpoints}")
+    checkpoint_manager.prune(run.checkpoints, run.comm.rank, run.settings.keep_checkpoints, run.saved)
+
+
+def write(run: Run, contents: Mapping[str, Any]) -> str | None:
+    """Every rank writes its part of a checkpoint; what the first one says that could not."""
+    step, error = run.progress.step, None
     try:
-        saved = checkpoint_manager.save(folder, step, run.comm.rank, **contents)
+        saved = checkpoint_manager.save(run.checkpoints, step, run.comm.rank, **contents)
         run.journal.record("checkpoint", step, **saved._asdict())
     except NotSaved as failure:
         error = str(failure)
-    errors = [one for one in run.comm.exchange("the checkpoint", error, patient=True) if one]
-    if errors and final:
-        raise NotSaved(errors[0])
-    if errors:
-        run.journal.say(f"warning: {errors[0]} Training goes on; the last checkpoint is still whole.")
-        return
-    run.saved = [*run.saved, step]
-    run.journal.say(f"Saved checkpoint of step {step} to {folder}")
-    checkpoint_manager.prune(folder, run.comm.rank, run.settings.keep_checkpoints, run.saved)
+    return next((one for one in run.comm.exchange("the checkpoint", error, patient=True) if one), None)
+
+
+def make_room(run: Run) -> bool:
+    """Keep the last checkpoint that all ranks have and none before it; whether any rank had one to remove."""
+    keep = min(1, run.settings.keep_checkpoints)
+    removed = checkpoint_manager.prune(run.checkpoints, run.comm.rank, keep, run.saved)
+    return any(run.comm.exchange("what was removed for the checkpoint", removed))

@@ -17,7 +17,7 @@ import signal
 import sys
 import traceback
 
-from nanochat.comm import Comm, connect
+from nanochat.comm import Comm, connect, outlast_agents
 from nanochat.common import UserError, choose_device, exit_code, read_ranks
 from nanochat.journal import Journal
 from nanochat.run import Run, set_up
@@ -46,6 +46,7 @@ def main() -> int:
     except Exception as error:
         return fail(journal, comm, unexpected(journal, error))
     journal.end(reason)
+    outlast_agents(comm)
     return 0
 
 
