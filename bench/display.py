@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
 TICKS = os.sysconf("SC_CLK_TCK")
 STATUS_SECONDS = 5.0
+SETTLE = 8.0  # a block's first seconds belong to the start of the controller's program
 LOOKS = 30
 WAITED = 20.0
 LENGTHS = (60.0, 600.0, 3600.0, 36000.0)
@@ -233,7 +234,9 @@ def by_the_clock(job: Job, blocks: int, seconds: float) -> dict[str, Any]:
     found: dict[str, list[float]] = {}
     for kind, begun, ended in spans:
         found.setdefault(kind, []).extend(
-            step["seconds"] for step in steps if begun < step["time"] - step["seconds"] and step["time"] < ended
+            step["seconds"]
+            for step in steps
+            if begun + SETTLE < step["time"] - step["seconds"] and step["time"] < ended
         )
     usual = statistics.median(found["nothing"])
     return {kind: {"steps": len(all_), "median": statistics.median(all_), "against nothing": statistics.median(all_) / usual}
@@ -256,6 +259,7 @@ def tell(found: dict[str, Any], cores: int) -> None:
     kept, seen = found["journal"], found["looks"]
     each_step = kept["step"] + kept["phases"]
     each_second = kept["beat"] + kept["textfile"]
+    print(f"load {found['load']:.0f} on {cores} cores")
     print(f"journal: {1e6 * each_step:.0f} us a step and {1e6 * each_second:.0f} us a second;", end=" ")
     share = each_second + each_step / found["step_seconds"]
     print(f"with steps of {found['step_seconds']:.2f} s that is {100 * share:.3f} % of one core")
@@ -278,7 +282,7 @@ def main() -> None:
         "--venv", type=Path, default=CACHE / "trainer-venv", help="the trainer's Python; made if it is not there"
     )
     parser.add_argument("--blocks", type=int, default=3, help="rounds of a block of each kind")
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of a block")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of a block")
     parser.add_argument("--write", type=Path, help="file for the figures")
     arguments = parser.parse_args()
     if os.geteuid() or not shutil.which("tmux"):
@@ -289,7 +293,7 @@ def main() -> None:
         found: dict[str, Any] = {"journal": journal(job), "looks": looks(job)}
         found["clock"] = by_the_clock(job, arguments.blocks, arguments.seconds)
         found["step_seconds"] = statistics.median(step["seconds"] for step in job.steps()[1:])
-    found["load"] = os.getloadavg()
+    found["load"] = os.getloadavg()[0]
     tell(found, cores)
     if arguments.write:
         arguments.write.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

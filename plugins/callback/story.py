@@ -45,6 +45,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run_table import (
     seconds_text,
     whole_seconds,
 )
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._growth import MARKED
 
 STORY = ("probe", "plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")
 # What these say is a whole sentence; the name of their task adds nothing.
@@ -131,6 +132,7 @@ class CallbackModule(DefaultCallback):
         self._task_begun = 0.0
         self._task_shown = ""
         self._task_told = 0.0
+        self._task_grown: dict[str, str] = {}
         self._step: str | None = None
         self._step_begun = 0.0
         self._step_told = False
@@ -178,6 +180,8 @@ class CallbackModule(DefaultCallback):
             if os.getpid() != self._pid:
                 # A worker; what it prints comes to the main process.
                 self._original(msg, *args, **options)
+            elif options.get("log_only") and (told := MARKED.match(str(msg))):
+                self._task_grown[told[1]] = told[2]
             elif args or options.get("stderr") or options.get("log_only") or self._quiet or self._step is None:
                 self._print(msg, *args, **options)
             else:
@@ -226,15 +230,20 @@ class CallbackModule(DefaultCallback):
     def _task_line(self, width: int) -> str:
         """What is being done, and for how long already."""
         took = time.monotonic() - self._task_begun
-        ticking = f"  {whole_seconds(took)}" if took >= LONG_TASK[0] else ""
+        ticking = f"{self._grown()}  {whole_seconds(took)}" if took >= LONG_TASK[0] else ""
         return f"  {self._step or '':<10} {self._task_shown}"[: max(0, width - len(ticking))] + ticking
+
+    def _grown(self) -> str:
+        """How much has arrived on each host, as far as it is known."""
+        grown = sorted(self._task_grown.items())
+        return "".join(f"  {host} {text}" for host, text in grown[:3]) + (" ..." if len(grown) > 3 else "")
 
     def _plain_task(self) -> None:
         """Without a terminal a task that takes minutes says so once a minute."""
         now = time.monotonic()
         if self._step and self._task_shown and now - max(self._task_begun, self._task_told) >= LONG_TASK[1]:
             self._task_told = now
-            self._tell(f"{self._task_shown}: {whole_seconds(now - self._task_begun)} so far")
+            self._tell(f"{self._task_shown}: {whole_seconds(now - self._task_begun)} so far{self._grown()}")
 
     def _mark(self, kind: str) -> str:
         fancy, plain = MARKS[kind]
@@ -337,6 +346,7 @@ class CallbackModule(DefaultCallback):
         self._enter(task)
         if self._step is not None and not self._watched:
             name = task_name(task)
+            self._task_grown.clear()
             self._task_begun, self._task_shown = (
                 time.monotonic(),
                 "" if name.startswith("Validating arguments") else name,

@@ -177,7 +177,7 @@ def _mute(sight: Sight, seconds: float) -> bool:
 
 
 def intervals(elapsed: float) -> Dict[str, float]:
-    """How often to look: every two seconds at first, three times a minute in a long run, so that looking costs it nothing.
+    """How often to look: every three seconds at first, three times a minute in a long run, so that looking costs it nothing.
 
     A verdict within two minutes has no room for longer: it takes the patience, a look at a host that froze, and the doctor.
     """

@@ -13,7 +13,7 @@ description:
   - One look at a host's share of a run, made for an C(until) loop. It waits for news, knows what the loops of the other hosts have seen,
     and says when there is nothing left to watch because the run ended, crashed or stands still.
   - A connection that breaks is not the end. The host is tried again for O(lost_after) seconds.
-  - Looks come every two seconds at first and three times a minute in a long run, so that watching does not slow the training.
+  - Looks come every three seconds at first and three times a minute in a long run, so that watching does not slow the training.
 extends_documentation_fragment:
   - nanochat.ddp.reader
   - ansible.builtin.action_common_attributes
