@@ -348,7 +348,7 @@ PHASES = {
 PAUSES = ("eval", "sample", "save")  # what all ranks wait for between two steps
 SLOW_STEP = 2.0  # where steps usually take this long, the line counts the seconds since the last one
 QUIET = 3.0  # and wherever there was no news for so long
-LONGEST_PAUSE = 35.0  # looks at a host are never further apart, unless there is nothing new to be seen
+LONGEST_PAUSE = 25.0  # looks at a host are never further apart, unless there is nothing new to be seen
 BAR = (8, 30)
 # What is left out first where the line has little room.
 DISPENSABLE = ("waiting", "speed", "loss", "eta")

@@ -181,5 +181,5 @@ def intervals(elapsed: float) -> Dict[str, float]:
 
     A verdict within two minutes has no room for longer: it takes the patience, a look at a host that froze, and the doctor.
     """
-    at_least = min(20.0, 2.0 + elapsed / 10.0)
+    at_least = min(20.0, 3.0 + elapsed / 10.0)
     return {"at_least": at_least, "timeout": at_least + 5.0}
