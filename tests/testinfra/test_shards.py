@@ -96,6 +96,25 @@ def test_field_07_what_is_broken_on_any_host_is_found_and_mended(lab):
     assert_the_same_everywhere(lab)
 
 
+def test_three_hosts_train_together_on_tables_that_do_not_divide_by_three(lab):
+    # The timeout of the scenario is one for transfers.
+    said = lab.play("-e", "ddp_iterations=6", "-e", "ddp_timeout=60", "-e", "ddp_eval_every=-1")
+    assert "weights identical on all 3 ranks" in said
+    digests = set()
+    for rank, host in enumerate(HOSTS):
+        folder = f"{BASE[host]}/runs/same"
+        events = [json.loads(line) for line in lab.on(host, f"cat {folder}/metrics-rank{rank}.jsonl").splitlines()]
+        (start,) = [event for event in events if event["kind"] == "start"]
+        assert start["world"] == 3
+        model = start["model"]
+        assert model["parameters"]["wte"] // model["config"]["n_embd"] % 3, "the table divides"
+        assert [event["step"] for event in events if event["kind"] == "step"] == list(range(6))
+        assert events[-1]["kind"] == "end" and events[-1]["identical"] is True
+        digests |= {event["digest"] for event in events if event["kind"] == "digest" and event["step"] == 6}
+    assert len(digests) == 1
+    assert "changed: nothing" in lab.play("-e", "ddp_iterations=6", "-e", "ddp_timeout=60", "-e", "ddp_eval_every=-1")
+
+
 def test_field_07_bytes_that_rot_without_a_trace_are_found_by_reading_all(lab):
     script = (
         f"cd {store(lab, 'lab')} && touch -r shard_00004.parquet /tmp/then && printf XXXX | dd of=shard_00004.parquet bs=1 seek=9 "
