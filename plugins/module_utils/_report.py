@@ -62,6 +62,7 @@ class Run(NamedTuple):
     plan: Dict[str, Any]
     ranks: List[Rank]
     prediction: Dict[str, Any]
+    findings: List[Dict[str, Any]]
 
 
 def load_rank(folder: str) -> Optional[Rank]:
@@ -94,8 +95,10 @@ def load_run(path: str) -> Run:
     # The rehearsal before the newest start knows it best; collecting keeps a copy where the results lie elsewhere.
     rehearsal = read_json(os.path.join(path, "rehearsal.json"))
     prediction = rehearsal.get("prediction") or read_json(os.path.join(path, "prediction.json"))
+    told = rehearsal.get("findings")
+    findings = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
     by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
-    return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction)
+    return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction, findings)
 
 
 # -- series ---------------------------------------------------------------------------------------------------------
@@ -187,11 +190,13 @@ def happenings(run: Run) -> List[Dict[str, Any]]:
                     "error" if reason == "error" else "info",
                     "%s: %s" % (reason, error) if error else reason,
                 )
-    for finding in run.plan.get("findings") or []:
-        found.append(
-            {"time": None, "step": None, "host": finding.get("host"), "severity": finding.get("severity", "info"),
-             "text": "%s: %s" % (finding.get("code"), finding.get("seen"))}
-        )  # fmt: skip
+    told = set()
+    for finding in run.findings:
+        text = "%s: %s" % (finding.get("code"), finding.get("seen"))
+        if (finding.get("host"), text) not in told:
+            told.add((finding.get("host"), text))
+            severity = finding.get("severity", "info")
+            found.append({"time": None, "step": None, "host": finding.get("host"), "severity": severity, "text": text})
     return sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"])))
 
 

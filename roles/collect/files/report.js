@@ -278,7 +278,7 @@
     });
     chart('Waiting', 'Share of each step that a rank waited for the others. The one that waits least is the slow one.', perRank('wait_seconds', (value, rank, at) => rank.columns.seconds && rank.columns.seconds[at] ? value / rank.columns.seconds[at] : null), { show: share, zero: true });
     chart('Sent', 'Bytes that a rank sent in a step.', perRank('bytes_sent'), { show: bytes, zero: true });
-    chart('Bandwidth', 'What a rank sent, over the whole time of the step.', perRank('bytes_sent', (value, rank, at) => rank.columns.seconds && rank.columns.seconds[at] ? 8e-6 * value / rank.columns.seconds[at] : null), { show: (value) => `${number(value, value < 10 ? 2 : 0)} Mbit/s`, tick: (value) => number(value, value < 10 ? 1 : 0), zero: true });
+    chart('Bandwidth', 'What a rank sent over the whole time of the step, in Mbit/s.', perRank('bytes_sent', (value, rank, at) => rank.columns.seconds && rank.columns.seconds[at] ? 8e-6 * value / rank.columns.seconds[at] : null), { show: (value) => `${number(value, value < 10 ? 2 : 0)} Mbit/s`, tick: (value) => number(value, value < 10 ? 1 : 0), zero: true });
     chart('Memory', 'Resident memory of a rank.', perRank('memory_bytes'), { show: bytes, zero: true });
   };
 

@@ -124,11 +124,11 @@ def test_a_loss_that_is_no_number_leaves_a_gap(tmp_path: Path) -> None:
 
 def test_happenings_go_by_time_with_findings_first(tmp_path: Path) -> None:
     run = collected(tmp_path, steps=10)
-    plan = fake_run.plan_for([run / "node1", run / "node2"], 10)
-    plan["findings"] = [{"code": "slow-link", "host": "node2", "severity": "warning", "seen": "100 Mbit/s"}]
-    fake_run.write_json(run / "node1" / "plan.json", plan)
+    finding = {"code": "slow-link", "host": "node2", "severity": "warning", "seen": "100 Mbit/s"}
+    fake_run.write_json(run / "rehearsal.json", {"run": "d4", "findings": [finding, finding], "prediction": {}})
     found = data_of(report.make_report([str(run)], PAGE))["happenings"]
     assert (found[0]["text"], found[0]["severity"]) == ("slow-link: 100 Mbit/s", "warning")
+    assert [one["text"] for one in found].count("slow-link: 100 Mbit/s") == 1
     times = [one["time"] for one in found[1:]]
     assert times == sorted(times)
     assert next(one["text"] for one in found if one["host"] == "node1") == "started"
