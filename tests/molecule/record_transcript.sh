@@ -93,7 +93,7 @@ enter_into() {
 enter() { enter_into "$WRITTEN" "$@"; }
 
 # at_step NUMBER FILE: whether the line of progress has come to it; prints that line.
-at_step() { [ ! -s "$2" ] || tr '\r' '\n' <"$2" | sed 's/\x1b\[[0-9;?]*[A-Za-z]//g' | grep -a "step $1/" | tail -n 1; }
+at_step() { [ -s "$2" ] && tr '\r' '\n' <"$2" | sed 's/\x1b\[[0-9;?]*[A-Za-z]//g' | grep -a "step $1/" | tail -n 1; }
 
 # watch_and_look: a whole training in one terminal, and in another one a look at it on its way.
 watch_and_look() {
