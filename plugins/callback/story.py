@@ -40,6 +40,7 @@ from ansible import context
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible_collections.nanochat.ddp.plugins.module_utils._run_table import (
+    counted_text,
     live_line,
     plain_reason,
     seconds_text,
@@ -300,7 +301,7 @@ class CallbackModule(DefaultCallback):
         if not self._step_changed:
             return ""
         word = "would change" if self._checking() else "changed"
-        return f"   {word}: " + ", ".join(f"{host} {count}" for host, count in sorted(self._step_changed.items()))
+        return f"   {word}: {counted_text(self._step_changed)}"
 
     def _checking(self) -> bool:
         return bool(context.CLIARGS.get("check"))
@@ -545,8 +546,7 @@ class CallbackModule(DefaultCallback):
         word = "would change" if self._checking() else "changed"
         outcome = f"failed on {', '.join(where)}" if where else "failed" if bad else "done"
         parts = [outcome, f"in {seconds_text(time.monotonic() - self._begun)}"]
-        told = ", ".join(f"{host} {count}" for host, count in changed.items()) or "nothing"
-        return f"{' '.join(parts)}; {word}: {told}"
+        return f"{' '.join(parts)}; {word}: {counted_text(changed) or 'nothing'}"
 
     # -- the run itself -------------------------------------------------------------------------------------------
 

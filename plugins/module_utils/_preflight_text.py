@@ -11,22 +11,33 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._findings import ERRO
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight_evidence import Evidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._run_table import DASH, table
 
+# With more directions than this a line for each is read by nobody.
+MANY_LINKS = 12
+
 
 def links_text(evidence: Evidence) -> str:
-    """One line for each direction between two hosts."""
-    rows = [
-        [
-            f"{host} -> {link['host']}",
-            link.get("nic") or DASH,
-            ports_text(link["ports"]),
-            number(link.get("latency_ms"), "ms", 2),
-            number(link.get("bandwidth_mbit"), "Mbit/s", 0),
-            str(link.get("mtu") or DASH),
-        ]
-        for host, tried in evidence.tries.items()
-        for link in tried["links"]
-    ]
+    """One line for each direction between two hosts; among many hosts one for each host, with the worst of what it tried."""
+    links = {host: tried["links"] for host, tried in evidence.tries.items() if tried["links"]}
+    if sum(map(len, links.values())) > MANY_LINKS:
+        head = ["from", "to", "nic", "ports", "longest round trip", "lowest rate", "MTU"]
+        return "\n".join(table(head, [[host, f"{len(tried)} hosts", *worst(tried)] for host, tried in links.items()]))
+    rows = [[f"{host} -> {link['host']}", *worst([link])] for host, tried in links.items() for link in tried]
     return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
+
+
+def worst(links: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What holds for one link, or the least that holds for several."""
+    return [
+        ", ".join(dict.fromkeys(link.get("nic") or DASH for link in links)),
+        ports_text([port for link in links for port in link["ports"]]),
+        number(max(known(links, "latency_ms"), default=None), "ms", 2),
+        number(min(known(links, "bandwidth_mbit"), default=None), "Mbit/s", 0),
+        str(min(known(links, "mtu"), default=None) or DASH),
+    ]
+
+
+def known(links: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [link[name] for link in links if link.get(name) is not None]
 
 
 def ports_text(ports: Sequence[Mapping[str, Any]]) -> str:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 DASH = "-"
+FEW_HOSTS = 4
 Row = Mapping[str, Any]  # {"host": ..., "run": what run_info returned, "verdict"/"sentence": of run_watch}
 
 
@@ -175,12 +176,37 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
         slow = slowest(rows)
         if slow is not None:
             lines.append("  the others wait for %s, which waits least itself" % slow["host"])
+    return "\n".join([*lines, *_checkpoint_lines(rows)])
+
+
+def _checkpoint_lines(rows: Sequence[Row]) -> List[str]:
+    """Where the checkpoints lie; hosts on which they lie in the same place share a line."""
+    places: Dict[Tuple[Any, str], List[str]] = {}
     for row in rows:
         checkpoint = row["run"].get("checkpoint")
         if checkpoint and checkpoint.get("path"):
-            folder = os.path.dirname(str(checkpoint["path"]))
-            lines.append("  checkpoint of step %s on %s: %s" % (checkpoint["step"], row["host"], folder))
-    return "\n".join(lines)
+            place = (checkpoint["step"], os.path.dirname(str(checkpoint["path"])))
+            places.setdefault(place, []).append(row["host"])
+    return [
+        "  checkpoint of step %s on %s: %s" % (step, ", ".join(hosts), folder)
+        for (step, folder), hosts in places.items()
+    ]
+
+
+def counted_text(counts: Mapping[str, int]) -> str:
+    """How many of something each host has; of many hosts those with as many are taken together."""
+    alike: Dict[int, List[str]] = {}
+    for host, count in sorted(counts.items()):
+        alike.setdefault(count, []).append(host)
+    if len(counts) <= FEW_HOSTS or max(map(len, alike.values())) <= 2:
+        return ", ".join("%s %d" % (host, count) for host, count in sorted(counts.items()))
+    parts = [
+        "%d hosts %d each" % (len(hosts), count)
+        if len(hosts) > 2
+        else ", ".join("%s %d" % (host, count) for host in hosts)
+        for count, hosts in alike.items()
+    ]
+    return ", ".join(parts)
 
 
 # -- the status screen ----------------------------------------------------------------------------------------------------

@@ -454,6 +454,24 @@ def test_links_are_told_of_the_host_they_lead_to_when_one_does_not_answer():
     assert with_hosts(plan, tries, "a") == [{"address": "third", "host": "c"}]
 
 
+def test_the_links_of_many_hosts_have_a_line_for_each_host_with_the_worst():
+    known = evidence()
+    names = [f"h{number}" for number in range(5)]
+    base = link("desktop", "laptop")
+    tries = {
+        one: {
+            "links": [{**base, "host": other, "bandwidth_mbit": 900.0 + len(other)} for other in names if other != one]
+        }
+        for one in names
+    }
+    tries["h1"]["links"][2].update(bandwidth_mbit=94.0, latency_ms=7.5, ports=[port(29500, "dropped"), port(32768)])
+    lines = _preflight_text.links_text(known._replace(tries=tries)).splitlines()
+    assert len(lines) == 1 + len(names)
+    assert lines[0].split() == ["from", "to", "nic", "ports", "longest", "round", "trip", "lowest", "rate", "MTU"]
+    assert lines[1].split() == ["h0", "4", "hosts", "enp4s0", "open", "0.20", "ms", "902", "Mbit/s", "1500"]
+    assert "1 of 11 closed  7.50 ms             94 Mbit/s" in lines[2]
+
+
 def test_the_texts_hold_what_a_person_needs():
     known = evidence(tried=BLOCKED, firewalls={"laptop": WALL})
     findings = _preflight.judge(known)

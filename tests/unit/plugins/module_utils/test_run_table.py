@@ -90,6 +90,29 @@ def test_the_closing_table_goes_by_rank_and_says_what_holds_for_all() -> None:
     assert lines[4] == "  weights identical on both ranks (digest abcdef)"
 
 
+def test_hosts_whose_checkpoints_lie_in_the_same_place_share_a_line() -> None:
+    checkpoint = {"step": 10, "path": "/home/me/runs/d4/base_checkpoints/d4/model_000010.pt"}
+    rows = [row(f"h{rank}", rank, "finished", checkpoint=checkpoint) for rank in range(3)]
+    lines = run_table.closing_table(rows).splitlines()
+    assert [line for line in lines if "checkpoint" in line] == [
+        "  checkpoint of step 10 on h0, h1, h2: /home/me/runs/d4/base_checkpoints/d4"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({}, ""),
+        ({"b": 2, "a": 2}, "a 2, b 2"),
+        (dict.fromkeys("abcde", 3), "5 hosts 3 each"),
+        ({**dict.fromkeys("bcdef", 3), "a": 7}, "a 7, 5 hosts 3 each"),
+        ({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "a 1, b 2, c 3, d 4, e 5"),
+    ],
+)
+def test_what_many_hosts_have_alike_is_counted_together(counts: dict[str, int], text: str) -> None:
+    assert run_table.counted_text(counts) == text
+
+
 def test_field_21_weights_that_differ_are_said_to() -> None:
     differing = finished()
     differing[0]["run"]["digest"] = "123456"
