@@ -56,15 +56,16 @@ trainers:
       ddp_base_dir: ~/projects/nanochat
       ddp_threads: 1
   vars:
-    # A small model, so that it is all over in a minute.
-    ddp_depth: 3
-    ddp_aspect_ratio: 32
+    # A very small model, so that it is all over in a minute.
+    ddp_depth: 2
+    ddp_aspect_ratio: 16
     ddp_head_dim: 32
-    ddp_sequence: 128
-    ddp_total_batch: 1024
-    ddp_vocab_size: 1024
+    ddp_sequence: 64
+    ddp_total_batch: 256
+    ddp_vocab_size: 512
     ddp_iterations: 200
     ddp_save_every: 50
+    ddp_eval_tokens: 2048
 INVENTORY
 }
 
@@ -124,7 +125,7 @@ watch_and_look 100
 write "## The same again" "" "Everything is as it should be, so nothing is changed and nothing trained." ""
 enter "ansible-playbook train.yml -i inventory"
 write "## Go on for longer, and leave" "" "The run goes on from its newest checkpoint, and the command returns when the first step is made." ""
-enter "ansible-playbook train.yml -i inventory -e ddp_iterations=2000 -e watch=false"
+enter "ansible-playbook train.yml -i inventory -e ddp_iterations=20000 -e watch=false"
 enter "ansible-playbook nanochat.ddp.stop -i inventory"
 enter "ansible-playbook nanochat.ddp.status -i inventory"
 write "## Take everything back" "" "Sessions and ports; data, checkpoints and the environment stay." ""
