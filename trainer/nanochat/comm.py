@@ -43,7 +43,7 @@ CHUNK_BYTES = 16 * 2**20
 # Where torchrun's agents count themselves once their ranks have ended; how long rank 0 waits to see those of the other
 # hosts there, and how much longer they may need the store.
 AGENTS_KEY = "torchelastic/agent/terminal_state/num_members"
-AGENTS_SECONDS, AGENTS_LEAVE_SECONDS = 5.0, 0.5
+AGENTS_SECONDS, AGENTS_LEAVE_SECONDS = 10.0, 0.5
 
 # Called with the phase, the step and the number of the last exchange.
 OnPhase = Callable[[str, int, int], None]
