@@ -148,7 +148,7 @@ def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[str]:
         ]
     has = str(venv.get("torch") or "")
     # Where none is seen it may come from elsewhere, by a .pth file or from the system; the step that needs it knows.
-    if venv.get("kind") == "foreign" and has and has.split("+")[0] != torch.split("+")[0]:
+    if venv.get("kind") == "foreign" and has and has.split("+", 1)[0] != torch.split("+", 1)[0]:
         return [
             f"{named}, a virtual environment that this collection did not make and leaves alone, and it has torch {has} where {torch} is "
             "wanted; install that there, or set another folder."

@@ -56,7 +56,7 @@ def data(
     run: Mapping[str, Any], planned: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
 ) -> Iterator[str]:
     """Folders of data that are not there or hold too little, unless the data set was made of them already."""
-    host = next(one for one in hosts if one.name == planned["host"])
+    (host,) = [one for one in hosts if one.name == planned["host"]]
     if any(entry["id"] == planned["id"] for entry in host.fact("data") or []):
         return
     is_here = planned["source"] == "controller"
