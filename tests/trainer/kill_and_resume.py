@@ -43,7 +43,7 @@ from nanochat import resume
 SAVE_EVERY, EVAL_EVERY = 3, 4
 STEPS_BEFORE = 6  # an attempt makes at least one and at most so many before it is disturbed
 STEPS_A_KILL = 12  # more than an attempt can get on by, so that none comes to the end
-LIMIT_SECONDS = 90.0
+LIMIT_SECONDS = 300.0  # of a machine that has other things to do
 TIMEOUT_SECONDS = 15
 DELAYS = {"import": 3.0, "resume": 0.02, "eval": 0.05, "save": 0.03, "any": 0.1}
 # Of ten kills these come in some order; fewer kills are drawn from them.
