@@ -51,6 +51,15 @@ IPTABLES = [
 OPEN = {"name": "d4", "peers": ["10.9.0.2", "fd09::2"], "ports": ["29500-29510"]}
 
 
+# What is told of them, in their own words: what ends the peer's packets, and not the rest.
+BLOCKING = {
+    "nftables": ["inet filter input: policy drop", "ip late input: policy drop"],
+    "iptables": ["-P INPUT DROP", "-A INPUT -p tcp -m tcp --dport 29000:60000 -j REJECT"],
+    "ufw": ["ufw deny 29501/tcp"],
+    "firewalld": ["zone public (target default)"],
+}
+
+
 @pytest.fixture
 def lan(tmp_path):
     """h0 has the firewall, h1 is the peer, h2 anybody else."""
@@ -151,6 +160,7 @@ def test_field_01_the_peer_is_let_in_and_nobody_else(lan, daemons, backend):
 
     planned = lan.module(0, "peer_firewall", _check_mode=True, **OPEN)
     assert planned["changed"]
+    assert [line.partition(" --reject-with")[0] for line in planned["blocking"]] == BLOCKING[backend]
     assert rules() == before
 
     done = lan.module(0, "peer_firewall", **OPEN)
