@@ -102,7 +102,8 @@ def _try_bind(address: str, port: int) -> list[socket.socket]:
     try:
         return [bound(address, port)]
     except OSError as error:
-        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+        # The lowest ports are root's; any other is denied by SELinux or AppArmor alone, which preflight wants to know.
+        if error.errno == errno.EADDRINUSE or (error.errno == errno.EACCES and port < 1024):
             return []
         raise PeerCheckError(f"cannot listen on {address} port {port}: {error.strerror}") from error
 

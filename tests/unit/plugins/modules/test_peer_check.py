@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -107,6 +108,17 @@ def test_an_address_of_another_machine_is_told(listening):
     assert result["responder"] == {}
     assert "192.0.2.1" in result["error"]
     assert "Cannot assign requested address" in result["error"]
+
+
+def test_a_port_that_a_policy_denies_is_told_and_not_taken_for_one_in_use(listening, monkeypatch):
+    def denied(address, port):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(responder_utils, "bound", denied)
+    result = listening(rendezvous_port=29500)
+    assert not result.get("responder") and not result.get("holders")
+    told = result.get("error") or result.get("msg")
+    assert "cannot listen on 127.0.0.1 port 29500: Permission denied" in told
 
 
 def test_the_process_ends_when_it_is_told(run_module, listening):
