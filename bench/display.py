@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +204,13 @@ def looks(job: Job) -> dict[str, float]:
     job.play(many)  # connects
     found = {}
     for name, book, count in (("look", many, 2 * LOOKS), ("waiting", patient, 2), ("status", "nanochat.ddp.status", 2)):
-        before = job.used()
+        before, own, begun = job.used(), os.times(), time.monotonic()
         job.play(book)
+        took, now = time.monotonic() - begun, os.times()
         found[name] = (job.used() - before) / count
+    # The last one was the status.
+    found["status took"] = took
+    found["status controller"] = now.children_user + now.children_system - own.children_user - own.children_system
     found["peek"] = max(0.0, found.pop("waiting") - found["look"]) / WAITED
     return found
 
@@ -231,16 +236,24 @@ def by_the_clock(job: Job, blocks: int, seconds: float) -> dict[str, Any]:
             os.killpg(watcher.pid, signal.SIGKILL)
             watcher.wait()
     steps = job.steps()
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[list[float]]] = {}
     for kind, begun, ended in spans:
-        found.setdefault(kind, []).extend(
+        # Whole steps of this block.
+        made = [
             step["seconds"]
             for step in steps
             if begun + SETTLE < step["time"] - step["seconds"] and step["time"] < ended
-        )
-    usual = statistics.median(found["nothing"])
-    return {kind: {"steps": len(all_), "median": statistics.median(all_), "against nothing": statistics.median(all_) / usual}
-            for kind, all_ in found.items()}  # fmt: skip
+        ]
+        found.setdefault(kind, []).append(made)
+    usual = statistics.median(chain.from_iterable(found["nothing"]))
+    return {kind: told_of(parts, usual) for kind, parts in found.items()}
+
+
+def told_of(parts: list[list[float]], usual: float) -> dict[str, Any]:
+    """A kind of blocks against the usual step; how far its own blocks lie apart says how much of that is noise."""
+    middle, medians = statistics.median(chain.from_iterable(parts)), [statistics.median(part) for part in parts if part]
+    apart = max(medians) / min(medians) - 1
+    return {"steps": sum(map(len, parts)), "median": middle, "against nothing": middle / usual, "blocks apart": apart}
 
 
 def looks_of(length: float) -> float:
@@ -265,6 +278,9 @@ def tell(found: dict[str, Any], cores: int) -> None:
     print(f"with steps of {found['step_seconds']:.2f} s that is {100 * share:.3f} % of one core")
     print(f"look: {1e3 * seen['look']:.0f} ms; status: {1e3 * seen['status']:.0f} ms a host;", end=" ")
     print(f"waiting for news: {1e3 * seen['peek']:.2f} ms a second")
+    print(
+        f"a status of both hosts took {seen['status took']:.1f} s by the clock, {seen['status controller']:.1f} s of the controller's processor"
+    )
     for length in LENGTHS:
         used = looks_of(length) * seen["look"] + length * seen["peek"]
         print(
