@@ -278,9 +278,8 @@ def tell(found: dict[str, Any], cores: int) -> None:
     print(f"with steps of {found['step_seconds']:.2f} s that is {100 * share:.3f} % of one core")
     print(f"look: {1e3 * seen['look']:.0f} ms; status: {1e3 * seen['status']:.0f} ms a host;", end=" ")
     print(f"waiting for news: {1e3 * seen['peek']:.2f} ms a second")
-    print(
-        f"a status of both hosts took {seen['status took']:.1f} s by the clock, {seen['status controller']:.1f} s of the controller's processor"
-    )
+    by_clock, processor = seen["status took"], seen["status controller"]
+    print(f"a status of both hosts took {by_clock:.1f} s by the clock, {processor:.1f} s of the controller's processor")
     for length in LENGTHS:
         used = looks_of(length) * seen["look"] + length * seen["peek"]
         print(
