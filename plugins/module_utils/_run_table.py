@@ -397,8 +397,8 @@ def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
         if width and len("  ".join(parts.values())) > width:
             parts.pop(name, None)
     line = "  ".join(parts.values())
-    bar = _bar(rows, min(BAR[1], width - len(line) - 2), unicode) if width else ""
-    return "%s  %s" % (bar, line) if bar else line
+    drawn = _bar(rows, min(BAR[1], width - len(line) - 2), unicode) if width else ""
+    return "%s  %s" % (drawn, line) if drawn else line
 
 
 def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
