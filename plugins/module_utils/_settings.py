@@ -164,7 +164,7 @@ SETTINGS: list[Setting] = [
         ("ddp_data_host", "str", None, {"empty": "the master"},
          "The host that has the text or the shards, or downloads them; the others get them from it."),
         ("ddp_data_paths", "list", [], {},
-         "There: folders of text (Python's own library without any), or one of shards and, if elsewhere, its tokenizer's."),
+         "There, or on the controller: folders of text (or Python's library), or one of shards and, if elsewhere, its tokenizer's."),
         ("ddp_data_url", "str", DATA_URL, {"pattern": r"https?://\S+"},
          "Where numbered shards lie (source url)."),
         ("ddp_data_shards", "int", None, {"low": 2, "empty": _PROFILE},
