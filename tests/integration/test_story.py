@@ -413,7 +413,6 @@ def test_on_a_terminal_time_goes_by_while_a_step_takes_long(stage: Stage, ranks:
     seen = stage.terminal(WATCH)
     counted = [int(seconds) for seconds in re.findall(r"step 1/3, (\d+) s ago", seen)]
     assert {1, 2, 3} <= set(counted), counted
-    assert "making the first step" in seen
 
 
 def test_on_a_terminal_a_long_task_shows_its_seconds(stage: Stage) -> None:
@@ -540,7 +539,7 @@ def test_interrupting_leaves_the_training_alone_and_says_so(stage: Stage, ranks:
         while watching.poll() is None:
             os.killpg(watching.pid, signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                watching.wait(10)
+                watching.wait(30)
         told = (stage.folder / "told").read_text()
     assert watching.returncode not in (None, 0)
     assert "The training goes on" in told
