@@ -96,7 +96,8 @@ def judge(host: str, sights: Mapping[str, Sight], patience: Patience, first_step
         return Verdict(LOST, _lost(own))
     if state != RUNNING:
         return _missing(own) if own.age > MISSING_GRACE else None
-    mute = own.run.get("phase") is None and own.age > MISSING_GRACE  # a trainer without metrics of our kind
+    # A trainer without metrics of our kind never says more; ours may take long to begin.
+    mute = patience.mute == 0 and own.run.get("phase") is None and own.age > MISSING_GRACE
     if first_step and (own.run.get("step") is not None or mute):
         return Verdict(STARTED, "training has started (%s)" % _where(own.run))
     crashed = [name for name, sight in sights.items() if name != host and sight.run.get("state") == CRASHED]

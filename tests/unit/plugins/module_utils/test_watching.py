@@ -149,6 +149,15 @@ def test_field_20_a_rank_that_waits_for_one_that_was_never_started() -> None:
     assert "b, where nothing was started" in sentence("a", a=Sight(running(), age=61), b=Sight(prepared, age=61))
 
 
+def test_a_trainer_that_will_speak_has_not_started_before_it_did() -> None:
+    mute = {
+        "a": Sight(running(phase=None, phase_seconds=None, idle_seconds=None, heartbeat_age=None, step=None), age=61)
+    }
+    found = judge("a", mute, PATIENCE, first_step=True)
+    assert found and found.verdict == "started"
+    assert judge("a", mute, PATIENCE._replace(mute=75), first_step=True) is None
+
+
 def test_with_the_first_step_watching_is_over_if_that_is_wanted() -> None:
     before = running(step=None, done=0, step_seconds=None, idle_seconds=5.0)
     assert verdict("a", True, a=Sight(before)) is None
