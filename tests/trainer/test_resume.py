@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -122,6 +123,9 @@ def test_a_checkpoint_of_another_trainer_is_gone_on_from(tmp_path: Path) -> None
     job.run("--num-iterations", "6")
     (result,) = job.fails("--resume", "--num-iterations", "5")
     assert "is of step 6, but this run ends at step 5" in result.err
+    # Upstream begins with infinity, and compares every evaluation with it.
+    meta = json.loads((job.checkpoints(0) / "meta_000006.json").read_text())
+    assert meta["loop_state"]["min_val_bpb"] == math.inf
     # Upstream keeps no list, and another optimizer's state.
     (job.checkpoints(0) / "ckpt_000006_rank0.json").unlink()
     torch.save({"state": {}, "param_groups": []}, job.checkpoints(0) / "optim_000006_rank0.pt")
