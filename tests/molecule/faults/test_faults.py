@@ -330,7 +330,12 @@ def test_field_19_by_hand_the_doctor_names_a_stopped_rank_at_once(lab, alive, fo
     assert played.code == 2, played.output
     assert (one["code"], one["host"]) == ("rank-frozen", "laptop") and f"kill -CONT {pid}" in one["remedy"]
     goes_on(alive)
-    found("the same, and the doctor is called by hand at once", one["code"], played.seconds, "doctor")
+    found(
+        "the worker's process is stopped, and the doctor is called by hand at once",
+        one["code"],
+        played.seconds,
+        "doctor",
+    )
 
 
 def test_field_22_one_command_tells_how_it_is(lab, alive, found):
