@@ -142,6 +142,23 @@ class Job:
         return tree_seconds(self.sshd)
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    """End a playbook with its workers, which have sessions of their own and would go on without it."""
+    for pid in family(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that come from it."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+    except OSError:
+        return []
+    return [pid, *(one for child in children for one in family(int(child)))]
+
+
 def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -176,6 +193,9 @@ def training(venv: Path) -> Iterator[Job]:
     finally:
         with contextlib.suppress(SystemExit):
             job.play("train.yml", "--tags", "stop")
+        subprocess.run(
+            ["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(folder)}, capture_output=True, check=False
+        )
         os.kill(job.sshd, signal.SIGTERM)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -233,8 +253,7 @@ def by_the_clock(job: Job, blocks: int, seconds: float) -> dict[str, Any]:
             time.sleep(max(0.0, min(STATUS_SECONDS, begun + seconds - time.time())))
         spans.append((kind, begun, time.time()))
         if watcher:
-            os.killpg(watcher.pid, signal.SIGKILL)
-            watcher.wait()
+            end(watcher)
     steps = job.steps()
     found: dict[str, list[list[float]]] = {}
     for kind, begun, ended in spans:
