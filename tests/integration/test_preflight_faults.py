@@ -162,7 +162,9 @@ def test_field_10_a_gpu_does_not_make_a_run_on_cpus_take_bfloat16(lan):
     path = lan.folder / "plan.json"
     done = lan.playbook("playbooks/plan.yml", ddp_plan_file=str(path), ddp_threads=1)
     assert done.returncode == 0, done.stdout
-    assert [one["model"] for one in lan.module(1, "host_info", base_dir="/tmp")["probe"]["gpus"]] == ["NVIDIA GeForce GTX 1050"]
+    assert [one["model"] for one in lan.module(1, "host_info", base_dir="/tmp")["probe"]["gpus"]] == [
+        "NVIDIA GeForce GTX 1050"
+    ]
     nodes = json.loads(path.read_text())["plan"]["nodes"]
     assert [(node["device"], node["dtype"]) for node in nodes] == [("cpu", "float32")] * 2
     assert not any("bfloat16" in word for node in nodes for word in [*node["argv"], *node["env"].values()])
