@@ -30,7 +30,7 @@ def findings(folder: Path) -> list[str]:
 def main() -> int:
     folder, seconds, code = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     told = findings(folder)
-    surroundings = [line for line in told if line.split(":")[0] in SURROUNDINGS]
+    surroundings = [line for line in told if line.split(":", maxsplit=1)[0] in SURROUNDINGS]
     false = [line for line in told if line not in surroundings] + ([f"exit code {code}"] if code else [])
     print(json.dumps({"seconds": seconds, "alarms": false, "surroundings": surroundings}))
     return 1 if false else 0

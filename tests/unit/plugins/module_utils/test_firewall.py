@@ -111,17 +111,17 @@ def test_field_01_which_of_the_owners_rules_could_be_the_one(line, speaks):
 
 
 LISTED = """table inet owner {
-	set friends {
-		type ipv4_addr
-	}
-	chain bad {
-		tcp dport 1-65535 reject
-	}
-	chain i {
-		type filter hook input priority 0; policy accept;
-		ct state invalid drop
-		ip saddr 192.168.1.11 jump bad
-	}
+  set friends {
+    type ipv4_addr
+  }
+  chain bad {
+    tcp dport 1-65535 reject
+  }
+  chain i {
+    type filter hook input priority 0; policy accept;
+    ct state invalid drop
+    ip saddr 192.168.1.11 jump bad
+  }
 }
 """
 
