@@ -99,8 +99,8 @@ def memory(
         "muon": FLOAT * 2 * counts["transformer_matrices"],
         "activations": FLOAT * tokens * shape.n_embd * shape.depth * ACTIVATIONS_PER_LAYER,
         "logits": min(2 * logits, LOGIT_BYTES) if ours else LOGIT_COPIES * logits,
-        # Where the ranks meet after local steps: what was, what changed, and the mean.
-        "meeting": FLOAT * 3 * (counts["total"] - tables) if local else 0,
+        # Where the ranks meet after local steps: what was, what changed, the mean and its momentum.
+        "meeting": FLOAT * 4 * (counts["total"] - tables) if local else 0,
         "runtime": RUNTIME_BYTES,
     }
     parts["total"] = sum(parts.values())

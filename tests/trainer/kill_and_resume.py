@@ -89,7 +89,10 @@ class Trial:
             "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60",
             "--max-restarts=0", "-m", "told_phases", "--", *self.job.argv(self.flags)[2:],
         ]  # fmt: skip
-        environ = ranks.environment(rank, 2, port, self.job.environment(rank) | {"TOLD_PHASE": str(self.told(rank))})
+        # Whichever library a busy machine takes for the faster one, a run must go on as it began.
+        route = "mkl" if self.newest_whole() is None else "onednn"
+        told = {"TOLD_PHASE": str(self.told(rank)), "TOLD_ROUTE": route}
+        environ = ranks.environment(rank, 2, port, self.job.environment(rank) | told)
         given = {name: value for name, value in environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
         with (self.job.base(rank) / "log").open("w") as log:
             return subprocess.Popen(argv, cwd=ranks.TRAINER, env=given, stdout=log, stderr=log, text=True)

@@ -22,7 +22,8 @@ from nanochat.agreement import digests
 from nanochat.comm import connect
 from nanochat.common import Ranks, UserError
 from nanochat.fused import TrainingPass
-from nanochat.local import LocalSync, first_meeting, fit
+from nanochat.gradients import is_table
+from nanochat.local import OUTER, LocalSync, first_meeting, fit
 from nanochat.optim import LearningRates, Optimizer
 from nanochat.schedule import StepSchedule
 from nanochat.settings import parse
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
 HERE = "test_local"
 
 
-def train(comm: Comm, every: int, rows: list[int], steps: int, wire: str = "float32") -> dict[str, Tensor]:
+def train(
+    comm: Comm, every: int, rows: list[int], steps: int, wire: str = "float32", outer: tuple[float, float] = OUTER
+) -> dict[str, Tensor]:
     """Some steps over rows of few and changing tokens, so that rows of the tables rest for long."""
     torch.set_num_threads(1)
     model = tiny_model()
     training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
-    sync = LocalSync(comm, training, optimizer, [n * LENGTH for n in rows], every, getattr(torch, wire))
+    sync = LocalSync(comm, training, optimizer, [n * LENGTH for n in rows], every, getattr(torch, wire), outer)
     sync.begin(0, steps if comm.world > 1 else -1)
     generator = torch.Generator().manual_seed(comm.rank)
     for step in range(steps):
@@ -78,15 +81,18 @@ def test_field_25_ranks_are_alike_after_a_meeting(world: int) -> None:
 def mean_by_hand(comm: Comm) -> None:
     """What each rank makes of one step alone, against one step with a meeting after it."""
     before = {name: p.detach().clone() for name, p in tiny_model().named_parameters()}
-    together = train(comm, 1, [1, 1], 1)
+    together = train(comm, 1, [1, 1], 1, outer=(1.0, 0.0))
     lone = connect(Ranks(comm.rank, 0, 1), "cpu", 5.0, {})
     alone = train(lone, 99, [1, 1], 1)
     for name in together:
-        change = alone[name] - before[name]
+        change, count = alone[name] - before[name], torch.tensor(2.0)
+        if is_table(name):
+            # A row counts where it was touched; decay alone is a thousand times smaller.
+            touched = (change.abs().amax(dim=1, keepdim=True) > 0.01).float()
+            change, count = change * touched, comm.all_reduce(touched, "the touched rows").clamp_min(1)
         comm.all_reduce(change, "the change")
-        expected = before[name] + change / 2
-        error = float((together[name] - expected).norm() / change.norm().clamp_min(1e-9))
-        assert error < 1e-4, (name, error)
+        error = float((together[name] - before[name] - change / count).norm() / change.norm().clamp_min(1e-3))
+        assert error < 1e-2 if is_table(name) else error < 1e-4, (name, error)
 
 
 def test_one_local_step_is_the_mean_of_the_ranks_steps() -> None:

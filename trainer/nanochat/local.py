@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Local steps, for links so slow that a step is mostly waiting: the ranks train apart and meet every so many steps.
 
---local-steps H: each rank makes H steps on its own rows, with an optimizer of its own, and says nothing; then all take the
-mean of what the ranks have changed since the last meeting, each rank counting as many times as it has rows. That is another
-method than one step of all ranks, and another model comes of it; its loss stands in docs/performance.md.
+--local-steps H: each rank makes H steps on its own rows, with an optimizer of its own, and says nothing; then all take a step
+along the mean of what the ranks have changed since the last meeting, each rank counting as many times as it has rows: with
+Nesterov's momentum for the dense weights, as it is for the embedding tables, where a row's mean is that of the ranks which
+touched it. That is another method than one step of all ranks, and another model comes of it; see docs/performance.md.
 
 After a meeting all ranks hold the same weights to the bit: whoever sums does so in float32 and in the order of the ranks,
 for a block of its own, and all others take the sum as it was sent. Of the embedding tables only the rows travel that
@@ -34,6 +35,8 @@ from nanochat.settings import Settings, refuse
 from nanochat.sync import Sync
 
 IDS_TAG, FIRST_TAG = 3, 10
+# Rate and momentum of the steps from meeting to meeting, as DiLoCo has them (https://arxiv.org/abs/2311.08105).
+OUTER = (0.7, 0.9)
 # Of what is summed, so many elements travel together: with each piece that comes, a rank shows that it gets on.
 PIECE = 2**20
 # What must find all ranks with the same weights, and so waits for a meeting.
@@ -84,6 +87,7 @@ class LocalSync(Sync):
         tokens_of_ranks: Sequence[int],
         every: int,
         wire: torch.dtype,
+        outer: tuple[float, float] = OUTER,
     ) -> None:
         super().__init__(comm, training, optimizer, tokens_of_ranks)
         self.every, self.wire = every, wire
@@ -97,6 +101,7 @@ class LocalSync(Sync):
         self._multipliers: dict[int, float] = {}  # of the learning rate, by step since the last meeting
         size = sum(self.parameters[name].numel() for name in self.whole)
         self._anchor, self._change = torch.empty(size), torch.empty(size)
+        self.outer, self.momentum = outer, torch.zeros(size)
         self.pieces = -(-size // (PIECE * comm.world))  # of the block that a rank sums
         parts = self.pieces * comm.world
         self.bounds = [size * part // parts for part in range(parts + 1)]
@@ -205,7 +210,9 @@ class LocalSync(Sync):
         for pieces in coming:
             self._await(*pieces)
         self.comm.wait(*leaving)
-        self._anchor += mean
+        rate, momentum = self.outer
+        self.momentum.mul_(momentum).add_(mean)
+        self._anchor += (self.momentum * momentum).add_(mean).mul_(rate)
         sizes = [self.parameters[name].numel() for name in self.whole]
         for name, values in zip(self.whole, self._anchor.split(sizes), strict=True):
             self.parameters[name].copy_(values.view_as(self.parameters[name]))
@@ -251,20 +258,23 @@ class LocalSync(Sync):
         return changes
 
     def _take_rows(self, swapped: Sequence[Rows]) -> None:
-        """Add every rank's changes in the order of the ranks, to rows that are current."""
-        optimizer = self.optimizer
-        for (ids, changes, pending), weight in zip(swapped, self.weights, strict=True):
-            for one in pending:
+        """Add the mean of the changes, over those ranks alone that touched a row, to rows that are current."""
+        optimizer, touching = self.optimizer, torch.zeros(len(self._seen))
+        for rows, weight in zip(swapped, self.weights, strict=True):
+            for one in rows.pending:
                 self._await(one)
-            rows = ids.long()
-            for name, change in changes.items():
+            touching[rows.ids.long()] += weight
+        for rows, weight in zip(swapped, self.weights, strict=True):
+            ids = rows.ids.long()
+            share = (weight / touching[ids]).unsqueeze(1)
+            for name, change in rows.changes.items():
                 table = optimizer.tables[name]
-                table.advance(rows, optimizer.history, optimizer.steps)
-                table.parameter.index_add_(0, rows, change.float() * weight)
+                table.advance(ids, optimizer.history, optimizer.steps)
+                table.parameter.index_add_(0, ids, change.float() * share)
 
     def whole_state(self) -> dict[str, Any]:
-        """This rank's own."""
-        return self.optimizer.state_dict()
+        """This rank's own, and what is common to all."""
+        return {**self.optimizer.state_dict(), "outer": self.momentum}
 
 
 def make_local(

@@ -4,7 +4,8 @@
 """How float32 matrix products are made on this CPU, by MKL or by oneDNN, whichever is accurate and faster;
 and what becomes of freed memory.
 
-`setup()` decides once per process and sets the global switches; importing this file changes nothing.
+`setup()` decides once per process and sets the global switches; importing this file changes nothing. The two round
+differently, and on a busy machine either may win, so a checkpoint says which it was and `keep()` goes on with that.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def try_route(route: str) -> Trial:
     exact = a.double() @ b.double().t()
     select_route(route)
     seconds = []
-    for dummy in range(4):
+    for dummy in range(8):
         start = time.perf_counter()
         product = a @ b.t()
         seconds.append(time.perf_counter() - start)
@@ -58,6 +59,22 @@ def choose(trials: list[Trial]) -> Trial:
     """The fastest of the accurate ones; MKL where none is."""
     accurate = [trial for trial in trials if trial.error <= WORST_ERROR]
     return min(accurate, key=lambda trial: trial.seconds) if accurate else trials[0]
+
+
+def route() -> str:
+    """The one in force."""
+    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    return next((name for name, value in ROUTES.items() if value == precision), "mkl")
+
+
+def keep(wanted: str) -> bool:
+    """Take the route of a checkpoint, so that the bits go on as they would have, if it is accurate here, too."""
+    before = route()
+    if wanted == before or wanted not in ROUTES or not torch.backends.mkldnn.is_available():
+        return wanted == before
+    accurate = try_route(wanted).error <= WORST_ERROR
+    select_route(wanted if accurate else before)
+    return accurate
 
 
 def keep_freed_memory() -> bool:

@@ -29,7 +29,7 @@ from nanochat.optim import LearningRates, Optimizer
 from nanochat.resume import choose_step, fetch, folder_leader, gather_states
 from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
 from nanochat.settings import Settings, flag_of, rank_shares, shared_config, user_config
-from nanochat.sync import Sync, make_sync
+from nanochat.sync import DenseSync, Sync, alike, make_sync
 from nanochat.tokenizer import Tokenizer
 
 Batch = tuple[Tensor, Tensor]
@@ -160,6 +160,9 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
     restore(run)
     if isinstance(sync, LocalSync):
         sync.begin(run.progress.step, plan.num_iterations)
+    if isinstance(sync, DenseSync):
+        # A checkpoint may have changed how products are made.
+        sync.alike = alike(comm)
     start_alike(comm, run.weights)
     return run
 
@@ -234,7 +237,7 @@ def check_memory(config: ModelConfig, device: str, local: bool) -> None:
     counts, dummy = counted(config)
     matrices, head = counts["transformer_matrices"], counts["lm_head"]
     tables = counts["wte"] + counts["value_embeds"]
-    needed = 4 * (3 * matrices + 4 * head + 3 * tables + (3 * (matrices + head) if local else 0))
+    needed = 4 * (3 * matrices + 4 * head + 3 * tables + (4 * (matrices + head) if local else 0))
     common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())
 
 
@@ -291,7 +294,8 @@ def accumulations(settings: Settings, shares: list[int]) -> str:
 def checkpoint(run: Run) -> dict[str, Any]:
     """What checkpoint_manager.save is to write in this rank's folder; every rank must ask for it together."""
     optimizer, progress = run.sync.whole_state(), run.progress
-    loaders = gather_states(run.comm, run.feed.loader.state())
+    # Each rank goes on at its place in the data, and with matrix products that round as they did.
+    loaders = gather_states(run.comm, {**run.feed.loader.state(), "route": numerics.route()})
     if run.settings.local_steps:
         # Each rank goes on with its own.
         optimizer["local_of"] = run.comm.rank
@@ -341,11 +345,15 @@ def restore(run: Run) -> None:
         spread(comm, state)
     if "adamw" in state:
         run.optimizer.load_state_dict(state)
+        if isinstance(run.sync, LocalSync) and "outer" in state:
+            run.sync.momentum.copy_(state["outer"])
     else:
         run.journal.say(f"Step {found.step} was saved by another trainer: the optimizer's state begins anew")
     restore_progress(run.progress, meta, found.step)
     states = loaders["ranks"] if loaders else []
     mine = states[comm.rank] if comm.rank < len(states) else None
+    if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
+        run.journal.say(f"Step {found.step} was made with products through {mine['route']}, which is not accurate here")
     run.feed.loader = run.loader("train", position=meta["dataloader_state_dict"], state=mine)
     run.saved = [found.step]
     run.journal.say(f"Resuming from step {found.step} of {folder}")
