@@ -63,8 +63,8 @@ trainers:
     ddp_sequence: 64
     ddp_total_batch: 256
     ddp_vocab_size: 512
-    ddp_iterations: 200
-    ddp_save_every: 50
+    ddp_iterations: 100
+    ddp_save_every: 25
     ddp_eval_tokens: 2048
 INVENTORY
 }
@@ -77,7 +77,7 @@ shown() {
 }
 
 # on_terminal FILE COMMAND: runs it as in a terminal of 150 columns; all that was printed goes into the file.
-on_terminal() { (cd "$ROOT" && script -q -e -c "stty cols 150 rows 50; ${2//-i inventory/-i $SITE}" "$1" >/dev/null </dev/null); }
+on_terminal() { (cd "$ROOT" && script -q -f -e -c "stty cols 150 rows 50; ${2//-i inventory/-i $SITE}" "$1" >/dev/null </dev/null); }
 
 # block PAGE COMMAND FILE: what was typed and seen, as a part of the page.
 block() { { printf '```console\n$ %s\n' "$2"; shown "$3"; printf '```\n\n'; } >>"$1"; }
@@ -93,8 +93,12 @@ enter_into() {
 
 enter() { enter_into "$WRITTEN" "$@"; }
 
-# at_step NUMBER FILE: whether the line of progress has come to it; prints that line.
-at_step() { [ -s "$2" ] && tr '\r' '\n' <"$2" | sed 's/\x1b\[[0-9;?]*[A-Za-z]//g' | grep -a "step $1/" | tail -n 1; }
+# at_step NUMBER FILE: the first line of progress that has come to it; nothing as long as none has.
+at_step() {
+    [ -s "$2" ] || return 1
+    tr '\r' '\n' <"$2" | sed 's/\x1b\[[0-9;?]*[A-Za-z]//g' |
+        awk -v least="$1" 'match($0, /step [0-9]+\//) && !seen && substr($0, RSTART + 5, RLENGTH - 6) + 0 >= least { print; seen = 1 } END { exit !seen }'
+}
 
 # watch_and_look: a whole training in one terminal, and in another one a look at it on its way.
 watch_and_look() {
@@ -121,7 +125,7 @@ write "# From two empty hosts to a trained model" "" \
 enter "ansible-playbook nanochat.ddp.plan -i inventory"
 enter "ansible-playbook nanochat.ddp.preflight -i inventory" 2
 write "## Train" ""
-watch_and_look 100
+watch_and_look 50
 write "## The same again" "" "Everything is as it should be, so nothing is changed and nothing trained." ""
 enter "ansible-playbook train.yml -i inventory"
 write "## Go on for longer, and leave" "" "The run goes on from its newest checkpoint, and the command returns when the first step is made." ""
