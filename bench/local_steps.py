@@ -4,7 +4,7 @@
 """What local steps cost in quality: the same model on the same tokens, synchronised in every step and every so many.
 
     python bench/local_steps.py
-    python bench/local_steps.py --ways exact exact/10 bf16/10 --steps 300 --write local_steps.json
+    python bench/local_steps.py --ways exact exact/10 bf16/10 --steps 240 --write local_steps.json
 
 A way is what --sync takes, and after a slash the --local-steps. Two ranks on this machine train on Python's own library,
 each way from the same weights, for the same number of steps of the same number of tokens. Seconds tell nothing here, for
@@ -29,7 +29,7 @@ from typing import Any
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
 ALONE = "alone"
 WAYS = ("exact", "exact/10", "bf16/10", "exact/50", ALONE)
-VOCABULARY, LENGTH, ROWS = 4096, 256, 4
+VOCABULARY, LENGTH, ROWS = 4096, 128, 4
 MODEL = ["--depth", "4", "--aspect-ratio", "32", "--head-dim", "32", "--max-seq-len", str(LENGTH)]
 
 
@@ -103,7 +103,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What local steps cost in quality.")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), help="--sync, or --sync/--local-steps, or alone")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--write", type=Path, help="file for the results as JSON")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="local-steps-") as folder:
