@@ -74,7 +74,8 @@ def train(way: str, steps: int, folder: Path) -> dict[str, Any]:
         )
         for rank in range(world)
     ]
-    if any([rank.wait() for rank in ranks]):  # noqa: C419 (all of them are waited for)
+    codes = [rank.wait() for rank in ranks]
+    if any(codes):
         raise SystemExit(f"{way} failed")
     return told(way, folder / name / "metrics-rank0.jsonl")
 

@@ -146,7 +146,8 @@ def measure(folder: Path, seeds: Sequence[int], steps: int) -> list[dict[str, An
     for line in ranks[0].stdout:
         print(line, end="", file=sys.stderr, flush=True)
         results.append(json.loads(line))
-    if any([rank.wait() for rank in ranks]):  # noqa: C419 (all of them are waited for)
+    codes = [rank.wait() for rank in ranks]
+    if any(codes):
         raise SystemExit("a rank failed")
     return results
 
