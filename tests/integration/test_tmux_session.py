@@ -292,7 +292,7 @@ def test_field_11_every_argument_arrives_as_it_is(job, tmp_path):
         "a;",
         "#{pid}",
         "-x",
-        "\udcff",
+        "\x01\x7f",
         "ü",
         "=x",
     ]
