@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up and runs the tests: ./test.sh [lint|unit|integration|trainer|molecule|all]...
 # A scenario of molecule alone: ./test.sh molecule:site
+# Two parts at the same time: ./test.sh unit+trainer
 set -euo pipefail
 # shellcheck source=tools/bootstrap.sh
 . "$(dirname "${BASH_SOURCE[0]}")/tools/bootstrap.sh"
@@ -10,9 +11,9 @@ cd "$ROOT"
 COLLECTIONS=$ROOT/.ansible/collections
 COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
-# What runs without arguments. The scenarios restart and faults make faults and wait until they are noticed; they take another
-# quarter of an hour and run by name, or with all the others by ./test.sh molecule.
-EVERY_TIME=(lint unit integration trainer molecule:site molecule:no_sudo molecule:firewalls molecule:shards)
+# What runs without arguments. Two parts that mostly wait do so together. The scenario faults makes faults and waits until they are
+# noticed; that takes another quarter of an hour, and it runs by name, or with all the others by ./test.sh molecule.
+EVERY_TIME=(lint unit integration+molecule:restart trainer molecule:site molecule:no_sudo molecule:firewalls molecule:shards)
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables
@@ -54,22 +55,56 @@ run_trainer() {
 
 run_molecule() { tests/molecule/run.sh "$@"; }
 
+run_part() {
+    case $1 in
+        molecule:*) run_molecule "${1#molecule:}" ;;
+        *) "run_$1" ;;
+    esac
+}
+
+# run_together PART...: all at the same time; what each has to say comes in one piece, when it is over.
+run_together() {
+    local folder part number=0 pids=() failed=()
+    folder=$(mktemp -d)
+    # Each in a process group of its own, by which Ctrl-C ends it.
+    set -m
+    for part in "$@"; do
+        (run_part "$part") >"$folder/$part" 2>&1 </dev/null &
+        pids+=($!)
+    done
+    set +m
+    trap 'kill -- "${pids[@]/#/-}"; exit 130' INT TERM
+    for part in "$@"; do
+        wait "${pids[number]}" || failed+=("$part")
+        number=$((number + 1))
+        cat "$folder/$part"
+    done
+    trap - INT TERM
+    rm -r "$folder"
+    [ ${#failed[@]} = 0 ] || die "Failed: ${failed[*]}."
+}
+
 main() {
-    local parts=("$@")
+    local parts=("$@") together part
     [ ${#parts[@]} != 0 ] && [ "${parts[0]}" != all ] || parts=("${EVERY_TIME[@]}")
-    for part in "${parts[@]}"; do
-        case $part in
-            lint | unit | integration | trainer | molecule | molecule:*) ;;
-            *) die "There is no part called $part: lint, unit, integration, trainer, molecule, molecule:SCENARIO or all." ;;
-        esac
+    for together in "${parts[@]}"; do
+        for part in ${together//+/ }; do
+            case $part in
+                lint | unit | integration | trainer | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, unit, integration, trainer, molecule, molecule:SCENARIO or all." ;;
+            esac
+        done
     done
     trap '[ $? = 0 ] || say "FAILED: ${part:-set-up}"' EXIT
     need_tools
     for part in "${parts[@]}"; do
         say "== $part"
         case $part in
-            molecule:*) run_molecule "${part#molecule:}" ;;
-            *) "run_$part" ;;
+            *+*)
+                # shellcheck disable=SC2086
+                run_together ${part//+/ }
+                ;;
+            *) run_part "$part" ;;
         esac
         say "== $part done, ${SECONDS} s since the start"
     done

@@ -28,8 +28,12 @@ need_packages() {
     fi
     say "Installing ${missing[*]} ..."
     local log=$CACHE/apt.log
-    { as_root apt-get update && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"; } \
-        >"$log" 2>&1 || { tail -n 20 "$log" >&2; die "apt-get could not install ${missing[*]}; its last words are above, all of them in $log."; }
+    # One installation at a time, and no sooner than the system's own is over; what the packages start must not keep our lock.
+    {
+        flock 9
+        { as_root apt-get update && as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends \
+            "${missing[@]}"; } >"$log" 2>&1 9>&- || { tail -n 20 "$log" >&2; die "apt-get could not install ${missing[*]}; its last words are above, all of them in $log."; }
+    } 9>"$CACHE/packages.lock"
 }
 
 usable_python() {
