@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measures how long a user waits on 2 and on 8 hosts (or as many as are named): for a second `ansible-playbook train.yml` that has
-# nothing to do, and for `--tags restart` until every rank made its first step. Hosts are containers of this machine, reached by ssh.
+# nothing to do, for `--tags restart` until every rank made its first step, and for the status. Hosts are containers of this machine,
+# reached by ssh.
 #     tests/molecule/measure_rerun.sh [HOSTS...]
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -44,7 +45,8 @@ make_hosts() {
 VARS
 }
 
-play() { ansible-playbook "$ROOT/train.yml" -i "$FOLDER/hosts.yml" "$@" >"$FOLDER/log" 2>&1 || { tail -n 30 "$FOLDER/log" >&2; die "train.yml failed."; }; }
+# play WORDS...: a playbook and its options.
+play() { ansible-playbook -i "$FOLDER/hosts.yml" "$@" >"$FOLDER/log" 2>&1 || { tail -n 30 "$FOLDER/log" >&2; die "$1 failed."; }; }
 
 # timed WORDS...: the seconds that the playbook takes.
 timed() {
@@ -57,11 +59,14 @@ echo "$(nproc) cores for all hosts and the controller; load before: $(cut -d' ' 
 [ $# != 0 ] || set -- 2 8
 for hosts in "$@"; do
     make_hosts "$hosts"
-    first=$(timed)
-    again=$(timed)
+    first=$(timed "$ROOT/train.yml")
+    again=$(timed "$ROOT/train.yml")
     grep -q 'changed: nothing' "$FOLDER/log" || die "The second run changed something: $(tail -n 1 "$FOLDER/log")"
     # More steps than anybody waits for, so that the restart that is measured finds a run in progress.
-    play --tags restart -e watch=false -e ddp_iterations=1000000
-    restarted=$(timed --tags restart -e watch=false -e ddp_iterations=1000000)
-    echo "$hosts hosts: from empty hosts to the end of a run $first s; again, without a change $again s; --tags restart until the first step $restarted s"
+    restart=("$ROOT/train.yml" --tags restart -e watch=false -e ddp_iterations=1000000)
+    play "${restart[@]}"
+    restarted=$(timed "${restart[@]}")
+    looked=$(timed nanochat.ddp.status)
+    echo "$hosts hosts: from empty hosts to the end of a run $first s; again, without a change $again s;" \
+        "--tags restart until the first step $restarted s; status of a run in progress $looked s"
 done
