@@ -8,25 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import LOOK, ONE_RUN
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import quick_look
 
-SPEC: dict[str, Any] = {
-    # Not of the type path, which would be expanded here.
-    "run_dir": {"type": "str"},
-    "base_dir": {"type": "str"},
-    "run": {"type": "str"},
-    "rank": {"type": "int"},
-    "lines": {"type": "int", "default": 10},
-    "wait": {
-        "type": "dict",
-        "options": {
-            "state": {"type": "str"},
-            "step": {"type": "int"},
-            "at_least": {"type": "float", "default": 0.0},
-            "timeout": {"type": "float", "default": 0.0},
-        },
-    },
-}
+# Not of the type path, which would be expanded here.
+UNEXPANDED: dict[str, Any] = {"run_dir": {"type": "str"}, "base_dir": {"type": "str"}}
 
 
 class ActionModule(ActionBase):
@@ -40,11 +26,7 @@ class ActionModule(ActionBase):
         """The answer of the host."""
         variables = task_vars or {}
         result: dict[str, Any] = super().run(tmp, variables)
-        dummy, options = self.validate_argument_spec(
-            argument_spec=SPEC,
-            required_one_of=[("run_dir", "base_dir")],
-            mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")],
-        )
+        dummy, options = self.validate_argument_spec(argument_spec={**LOOK, **UNEXPANDED}, **ONE_RUN)
         seen = quick_look(self, options, variables)
         result.update(seen if seen is not None else self._execute_module(task_vars=variables))
         return result

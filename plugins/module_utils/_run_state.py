@@ -531,6 +531,21 @@ WHICH_RUN: Dict[str, Any] = dict(run_dir=dict(type="path"), base_dir=dict(type="
 ONE_RUN: Dict[str, Any] = dict(
     required_one_of=[("run_dir", "base_dir")], mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")]
 )
+# What run_info is told.
+LOOK: Dict[str, Any] = dict(
+    rank=dict(type="int"),
+    lines=dict(type="int", default=10),
+    wait=dict(
+        type="dict",
+        options=dict(
+            state=dict(type="str"),
+            step=dict(type="int"),
+            at_least=dict(type="float", default=0.0),
+            timeout=dict(type="float", default=0.0),
+        ),
+    ),
+    **WHICH_RUN,
+)
 
 
 def find_run_dir(params: Dict[str, Any]) -> Optional[str]:

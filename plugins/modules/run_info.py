@@ -221,31 +221,14 @@ run:
       elements: str
 """
 
-from typing import Any, Dict
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import ONE_RUN, WHICH_RUN, look
-
-ARGUMENTS: Dict[str, Any] = dict(
-    **WHICH_RUN,
-    rank=dict(type="int"),
-    lines=dict(type="int", default=10),
-    wait=dict(
-        type="dict",
-        options=dict(
-            state=dict(type="str"),
-            step=dict(type="int"),
-            at_least=dict(type="float", default=0.0),
-            timeout=dict(type="float", default=0.0),
-        ),
-    ),
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import LOOK, ONE_RUN, look
 
 
 def main() -> None:
     """Read the run folder and answer."""
     module = AnsibleModule(
-        argument_spec=ARGUMENTS,
+        argument_spec=LOOK,
         **ONE_RUN,
         supports_check_mode=True,
     )

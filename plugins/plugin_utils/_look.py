@@ -20,7 +20,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils import _run_state
 
 MARK = "nanochat-ddp-look "
-DEFAULTS: dict[str, Any] = {"run_dir": None, "base_dir": None, "run": None, "rank": None, "lines": 10, "wait": None}
+DEFAULTS: dict[str, Any] = {name: option.get("default") for name, option in _run_state.LOOK.items()}
 IMPORTED = re.compile(r"^from (ansible_collections\.nanochat\.ddp\.plugins\.module_utils\._\w+) import", re.M)
 # What the host runs: our files as the modules that they are, and nothing of Ansible. The host expands paths, its home is another than ours.
 PROGRAM = """
