@@ -29,7 +29,7 @@ from nanochat.optim import LearningRates, Optimizer
 from nanochat.resume import choose_step, fetch, folder_leader, gather_states
 from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
 from nanochat.settings import Settings, flag_of, rank_shares, shared_config, user_config
-from nanochat.sync import DenseSync, Sync, alike, make_sync
+from nanochat.sync import Sync, make_sync
 from nanochat.tokenizer import Tokenizer
 
 Batch = tuple[Tensor, Tensor]
@@ -160,9 +160,6 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
     restore(run)
     if isinstance(sync, LocalSync):
         sync.begin(run.progress.step, plan.num_iterations)
-    if isinstance(sync, DenseSync):
-        # A checkpoint may have changed how products are made.
-        sync.alike = alike(comm)
     start_alike(comm, run.weights)
     return run
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -165,13 +166,17 @@ class DenseSync(Sync):
     ) -> None:
         super().__init__(comm, training, optimizer, tokens_of_ranks)
         self.overlap = overlap
-        self.alike = alike(comm)
         shapes = {name: p.shape for name, p in training.model.named_parameters()}
         limit = DDP_BUCKET_BYTES if overlap else 0
         self._buckets = make_buckets(training.ready_order, shapes, limit)
         self._place = {name: view for bucket in self._buckets for name, view in bucket.views.items()}
         self._pending: list[Pending] = []
         self._left: list[set[Part]] = []
+
+    @cached_property
+    def alike(self) -> bool:
+        """Asked in the first step, since a checkpoint may have changed how products are made."""
+        return alike(self.comm)
 
     @property
     def on_ready(self) -> Any:
