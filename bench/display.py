@@ -277,7 +277,7 @@ def told_of(parts: list[list[float]], usual: float) -> dict[str, Any]:
 
 def looks_of(length: float) -> float:
     """How many looks a run of so many seconds is worth."""
-    from ansible_collections.nanochat.ddp.plugins.module_utils._watching import intervals
+    from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import intervals
 
     count, at = 1, 0.0
     while at < length:

@@ -17,14 +17,15 @@ WIDTH = 140
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 
-from ansible_collections.nanochat.ddp.plugins.module_utils import _findings, _settings  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils  # noqa: E402
 
 
-def sections() -> Iterator[tuple[str, list[_settings.Setting]]]:
+def sections() -> Iterator[tuple[str, list[settings_utils.Setting]]]:
     """The settings by section, in the table's order."""
-    names = dict.fromkeys(setting.section for setting in _settings.SETTINGS)
+    names = dict.fromkeys(setting.section for setting in settings_utils.SETTINGS)
     for name in names:
-        yield name, [setting for setting in _settings.SETTINGS if setting.section == name]
+        yield name, [setting for setting in settings_utils.SETTINGS if setting.section == name]
 
 
 def literal(value: object) -> str:
@@ -32,13 +33,13 @@ def literal(value: object) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def of_profiles(setting: _settings.Setting) -> str:
-    return ", ".join(f"{profile} {values[setting.name]}" for profile, values in _settings.PROFILES.items())
+def of_profiles(setting: settings_utils.Setting) -> str:
+    return ", ".join(f"{profile} {values[setting.name]}" for profile, values in settings_utils.PROFILES.items())
 
 
-def empty_means(setting: _settings.Setting) -> str:
+def empty_means(setting: settings_utils.Setting) -> str:
     """What it means to leave a setting empty."""
-    if any(setting.name in values for values in _settings.PROFILES.values()):
+    if any(setting.name in values for values in settings_utils.PROFILES.values()):
         return of_profiles(setting)
     return setting.empty
 
@@ -65,7 +66,7 @@ def group_vars() -> str:
                 "",
                 *([together] if len(together) <= WIDTH else [why, *([f"# {otherwise}"] if otherwise else [])]),
             ]
-            mark = "# " if setting.scope == _settings.HOST else ""
+            mark = "# " if setting.scope == settings_utils.HOST else ""
             lines.append(f"{mark}{setting.name}: {literal(setting.default)}".rstrip())
     return "\n".join(lines) + "\n"
 
@@ -75,7 +76,7 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "<!-- Written by tools/generate_docs.py from plugins/module_utils/_settings.py. -->",
+        "<!-- Written by tools/generate_docs.py from plugins/module_utils/_contract/settings.py. -->",
         "",
         "Variables of the inventory, all of them optional. Those of a host may differ from host to host; all others belong to the run and",
         "must be the same everywhere: set them for the group, in `inventory/group_vars/`, or with `-e` for one run. An empty value is as",
@@ -87,30 +88,32 @@ def settings_page() -> str:
         "`ddp_profile` fills in what is left empty: `smoke` is a trial of a few seconds, `real` a training of days. A setting that is",
         "given always wins over the profile.",
         "",
-        "| setting | " + " | ".join(_settings.PROFILES) + " |",
-        "|---|" + "---|" * len(_settings.PROFILES),
+        "| setting | " + " | ".join(settings_utils.PROFILES) + " |",
+        "|---|" + "---|" * len(settings_utils.PROFILES),
     ]
-    for name in _settings.PROFILES["smoke"]:
-        lines.append(f"| `{name}` | " + " | ".join(str(values[name]) for values in _settings.PROFILES.values()) + " |")
+    for name in settings_utils.PROFILES["smoke"]:
+        lines.append(
+            f"| `{name}` | " + " | ".join(str(values[name]) for values in settings_utils.PROFILES.values()) + " |"
+        )
     for section, settings in sections():
         lines += ["", f"## {section}", "", "| setting | default | what for | takes |", "|---|---|---|---|"]
         lines += [row(setting) for setting in settings]
     return "\n".join(lines) + "\n"
 
 
-def row(setting: _settings.Setting) -> str:
-    profile = any(setting.name in values for values in _settings.PROFILES.values())
+def row(setting: settings_utils.Setting) -> str:
+    profile = any(setting.name in values for values in settings_utils.PROFILES.values())
     default = "profile" if profile else setting.empty or f"`{literal(setting.default)}`"
-    return f"| `{setting.name}` | {default} | {setting.why} | {_settings.wanted(setting)} |"
+    return f"| `{setting.name}` | {default} | {setting.why} | {settings_utils.wanted(setting)} |"
 
 
 def troubleshooting_page() -> str:
     """docs/troubleshooting.md."""
-    catalogue = _findings.CATALOGUE
+    catalogue = findings.CATALOGUE
     lines = [
         "# Troubleshooting",
         "",
-        "<!-- Written by tools/generate_docs.py from plugins/module_utils/_findings.py. -->",
+        "<!-- Written by tools/generate_docs.py from plugins/module_utils/_contract/findings.py. -->",
         "",
         "What the plan, preflight, watch and the doctor can find, by the code that they print. An error stops a run before it starts, a",
         "warning does so with `ddp_strict=true`.",

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan of all hosts, computed once on the controller; the reasoning is in module_utils/_plan.py."""
+"""The plan of all hosts, computed once on the controller; the reasoning is in module_utils/_plan/planner.py."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import ALIASES
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
     PlanError,
     controller_questions,
     make_plan,
     questions,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan_text import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import (
     as_json,
     problems_text,
     render,
     render_findings,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._settings import ALIASES
-from ansible_collections.nanochat.ddp.plugins.module_utils._source_facts import look
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import look
 
 display = Display()
 STORY = "nanochat.ddp.story"

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The judgement on all that preflight tried, once and on the controller; the reasoning is in module_utils/_preflight.py."""
+"""The judgement on all that preflight tried, once and on the controller; the reasoning is in module_utils/_preflight/judge.py."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ansible import constants as C
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._findings import ERROR, WARNING, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._predict import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import ERROR, WARNING, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, with_hosts
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import (
     advice,
     outlook,
     prediction_text,
     slowest_link,
     speeds_of,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import in_order, judge
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight_evidence import Evidence, with_hosts
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight_text import findings_text, links_text, summary
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.text import findings_text, links_text, summary
 
 display = Display()
 OPTIONS = {

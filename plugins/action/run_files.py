@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_files import CopyError, apply_piece, have_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError, apply_piece, have_of
 
 ROUNDS = 1000
 

@@ -18,8 +18,8 @@ from typing import Any
 from ansible import constants
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import ENDED
-from ansible_collections.nanochat.ddp.plugins.module_utils._watching import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import (
     Patience,
     Sight,
     intervals,

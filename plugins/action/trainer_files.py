@@ -11,7 +11,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._tree import TreeError, digests_of, read_tree
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import TreeError, digests_of, read_tree
 
 
 class ActionModule(ActionBase):

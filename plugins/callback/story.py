@@ -39,7 +39,7 @@ from ansible import constants as C
 from ansible import context
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_table import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
     counted_text,
     live_line,
     plain_reason,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._launch import launch_action
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.launch import launch_action
 
 
 class FilterModule:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.module_utils._predict import comparison_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import comparison_text
 
 
 def prediction_check(prediction: Any, results: Any) -> str:

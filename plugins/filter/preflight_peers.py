@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight_evidence import peers_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import peers_of
 
 
 def preflight_peers(plan: Any, answers: Any, host: str) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.module_utils import _run_table
-from ansible_collections.nanochat.ddp.plugins.module_utils._predict import comparison_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import EMPTY
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import comparison_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
 
 def width() -> int:
@@ -31,7 +31,7 @@ def rows_of(results: Any) -> list[dict[str, Any]]:
         if run.get("state") is None:
             run = {**EMPTY, **run, "state": None}
         reachable = not result.get("unreachable") and result.get("reachable", True)
-        said = _run_table.plain_reason(str(result.get("msg") or "gave no answer"))
+        said = run_table.plain_reason(str(result.get("msg") or "gave no answer"))
         problem = None if result.get("run") else said.splitlines()[0]
         rows.append({**result, "host": str(host), "run": run, "reachable": reachable, "problem": problem})
     return rows
@@ -42,7 +42,7 @@ def closing_table(results: Any, prediction: Mapping[str, Any] | None = None) -> 
     rows = rows_of(results)
     happened = {row["host"]: row["run"] for row in rows}
     beside = comparison_text(prediction, happened) if prediction else ""
-    return _run_table.closing_table(rows, width()) + (f"\n{beside}" if beside else "")
+    return run_table.closing_table(rows, width()) + (f"\n{beside}" if beside else "")
 
 
 class FilterModule:
@@ -52,6 +52,6 @@ class FilterModule:
         """What templates may use."""
         return {
             "closing_table": closing_table,
-            "status_table": lambda results: _run_table.status_table(rows_of(results), width()),
-            "status_data": lambda results: _run_table.status_data(rows_of(results)),
+            "status_table": lambda results: run_table.status_table(rows_of(results), width()),
+            "status_data": lambda results: run_table.status_data(rows_of(results)),
         }

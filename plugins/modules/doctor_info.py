@@ -91,7 +91,7 @@ evidence:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._evidence import collect
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.gather import collect
 
 
 def main() -> None:

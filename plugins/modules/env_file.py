@@ -105,13 +105,13 @@ import stat
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils import _env_file
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
 
 
 def octal(mode: str) -> int:
     """The mode that the digits mean."""
     if not mode or len(mode) > 4 or set(mode) - set("01234567"):
-        raise _env_file.EnvFileError(f"mode {mode!r} is not a mode of octal digits in quotes, such as '0600'")
+        raise env_file_utils.EnvFileError(f"mode {mode!r} is not a mode of octal digits in quotes, such as '0600'")
     return int(mode, 8)
 
 
@@ -134,7 +134,8 @@ def hide(module: AnsibleModule, secrets: list[str]) -> None:
 def masked(params: dict[str, Any]) -> dict[str, Any]:
     """The options without the secrets' values, as they may be returned."""
     env = {
-        name: _env_file.MASK if name in params["secrets"] else value for name, value in (params["env"] or {}).items()
+        name: env_file_utils.MASK if name in params["secrets"] else value
+        for name, value in (params["env"] or {}).items()
     }
     return {**params, "env": env}
 
@@ -142,20 +143,22 @@ def masked(params: dict[str, Any]) -> dict[str, Any]:
 def apply(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Bring the file into its state and tell what was done, or would be done."""
     path, present = params["path"], params["state"] == "present"
-    env = _env_file.checked(params["env"]) if present else {}
+    env = env_file_utils.checked(params["env"]) if present else {}
     mode = octal(params["mode"])
     if present and mode & 0o007 and set(params["secrets"]) & set(env):
-        raise _env_file.EnvFileError(f"{path} would hold secrets, so mode {params['mode']} may not let everybody in")
+        raise env_file_utils.EnvFileError(
+            f"{path} would hold secrets, so mode {params['mode']} may not let everybody in"
+        )
     if os.path.isdir(path):
-        raise _env_file.EnvFileError(f"cannot write {path}: it is a folder")
-    before, mode_before = _env_file.read(path), mode_of(path)
-    after = _env_file.render(env) if present else None
+        raise env_file_utils.EnvFileError(f"cannot write {path}: it is a folder")
+    before, mode_before = env_file_utils.read(path), mode_of(path)
+    after = env_file_utils.render(env) if present else None
     changed = before != after or (present and mode_before != f"{mode:04o}")
     if changed and not check:
         if after is None:
             os.unlink(path)
         else:
-            _env_file.store(path, after, mode)
+            env_file_utils.store(path, after, mode)
     return {
         "changed": changed,
         "path": path,
@@ -169,11 +172,11 @@ def difference(
     path: str, before: bytes | None, after: bytes | None, visible: set[str], modes: tuple[str | None, str]
 ) -> dict[str, str]:
     """Both states of the file as texts that give no secret away."""
-    old = _env_file.parse(before) if before is not None else {}
-    new = _env_file.parse(after) if after is not None else {}
+    old = env_file_utils.parse(before) if before is not None else {}
+    new = env_file_utils.parse(after) if after is not None else {}
     texts = [
-        "" if before is None else f"# mode {modes[0]}\n" + _env_file.shown(old, visible),
-        "" if after is None else f"# mode {modes[1]}\n" + _env_file.shown(new, visible, other=old),
+        "" if before is None else f"# mode {modes[0]}\n" + env_file_utils.shown(old, visible),
+        "" if after is None else f"# mode {modes[1]}\n" + env_file_utils.shown(new, visible, other=old),
     ]
     return {"before": texts[0], "after": texts[1], "before_header": path, "after_header": path}
 
@@ -194,7 +197,7 @@ def main() -> None:
     invocation = {"module_args": masked(module.params)}
     try:
         module.exit_json(invocation=invocation, **apply(module.params, module.check_mode))
-    except (_env_file.EnvFileError, OSError) as error:
+    except (env_file_utils.EnvFileError, OSError) as error:
         module.fail_json(msg=str(error), invocation=invocation)
 
 

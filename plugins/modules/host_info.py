@@ -204,7 +204,7 @@ probe:
 from typing import Sequence
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._host_info import probe
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.host import probe
 
 
 def main() -> None:

@@ -252,10 +252,15 @@ stopped:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall_rules import FirewallError, port_range
-from ansible_collections.nanochat.ddp.plugins.module_utils._peer_check import Limits, Peer, check
-from ansible_collections.nanochat.ddp.plugins.module_utils._peer_responder import Ask, PeerCheckError, start, stop
-from ansible_collections.nanochat.ddp.plugins.module_utils._runner import runner
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import FirewallError, port_range
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import Limits, Peer, check
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_responder import (
+    Ask,
+    PeerCheckError,
+    start,
+    stop,
+)
 
 ARGUMENTS: dict[str, Any] = {
     "state": {"type": "str", "choices": ["listening", "checked", "stopped"], "required": True},

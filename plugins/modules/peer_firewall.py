@@ -144,9 +144,9 @@ message:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall import Request, settle
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall_rules import FirewallError, marker, wanted_rules
-from ansible_collections.nanochat.ddp.plugins.module_utils._runner import runner
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, settle
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import FirewallError, marker, wanted_rules
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ bytes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._report import ReportError, make_report
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import ReportError, make_report
 
 
 def write(module: AnsibleModule, path: str, text: str) -> bool:

@@ -88,8 +88,8 @@ import os
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_files import Have, missing_files
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import ONE_RUN, WHICH_RUN, find_run_dir
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import Have, missing_files
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ONE_RUN, WHICH_RUN, find_run_dir
 
 ARGUMENTS: Dict[str, Any] = dict(
     **WHICH_RUN,

@@ -58,7 +58,7 @@ set_aside:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_folder import RunFolderError, prepare
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import RunFolderError, prepare
 
 
 def main() -> None:

@@ -222,7 +222,7 @@ run:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import LOOK, ONE_RUN, look
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import LOOK, ONE_RUN, look
 
 
 def main() -> None:

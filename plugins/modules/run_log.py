@@ -93,8 +93,8 @@ log:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_log import read_log
-from ansible_collections.nanochat.ddp.plugins.module_utils._run_state import ONE_RUN, WHICH_RUN
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.log import read_log
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ONE_RUN, WHICH_RUN
 
 ARGUMENTS: Dict[str, Any] = dict(
     **WHICH_RUN,

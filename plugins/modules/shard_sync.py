@@ -279,8 +279,8 @@ links:
 import platform
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._shard_sync import Request, run
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import ShardsError
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import ShardsError
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.sync import Request, run
 
 SPEC = {
     "path": {"type": "path", "required": True},

@@ -174,26 +174,29 @@ import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils import _env_file, _processes, _session, _tmux
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
 
 
-def decide(session: _session.Session, params: dict[str, Any], spec: _session.Spec | None) -> str:
+def decide(session: session_utils.Session, params: dict[str, Any], spec: session_utils.Spec | None) -> str:
     """What has to be done to bring the session into the wanted state."""
     status, wanted = session.status()["state"], params["state"]
-    running = status == _session.RUNNING
+    running = status == session_utils.RUNNING
     if wanted == "restarted":
         return "restart" if running else "start"
     if spec is not None:
         if running:
             return "none" if session.same(spec) else "restart"
-        ended_as_wanted = status == _session.FINISHED and not params["rerun"] and session.same(spec)
+        ended_as_wanted = status == session_utils.FINISHED and not params["rerun"] and session.same(spec)
         return "none" if ended_as_wanted else "start"
-    if wanted == "absent" and (status != _session.ABSENT or session.launch()):
+    if wanted == "absent" and (status != session_utils.ABSENT or session.launch()):
         return "remove"
     return "stop" if running or session.left_over() else "none"
 
 
-def carry_out(session: _session.Session, action: str, spec: _session.Spec | None, timeout: int) -> None:
+def carry_out(session: session_utils.Session, action: str, spec: session_utils.Spec | None, timeout: int) -> None:
     """Do it. Whatever is started, what an earlier session left behind is ended first."""
     if action == "none":
         return
@@ -204,19 +207,19 @@ def carry_out(session: _session.Session, action: str, spec: _session.Spec | None
         session.start(spec, timeout)
 
 
-def difference(session: _session.Session, action: str, spec: _session.Spec | None) -> dict[str, str]:
+def difference(session: session_utils.Session, action: str, spec: session_utils.Spec | None) -> dict[str, str]:
     """What the session was given and is given, before anything is done."""
     status = session.status()["state"]
     before = session.describe(None, status)
     after = before
     if action == "stop":
-        after = session.describe(None, _session.FINISHED if status == _session.RUNNING else status)
+        after = session.describe(None, session_utils.FINISHED if status == session_utils.RUNNING else status)
     elif action != "none":
-        after = session.describe(spec, _session.ABSENT if action == "remove" else _session.RUNNING)
+        after = session.describe(spec, session_utils.ABSENT if action == "remove" else session_utils.RUNNING)
     return {"before": before, "after": after, "before_header": session.name, "after_header": session.name}
 
 
-def connect(module: AnsibleModule) -> tuple[_tmux.Tmux | None, bool]:
+def connect(module: AnsibleModule) -> tuple[tmux_utils.Tmux | None, bool]:
     """The user's own tmux server (None without tmux), and whether logging out would kill what is started now."""
     path = module.get_bin_path("tmux")
     if path is None:
@@ -232,15 +235,15 @@ def connect(module: AnsibleModule) -> tuple[_tmux.Tmux | None, bool]:
         return int(code), str(out), str(err)
 
     if module.params["state"] not in ("started", "restarted"):
-        return _tmux.Tmux(run, path), False
-    logind = _tmux.logind(run, _processes.user_name(os.getuid()))
-    return _tmux.Tmux(run, path, _session.user_scope(*logind)), logind.kills
+        return tmux_utils.Tmux(run, path), False
+    logind = tmux_utils.logind(run, processes_utils.user_name(os.getuid()))
+    return tmux_utils.Tmux(run, path, session_utils.user_scope(*logind)), logind.kills
 
 
 def warn_of_logout(module: AnsibleModule, status: dict[str, Any]) -> None:
     """Say so if the session will not survive the connection by which it was started."""
-    if status["state"] == _session.RUNNING and _tmux.ends_with_login(status.get("pid", 0)):
-        user = _processes.user_name(os.getuid())
+    if status["state"] == session_utils.RUNNING and tmux_utils.ends_with_login(status.get("pid", 0)):
+        user = processes_utils.user_name(os.getuid())
         module.warn(
             f"systemd ends the processes of {user} at logout here (KillUserProcesses=yes), so this session will end with "
             f"the SSH connection; let {user} linger (loginctl enable-linger {user}), log out everywhere and start it again"
@@ -251,10 +254,10 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     """Bring the session into its state and tell what was done, or would be done."""
     params = module.params
     tmux, logout_kills = connect(module)
-    session = _session.Session(params["name"], params["state_dir"], tmux)
+    session = session_utils.Session(params["name"], params["state_dir"], tmux)
     spec = None
     if params["state"] in ("started", "restarted"):
-        spec = _session.spec_from(
+        spec = session_utils.spec_from(
             params["argv"], params["chdir"], params["env_file"], params["log"], session.state_dir, session.name
         )
         session.check_free()
@@ -292,7 +295,7 @@ def main() -> None:
     )
     try:
         module.exit_json(**apply(module))
-    except (_session.SessionError, _tmux.TmuxError, _env_file.EnvFileError, OSError) as error:
+    except (session_utils.SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError) as error:
         module.fail_json(msg=str(error))
 
 

@@ -75,7 +75,7 @@ import os
 import platform
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._tree import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import (
     TreeError,
     apply,
     compare,

@@ -169,7 +169,7 @@ import shutil
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._venv import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import (
     Venv,
     VenvError,
     Wish,

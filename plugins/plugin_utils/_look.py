@@ -9,54 +9,21 @@ seconds sends the bare code that reads instead, to a Python that loads nothing e
 
 from __future__ import annotations
 
-import importlib
 import json
-import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils import _run_state
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
 
 MARK = "nanochat-ddp-look "
-DEFAULTS: dict[str, Any] = {name: option.get("default") for name, option in _run_state.LOOK.items()}
-IMPORTED = re.compile(r"^from (ansible_collections\.nanochat\.ddp\.plugins\.module_utils\._\w+) import", re.M)
-# What the host runs: our files as the modules that they are, and nothing of Ansible. The host expands paths, its home is another than ours.
-PROGRAM = """
-import json, os, sys, types
-def known(name, source):
-    whole = ""
-    for part in name.split(".")[:-1]:
-        whole = whole + "." + part if whole else part
-        if whole not in sys.modules:
-            sys.modules[whole] = types.ModuleType(whole)
-            sys.modules[whole].__path__ = []
-    sys.modules[name] = types.ModuleType(name)
-    exec(compile(source, name, "exec"), sys.modules[name].__dict__)
-    return sys.modules[name]
-given = json.loads({given!r})
-for name, source in given["sources"]:
-    last = known(name, source)
-params = given["params"]
-for name in ("run_dir", "base_dir"):
-    if params[name]:
-        params[name] = os.path.expanduser(os.path.expandvars(params[name]))
-print(given["mark"] + json.dumps(last.look(params)))
-"""
-
-
-def sources_of(name: str) -> list[tuple[str, str]]:
-    """A module of ours and those that it imports, each after what it needs."""
-    source = Path(str(importlib.import_module(name).__file__)).read_text(encoding="utf-8")
-    needed = [one for other in IMPORTED.findall(source) for one in sources_of(other)]
-    return [*dict.fromkeys(needed), (name, source)]
+DEFAULTS: dict[str, Any] = {name: option.get("default") for name, option in run_state.LOOK.items()}
 
 
 def program(params: dict[str, Any]) -> str:
     """The code that looks, with what it is to look at."""
-    given = {"sources": sources_of(_run_state.__name__), "params": {**DEFAULTS, **params}, "mark": MARK}
-    return PROGRAM.format(given=json.dumps(given))
+    return host_code.program(run_state.__name__, "say", MARK, {**DEFAULTS, **params})
 
 
 def python_of(action: ActionBase, variables: dict[str, Any]) -> str:

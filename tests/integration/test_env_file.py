@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils import _env_file
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.modules import env_file
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -54,12 +54,12 @@ def read_by(shell, path):
 def test_every_shell_hands_on_every_byte(shell, tmp_path, env):
     path = tmp_path / "env"
     texts = {name: os.fsdecode(value) for name, value in env.items()}
-    _env_file.store(str(path), _env_file.render(texts), 0o600)
+    env_file_utils.store(str(path), env_file_utils.render(texts), 0o600)
 
     arrived = read_by(shell, path)
 
     assert {name: arrived.get(name) for name in env} == env
-    assert _env_file.parse(path.read_bytes()) == texts
+    assert env_file_utils.parse(path.read_bytes()) == texts
 
 
 def test_the_longest_value_that_linux_passes_on_arrives(run_module, tmp_path):
@@ -95,8 +95,8 @@ def test_names_that_shells_keep_are_those_that_are_refused(tmp_path):
     }
     path = tmp_path / "env"
     kept = set()
-    for name in sorted(names - set(_env_file.SHELL_OWNED)):
-        path.write_bytes(_env_file.render({name: "C.UTF-8"}))
+    for name in sorted(names - set(env_file_utils.SHELL_OWNED)):
+        path.write_bytes(env_file_utils.render({name: "C.UTF-8"}))
         kept |= {name for shell in PRESENT if read_by(shell, path).get(name) != b"C.UTF-8"}
 
     assert not kept

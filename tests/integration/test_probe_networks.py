@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import PlanError, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanError, make_plan
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces want root")
 
 COLLECTIONS = Path(__file__).resolve().parents[2] / ".ansible/collections"
 PROBE = """
 import json, shutil, subprocess, sys
-from ansible_collections.nanochat.ddp.plugins.module_utils import _host_info
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as host_facts
 def run(argv):
     done = subprocess.run(list(argv), capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 find = shutil.which if sys.argv[3] == "with-ip" else lambda name: None if name == "ip" else shutil.which(name)
-print(json.dumps(_host_info.probe(run, find, sys.argv[1], peers=sys.argv[2].split(","))))
+print(json.dumps(host_facts.probe(run, find, sys.argv[1], peers=sys.argv[2].split(","))))
 """
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._report import make_report
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import make_report
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,9 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils import _env_file, _processes, _reaper
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
 from ansible_collections.nanochat.ddp.tests.integration.test_env_file import ENVIRONMENTS, environment_of
 from hypothesis import HealthCheck, given, settings
@@ -44,7 +46,7 @@ def until(condition, seconds=60.0):
 
 
 def living(pid):
-    found = _processes.process(pid)
+    found = processes.process(pid)
     return found is not None and found.state != "Z"
 
 
@@ -159,10 +161,10 @@ def test_the_record_keeps_to_the_contract(job):
 
     assert session["argv"] == [sys.executable, "-c", SAY + SLEEP]
     assert session["session"] == job.name
-    assert session["boot_id"] == _processes.boot_id()
-    assert session["pid_start"] == _processes.start_ticks(session["pid"])
+    assert session["boot_id"] == processes.boot_id()
+    assert session["pid_start"] == processes.start_ticks(session["pid"])
     assert job.pids(1) == [session["child_pid"]]
-    assert _processes.process(session["child_pid"]).marker == session["id"]
+    assert processes.process(session["child_pid"]).marker == session["id"]
     assert [session[key] for key in ("ended", "exit_code", "signal", "stopped")] == [None, None, None, False]
     assert {**job.record(), "state": "running"} == session
 
@@ -225,9 +227,9 @@ def test_a_progress_bar_that_never_ends_its_line_is_logged_too(job):
 
 def test_other_arguments_restart_it_and_the_diff_says_so(job, tmp_path):
     env = tmp_path / "env"
-    env.write_bytes(_env_file.render({"A": "1", "B": "1"}))
+    env.write_bytes(env_file_utils.render({"A": "1", "B": "1"}))
     first = job.start(SLEEP, "one", env_file=str(env))["session"]
-    env.write_bytes(_env_file.render({"A": "1", "B": "2", "C": "3"}))
+    env.write_bytes(env_file_utils.render({"A": "1", "B": "2", "C": "3"}))
 
     checked = job.start(SLEEP, "two", env_file=str(env), check=True)
     assert checked["action"] == "restart" and checked["session"]["id"] == first["id"]
@@ -266,7 +268,7 @@ def test_absent_takes_the_pane_and_the_record_and_leaves_the_log(job):
 @given(ENVIRONMENTS)
 def test_every_byte_of_the_environment_arrives_through_the_launch(job, tmp_path, env):
     path, out = tmp_path / "env", tmp_path / "out"
-    path.write_bytes(_env_file.render({name: os.fsdecode(value) for name, value in env.items()}))
+    path.write_bytes(env_file_utils.render({name: os.fsdecode(value) for name, value in env.items()}))
     dump = f"import os; open({str(out)!r}, 'wb').write(b''.join(b'%s=%s\\0' % pair for pair in os.environb.items()))"
 
     job.play("restarted", argv=[sys.executable, "-c", dump], env_file=str(path))
@@ -412,7 +414,7 @@ def test_is_gone_after_the_host_was_restarted(job, strangers):
     job.play("stopped")
     # After a restart the pids of the record belong to others.
     other = strangers(["sleep", "600"])
-    changed = {**record, "boot_id": "another", "pid": other.pid, "pid_start": _processes.start_ticks(other.pid)}
+    changed = {**record, "boot_id": "another", "pid": other.pid, "pid_start": processes.start_ticks(other.pid)}
     (job.folder / "session.json").write_text(json.dumps(changed))
 
     stopped = job.play("stopped")
@@ -426,7 +428,7 @@ def test_a_pid_that_was_taken_since_is_not_touched(job, strangers):
     job.start(SLEEP)
     job.play("stopped")
     other = strangers([sys.executable, "-c", SLEEP])
-    start = _processes.start_ticks(other.pid)
+    start = processes.start_ticks(other.pid)
     taken = {**job.record(), "pid": other.pid, "pid_start": start - 1, "child_pid": other.pid, "ended": None}
     (job.folder / "session.json").write_text(json.dumps(taken))
 
@@ -493,7 +495,7 @@ TREE = (
 
 
 def test_stop_ends_the_whole_tree(job, monkeypatch):
-    monkeypatch.setattr(_reaper, "TERM_SECONDS", 0.5)
+    monkeypatch.setattr(reaper, "TERM_SECONDS", 0.5)
     job.start(TREE)
     pids = job.pids(5)
     os.kill(pids[-1], signal.SIGSTOP)
@@ -507,7 +509,7 @@ def test_stop_ends_the_whole_tree(job, monkeypatch):
 
 @pytest.mark.parametrize("remove", [False, True], ids=["record kept", "record lost"])
 def test_stop_finds_the_tree_of_a_runner_that_was_killed(job, monkeypatch, remove):
-    monkeypatch.setattr(_reaper, "TERM_SECONDS", 0.5)
+    monkeypatch.setattr(reaper, "TERM_SECONDS", 0.5)
     session = job.start(TREE)["session"]
     pids = job.pids(5)
     os.kill(session["pid"], signal.SIGKILL)
@@ -567,8 +569,8 @@ def test_stop_finds_an_orphan_that_cleared_its_environment(job):
     job.start(f"import subprocess; subprocess.run([{sys.executable!r}, '-c', {parent!r}])\n{SAY}{SLEEP}")
     pids = job.pids(2)
     runner = job.record()["pid"]
-    assert {_processes.process(pid).ppid for pid in pids} == {runner}
-    assert {_processes.process(pid).marker for pid in pids} == {None, job.record()["id"]}
+    assert {processes.process(pid).ppid for pid in pids} == {runner}
+    assert {processes.process(pid).marker for pid in pids} == {None, job.record()["id"]}
 
     job.play("stopped")
 
@@ -576,7 +578,7 @@ def test_stop_finds_an_orphan_that_cleared_its_environment(job):
 
 
 def test_nobody_else_is_ever_touched(jobs, strangers, monkeypatch):
-    monkeypatch.setattr(_reaper, "TERM_SECONDS", 0.5)
+    monkeypatch.setattr(reaper, "TERM_SECONDS", 0.5)
     job, neighbour = jobs(), jobs("job-10")
     session = job.start(IGNORE + SAY + SLEEP)["session"]
     neighbour.start(IGNORE + SAY + SLEEP)

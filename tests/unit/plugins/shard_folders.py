@@ -8,14 +8,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from ansible_collections.nanochat.ddp.plugins.module_utils import _shard_share
-from ansible_collections.nanochat.ddp.plugins.module_utils._shard_pull import Peer, Puller
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share as shard_share
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     Digests,
     entries,
     files_below,
     manifest_of,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import Peer, Puller
 
 SECRET = "of-this-transfer"
 
@@ -50,16 +50,16 @@ class Host:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        offer = _shard_share.Offer(
+        offer = shard_share.Offer(
             folder.name, str(folder), "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=120, idle=120
         )
-        state = _shard_share.start(offer)
+        state = shard_share.start(offer)
         self.pid = state["pid"]
         self.peer = Peer(folder.name, "127.0.0.1", state["port"])
 
     def stop(self) -> dict:
         """Returns the bytes that were sent, by file."""
-        state = _shard_share.stop(str(self.folder))
+        state = shard_share.stop(str(self.folder))
         return dict(state["served"]) if state else {}
 
     def pull(self, manifest: dict, peers: list[Peer], patience: float = 10.0) -> list:

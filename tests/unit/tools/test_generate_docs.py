@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.nanochat.ddp.plugins.module_utils import _settings
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings
 
 ROOT = Path(__file__).resolve().parents[3]
 SPEC = importlib.util.spec_from_file_location("generate_docs", ROOT / "tools" / "generate_docs.py")
@@ -27,12 +27,12 @@ def test_the_page_is_in_step_with_the_code(name):
 def test_the_default_inventory_shows_every_setting_and_gives_only_defaults():
     text = (ROOT / "inventory/group_vars/trainers.yml").read_text(encoding="utf-8")
     given = yaml.safe_load(text)
-    run, _each = _settings.resolve([("node1", given)])
-    assert run == {**run, **{name: value for name, value in _settings.defaults("smoke").items() if name in run}}
-    for setting in _settings.SETTINGS:
+    run, _each = settings.resolve([("node1", given)])
+    assert run == {**run, **{name: value for name, value in settings.defaults("smoke").items() if name in run}}
+    for setting in settings.SETTINGS:
         assert f"{setting.name}:" in text
         # Those of a host stand in hosts.yml, which a group's file would overrule.
-        assert (setting.name in given) == (setting.scope == _settings.RUN)
+        assert (setting.name in given) == (setting.scope == settings.RUN)
 
 
 @pytest.mark.parametrize("name", ["home", "lab"])
@@ -41,4 +41,4 @@ def test_the_settings_of_other_topologies_are_valid(name):
     group = yaml.safe_load((folder / "group_vars/trainers.yml").read_text(encoding="utf-8"))
     trainers = yaml.safe_load((folder / "hosts.yml").read_text(encoding="utf-8"))["trainers"]
     hosts = [(host, {**group, **trainers.get("vars", {}), **(own or {})}) for host, own in trainers["hosts"].items()]
-    _settings.resolve(hosts)
+    settings.resolve(hosts)

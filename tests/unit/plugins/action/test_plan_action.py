@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.nanochat.ddp.plugins.action import plan as action
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils.plan_probes import hosts
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 
 
 def run(

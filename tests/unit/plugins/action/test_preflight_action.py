@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.action import preflight
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import make_plan
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils.plan_probes import hosts
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 
 OK = {"ok": True, "torch": "2.13.0", "bandwidth_mbit": 900.0}
 

@@ -15,15 +15,15 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils import _evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather as evidence_utils
 from ansible_collections.nanochat.ddp.plugins.modules import doctor_info
 
 
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch):
     """A run folder whose rank is a process that sleeps and beats."""
-    monkeypatch.setattr(_evidence, "SAMPLE_SECONDS", 0.1)
-    monkeypatch.setattr(_evidence, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(evidence_utils, "SAMPLE_SECONDS", 0.1)
+    monkeypatch.setattr(evidence_utils, "ANSWER_SECONDS", 1.0)
     env = {**os.environ, "NANOCHAT_DDP_SESSION": "doctored"}
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=env)
     (tmp_path / "session.json").write_text(

@@ -8,7 +8,7 @@ import os
 import stat
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils import _env_file
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.modules import env_file
 
 SECRET = "correct-horse-battery"
@@ -29,7 +29,7 @@ def test_writes_what_a_shell_reads_and_says_so(run_module, path):
 
     assert result["changed"]
     assert result["names"] == ["API_KEY", "GREETING", "THREADS"]
-    assert _env_file.parse(path.read_bytes()) == {"THREADS": "8", "GREETING": "it's $HOME\n", "API_KEY": SECRET}
+    assert env_file_utils.parse(path.read_bytes()) == {"THREADS": "8", "GREETING": "it's $HOME\n", "API_KEY": SECRET}
     assert mode_of(path) == 0o600
     assert result["diff"]["before"] == ""
     assert result["diff"]["after"] == ("# mode 0600\nAPI_KEY=********\nGREETING='it'\\''s $HOME\n'\nTHREADS='8'\n")
@@ -117,7 +117,7 @@ def test_a_file_of_another_kind_is_replaced_without_being_shown(run_module, path
     result = run_module(env_file, path=str(path), env={"A": "1"})
 
     assert result["changed"] and "TOKEN" not in str(result)
-    assert _env_file.parse(path.read_bytes()) == {"A": "1"}
+    assert env_file_utils.parse(path.read_bytes()) == {"A": "1"}
 
 
 def test_absent_removes_it_once(run_module, path):

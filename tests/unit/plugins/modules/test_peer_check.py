@@ -13,9 +13,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils import _peer_check as peer_check_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils import _peer_responder as responder_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._processes import alive, start_ticks
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import alive, start_ticks
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_check as peer_check_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_responder as responder_utils
 from ansible_collections.nanochat.ddp.plugins.modules import peer_check
 
 HOST = "127.0.0.1"

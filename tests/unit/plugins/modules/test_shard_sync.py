@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils import _shards
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import folder as shards_utils
 from ansible_collections.nanochat.ddp.plugins.modules import shard_sync
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import SECRET, Host, describe, fill
 
@@ -51,11 +51,11 @@ def test_brings_all_files_and_says_from_where(sync, master, tmp_path):
 
     assert result["changed"] and not result.get("failed")
     assert result["moved"] == ALL
-    assert result["bytes"] == sum(one.bytes for one in _shards.entries(master.manifest))
+    assert result["bytes"] == sum(one.bytes for one in shards_utils.entries(master.manifest))
     assert result["from"] == {"master": result["bytes"]}
-    assert result["digest"] == _shards.digest_of(master.manifest)
-    assert result["diff"] == {"before": "", "after": _shards.listing(master.manifest)}
-    assert _shards.load_manifest(str(tmp_path / "store")) == master.manifest
+    assert result["digest"] == shards_utils.digest_of(master.manifest)
+    assert result["diff"] == {"before": "", "after": shards_utils.listing(master.manifest)}
+    assert shards_utils.load_manifest(str(tmp_path / "store")) == master.manifest
     assert SECRET not in str(result)
 
 
@@ -103,7 +103,7 @@ def test_field_07_missing_truncated_and_corrupted_shards_are_mended(sync, tmp_pa
 
 
 def test_full_disk_is_said_before_anything_moves(sync, tmp_path, monkeypatch):
-    monkeypatch.setattr(_shards, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(shards_utils, "free_bytes", lambda folder: 1000)
 
     result = sync()
 

@@ -11,7 +11,9 @@ import subprocess
 
 import pytest
 from ansible.module_utils import basic
-from ansible_collections.nanochat.ddp.plugins.module_utils import _processes, _session, _tmux
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
 from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
 
 
@@ -68,7 +70,7 @@ class Host:
     def write_record(self):
         launch = json.loads((self.state_dir / ".session/launch.json").read_text())
         record = {"id": launch["id"], "session": launch["session"], "argv": launch["argv"], "pid": self.pid}
-        record.update(boot_id=_processes.boot_id(), pid_start=_processes.start_ticks(self.pid), child_pid=self.pid)
+        record.update(boot_id=processes.boot_id(), pid_start=processes.start_ticks(self.pid), child_pid=self.pid)
         record.update(started=1.0, ended=None, exit_code=None, signal=None, stopped=False)
         (self.state_dir / "session.json").write_text(json.dumps(record))
 
@@ -83,7 +85,7 @@ class Host:
 
 @pytest.fixture
 def host(monkeypatch, tmp_path):
-    monkeypatch.setattr(_session, "_GO_SECONDS", 0.1)
+    monkeypatch.setattr(session_utils, "_GO_SECONDS", 0.1)
     runner = subprocess.Popen(["sleep", "600"])
     made = Host(tmp_path, runner.pid)
     monkeypatch.setattr(basic.AnsibleModule, "get_bin_path", made.get_bin_path)
@@ -246,7 +248,7 @@ def test_tmuxs_own_words_are_passed_on(play, host):
 
 
 def test_a_runner_that_does_not_come_up_is_shown(play, host, monkeypatch):
-    monkeypatch.setattr(_session, "_START_SECONDS", 0.1)
+    monkeypatch.setattr(session_utils, "_START_SECONDS", 0.1)
     host.silent = True
 
     result = play()
@@ -296,8 +298,8 @@ def test_field_12_logging_out_where_systemd_kills(play, host, monkeypatch, kills
     host.installed |= {"loginctl", "systemd-run"}
     host.logind = f"KillUserProcesses={kills}\nKillExcludeUsers=\nLinger={lingers}\n"
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
-    monkeypatch.setattr(_session.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(_tmux, "ends_with_login", lambda pid: in_login)
+    monkeypatch.setattr(session_utils.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(tmux_utils, "ends_with_login", lambda pid: in_login)
     warnings = []
     monkeypatch.setattr(basic.AnsibleModule, "warn", lambda self, text: warnings.append(text))
 
@@ -310,8 +312,8 @@ def test_field_12_logging_out_where_systemd_kills(play, host, monkeypatch, kills
 
 def test_whoever_cannot_be_ended_is_named(play, host, monkeypatch):
     play()
-    stubborn = _processes.process(host.pid)
-    monkeypatch.setattr(_session._reaper, "end", lambda session, grace: {stubborn.pid: stubborn})
+    stubborn = processes.process(host.pid)
+    monkeypatch.setattr(session_utils.reaper, "end", lambda session, grace: {stubborn.pid: stubborn})
 
     for state in ("stopped", "absent", "restarted"):
         result = play(state=state)
@@ -334,14 +336,14 @@ def test_root_is_excluded_from_the_killing_by_default():
     def run(argv):
         return 0, "KillUserProcesses=yes\nKillExcludeUsers=root\nLinger=no\n", ""
 
-    assert not _tmux.logind(run, "root").kills
-    assert _tmux.logind(run, "lzw").kills
-    assert _tmux.logind(lambda argv: (127, "", "not installed"), "lzw") == (False, False)
+    assert not tmux_utils.logind(run, "root").kills
+    assert tmux_utils.logind(run, "lzw").kills
+    assert tmux_utils.logind(lambda argv: (127, "", "not installed"), "lzw") == (False, False)
 
 
 def test_semicolons_do_not_end_tmuxs_command():
     calls = []
-    tmux = _tmux.Tmux(lambda argv: (calls.append(argv), (0, "", ""))[1], "tmux")
+    tmux = tmux_utils.Tmux(lambda argv: (calls.append(argv), (0, "", ""))[1], "tmux")
     tmux.start("job", "label", "/a", ["python", "/a;b;", ";"])
 
     words = calls[0]
@@ -349,7 +351,7 @@ def test_semicolons_do_not_end_tmuxs_command():
 
 
 def test_a_tmux_server_of_another_release_is_named():
-    tmux = _tmux.Tmux(lambda argv: (1, "", "protocol version mismatch (client 8, server 7)"), "/opt/tmux")
+    tmux = tmux_utils.Tmux(lambda argv: (1, "", "protocol version mismatch (client 8, server 7)"), "/opt/tmux")
 
-    with pytest.raises(_tmux.TmuxError, match="does not understand /opt/tmux: protocol version mismatch"):
+    with pytest.raises(tmux_utils.TmuxError, match="does not understand /opt/tmux: protocol version mismatch"):
         tmux.exists("job")

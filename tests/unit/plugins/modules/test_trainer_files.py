@@ -8,7 +8,7 @@ import base64
 import os
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils import _tree
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import files as trainer_tree
 from ansible_collections.nanochat.ddp.plugins.modules import trainer_files
 
 
@@ -29,7 +29,7 @@ def deploy(run_module, src, tmp_path):
     """Runs the module with what the controller's side would send it."""
 
     def run(_check_mode=False, contents=True):
-        tree = _tree.read_tree(str(src))
+        tree = trainer_tree.read_tree(str(src))
         sent = {path: base64.b64encode(content).decode() for path, content in tree.items()} if contents else None
         return run_module(
             trainer_files,
@@ -37,7 +37,7 @@ def deploy(run_module, src, tmp_path):
             src=str(src),
             dest=str(tmp_path / "dest"),
             host="worker",
-            files=_tree.digests_of(tree),
+            files=trainer_tree.digests_of(tree),
             contents=sent,
         )
 
@@ -135,6 +135,6 @@ def test_folder_that_cannot_be_written_is_named(deploy, tmp_path):
 
 
 def test_tree_that_is_no_source_is_refused(src, monkeypatch):
-    monkeypatch.setattr(_tree, "LARGEST_TREE", 10)
-    with pytest.raises(_tree.TreeError, match="hardly the sources of a trainer"):
-        _tree.read_tree(str(src))
+    monkeypatch.setattr(trainer_tree, "LARGEST_TREE", 10)
+    with pytest.raises(trainer_tree.TreeError, match="hardly the sources of a trainer"):
+        trainer_tree.read_tree(str(src))

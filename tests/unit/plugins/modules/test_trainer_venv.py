@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils import basic
-from ansible_collections.nanochat.ddp.plugins.module_utils import _venv
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import venv
 from ansible_collections.nanochat.ddp.plugins.modules import trainer_venv
 
 INTERPRETER = {
@@ -36,7 +36,7 @@ class Tools:
 
     def run(self, module, argv, **dummy):
         self.argvs.append(argv)
-        if _venv.ASK_INTERPRETER in argv:
+        if venv.ASK_INTERPRETER in argv:
             return 0, json.dumps(self.interpreter), ""
         if "venv" in argv:
             (self.path / "bin").mkdir(parents=True)
@@ -44,7 +44,7 @@ class Tools:
             return 0, "", ""
         if "install" in argv:
             return self.install
-        if _venv.ASK_PACKAGES in argv:
+        if venv.ASK_PACKAGES in argv:
             return 0, json.dumps({"packages": self.installed, "cuda": None, "python": "3.11"}), ""
         return 0, "3.11\n", ""
 
@@ -62,7 +62,7 @@ def tools(tmp_path, monkeypatch):
 
     monkeypatch.setattr(basic.AnsibleModule, "run_command", run_command)
     monkeypatch.setattr(basic.AnsibleModule, "get_bin_path", lambda self, name, *dummy: f"/usr/bin/{name}")
-    monkeypatch.setattr(_venv, "SPACE_FOR_TORCH", 0)
+    monkeypatch.setattr(venv, "SPACE_FOR_TORCH", 0)
     return found
 
 
@@ -161,7 +161,7 @@ def test_folder_that_is_no_environment_is_left_alone(make, tools):
 
 def test_python_without_ensurepip_names_the_package(make, tools, monkeypatch):
     tools.interpreter.update(ensurepip=False, pip=False)
-    monkeypatch.setattr(_venv, "install_hint", lambda what, minor="": f"sudo apt install python{minor}-{what}")
+    monkeypatch.setattr(venv, "install_hint", lambda what, minor="": f"sudo apt install python{minor}-{what}")
 
     result = make()
 

@@ -1,0 +1,364 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one host can tell about a rank that stands still or died: gathered in a few seconds, changing nothing.
+
+Everything comes from /proc, /sys, the run folder and the trainer's own answer to a request for its stacks. What may not be
+read is left out; the judge (_doctor.py) works with what is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import threading
+import time
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
+
+Run = Callable[[List[str]], Tuple[int, str, str]]
+
+# The trainer's heartbeat looks for this file once a second and answers with its stacks and its flight record.
+REQUEST = "dump-request-rank%d"
+ANSWER = "dump-rank%d.json"
+ANSWER_SECONDS = 4.0
+SAMPLE_SECONDS = 1.0
+TCP_STATES = {
+    1: "ESTABLISHED",
+    2: "SYN_SENT",
+    3: "SYN_RECV",
+    4: "FIN_WAIT1",
+    5: "FIN_WAIT2",
+    8: "CLOSE_WAIT",
+    10: "LISTEN",
+}
+
+
+def collect(run_dir: str, rank: int, peers: List[Dict[str, Any]], probe_port: int, run: Run) -> Dict[str, Any]:
+    """Everything about this host's rank. peers: [{host, address}]; probe_port: one that the peers' firewalls leave open."""
+    state = run_state.read_run(run_dir, rank, lines=30)
+    pid = trainer_pid(run_dir, rank)
+    ask(run_dir, rank, pid)
+    first = counters(pid)
+    time.sleep(SAMPLE_SECONDS)
+    second = counters(pid)
+    return {
+        "rank": rank,
+        "run": state,
+        "process": process_facts(pid, first, second),
+        "dump": answer(run_dir, rank, pid),
+        "sockets": peer_sockets(pid, [peer["address"] for peer in peers]),
+        "links": reach_all(peers, probe_port),
+        "system": system_facts(run_dir, first, second),
+        "others": busiest(first, second, rank_pids(run_dir, pid)),
+        "kernel": kernel_words(run, state.get("started")),
+        "oom_kills_before": heartbeat(run_dir, rank).get("oom_kills"),
+    }
+
+
+# -- the trainer's process --------------------------------------------------------------------------------------------
+
+
+def heartbeat(run_dir: str, rank: int) -> Dict[str, Any]:
+    return run_state.read_json(os.path.join(run_dir, "heartbeat-rank%d.json" % rank))
+
+
+def rank_pids(run_dir: str, pid: Optional[int]) -> Set[int]:
+    """The rank and all else of its session, and of the other nodes of the run on this machine."""
+    name = os.path.basename(run_dir.rstrip("/"))
+    mine = {one.pid for one in processes.processes().values() if one.worker and "--run=%s" % name in one.argv}
+    return mine | {os.getpid()} | ({pid} if pid else set())
+
+
+def trainer_pid(run_dir: str, rank: int) -> Optional[int]:
+    """The rank's process: the one that beats, else the deepest one of its session; None when it is gone."""
+    table = processes.processes()
+    session = run_state.read_json(os.path.join(run_dir, "session.json"))
+    marker = session.get("id")
+    ours = [one for one in table.values() if marker and one.marker == marker]
+    beating = heartbeat(run_dir, rank).get("pid")
+    if isinstance(beating, int) and any(one.pid == beating for one in ours):
+        return beating
+    if isinstance(beating, int) and not marker and beating in table:
+        return beating
+    workers = [one.pid for one in ours if one.worker]
+    return max(workers) if workers else None
+
+
+def counters(pid: Optional[int]) -> Dict[str, Any]:
+    """What is compared between two moments."""
+    return {
+        "time": time.monotonic(),
+        "cpu": dict(_cpu_times()),
+        "swap": _vmstat(("pswpin", "pswpout")),
+        "throttle": _throttle(),
+        "limited": _limited(),
+        "delay": _delay(pid),
+        "pid": pid,
+    }
+
+
+def _delay(pid: Optional[int]) -> float:
+    """Seconds that the threads of a process were ready to run and had no core."""
+    folder, total = "/proc/%s/task" % pid, 0
+    for name in os.listdir(folder) if pid and os.path.isdir(folder) else []:
+        fields = _text("%s/%s/schedstat" % (folder, name)).split()
+        total += int(fields[1]) if len(fields) > 1 else 0
+    return total / 1e9
+
+
+def _cpu_times() -> Iterable[Tuple[int, float]]:
+    tick = os.sysconf("SC_CLK_TCK")
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = _text("/proc/%s/stat" % name).rpartition(")")[2].split()
+            if len(fields) > 12:
+                yield int(name), (int(fields[11]) + int(fields[12])) / tick
+
+
+def process_facts(pid: Optional[int], first: Dict[str, Any], second: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """State, memory and share of a CPU of the rank's process; None when there is none."""
+    one = processes.process(pid) if pid else None
+    if one is None or pid is None:
+        return None
+    status = _text("/proc/%d/status" % pid)
+    seconds = second["time"] - first["time"]
+    used = second["cpu"].get(pid, 0.0) - first["cpu"].get(pid, 0.0)
+    return {
+        "pid": pid,
+        "state": one.state,
+        "command": one.command[:200],
+        "cpu_share": round(max(0.0, used) / seconds, 3),
+        "waits_for_core": round(max(0.0, second["delay"] - first["delay"]) / seconds, 3),
+        "memory_bytes": _status_bytes(status, "VmRSS"),
+        "swapped_bytes": _status_bytes(status, "VmSwap"),
+        "waits_in": _text("/proc/%d/wchan" % pid).strip(),
+    }
+
+
+def _status_bytes(status: str, name: str) -> int:
+    found = re.search(r"^%s:\s+(\d+) kB" % name, status, re.M)
+    return int(found.group(1)) * 1024 if found else 0
+
+
+# -- stacks and flight record, by the trainer itself --------------------------------------------------------------------
+
+
+def ask(run_dir: str, rank: int, pid: Optional[int]) -> None:
+    """Leave the request; a folder that may not be written just gets no answer."""
+    if pid is None:
+        return
+    try:
+        with open(os.path.join(run_dir, REQUEST % rank), "w", encoding="ascii") as file:
+            file.write(str(time.time()))
+    except OSError:
+        pass
+
+
+def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dict[str, Any]]:
+    """The trainer's answer to the request, None if it does not come: a stopped process, or another trainer than ours."""
+    request, path = os.path.join(run_dir, REQUEST % rank), os.path.join(run_dir, ANSWER % rank)
+    limit = time.monotonic() + (ANSWER_SECONDS if pid is not None else 0.0)
+    while os.path.exists(request) and time.monotonic() < limit:
+        time.sleep(0.1)
+    answered = not os.path.exists(request)
+    try:
+        os.unlink(request)
+    except OSError:
+        pass  # it was answered, or never written
+    return run_state.read_json(path) or None if answered else None
+
+
+# -- the network ------------------------------------------------------------------------------------------------------
+
+
+def peer_sockets(pid: Optional[int], addresses: List[str]) -> List[Dict[str, Any]]:
+    """The process's TCP connections to its peers: bytes not yet sent or read, and how often the kernel sent again."""
+    inodes = _socket_inodes(pid) if pid else set()
+    found = []
+    for name in ("tcp", "tcp6"):
+        for line in _text("/proc/net/" + name).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[9] in inodes:
+                peer, port = _endpoint(fields[2])
+                if peer in addresses:
+                    unsent, unread = (int(part, 16) for part in fields[4].split(":"))
+                    found.append(
+                        {
+                            "peer": peer,
+                            "port": port,
+                            "state": TCP_STATES.get(int(fields[3], 16), fields[3]),
+                            "unsent_bytes": unsent,
+                            "unread_bytes": unread,
+                            "retransmits": int(fields[6], 16),
+                        }
+                    )
+    return found
+
+
+def _socket_inodes(pid: int) -> Set[str]:
+    folder = "/proc/%d/fd" % pid
+    inodes = set()
+    try:
+        for name in os.listdir(folder):
+            link = os.readlink(os.path.join(folder, name))
+            if link.startswith("socket:["):
+                inodes.add(link[8:-1])
+    except OSError:
+        pass
+    return inodes
+
+
+def _endpoint(text: str) -> Tuple[str, int]:
+    """(address, port) of the kernel's notation; IPv4 in IPv6 is given as IPv4."""
+    raw, port = text.split(":")
+    words = b"".join(bytes.fromhex(raw[at : at + 8])[::-1] for at in range(0, len(raw), 8))
+    if len(words) == 16 and words[:12] == b"\0" * 10 + b"\xff\xff":
+        words = words[12:]
+    return socket.inet_ntop(socket.AF_INET if len(words) == 4 else socket.AF_INET6, words), int(port, 16)
+
+
+def reach_all(peers: List[Dict[str, Any]], port: int) -> Dict[str, str]:
+    """Every peer side by side, so that ten which do not answer take no longer than one."""
+    found: Dict[str, str] = {}
+    threads = [
+        threading.Thread(target=lambda one=peer: found.update({one["host"]: reach(one["address"], port)}), daemon=True)
+        for peer in peers
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def reach(address: str, port: int, seconds: float = 3.0) -> str:
+    """Whether packets reach the peer and come back: open and refused both say yes."""
+    try:
+        socket.create_connection((address, port), seconds).close()
+    except ConnectionRefusedError:
+        return "refused"
+    except (socket.timeout, TimeoutError):
+        return "timeout"
+    except OSError as error:
+        return {errno.EHOSTUNREACH: "no route", errno.ENETUNREACH: "no route"}.get(
+            error.errno or 0, str(error.strerror)
+        )
+    return "open"
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+def system_facts(run_dir: str, first: Dict[str, Any], second: Dict[str, Any]) -> Dict[str, Any]:
+    """Load, memory, swapping, disk, throttling and the state of the network cards."""
+    memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text("/proc/meminfo"), re.M))
+    disk = _disk(run_dir)
+    seconds = second["time"] - first["time"]
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "load1": os.getloadavg()[0],
+        "memory_total": int(memory.get("MemTotal", 0)) * 1024,
+        "memory_available": int(memory.get("MemAvailable", 0)) * 1024,
+        "swapped_pages_per_second": round((sum(second["swap"]) - sum(first["swap"])) / seconds, 1),
+        "disk_free": disk,
+        "throttled": second["throttle"] > first["throttle"],
+        "limited": round((second["limited"] - first["limited"]) / seconds, 2),
+        "pressure": {name: _pressure(name) for name in ("cpu", "memory", "io")},
+        "oom_kills": _oom_kills(),
+        "nics": {name: _nic(name) for name in sorted(os.listdir("/sys/class/net"))}
+        if os.path.isdir("/sys/class/net")
+        else {},
+        "time": time.time(),
+    }
+
+
+def _disk(path: str) -> Optional[int]:
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize
+
+
+def _vmstat(names: Iterable[str]) -> List[int]:
+    values = dict(line.split()[:2] for line in _text("/proc/vmstat").splitlines() if " " in line)
+    return [int(values.get(name, 0)) for name in names]
+
+
+def _throttle() -> int:
+    """How often any core was slowed because it was too hot."""
+    root, total = "/sys/devices/system/cpu", 0
+    for name in os.listdir(root) if os.path.isdir(root) else []:
+        if re.fullmatch(r"cpu\d+", name):
+            total += int(_text("%s/%s/thermal_throttle/core_throttle_count" % (root, name)).strip() or 0)
+    return total
+
+
+def _pressure(name: str) -> Optional[float]:
+    """Share of the last ten seconds in which somebody waited for this, in percent."""
+    found = re.search(r"^some avg10=([\d.]+)", _text("/proc/pressure/" + name))
+    return float(found.group(1)) if found else None
+
+
+def _oom_kills() -> int:
+    """How often the kernel has ended a process for want of memory since it started."""
+    return _vmstat(["oom_kill"])[0]
+
+
+def _limited() -> float:
+    """Seconds for which a limit of this control group kept its processes from the CPU."""
+    group = _text("/proc/self/cgroup").strip().rpartition("::")[2].rstrip("/")
+    for path in ("/sys/fs/cgroup%s/cpu.stat" % group, "/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat"):
+        found = re.search(r"^throttled_(usec|time) (\d+)", _text(path), re.M)
+        if found:
+            return int(found.group(2)) / (1e6 if found.group(1) == "usec" else 1e9)
+    return 0.0
+
+
+def _nic(name: str) -> Dict[str, Any]:
+    base = "/sys/class/net/" + name
+    return {
+        "state": _text(base + "/operstate").strip(),
+        "carrier_changes": int(_text(base + "/carrier_changes").strip() or 0),
+        "errors": sum(int(_text("%s/statistics/%s_errors" % (base, way)).strip() or 0) for way in ("rx", "tx")),
+    }
+
+
+def busiest(first: Dict[str, Any], second: Dict[str, Any], own: Set[int], most: int = 3) -> List[Dict[str, Any]]:
+    """Who else computes, by share of a CPU, from a tenth of one on."""
+    seconds = second["time"] - first["time"]
+    shares = [(used - first["cpu"].get(pid, used)) / seconds for pid, used in second["cpu"].items()]
+    ranked = sorted(zip(shares, second["cpu"]), reverse=True)
+    found = []
+    for share, pid in ranked:
+        one = processes.process(pid) if share >= 0.1 and pid not in own else None
+        if one is not None:
+            found.append({"pid": pid, "user": one.user, "command": one.command[:120], "cpu_share": round(share, 2)})
+    return found[:most]
+
+
+def kernel_words(run: Run, started: Optional[float]) -> List[str]:
+    """What the kernel said about killing for want of memory since the run started, where this user may read it."""
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started or 0))
+    for argv in (
+        ["dmesg", "--time-format", "iso"],
+        ["journalctl", "-k", "-q", "--no-pager", "-n", "2000", "-o", "short-iso"],
+    ):
+        code, out, dummy = run(argv)
+        if code == 0:
+            words = [line[:300] for line in out.splitlines() if line >= since]
+            return [line for line in words if re.search(r"out of memory|oom-kill|Killed process", line, re.I)][-5:]
+    return []
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

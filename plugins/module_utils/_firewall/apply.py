@@ -1,0 +1,168 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Opens a host's firewall for the peers of a job, and closes exactly that again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import Any, NamedTuple, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.firewalld import Firewalld
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.iptables import Iptables
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.nftables import Nftables
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
+    Change,
+    FirewallError,
+    Forbidden,
+    Rule,
+    Run,
+    Step,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.ufw import Ufw
+
+BACKENDS: dict[str, type[Backend]] = {kind.name: kind for kind in (Ufw, Firewalld, Nftables, Iptables)}
+MOST_WALLS = 3
+NOTHING = "nothing on this host blocks incoming connections"
+
+
+class Request(NamedTuple):
+    """What is asked of a host's firewall."""
+
+    mark: str
+    wanted: list[Rule]
+    present: bool
+    backend: str = "auto"
+    check: bool = False
+    root: bool = True
+
+
+def firewalls_in_force(all_of_them: dict[str, Backend]) -> list[Backend]:
+    """Those that may drop; ufw and firewalld stand for the iptables rules that they write."""
+    front = [all_of_them[name] for name in ("ufw", "firewalld") if all_of_them[name].in_force()]
+    below = ["nftables"] if front else ["nftables", "iptables"]
+    return front + [all_of_them[name] for name in below if all_of_them[name].in_force()]
+
+
+def settle(run: Run, request: Request) -> dict[str, Any]:
+    """Bring the host's firewall to what is asked and tell what was done."""
+    backends = {name: kind(run, request.mark) for name, kind in BACKENDS.items()}
+    if request.backend == "none":
+        return _result("none", False, NOTHING + " (by your setting)")
+    if not request.root:
+        return _for_the_owner(backends, request)
+    try:
+        chosen = [backends[request.backend]] if request.backend != "auto" else firewalls_in_force(backends)
+        active = bool(chosen) and any(backend.in_force() for backend in chosen)
+        # What is closed may have been opened while another firewall was in force.
+        asked = list(backends.values()) if not request.present and request.backend == "auto" else chosen
+        changes = [(backend, backend.change(request.wanted if request.present else [])) for backend in asked]
+        return _carry_out(run, request, chosen, active, changes)
+    except Forbidden as error:
+        return dict(_for_the_owner(backends, request), message=str(error))
+
+
+def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, changes: list[Any]) -> dict[str, Any]:
+    steps = [step for dummy, change in changes for step in change.steps]
+    blocking = walls(chosen, request.wanted) if steps and request.present else []
+    if not request.check:
+        for step in steps:
+            carry_out_step(run, step)
+        for backend, change in changes:
+            _verify(backend, change, request)
+    name = "+".join(backend.name for backend in chosen) or "none"
+    result = _result(name, active, " ".join(change.note for dummy, change in changes if change.note))
+    result["changed"] = bool(steps)
+    result["rules"] = [line for dummy, change in changes for line in change.after]
+    result["commands"] = [step.shown() for step in steps]
+    result["blocking"] = blocking
+    result["persistent"] = all(change.persistent for dummy, change in changes)
+    result["diff"] = {
+        "before": _lines(line for dummy, change in changes for line in change.before),
+        "after": _lines(result["rules"]),
+    }
+    if not result["message"] and not result["rules"]:
+        result["message"] = "" if not request.present else NOTHING if not active else "the peers are let in already"
+    return result
+
+
+def walls(chosen: list[Backend], wanted: Sequence[Rule]) -> list[str]:
+    """The owner's rules that stand in the way; only told, so a tool that cannot list them is no failure."""
+    try:
+        return [line for backend in chosen for line in backend.walls(wanted)][:MOST_WALLS]
+    except FirewallError:
+        return []
+
+
+def _lines(rules: Any) -> str:
+    return "".join(f"{line}\n" for line in rules)
+
+
+def _verify(backend: Backend, change: Change, request: Request) -> None:
+    """A tool that says yes and does nothing is found here and not at the first collective."""
+    if not change.steps:
+        return
+    left = backend.change(request.wanted if request.present else []).steps
+    if left:
+        raise FirewallError(f"{backend.name}: the commands worked but had no effect; still to do: {left[0].shown()}")
+
+
+def carry_out_step(run: Run, step: Step) -> None:
+    """Run a command or replace a file."""
+    if step.path:
+        try:
+            replace(step.path, step.text)
+        except OSError as error:
+            raise FirewallError(f"cannot write {step.path}: {error.strerror}") from error
+        return
+    code, out, err = run(step.argv)
+    if code != 0:
+        raise FirewallError(f"`{' '.join(step.argv)}` failed: {(err or out).strip() or f'exit code {code}'}")
+
+
+def replace(path: str, text: str) -> None:
+    """A file gets its new text whole or not at all, and keeps its mode and owner."""
+    handle, draft = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".nanochat-ddp-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as output:
+            output.write(text)
+        old = os.stat(path)
+        shutil.copystat(path, draft)
+        os.chown(draft, old.st_uid, old.st_gid)
+        os.replace(draft, path)
+    except OSError:
+        os.unlink(draft)
+        raise
+
+
+def _for_the_owner(backends: dict[str, Backend], request: Request) -> dict[str, Any]:
+    """Without root nothing is changed; the owner gets the commands for what seems to be in force."""
+    names: Sequence[str] = list(BACKENDS) if request.backend == "auto" else [request.backend]
+    guessed = [backends[name] for name in names if request.backend != "auto" or backends[name].suspected()][:1]
+    if not guessed:
+        return _result("none", False, "no sign of a firewall; without root its rules cannot be read")
+    result = _result(
+        guessed[0].name, True, "without root nothing was changed; the owner of this host can run the commands"
+    )
+    result["commands"] = [step.shown() for step in guessed[0].suggested(request.wanted, request.present)]
+    result["needs_root"] = True
+    result["persistent"] = False
+    return result
+
+
+def _result(backend: str, active: bool, message: str) -> dict[str, Any]:
+    return {
+        "changed": False,
+        "backend": backend,
+        "active": active,
+        "rules": [],
+        "commands": [],
+        "blocking": [],
+        "persistent": True,
+        "needs_root": False,
+        "message": message,
+        "diff": {"before": "", "after": ""},
+    }

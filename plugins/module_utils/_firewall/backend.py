@@ -1,0 +1,73 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one interface behind which every firewall stands."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
+    Change,
+    FirewallError,
+    Forbidden,
+    Rule,
+    Run,
+    Step,
+)
+
+DENIED = ("not permitted", "permission denied", "must be root", "need to be root", "authorization failed")
+
+
+class Backend(ABC):
+    """One kind of firewall; `run(argv)` gives (exit code, stdout, stderr) and 127 for a program that is missing."""
+
+    name = ""
+
+    def __init__(self, run: Run, mark: str, root: str = "/") -> None:
+        self.run = run
+        self.mark = mark
+        self.root = root
+
+    @abstractmethod
+    def in_force(self) -> bool:
+        """Whether this firewall is active and could drop a connection from somewhere."""
+
+    @abstractmethod
+    def change(self, wanted: Sequence[Rule]) -> Change:
+        """The steps from the job's rules as they are to exactly the wanted ones."""
+
+    @abstractmethod
+    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+        """The owner's rules by which such packets may end, in the firewall's own words; the first ones suffice."""
+
+    @abstractmethod
+    def suspected(self) -> bool:
+        """A guess, without root, whether this firewall is in force."""
+
+    @abstractmethod
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+        """What the owner of a host would have to run, as well as it can be known without root."""
+
+    def tool(self, *argv: str) -> str:
+        """Output of a command that has to work."""
+        code, out, err = self.run(list(argv))
+        if code == 0:
+            return out
+        words = (err or out).strip() or f"exit code {code}, no output"
+        kind = Forbidden if any(text in words.lower() for text in DENIED) else FirewallError
+        raise kind(f"{self.name}: `{' '.join(argv)}` failed: {words}")
+
+    def there(self, program: str) -> bool:
+        """Whether a program is installed."""
+        return self.run([program, "--version"])[0] != 127
+
+    def service(self, verb: str, unit: str) -> bool:
+        """Whether systemd says that a unit `is-active` or `is-enabled`."""
+        return self.run(["systemctl", verb, unit])[0] == 0
+
+    def at(self, path: str) -> str:
+        """A path below the root that the tests may move."""
+        return os.path.join(self.root, path.lstrip("/"))

@@ -1,0 +1,156 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""firewalld: rich rules in the zone where the peer's packets arrive, running and permanent alike.
+
+Rich rules hold no comment; a priority that is made from the job's name marks them, and puts them before any denial.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import zlib
+from typing import NamedTuple, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
+    Change,
+    FirewallError,
+    Rule,
+    Step,
+    covers,
+    port_range,
+)
+
+RUNNING: tuple[str, ...] = ()
+PERMANENT = ("--permanent",)
+
+
+class Zone(NamedTuple):
+    """One zone as `firewall-cmd --list-all-zones` tells it."""
+
+    target: str
+    interfaces: list[str]
+    sources: list[str]
+    ports: list[tuple[int, int]]
+    rich: list[str]
+
+
+def priority(mark: str) -> int:
+    """The same number for the same job, in the range that comes before rules without a priority."""
+    return -(1000 + zlib.crc32(mark.encode()) % 30000)
+
+
+def rich_rule(rule: Rule, mark: str) -> str:
+    """A rule in firewalld's own words and order."""
+    return (
+        f'rule priority="{priority(mark)}" family="ipv{rule.family}" source address="{rule.peer}" '
+        f'port port="{rule.ports()}" protocol="{rule.proto}" accept'
+    )
+
+
+def own_rule(text: str, mark: str) -> Rule | None:
+    """The rule behind a rich rule of this job, or None for any other."""
+    exact = re.match(
+        rf'^rule priority="{priority(mark)}" family="ipv[46]" source address="([^"]+)" '
+        r'port port="(\d+(?:-\d+)?)" protocol="(\w+)" accept$',
+        text,
+    )
+    return Rule(exact.group(1), *port_range(exact.group(2)), exact.group(3)) if exact else None
+
+
+def parse_zones(text: str) -> dict[str, Zone]:
+    """All zones with what decides about us."""
+    zones: dict[str, Zone] = {}
+    for block in re.split(r"\n(?=\S)", text.strip("\n")):
+        lines = block.splitlines()
+        if not lines or not lines[0].strip():
+            continue
+        value = {key.strip(): rest.strip() for key, dummy, rest in (line.partition(":") for line in lines[1:])}
+        ports = [port_range(port.split("/")[0]) for port in value.get("ports", "").split() if port.endswith("/tcp")]
+        rich = [line.strip() for line in lines if re.match(r"^\s+rule ", line)]
+        interfaces, sources = value.get("interfaces", "").split(), value.get("sources", "").split()
+        zones[lines[0].split()[0]] = Zone(value.get("target", "default"), interfaces, sources, ports, rich)
+    return zones
+
+
+def zone_for(peer: str, nic: str, zones: dict[str, Zone], default: str) -> str:
+    """A zone bound to the source comes before the zone of the interface, and that before the default zone."""
+    for name, zone in zones.items():
+        if any(_inside(peer, source) for source in zone.sources):
+            return name
+    return next((name for name, zone in zones.items() if nic and nic in zone.interfaces), default)
+
+
+def _inside(peer: str, source: str) -> bool:
+    try:
+        return ipaddress.ip_address(peer) in ipaddress.ip_network(source, strict=False)
+    except ValueError:  # a MAC address or an ipset
+        return False
+
+
+def is_open(zone: Zone, rule: Rule) -> bool:
+    """Whether a zone lets the peer in already."""
+    denials = [rich for rich in zone.rich if rich.endswith(("reject", "drop")) or " reject " in rich]
+    return zone.target == "ACCEPT" or (covers(zone.ports, rule) and not denials)
+
+
+class Firewalld(Backend):
+    """firewall-cmd for both the running and the permanent rule set, each brought to what is wanted."""
+
+    name = "firewalld"
+
+    def in_force(self) -> bool:
+        return self.run(["firewall-cmd", "--state"])[0] == 0
+
+    def change(self, wanted: Sequence[Rule]) -> Change:
+        if not self.in_force():
+            return Change([], [], [])
+        zones = parse_zones(self.tool("firewall-cmd", "--list-all-zones"))
+        default = self.tool("firewall-cmd", "--get-default-zone").strip()
+        placed = [(zone_for(rule.peer, self._nic(rule.peer), zones, default), rule) for rule in wanted]
+        for name, rule in placed:
+            if name not in zones:
+                raise FirewallError(f"firewalld: zone {name!r}, where {rule.peer} arrives, is not among its zones")
+        needed = [(name, rule) for name, rule in placed if not is_open(zones[name], rule)]
+        permanent = parse_zones(self.tool("firewall-cmd", "--permanent", "--list-all-zones"))
+        steps = self._steps(RUNNING, zones, needed) + self._steps(PERMANENT, permanent, needed)
+        before = [f"zone {name}: {rule.text()}" for name, rule in self._own(zones)]
+        return Change(steps, before, [f"zone {name}: {rule.text()}" for name, rule in needed])
+
+    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+        zones = parse_zones(self.tool("firewall-cmd", "--list-all-zones"))
+        default = self.tool("firewall-cmd", "--get-default-zone").strip()
+        names = dict.fromkeys(zone_for(rule.peer, self._nic(rule.peer), zones, default) for rule in wanted)
+        return [f"zone {name} (target {zones[name].target})" for name in names if name in zones]
+
+    def _own(self, zones: dict[str, Zone]) -> list[tuple[str, Rule]]:
+        found = [(name, own_rule(rich, self.mark)) for name, zone in zones.items() for rich in zone.rich]
+        return [(name, rule) for name, rule in found if rule is not None]
+
+    def _steps(self, scope: tuple[str, ...], zones: dict[str, Zone], needed: list[tuple[str, Rule]]) -> list[Step]:
+        present = self._own(zones)
+        add = [("add", pair) for pair in needed if pair not in present]
+        remove = [("remove", pair) for pair in present if pair not in needed]
+        return [
+            Step(["firewall-cmd", *scope, f"--zone={name}", f"--{verb}-rich-rule={rich_rule(rule, self.mark)}"])
+            for verb, (name, rule) in add + remove
+        ]
+
+    def _nic(self, peer: str) -> str:
+        """The interface on which the peer's packets arrive, as far as the way back tells."""
+        out = self.run(["ip", "route", "get", peer])[1]
+        found = re.search(r"\bdev (\S+)", out)
+        return found.group(1) if found else ""
+
+    def suspected(self) -> bool:
+        return self.service("is-active", "firewalld")
+
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+        verb = "add" if present else "remove"
+        return [
+            Step(["firewall-cmd", *scope, f"--{verb}-rich-rule={rich_rule(rule, self.mark)}"])
+            for scope in (RUNNING, PERMANENT)
+            for rule in wanted
+        ]

@@ -1,0 +1,270 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""nftables without a front end: our rules at the head of every chain that filters what comes in.
+
+In nftables an accept in one base chain does not spare a packet the drop of the next one, so a table of our own would
+open nothing: the rules go into the very chains that may drop, and are known again by their comment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from typing import Any, NamedTuple, Sequence, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
+    Change,
+    FirewallError,
+    Rule,
+    Step,
+    concerns,
+    file_text,
+    with_block,
+)
+
+FILES = ("etc/nftables.conf", "etc/sysconfig/nftables.conf")
+VERDICTS = ("drop", "reject", "queue")
+Chain = Tuple[str, str, str]
+
+
+class Own(NamedTuple):
+    """One of our rules as it stands in the kernel."""
+
+    chain: Chain
+    rule: Rule
+    handle: int
+
+
+class Ruleset:
+    """What `nft -j list ruleset` tells, reduced to what decides about incoming packets."""
+
+    def __init__(self, text: str, iptables: bool = True) -> None:
+        self.iptables = iptables
+        try:
+            objects = json.loads(text)["nftables"] if text.strip() else []
+        except (ValueError, KeyError, TypeError) as error:
+            raise FirewallError(f"nftables: `nft -j list ruleset` gave no JSON ({error})") from error
+        self.base: dict[Chain, dict[str, Any]] = {}
+        self.rules: dict[Chain, list[dict[str, Any]]] = {}
+        self.maps: dict[tuple[str, str, str], Any] = {}
+        for entry in objects:
+            self._take(entry)
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        if "chain" in entry:
+            chain = entry["chain"]
+            key = (chain["family"], chain["table"], chain["name"])
+            self.rules.setdefault(key, [])
+            if chain.get("hook") in ("input", "prerouting") and chain.get("type") == "filter":
+                self.base[key] = chain
+        elif "rule" in entry:
+            rule = entry["rule"]
+            self.rules.setdefault((rule["family"], rule["table"], rule["chain"]), []).append(rule)
+        elif "map" in entry:
+            found = entry["map"]
+            self.maps[(found["family"], found["table"], found["name"])] = found.get("elem", [])
+
+    def blocking(self) -> list[Chain]:
+        """The base chains of the native rule set in which an incoming packet may end."""
+        inet = [key for key in self.base if key[0] in ("ip", "ip6", "inet")]
+        chains = [key for key in inet if not (managed(key) if self.iptables else key[1] == "firewalld")]
+        return [key for key in chains if self.base[key].get("policy") == "drop" or self._drops(key, set())]
+
+    def _drops(self, chain: Chain, seen: set[Chain]) -> bool:
+        seen.add(chain)
+        return any(self._verdict(chain, rule.get("expr", []), seen) for rule in self.rules.get(chain, []))
+
+    def _verdict(self, chain: Chain, part: Any, seen: set[Chain]) -> bool:
+        """Whether any verdict inside an expression drops, through jumps and verdict maps as well."""
+        if isinstance(part, list):
+            return any(self._verdict(chain, item, seen) for item in part)
+        if isinstance(part, str) and part.startswith("@"):
+            elements = self.maps.get((chain[0], chain[1], part[1:]))
+            return elements is not None and self._verdict(chain, elements, seen)
+        if not isinstance(part, dict):
+            return False
+        if any(verdict in part for verdict in VERDICTS):
+            return True
+        for word in ("jump", "goto"):
+            target = (chain[0], chain[1], (part.get(word) or {}).get("target", ""))
+            if target in self.rules and target not in seen and self._drops(target, seen):
+                return True
+        return any(self._verdict(chain, value, seen) for value in part.values())
+
+    def own(self, mark: str) -> list[Own]:
+        """Our rules, wherever they are."""
+        marked = [(chain, rule) for chain, rules in self.rules.items() for rule in rules if rule.get("comment") == mark]
+        return [Own(chain, rule_of(rule), rule["handle"]) for chain, rule in marked]
+
+
+def managed(chain: Chain) -> bool:
+    """Chains that iptables-nft or firewalld keep; these are changed through their own tools only."""
+    family, table, name = chain
+    by_iptables = family in ("ip", "ip6") and table in ("filter", "raw", "mangle", "security") and name.isupper()
+    return by_iptables or table == "firewalld"
+
+
+def rule_of(rule: dict[str, Any]) -> Rule:
+    """One of our own rules back from nft's JSON."""
+    peer, ports = "0.0.0.0", [0, 0]
+    for part in rule.get("expr", []):
+        match = part.get("match") or {}
+        field = (match.get("left") or {}).get("payload", {}).get("field")
+        if field == "saddr":
+            peer = str(match["right"])
+        elif field == "dport":
+            right = match["right"]
+            ports = right["range"] if isinstance(right, dict) else [right, right]
+    return Rule(peer, int(ports[0]), int(ports[1]))
+
+
+def words_of(chain: Chain, rule: Rule, mark: str) -> list[str]:
+    """nft's words for one rule at the head of a chain."""
+    source = ["ip" if rule.family == 4 else "ip6", "saddr", rule.peer]
+    return ["insert", "rule", *chain, *source, rule.proto, "dport", rule.ports(), "accept", "comment", f'"{mark}"']
+
+
+def fits(chain: Chain, rule: Rule) -> bool:
+    """A chain of one family takes only that family's rules."""
+    return chain[0] == "inet" or (chain[0] == "ip6") == (rule.family == 6)
+
+
+def text_of(chain: Chain, rule: Rule) -> str:
+    """Our rule as a line for people."""
+    return f"{' '.join(chain)}: {rule.text()}"
+
+
+class Nftables(Backend):
+    """One rule for every peer, range and blocking chain."""
+
+    name = "nftables"
+
+    def _ruleset(self) -> Ruleset:
+        text = self.tool("nft", "-j", "list", "ruleset") if self.there("nft") else ""
+        # Tables that look like iptables' own, but that it cannot handle or that no iptables is there for, are native.
+        return Ruleset(text, all(self.run([tool, "-w", "-S"])[0] == 0 for tool in ("iptables", "ip6tables")))
+
+    def in_force(self) -> bool:
+        return bool(self._ruleset().blocking())
+
+    def change(self, wanted: Sequence[Rule]) -> Change:
+        ruleset = self._ruleset()
+        own = ruleset.own(self.mark)
+        targets = [(chain, rule) for chain in ruleset.blocking() for rule in wanted if fits(chain, rule)]
+        present = [(entry.chain, entry.rule) for entry in own]
+        steps = [
+            Step(["nft", *words_of(chain, rule, self.mark)])
+            for chain, rule in reversed(targets)
+            if (chain, rule) not in present
+        ]
+        steps += [
+            Step(["nft", "delete", "rule", *entry.chain, "handle", str(entry.handle)])
+            for entry in own
+            if (entry.chain, entry.rule) not in targets
+        ]
+        saved, note = self._saved([" ".join(words_of(chain, rule, self.mark)) for chain, rule in reversed(targets)])
+        before, after = [text_of(*entry) for entry in present], [text_of(*entry) for entry in targets]
+        return Change(steps + saved, before, after, not note, note)
+
+    def _saved(self, lines: list[str]) -> tuple[list[Step], str]:
+        """Our block in the file that is loaded at boot, and why there is none where there is none."""
+        path = next((self.at(name) for name in FILES if file_text(self.at(name)) is not None), "")
+        loaded = bool(path) and self.service("is-enabled", "nftables")
+        text = file_text(path) if path else None
+        if text is None or (not loaded and f"BEGIN {self.mark}" not in text):
+            return (
+                [],
+                "nftables: no service loads saved rules at boot, so these are gone after a reboot" if lines else "",
+            )
+        new = with_block(text, self.mark, lines if loaded else [])
+        if new == text:
+            return [], ""
+        why = self._refused(new) if lines and loaded else None
+        if why is not None:
+            return (
+                [],
+                f"nftables: {path} does not make the chains that block now ({why}), so these are gone after a reboot",
+            )
+        return [Step(["sh", "-c", f"cat >> {path} <<'END'\n{new[len(text) :]}END"], path, new)], ""
+
+    def _refused(self, text: str) -> str | None:
+        """What nft has against a file before it may stand where a boot would stumble over it."""
+        with tempfile.NamedTemporaryFile("w", suffix=".nft", encoding="utf-8", errors="surrogateescape") as draft:
+            draft.write(text)
+            draft.flush()
+            code, out, err = self.run(["nft", "-c", "-f", draft.name])
+        return None if code == 0 else (err or out).strip().split("\n")[0].replace(draft.name + ":", "line ")
+
+    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+        chains = chain_lines(self.tool("nft", "list", "ruleset"))
+        found = []
+        for chain in self._ruleset().blocking():
+            lines = [line for line in ends(chain, chains, set()) if concerns(line, wanted)]
+            policy = re.findall(r"\bpolicy drop\b", " ".join(chains.get(chain, [])))
+            found += [f"{' '.join(chain)}: {line}" for line in lines or policy]
+        return found
+
+    def suspected(self) -> bool:
+        texts = [file_text(self.at(name)) or "" for name in FILES]
+        # Where systemd cannot be asked, a file that drops is sign enough.
+        return any(re.search(r"\b(drop|reject)\b", text) for text in texts) and (
+            self.service("is-active", "nftables") or not os.path.isdir("/run/systemd/system")
+        )
+
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+        if not present:
+            return [Step(["sh", "-c", f"nft -a list ruleset | grep -F {self.mark}"])]
+        text = next(filter(None, (file_text(self.at(name)) for name in FILES)), "")
+        chains = input_chains(text) or [("inet", "filter", "input")]
+        pairs = [(chain, rule) for chain in chains for rule in reversed(wanted) if fits(chain, rule)]
+        return [Step(["nft", *words_of(chain, rule, self.mark)]) for chain, rule in pairs]
+
+
+def chain_lines(text: str) -> dict[Chain, list[str]]:
+    """The lines of each chain of `nft list ruleset`, as a person would read them."""
+    found: dict[Chain, list[str]] = {}
+    table, lines = ("", ""), []
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["table"]:
+            table = (words[1], words[2])
+        elif words[:1] == ["chain"]:
+            lines = found.setdefault((*table, words[1]), [])
+        elif line.endswith("{"):
+            lines = []  # a set, a map and the like
+        elif words and words != ["}"]:
+            lines.append(line.strip())
+    return found
+
+
+def ends(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list[str]:
+    """The rules of a chain, and of those to which it leads, that end a packet."""
+    seen.add(chain)
+    found = []
+    for line in chains.get(chain, []):
+        further = [(chain[0], chain[1], name) for name in re.findall(r"\b(?:jump|goto) ([^\s,}]+)", line)]
+        if re.search(r"\b(drop|reject|queue)\b", line) and not line.startswith("type "):
+            found.append(line)
+        for target in further:
+            found += ends(target, chains, seen) if target not in seen else []
+    return found
+
+
+def input_chains(text: str) -> list[Chain]:
+    """The input chains that a configuration file makes, read without nft."""
+    chains: list[Chain] = []
+    table: tuple[str, str] = ("", "")
+    name = ""
+    for line in re.sub(r"#.*", "", text).replace("{", "{\n").replace(";", ";\n").splitlines():
+        words = line.replace("{", " ").split()
+        if words[:1] == ["table"] and len(words) >= 2:
+            table = (words[1], words[2]) if len(words) > 2 else ("ip", words[1])
+        elif words[:1] == ["chain"] and len(words) >= 2:
+            name = words[1]
+        elif words[:4] == ["type", "filter", "hook", "input"] and name:
+            chains.append((*table, name))
+    return chains

@@ -1,0 +1,125 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""ufw: its own rules, prepended so that they come before the owner's denials; ufw itself keeps them over a reboot."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import NamedTuple, Sequence, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
+    MARK,
+    Change,
+    Rule,
+    Step,
+    concerns,
+    file_text,
+)
+
+Spec = Tuple[str, ...]
+
+
+class Added(NamedTuple):
+    """A rule as `ufw show added` tells it; jobs is None for a rule that is not ours."""
+
+    spec: Spec
+    jobs: set[str] | None
+
+
+def spec_of(rule: Rule) -> Spec:
+    """The words of a rule, in the order in which ufw shows them."""
+    return ("allow", "from", rule.peer, "to", "any", "port", rule.ports(":"), "proto", rule.proto)
+
+
+def text_of(spec: Spec) -> str:
+    """Our rule as a line for people."""
+    return Rule(spec[2], *_ports(spec[6]), spec[8]).text()
+
+
+def _ports(text: str) -> tuple[int, int]:
+    low, _dummy, high = text.partition(":")
+    return int(low), int(high or low)
+
+
+def parse_added(text: str) -> dict[Spec, Added]:
+    """Every rule of `ufw show added`, by its words without the comment."""
+    rules: dict[Spec, Added] = {}
+    for line in text.splitlines():
+        if not line.startswith("ufw "):
+            continue
+        plain, _dummy, comment = line[4:].partition(" comment ")
+        try:
+            spec = tuple(shlex.split(plain))
+        except ValueError:
+            spec = tuple(plain.split())
+        words = comment.strip().strip("'\"")
+        jobs = set(words[len(MARK) :].split(",")) if words.startswith(MARK) else None
+        rules[spec] = Added(spec, jobs)
+    return rules
+
+
+def comment_of(jobs: set[str]) -> str:
+    """ufw holds a rule only once, so jobs that want the same one share its comment."""
+    return MARK + ",".join(sorted(jobs))
+
+
+class Ufw(Backend):
+    """One ufw rule for every peer and range."""
+
+    name = "ufw"
+
+    def in_force(self) -> bool:
+        if self.run(["ufw", "version"])[0] == 127:
+            return False
+        status = self.tool("ufw", "status", "verbose")
+        if "Status: active" not in status:
+            return False
+        default = re.search(r"^Default: (\w+) \(incoming\)", status, re.M)
+        # The shown rules say only what the owner added; a default of allow with no denial lets everybody in.
+        return not default or default.group(1) != "allow" or bool(self._denials())
+
+    def _denials(self) -> list[Spec]:
+        added = parse_added(self.tool("ufw", "show", "added"))
+        return [spec for spec in added if {"deny", "reject", "limit"} & set(spec)]
+
+    def change(self, wanted: Sequence[Rule]) -> Change:
+        if self.run(["ufw", "version"])[0] == 127:
+            return Change([], [], [])
+        added = parse_added(self.tool("ufw", "show", "added"))
+        job = self.mark[len(MARK) :]
+        mine = [entry.spec for entry in added.values() if entry.jobs and job in entry.jobs]
+        # A rule of the owner's with the same words serves as well, and must not be taken away later.
+        specs = [spec for spec in map(spec_of, wanted) if spec not in added or added[spec].jobs is not None]
+        steps = [self._join(added, spec, job) for spec in reversed(specs) if spec not in mine]
+        steps += [self._leave(added[spec], job) for spec in mine if spec not in specs]
+        return Change(steps, [text_of(spec) for spec in mine], [text_of(spec) for spec in specs])
+
+    @staticmethod
+    def _join(added: dict[Spec, Added], spec: Spec, job: str) -> Step:
+        entry = added.get(spec)
+        if entry is None:
+            return Step(["ufw", "prepend", *spec, "comment", MARK + job])
+        return Step(["ufw", *spec, "comment", comment_of((entry.jobs or set()) | {job})])
+
+    @staticmethod
+    def _leave(entry: Added, job: str) -> Step:
+        others = (entry.jobs or set()) - {job}
+        if others:
+            return Step(["ufw", *entry.spec, "comment", comment_of(others)])
+        return Step(["ufw", "delete", *entry.spec])
+
+    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+        denials = [" ".join(spec) for spec in self._denials()]
+        default = re.findall(r"^Default: (?:deny|reject) \(incoming\)", self.tool("ufw", "status", "verbose"), re.M)
+        return [f"ufw {line}" for line in denials if concerns(line, wanted)] or default
+
+    def suspected(self) -> bool:
+        return bool(re.search(r"^ENABLED=yes", file_text(self.at("etc/ufw/ufw.conf")) or "", re.M))
+
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+        if present:
+            return [Step(["ufw", "prepend", *spec_of(rule), "comment", self.mark]) for rule in wanted]
+        return [Step(["ufw", "delete", *spec_of(rule)]) for rule in wanted]

@@ -1,0 +1,77 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one way in which code of ours runs bare on a host: as a single program that needs nothing but Python.
+
+The program carries the source of a module of ours and of all that it imports from this collection, under their real names. So the same
+file serves Ansible (which brings it in an archive), a process that outlives the module that started it, and a look through the
+connection without any file at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+from typing import Any
+
+PACKAGE = "ansible_collections.nanochat.ddp.plugins.module_utils"
+_PROGRAM = """\
+import json, sys, types
+def _load(name, source):
+    parent = ""
+    for part in name.split(".")[:-1]:
+        whole = parent + "." + part if parent else part
+        if whole not in sys.modules:
+            sys.modules[whole] = types.ModuleType(whole)
+            sys.modules[whole].__path__ = []
+            if parent:
+                setattr(sys.modules[parent], part, sys.modules[whole])
+        parent = whole
+    module = sys.modules[name] = types.ModuleType(name)
+    setattr(sys.modules[parent], name.split(".")[-1], module)
+    exec(compile(source, name, "exec"), module.__dict__)
+    return module
+for _name, _source in json.loads({sources!r}):
+    _last = _load(_name, _source)
+_last.{function}(*json.loads({arguments!r}))
+"""
+
+
+def program(module: str, function: str, *arguments: Any) -> str:
+    """Python source that calls `module`.`function` with these arguments (as JSON carries them)."""
+    return _PROGRAM.format(sources=json.dumps(sources(module)), function=function, arguments=json.dumps(arguments))
+
+
+def sources(module: str) -> list[tuple[str, str]]:
+    """Name and source of the module and of what it imports from this collection, each after what it needs."""
+    found: dict[str, str] = {}
+    _collect(module, found)
+    return list(found.items())
+
+
+def _collect(name: str, found: dict[str, str]) -> None:
+    if name in found:
+        return
+    source = _source(name)
+    for needed in _imported(source):
+        _collect(needed, found)
+    found[name] = source
+
+
+def _source(name: str) -> str:
+    """The source of a file of ours, also out of the archive in which Ansible brings a module to the host."""
+    loader: Any = importlib.import_module(name).__loader__
+    return str(loader.get_source(name))
+
+
+def _imported(source: str) -> list[str]:
+    """The modules of this collection that a source imports; `from room import file` names a file, `from file import thing` too."""
+    names = []
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith(PACKAGE):
+            module = str(statement.module)
+            # Files are one floor below the rooms.
+            is_file = module.count(".") == PACKAGE.count(".") + 2
+            names += [module] if is_file else [f"{module}.{alias.name}" for alias in statement.names]
+    return names

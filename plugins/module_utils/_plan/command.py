@@ -1,0 +1,139 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a rank is started with: the choices that follow from the settings, the command line and the environment."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
+
+# Big buffers are reused instead of being given back to the kernel and faulted in again.
+MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
+# On cores that others use too, threads that spin without end take them from the thread they wait for.
+SPINS = "20000"
+FLIGHT_RECORD_ENTRIES = "2000"
+
+
+class Choice(NamedTuple):
+    """What all ranks have in common and no setting says alone."""
+
+    name: str
+    ours: bool
+    device: str
+    dtype: str
+    matmul: str
+
+
+def choose(run: Mapping[str, Any], hosts: Sequence[Host]) -> Choice:
+    """Settle what is left to the plan. A GPU decides nothing unless the settings ask for it."""
+    device = str(run["ddp_device"])
+    if device == "auto":
+        device = "cuda" if all(host.fact("gpus") and neighbours(host, hosts) == 1 for host in hosts) else "cpu"
+    dtype = str(run["ddp_dtype"])
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    matmul = str(run["ddp_matmul"])
+    if matmul == "auto":
+        matmul = "bf16" if dtype == "bfloat16" else "fp32"
+    return Choice(run_name(run), run["ddp_trainer_source"] == "ours", device, dtype, matmul)
+
+
+def run_name(run: Mapping[str, Any]) -> str:
+    return str(run["ddp_run"] or f"d{run['ddp_depth']}")
+
+
+def argv(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+    """What starts a rank: one agent of torchrun, which starts the trainer."""
+    return [
+        os.path.join(node["venv_dir"], "bin", "python"),
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={plan['world']}",
+        f"--node-rank={node['rank']}",
+        "--nproc-per-node=1",
+        f"--master-addr={plan['master']['address']}",
+        f"--master-port={plan['master']['port']}",
+        f"--local-addr={node['address']}",
+        f"--rdzv-conf=timeout={plan['timeout_seconds']}",
+        "--max-restarts=0",
+        "-m",
+        "scripts.base_train",
+        # Without it torchrun takes the trainer's flags for shortened ones of its own.
+        "--",
+        *trainer_flags(run, choice, node["run_dir"], plan["training"]["rows"]),
+    ]
+
+
+def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, shares: Sequence[int]) -> list[str]:
+    """The trainer's own flags; somebody else's trainer gets none but those of nanochat."""
+    named = choice.ours or run["ddp_tracker"] == "wandb"
+    flags = {
+        "run": choice.name if named else "dummy",
+        "model-tag": choice.name,
+        "device-type": choice.device,
+        "depth": run["ddp_depth"],
+        "aspect-ratio": run["ddp_aspect_ratio"],
+        "head-dim": run["ddp_head_dim"],
+        "max-seq-len": run["ddp_sequence"],
+        "window-pattern": run["ddp_window_pattern"].upper(),
+        "num-iterations": run["ddp_iterations"],
+        "device-batch-size": run["ddp_device_batch"],
+        "total-batch-size": run["ddp_total_batch"],
+        "eval-every": run["ddp_eval_every"],
+        "eval-tokens": run["ddp_eval_tokens"],
+        "core-metric-every": -1,
+        "sample-every": run["ddp_sample_every"],
+        "save-every": run["ddp_save_every"],
+    }
+    own: dict[str, Any] = {}
+    if choice.ours:
+        own = {
+            "sync": run["ddp_sync"],
+            "local-steps": run["ddp_local_steps"],
+            "matmul": choice.matmul,
+            "run-dir": run_dir,
+            "timeout-seconds": run["ddp_timeout"],
+            "keep-checkpoints": run["ddp_keep_checkpoints"],
+            "tracker": run["ddp_tracker"],
+        }
+        if run["ddp_tracker"] == "mlflow":
+            bind = run["ddp_tracker_bind"]
+            address = "127.0.0.1" if bind in ("0.0.0.0", "localhost") else bind
+            own["tracker-uri"] = f"http://{address}:{run['ddp_tracker_port']}"
+        if len(set(shares)) > 1:
+            own["rank-rows"] = ",".join(str(rows) for rows in shares)
+    words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
+    return [*words, *(["--resume"] if choice.ours and run["ddp_resume"] else []), *run["ddp_extra_args"]]
+
+
+def env(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any]) -> dict[str, str]:
+    """The same names on every host, so that no rank sees a setting that another does not."""
+    names = {
+        "NANOCHAT_BASE_DIR": node["run_dir"],
+        "NANOCHAT_DATA_DIR": os.path.join(node["run_dir"], "data"),
+        "NANOCHAT_DTYPE": node["dtype"],
+        "NANOCHAT_FORCE_SDPA": "1",
+        "OMP_NUM_THREADS": str(node["threads"]),
+        "GLOO_SOCKET_IFNAME": node["nic"] or "",
+        "NCCL_SOCKET_IFNAME": node["nic"] or "",
+        "PYTHONPATH": node["trainer_dir"],
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "TORCH_FR_BUFFER_SIZE": FLIGHT_RECORD_ENTRIES,
+        "GLIBC_TUNABLES": MALLOC,
+        "GOMP_SPINCOUNT": SPINS,
+    }
+    if choice.device == "cpu":
+        # A GPU in the box must not decide anything about a run on the CPU.
+        names["CUDA_VISIBLE_DEVICES"] = ""
+        if not choice.ours:
+            # nanochat's own compiles the model, which takes a C++ compiler on every host and minutes before the first step. To
+            # switch compiling off would not do: where a whole function is to be compiled, that is an error.
+            names["TORCH_COMPILE_OVERRIDE_BACKENDS"] = ">=0:eager"
+    if run["ddp_tracker"] == "mlflow":
+        names["MLFLOW_EXPERIMENT_NAME"] = f"nanochat-d{run['ddp_depth']}"
+    names.update(run["ddp_extra_env"])
+    return dict(sorted(names.items()))

@@ -1,0 +1,266 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What stands in the way of a plan on these hosts as they are now: full disks, taken ports, missing tools."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Mapping, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import INFO, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
+    Host,
+    neighbours,
+    pythons,
+    same_machine,
+    same_network_stack,
+)
+
+ARCHITECTURES = ("x86_64", "aarch64")
+VENV_BYTES = 1_600_000_000
+# What the system itself needs to stay alive.
+MEMORY_SHARE = 0.92
+
+
+def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
+    """(obstacles, findings)."""
+    nodes = {node["host"]: node for node in plan["nodes"]}
+    obstacles: list[str] = []
+    findings: list[dict[str, Any]] = []
+    for host in hosts:
+        node = nodes[host.name]
+        if not host.probe:
+            reason = f" ({reason_of(host.error)})" if host.error else ""
+            obstacles.append(f"{host.name} cannot be looked at{reason}; {way_in(host.error)}.")
+            continue
+        obstacles += tools(host, node, plan["trainer"]["python"])
+        obstacles += folder(host, node, hosts, nodes)
+        obstacles += environment(host, node, plan["trainer"]["torch"])
+        obstacles += ports(host, node, plan)
+        obstacles += memory(host, node, hosts)
+        findings += remarks(host, node, hosts, nodes)
+    obstacles += architectures(hosts)
+    return obstacles, findings
+
+
+def way_in(error: str) -> str:
+    """What would let Ansible in."""
+    if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
+        return "install Python there (sudo apt-get install python3), or name one as ansible_python_interpreter of that host"
+    return "see that it is on and that ssh to it works as the inventory says"
+
+
+def reason_of(error: str) -> str:
+    """A failure in the words of ssh or of the host, without Ansible's preface."""
+    return re.sub(r"^(Task failed: )?(.+?\bssh: )?", "", error.strip(), flags=re.S).rstrip(".")
+
+
+def obstacle(text: str, hosts: Sequence[Host]) -> dict[str, Any]:
+    """An obstacle as a finding, for when it must not stop what is asked for."""
+    named = [host.name for host in hosts if host.name in text.split()]
+    return finding("plan-obstacle", named[0] if named else hosts[0].name, text.rstrip("."))
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def own_session(host: Host) -> Any:
+    """The id of this run's session on the host, as far as there is one."""
+    return host.fact("run", "session", "id")
+
+
+def tools(host: Host, node: Mapping[str, Any], oldest: str) -> list[str]:
+    found = []
+    arch = host.fact("host", "arch")
+    if arch not in ARCHITECTURES:
+        found.append(
+            f"{host.name} is a machine of type {arch}, for which PyTorch is not built; x86_64 and aarch64 would do."
+        )
+    if not host.fact("tmux", "path"):
+        found.append(
+            f"{host.name} has no tmux, in which training runs; its owner installs it with: sudo apt-get install tmux"
+        )
+    return found + python(host, node, oldest)
+
+
+def python(host: Host, node: Mapping[str, Any], oldest: str) -> list[str]:
+    """Whether there is an interpreter to make the trainer's environment with, unless that is there already."""
+    if host.fact("python", "venv", "exists"):
+        return []
+    major, minor = oldest.split(".")
+    fitting = [entry["executable"] for entry in pythons(host, (int(major), int(minor)))]
+    wanted = host.settings["ddp_python"]
+    if wanted and node["python"] not in fitting:
+        have = ", ".join(fitting) or "none"
+        return [
+            f"ddp_python is {wanted} on {host.name}, which is no Python of {oldest} or newer there; those that are: {have}."
+        ]
+    if not fitting:
+        own = host.fact("python", "version")
+        return [
+            f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs; "
+            f"install one and set ddp_python on {host.name} to its path."
+        ]
+    return []
+
+
+def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[str]:
+    disk = host.probe["disk"]
+    found = []
+    if not disk["writable"]:
+        found.append(
+            f"ddp_base_dir is {node['base_dir']} on {host.name}, but {host.fact('host', 'user')} cannot write in {disk['parent']} "
+            "there; a folder of that user would do."
+        )
+    venv = host.fact("python", "venv") or {}
+    elsewhere = venv.get("disk", {}).get("device", disk["device"]) != disk["device"]
+    need = node["disk_bytes"] + (0 if venv.get("exists") or elsewhere else VENV_BYTES)
+    need -= sum(entry["bytes"] for entry in host.fact("data") or [] if f"/{entry['id']}" in node["data_dir"])
+    need -= len(host.fact("run", "checkpoints") or []) * node["checkpoint_bytes"]
+    sharing = [other for other in hosts if same_machine(host, other) and other.fact("disk", "device") == disk["device"]]
+    if disk["writable"] and max(0, need) * len(sharing) > disk["free"]:
+        among = f" for {len(sharing)} nodes" if len(sharing) > 1 else ""
+        found.append(
+            f"{host.name} has {gigabytes(disk['free'])} free below {disk['parent']}, but checkpoints, data and software need about "
+            f"{gigabytes(max(0, need) * len(sharing))}{among}; set ddp_base_dir to a larger disk, or fewer ddp_keep_checkpoints."
+        )
+    for other in hosts:
+        if other.name < host.name and other.probe and shares_folder(host, other):
+            where = f"both nodes are on one machine and use {node['base_dir']}"
+            if not same_machine(host, other):
+                where = f"both see the same folder {node['base_dir']} on {disk['source']}"
+            found.append(
+                f"ddp_base_dir of {other.name} and {host.name}: {where}, so that they would overwrite each other's files; "
+                "give each its own, for example with {{ inventory_hostname }} in it."
+            )
+    return found
+
+
+def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[str]:
+    """Whether the trainer's environment can be made where it is wanted, or is there."""
+    venv = host.fact("python", "venv") or {}
+    named = f"ddp_venv_dir is {node['venv_dir']} on {host.name}"
+    if venv.get("kind") == "occupied":
+        return [
+            f"{named}, which is there and is no virtual environment, so it would be left alone; another folder would do."
+        ]
+    has = str(venv.get("torch") or "")
+    # Where none is seen it may come from elsewhere, by a .pth file or from the system; the step that needs it knows.
+    if venv.get("kind") == "foreign" and has and has.split("+", 1)[0] != torch.split("+", 1)[0]:
+        return [
+            f"{named}, a virtual environment that this collection did not make and leaves alone, and it has torch {has} where {torch} is "
+            "wanted; install that there, or set another folder."
+        ]
+    room = venv.get("disk") or {}
+    if venv.get("exists") or not room or node["venv_dir"].startswith(node["base_dir"] + "/"):
+        return []
+    if not room["writable"]:
+        return [
+            f"{named}, but {host.fact('host', 'user')} cannot write in {room['parent']} there; a folder of that user would do."
+        ]
+    if room["device"] != host.fact("disk", "device") and room["free"] < VENV_BYTES:
+        return [
+            f"{named}, with {gigabytes(room['free'])} free, but the trainer's packages need about {gigabytes(VENV_BYTES)}; "
+            "a larger disk would do."
+        ]
+    return []
+
+
+def shares_folder(host: Host, other: Host) -> bool:
+    """One folder for two nodes: on one machine, or over the network."""
+    one, two = host.probe["disk"], other.probe["disk"]
+    if one["real_path"] != two["real_path"]:
+        return False
+    if same_machine(host, other):
+        return bool(one["device"] == two["device"])
+    return bool(one["network"] and one["source"] == two["source"])
+
+
+def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+    """Who holds the port at which the ranks are to meet; only the master listens there, and this run's own session may."""
+    if node["rank"] != 0:
+        return []
+    found = []
+    for holder in host.fact("ports") or []:
+        if holder["port"] != plan["master"]["port"] or (
+            holder.get("session") and holder["session"] == own_session(host)
+        ):
+            continue
+        who = f"a process of {holder['user']}"
+        if holder["pid"]:
+            who = f"process {holder['pid']} of {holder['user']} ({shortened(holder['command'])})"
+        what = "another run of nanochat.ddp, " if holder["ours"] else ""
+        found.append(
+            f"ddp_port {holder['port']} is taken on {host.name} by {what}{who}; end that process, or set ddp_port to a free port."
+        )
+    return found
+
+
+def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> list[str]:
+    total = host.fact("memory", "total") or 0
+    count = neighbours(host, hosts)
+    need = node["memory_bytes"] * count
+    if need <= total * MEMORY_SHARE:
+        return []
+    nodes = f"{count} nodes there need" if count > 1 else "its rank needs"
+    return [
+        f"{host.name} has {gigabytes(total)} of memory, but {nodes} about {gigabytes(need)}; "
+        "a smaller ddp_depth, ddp_device_batch or ddp_sequence would do."
+    ]
+
+
+def architectures(hosts: Sequence[Host]) -> list[str]:
+    by_arch: dict[str, list[str]] = {}
+    for host in hosts:
+        if host.probe:
+            by_arch.setdefault(str(host.fact("host", "arch")), []).append(host.name)
+    if len(by_arch) < 2:
+        return []
+    groups = " but ".join(
+        f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()
+    )
+    return [
+        f"{groups}: they round differently, so the ranks' weights would drift apart; hosts of one architecture would do."
+    ]
+
+
+def remarks(
+    host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What does not stop a run but is worth knowing; of a machine with several nodes it is told once."""
+    here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
+    if here[0].name != host.name:
+        return []
+    found = []
+    threads = sum(nodes[other.name]["threads"] for other in here)
+    cores = host.fact("cpu", "available") or threads
+    physical = host.fact("cpu", "available_physical") or cores
+    if threads > cores:
+        found.append(finding("threads-over-cores", host.name, f"{threads} threads on {cores} processors"))
+    elif threads > physical and threads > len(here):
+        seen = f"{threads} threads on {physical} cores, which show as {cores} processors"
+        found.append(finding("threads-over-cores", host.name, seen, severity=INFO))
+    ours = {own_session(other) for other in here} - {None}
+    processes = host.fact("processes") or []
+    need = sum(nodes[other.name]["memory_bytes"] for other in here)
+    available = host.fact("memory", "available") or 0
+    if need > available and not ours & {process.get("session") for process in processes}:
+        found.append(finding("memory-tight", host.name, f"{gigabytes(available)} free, about {gigabytes(need)} needed"))
+    strangers = [process for process in processes if process.get("session") not in ours]
+    if strangers:
+        found.append(finding("other-training", host.name, in_words(strangers)))
+    return found
+
+
+def shortened(command: str) -> str:
+    return command if len(command) <= 90 else command[:87] + "..."
+
+
+def in_words(processes: Sequence[Mapping[str, Any]]) -> str:
+    """The processes that others descend from, the first few of them."""
+    pids = {process["pid"] for process in processes}
+    top = [process for process in processes if process.get("parent") not in pids]
+    words = [f"process {process['pid']} of {process['user']} ({shortened(process['command'])})" for process in top[:3]]
+    return ", ".join(words) + (f" and {len(top) - 3} more" if len(top) > 3 else "")

@@ -1,0 +1,320 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The hosts of a plan: their ranks, and the interface and address by which each is reached. Pure functions over probes."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, Mapping, NamedTuple, Sequence, Union
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+
+USABLE = ("wired", "wifi")
+Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
+Interface = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
+
+
+class Host(NamedTuple):
+    """One host as the plan sees it."""
+
+    name: str
+    settings: Mapping[str, Any]
+    probe: Mapping[str, Any]
+    error: str = ""  # why there is no probe
+
+    def fact(self, *keys: str) -> Any:
+        """A fact of the probe, None where it is not known."""
+        value: Any = self.probe
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+
+class Link(NamedTuple):
+    """What carries a host's share of the traffic."""
+
+    nic: str | None
+    address: str | None
+
+
+def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[str]]:
+    """({host: rank}, problems): given ranks are kept, the other hosts take the free ones in the inventory's order."""
+    problems: list[str] = []
+    taken: dict[int, str] = {}
+    world = len(hosts)
+    for host in hosts:
+        rank = host.settings["ddp_rank"]
+        if rank is None:
+            continue
+        if rank >= world:
+            problems.append(
+                f"ddp_rank is {rank} on {host.name}, but the ranks of {world} host{'s' if world > 1 else ''} are "
+                f"0{f' to {world - 1}' if world > 1 else ''}; with it a rank before would be missing."
+            )
+        elif rank in taken:
+            problems.append(
+                f"ddp_rank is {rank} on {taken[rank]} and on {host.name}; each host needs a rank of its own, "
+                "or none to be numbered in the inventory's order."
+            )
+        else:
+            taken[rank] = host.name
+    named = set(taken.values())
+    free = iter(rank for rank in range(world) if rank not in taken)
+    result = {name: rank for rank, name in taken.items()}
+    result.update({host.name: next(free) for host in hosts if host.name not in named} if not problems else {})
+    return result, problems
+
+
+def same_network_stack(one: Host, other: Host) -> bool:
+    """Two nodes that see the same interfaces. Containers share the kernel's boot id but have a stack of their own."""
+    boot = one.fact("host", "boot_id")
+    return bool(boot) and (boot, one.fact("host", "network_namespace")) == (
+        other.fact("host", "boot_id"),
+        other.fact("host", "network_namespace"),
+    )
+
+
+def same_machine(one: Host, other: Host) -> bool:
+    """Two nodes that share memory and cores."""
+    boot = one.fact("host", "boot_id")
+    return bool(boot) and boot == other.fact("host", "boot_id")
+
+
+def version_of(entry: Mapping[str, Any]) -> tuple[int, int]:
+    """Major and minor version of an interpreter of the probe."""
+    major, minor = str(entry["version"]).split(".")[:2]
+    return int(major), int(minor)
+
+
+def pythons(host: Host, oldest: tuple[int, int]) -> list[Mapping[str, Any]]:
+    """The host's interpreters that are new enough."""
+    return [entry for entry in host.fact("python", "candidates") or [] if version_of(entry) >= oldest]
+
+
+def neighbours(host: Host, hosts: Sequence[Host]) -> int:
+    """How many nodes share this host's machine, itself included."""
+    return max(1, sum(same_machine(host, other) for other in hosts))
+
+
+def interfaces(nic: Mapping[str, Any]) -> list[Interface]:
+    """The addresses of an interface; link-local ones name no host to others."""
+    found = []
+    for text in [*nic.get("ipv4", []), *nic.get("ipv6", [])]:
+        try:
+            found.append(ipaddress.ip_interface(text))
+        except ValueError:
+            continue
+    return [interface for interface in found if not interface.ip.is_link_local]
+
+
+def nic_named(host: Host, name: str | None) -> Mapping[str, Any] | None:
+    return next((nic for nic in host.fact("nics") or [] if nic["name"] == name), None)
+
+
+def nic_with(host: Host, address: str) -> Mapping[str, Any] | None:
+    """The interface that bears an address."""
+    wanted = ipaddress.ip_address(address)
+    nics: list[Mapping[str, Any]] = host.fact("nics") or []
+    return next((nic for nic in nics if wanted in [interface.ip for interface in interfaces(nic)]), None)
+
+
+def usable(nic: Mapping[str, Any] | None) -> bool:
+    return bool(nic and nic["up"] and nic["kind"] in USABLE and interfaces(nic))
+
+
+class Chooser:
+    """Picks the link of every host; what is wrong goes to `problems`, what is worth saying to `findings`."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self.hosts = hosts
+        self.problems: list[str] = []
+        self.findings: list[dict[str, Any]] = []
+
+    def links(self) -> dict[str, Link]:
+        told = any(host.settings["ddp_nic"] or host.settings["ddp_address"] for host in self.hosts)
+        if not told and all(same_network_stack(self.hosts[0], host) for host in self.hosts):
+            return {host.name: Link("lo", "127.0.0.1") for host in self.hosts}
+        chosen = {host.name: self.link(host) for host in self.hosts}
+        self.check_families(chosen)
+        return chosen
+
+    def link(self, host: Host) -> Link:
+        if not host.probe:
+            return Link(host.settings["ddp_nic"], host.settings["ddp_address"])
+        nic = self.wanted_nic(host) if self.is_told(host) else self.routed_nic(host)
+        if nic is None:
+            return Link(None, None)
+        address = host.settings["ddp_address"] or self.address_of(host, nic)
+        self.remark(host, nic)
+        return Link(nic["name"], address)
+
+    @staticmethod
+    def is_told(host: Host) -> bool:
+        return bool(host.settings["ddp_nic"] or host.settings["ddp_address"])
+
+    def wanted_nic(self, host: Host) -> Mapping[str, Any] | None:
+        """The interface that the inventory names, by its name or its address."""
+        name, address = host.settings["ddp_nic"], host.settings["ddp_address"]
+        others = [nic for nic in host.fact("nics") if nic["kind"] != "loopback"]
+        known = ", ".join(f"{nic['name']} ({nic['kind']}{'' if nic['up'] else ', down'})" for nic in others) or "none"
+        if address is not None:
+            try:
+                bearer = nic_with(host, address)
+            except ValueError:
+                self.problems.append(f"ddp_address is {address} on {host.name}; it must be an IP address of that host.")
+                return None
+            if bearer is None or (name is not None and bearer["name"] != name):
+                has = bearer["name"] if bearer else "none of its interfaces"
+                self.problems.append(
+                    f"ddp_address is {address} on {host.name}, but {has} has that address"
+                    f"{f' and ddp_nic is {name}' if name else ''}; it has {self.addresses_in_words(host)}."
+                )
+                return None
+            return bearer
+        nic = nic_named(host, name)
+        if nic is None:
+            self.problems.append(f"ddp_nic is {name} on {host.name}, which has no such interface; it has {known}.")
+        elif not nic["up"] or not interfaces(nic):
+            state = "has no address" if nic["up"] else "is down"
+            self.problems.append(f"ddp_nic is {name} on {host.name}, but that interface {state}; there are {known}.")
+            return None
+        return nic
+
+    @staticmethod
+    def addresses_in_words(host: Host) -> str:
+        found = [f"{interface.ip} on {nic['name']}" for nic in host.fact("nics") for interface in interfaces(nic)]
+        return ", ".join(found) or "no address"
+
+    def routed_nic(self, host: Host) -> Mapping[str, Any] | None:
+        """Where packets to the peers really leave; an overlay's or a bridge's way is only taken when asked for."""
+        refused = None
+        for entry in self.routes(host):
+            nic = nic_named(host, entry.get("nic"))
+            if nic is not None and usable(nic):
+                return nic
+            if nic is not None and nic["kind"] != "loopback":
+                refused = refused or nic
+        shared = self.shared_nic(host) or self.only_nic(host)
+        if shared is not None:
+            if refused is not None:
+                self.findings.append(
+                    finding("nic-route-overlay", host.name, f"the route to the peers takes {refused['name']} ({refused['kind']}); "
+                            f"training takes {shared['name']} instead")
+                )  # fmt: skip
+            return shared
+        if refused is not None:
+            self.problems.append(
+                f"{host.name} reaches its peers over {refused['name']}, which is {self.kind_in_words(refused)}; name the "
+                f"interface of the common network as ddp_nic on {host.name}, or {refused['name']} itself to take it all the same."
+            )
+        else:
+            self.problems.append(
+                f"{host.name} has no interface that is up and leads to its peers (it has {self.addresses_in_words(host)}); "
+                f"set ddp_nic or ddp_address on {host.name}."
+            )
+        return None
+
+    @staticmethod
+    def kind_in_words(nic: Mapping[str, Any]) -> str:
+        words = {"overlay": "an overlay network", "bridge": "a bridge of virtual machines or containers"}
+        state = "" if nic["up"] else " and down"
+        return words.get(nic["kind"], f"a {nic['kind']} interface") + state
+
+    @staticmethod
+    def routes(host: Host) -> list[Mapping[str, Any]]:
+        """The routes to the peers first, the way to anywhere last."""
+        found = host.fact("routes") or []
+        peers = [entry for entry in found if entry["peer"] != "default"]
+        return peers + (
+            [] if any(entry.get("nic") for entry in peers) else [e for e in found if e["peer"] == "default"]
+        )
+
+    def shared_nic(self, host: Host) -> Mapping[str, Any] | None:
+        """An interface in a network in which every other host has a usable interface too, cable before radio."""
+        candidates: list[Mapping[str, Any]] = [nic for nic in host.fact("nics") or [] if usable(nic)]
+        for nic in sorted(candidates, key=lambda nic: (USABLE.index(nic["kind"]), -(nic.get("speed_mbit") or 0))):
+            networks = [interface.network for interface in interfaces(nic)]
+            if all(self.within(networks, other) for other in self.hosts if other.name != host.name):
+                return nic
+        return None
+
+    @staticmethod
+    def within(networks: Sequence[Any], host: Host) -> bool:
+        return any(
+            interface.ip in network
+            for nic in host.fact("nics") or []
+            if usable(nic)
+            for interface in interfaces(nic)
+            for network in networks
+            if interface.version == network.version
+        )
+
+    def only_nic(self, host: Host) -> Mapping[str, Any] | None:
+        """For one host alone, or where the way to anywhere is the only one there is."""
+        found: list[Mapping[str, Any]] = [nic for nic in host.fact("nics") or [] if usable(nic)]
+        return found[0] if len(found) == 1 else None
+
+    def address_of(self, host: Host, nic: Mapping[str, Any]) -> str:
+        """The interface's address: the one that the route takes, else the first, IPv4 before IPv6."""
+        own = interfaces(nic)
+        found = []
+        for entry in self.routes(host):
+            if entry.get("nic") == nic["name"] and entry.get("source") in [str(interface.ip) for interface in own]:
+                found.append(str(entry["source"]))
+        found += [str(interface.ip) for interface in own]
+        return sorted(found, key=lambda address: ":" in address)[0]
+
+    def remark(self, host: Host, nic: Mapping[str, Any]) -> None:
+        """What a person would want to know about the choice."""
+        if nic["kind"] not in USABLE and nic["kind"] != "loopback":
+            self.findings.append(finding("nic-overlay", host.name, f"{nic['name']} is {self.kind_in_words(nic)}"))
+        if nic["kind"] == "wifi":
+            self.findings.append(finding("nic-wifi", host.name, f"{nic['name']} is a radio link"))
+        faster = [
+            other for other in host.fact("nics") or [] if other is not nic and usable(other) and quicker(other, nic)
+        ]
+        if faster:
+            names = ", ".join(f"{other['name']} ({speed_in_words(other)})" for other in faster)
+            self.findings.append(
+                finding("nic-faster-up", host.name, f"the peers are reached over {nic['name']} ({speed_in_words(nic)}) "
+                        f"while {names} is up")
+            )  # fmt: skip
+
+    def check_families(self, chosen: Mapping[str, Link]) -> None:
+        families = {name: 6 if ":" in link.address else 4 for name, link in chosen.items() if link.address}
+        if len(set(families.values())) > 1:
+            four = ", ".join(name for name, family in families.items() if family == 4)
+            six = ", ".join(name for name, family in families.items() if family == 6)
+            self.problems.append(
+                f"{four} would be reached by IPv4 but {six} by IPv6; give every host an address of the same kind as ddp_address."
+            )
+        loopback = [
+            name for name, link in chosen.items() if link.address and ipaddress.ip_address(link.address).is_loopback
+        ]
+        others = [host for host in self.hosts if not same_network_stack(self.hosts[0], host)]
+        for name in loopback if others else []:
+            self.problems.append(
+                f"ddp_address is {chosen[name].address} on {name}, which only {name} itself can reach; "
+                "the address in the common network would do."
+            )
+        by_address: dict[str, Host] = {}
+        for host in self.hosts:
+            address = chosen[host.name].address
+            other = by_address.setdefault(address, host) if address else host
+            if not same_network_stack(host, other) and other is not host:
+                self.problems.append(
+                    f"{other.name} and {host.name} are different machines with the same address {address}; "
+                    "set ddp_address or ddp_nic so that each is reached by its own."
+                )
+
+
+def quicker(other: Mapping[str, Any], nic: Mapping[str, Any]) -> bool:
+    if nic["kind"] == "wifi" and other["kind"] == "wired":
+        return True
+    return other["kind"] == nic["kind"] and (other.get("speed_mbit") or 0) > (nic.get("speed_mbit") or 10**9)
+
+
+def speed_in_words(nic: Mapping[str, Any]) -> str:
+    speed = nic.get("speed_mbit")
+    return f"{nic['kind']}, {speed} Mbit/s" if speed else str(nic["kind"])

@@ -1,0 +1,461 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan of a job: one pure function from (settings, probes) to the one document that every later step reads.
+
+What the document holds is settled by the settings and by lasting facts of the hosts; free memory, clocks and load do not enter it,
+so that the same job has the same digest tomorrow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
+    batch,
+    host_checks,
+    model_size,
+    settings_checks,
+    source_checks,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import argv, choose, env, run_name
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
+    Chooser,
+    Host,
+    Link,
+    neighbours,
+    pythons,
+    ranks,
+    version_of,
+)
+
+FORMAT = 1
+# The oldest Python that this collection's trainer runs on, and that PyTorch does.
+OLDEST_PYTHON = {"ours": (3, 11), "path": (3, 10), "git": (3, 10)}
+# What a nanochat checkout imports beside the packages that its trainer and ours have in common.
+UPSTREAM_PACKAGES = ("filelock", "jinja2", "psutil", "pyyaml", "requests", "tokenizers", "wandb")
+# Versions of Python by how sure it is that every package has a wheel for them.
+PYTHONS = ((3, 12), (3, 11), (3, 13), (3, 10), (3, 14))
+SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
+EPHEMERAL = {"low": 32768, "high": 60999}
+
+
+class PlanError(ValueError):
+    """Why there is no plan: every problem, one sentence each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class Outcome(NamedTuple):
+    """The document, and beside it what only describes or concerns the controller alone."""
+
+    plan: dict[str, Any]
+    findings: list[dict[str, Any]]
+    controller: dict[str, Any]
+
+
+def make_plan(
+    hosts: Sequence[Mapping[str, Any]],
+    requirements: Sequence[str] = (),
+    tolerant: bool = False,
+    here: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing,
+    and here is what the controller says to controller_questions.
+
+    With tolerant, what stands in the way of a start is told as a finding only, and a host may lack its probe: enough to see a
+    run and to stop it. Raises PlanError with all problems at once.
+    """
+    run, each = resolved(hosts)
+    known = [Host(host["name"], each[host["name"]], host.get("probe") or {}, host.get("error") or "") for host in hosts]
+    return Planner(run, known, requirements, tolerant, here or {}).outcome()
+
+
+def questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What to ask each host for its probe: {host: the options of host_info}. Refuses wrong settings before any host is asked.
+
+    Hosts have the form {name, settings, reach}; reach is how others would call the host, None where that is only this machine.
+    """
+    run, each = resolved(hosts)
+    known = [Host(host["name"], each[host["name"]], {}) for host in hosts]
+    asked = {}
+    for host in hosts:
+        own = each[host["name"]]
+        asked[host["name"]] = {
+            "base_dir": own["ddp_base_dir"],
+            "run_dir": os.path.join(own["ddp_base_dir"], "runs", run_name(run)),
+            "venv_dir": own["ddp_venv_dir"],
+            "python": own["ddp_python"],
+            "ports": [run["ddp_port"]],
+            "folders": source_checks.folders_of(run, known, host["name"]),
+            "peers": [
+                each[other["name"]]["ddp_address"] or other["reach"]
+                for other in hosts
+                if other is not host and (each[other["name"]]["ddp_address"] or other["reach"])
+            ],
+        }
+    return asked
+
+
+def controller_questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the plan wants to know of the controller: folders and a repository that the settings name, and where results go."""
+    run, dummy = resolved(hosts)
+    trainer, is_here = run["ddp_trainer_source"], run["ddp_data_source"] == "controller"
+    return {
+        "folders": [
+            *(run["ddp_data_paths"] if is_here else []),
+            *([trainer] if trainer != "ours" and not is_git(trainer) else []),
+        ],
+        "git": trainer if trainer != "ours" and is_git(trainer) else None,
+        "results": run["ddp_results_dir"],
+    }
+
+
+def resolved(hosts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """(settings of the run, {host: its own settings})."""
+    if not hosts:
+        raise PlanError(["There are no hosts to plan for; the inventory's group of trainers is empty."])
+    try:
+        return settings_utils.resolve([(host["name"], host["settings"]) for host in hosts])
+    except settings_utils.SettingsError as error:
+        raise PlanError(error.problems) from error
+
+
+def digest_of(document: Any) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Planner:
+    """The steps from resolved settings to the document; every step adds what is wrong to `problems`."""
+
+    def __init__(
+        self,
+        run: Mapping[str, Any],
+        hosts: Sequence[Host],
+        requirements: Sequence[str],
+        tolerant: bool,
+        here: Mapping[str, Any],
+    ) -> None:
+        self.settings = run
+        self.hosts = hosts
+        self.requirements = list(requirements)
+        self.tolerant = tolerant
+        self.here = here
+        self.problems: list[str] = []
+        self.findings: list[dict[str, Any]] = []
+        self.shape = model_size.Shape(
+            *(
+                run["ddp_" + name]
+                for name in ("depth", "aspect_ratio", "head_dim", "sequence", "window_pattern", "vocab_size")
+            )
+        )
+        self.choice = choose(run, hosts)
+
+    def outcome(self) -> Outcome:
+        """The plan, or every problem there is: what is wrong in the settings does not hide what is wrong with the hosts."""
+        self.problems += settings_checks.problems(self.settings, self.hosts, self.shape, self.choice)
+        order, wrong = ranks(self.hosts)
+        self.problems += wrong
+        rows = self.rows()
+        if self.problems:
+            # No plan comes of it any more, but one to look at the hosts with.
+            order = {host.name: rank for rank, host in enumerate(self.hosts)}
+            rows = {host.name: self.settings["ddp_device_batch"] for host in self.hosts}
+        chooser = Chooser(self.hosts)
+        links = chooser.links()
+        plan = self.document(order, links, rows)
+        obstacles, remarks = host_checks.look(self.hosts, plan)
+        obstacles = [
+            *chooser.problems,
+            *obstacles,
+            *source_checks.obstacles(self.settings, plan, self.hosts, self.here),
+        ]
+        if self.problems or (obstacles and not self.tolerant):
+            raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
+        if self.choice.device == "cpu" and not self.choice.ours and len(self.hosts) > 1:
+            seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(self.hosts)} ranks would train a model of its own"
+            self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
+        self.findings += [*chooser.findings, *remarks, *(host_checks.obstacle(text, self.hosts) for text in obstacles)]
+        return Outcome(plan, self.findings, self.controller())
+
+    def rows(self) -> dict[str, int]:
+        """Rows of each host in a step."""
+        run = self.settings
+        split = run["ddp_batch_split"]
+        try:
+            total = batch.total_rows(
+                run["ddp_total_batch"], run["ddp_sequence"], run["ddp_device_batch"], len(self.hosts), split == "equal"
+            )
+        except batch.BatchError as error:
+            self.problems.append(str(error))
+            return {}
+        deployed = self.deployed_rows()
+        if split == "speed" and sum(deployed.values()) == total:
+            return deployed
+        shares = batch.share(total, run["ddp_device_batch"], self.weights(split))
+        return {host.name: rows for host, rows in zip(self.hosts, shares)}
+
+    def deployed_rows(self) -> dict[str, int]:
+        """The shares that the run has had so far: a run keeps them, or each new measurement would start it over."""
+        names = {host.name for host in self.hosts}
+        told = any(host.settings["ddp_speed"] for host in self.hosts)
+        found = [host.fact("run", "rows") or {} for host in self.hosts]
+        rows: dict[str, int] = found[0]
+        if self.settings["ddp_fresh"] or told or set(rows) != names or any(other != rows for other in found):
+            return {}
+        fits = all(share > 0 and share % self.settings["ddp_device_batch"] == 0 for share in rows.values())
+        return rows if fits else {}
+
+    def weights(self, split: str) -> list[float]:
+        if split == "equal":
+            return [1.0] * len(self.hosts)
+        threads = [float(self.threads(host)) for host in self.hosts]
+        if split == "threads":
+            return threads
+        speeds: list[float | None] = [host.settings["ddp_speed"] or measured_speed(host) for host in self.hosts]
+        known = [speed for speed in speeds if speed]
+        if len(known) == len(speeds):
+            return known
+        missing = [host.name for host, speed in zip(self.hosts, speeds) if not speed]
+        if not known:
+            self.findings.append(finding("speed-unknown", "", "no host's speed has been measured yet"))
+        else:
+            self.problems.append(
+                f"ddp_batch_split is speed, but of {' and '.join(missing)} no speed is known; run preflight, which measures it, or "
+                "set ddp_speed for every host."
+            )
+        return threads
+
+    def threads(self, host: Host) -> int:
+        """The physical cores this user may use, shared among the nodes of one machine."""
+        if host.settings["ddp_threads"]:
+            return int(host.settings["ddp_threads"])
+        cores = host.fact("cpu", "available_physical") or host.fact("cpu", "physical") or 1
+        return max(1, int(cores) // neighbours(host, self.hosts))
+
+    # The document
+
+    def document(self, order: Mapping[str, int], links: Mapping[str, Link], rows: Mapping[str, int]) -> dict[str, Any]:
+        run = self.settings
+        by_rank = sorted(self.hosts, key=lambda host: order[host.name])
+        master = by_rank[0]
+        model = model_size.describe(self.shape)
+        data = self.data(source_checks.data_host(run, self.hosts, order))
+        plan: dict[str, Any] = {
+            "format": FORMAT,
+            "run": self.choice.name,
+            "world": len(by_rank),
+            "master": {"host": master.name, "address": links[master.name].address, "port": run["ddp_port"]},
+            "data_ports": self.data_ports(),
+            "narrow_ports": run["ddp_port_range"] is not None,
+            "manage_firewall": run["ddp_manage_firewall"],
+            "timeout_seconds": run["ddp_timeout"],
+            "model": model,
+            "training": self.training(model, [rows[host.name] for host in by_rank]),
+            "data": data,
+            "trainer": self.trainer(),
+        }
+        shares = [rows[host.name] for host in by_rank]
+        plan["nodes"] = [self.node(host, rank, plan, links, shares) for rank, host in enumerate(by_rank)]
+        plan["digest"] = digest_of(plan)
+        return plan
+
+    def data_ports(self) -> dict[str, int]:
+        """Where Gloo listens: the hosts' local ports, widest of all, or the range they are narrowed to."""
+        if self.settings["ddp_port_range"]:
+            low, high = self.settings["ddp_port_range"]
+            return {"low": low, "high": high}
+        ranges = [host.fact("ephemeral") or EPHEMERAL for host in self.hosts]
+        return {"low": min(entry["low"] for entry in ranges), "high": max(entry["high"] for entry in ranges)}
+
+    def training(self, model: Mapping[str, Any], shares: Sequence[int]) -> dict[str, Any]:
+        run = self.settings
+        tokens = run["ddp_total_batch"] * run["ddp_iterations"]
+        return {
+            "profile": run["ddp_profile"],
+            "total_batch": run["ddp_total_batch"],
+            "device_batch": run["ddp_device_batch"],
+            "batch_split": run["ddp_batch_split"],
+            "rows": list(shares),
+            "iterations": run["ddp_iterations"],
+            "tokens": tokens,
+            "tokens_per_parameter": round(tokens / model["parameters"]["total"], 4),
+            "flops": tokens * model["flops_per_token"],
+            "sync": run["ddp_sync"] if self.choice.ours else "upstream",
+            "local_steps": run["ddp_local_steps"] if self.choice.ours else 0,
+            "matmul": self.choice.matmul,
+            "eval_every": run["ddp_eval_every"],
+            "eval_tokens": run["ddp_eval_tokens"],
+            "sample_every": run["ddp_sample_every"],
+            "save_every": run["ddp_save_every"],
+            "keep_checkpoints": run["ddp_keep_checkpoints"],
+            # Others know only how to go on from a step whose files are on every host.
+            "resume": run["ddp_resume"] and self.choice.ours,
+            "tracker": run["ddp_tracker"],
+            "tracker_port": run["ddp_tracker_port"],
+            "tracker_bind": run["ddp_tracker_bind"],
+        }
+
+    def data(self, name: str) -> dict[str, Any]:
+        run = self.settings
+        source = run["ddp_data_source"]
+        # A host that is not of this job is told of by then, and only something to look at is wanted.
+        at = next((host for host in self.hosts if host.name == name), self.hosts[0])
+        library = at.fact("python", "library")
+        paths = run["ddp_data_paths"] or ([library] if source == "text" and library else [])
+        document: dict[str, Any] = {
+            "source": source,
+            "host": at.name,
+            "paths": [self.path_here(path) if source == "controller" else home_expanded(path, at) for path in paths]
+            if source != "url"
+            else [],
+            "url": run["ddp_data_url"].rstrip("/") if source == "url" else None,
+            "shards": run["ddp_data_shards"],
+            "vocab_size": run["ddp_vocab_size"],
+            "names": collection_names(run["ddp_data_shards"], run["ddp_data_last_shard"]) if source == "url" else None,
+        }
+        return {"id": f"{source}-{digest_of(document)[:8]}", **document}
+
+    def path_here(self, path: str) -> str:
+        """A path of the controller as it is meant there."""
+        return str(self.here.get("folders", {}).get(path, {}).get("path") or path)
+
+    @property
+    def source(self) -> str:
+        if self.choice.ours:
+            return "ours"
+        return "git" if is_git(self.settings["ddp_trainer_source"]) else "path"
+
+    @property
+    def oldest_python(self) -> tuple[int, int]:
+        return OLDEST_PYTHON[self.source]
+
+    def trainer(self) -> dict[str, Any]:
+        run = self.settings
+        others = [line for line in self.requirements if not line.startswith("torch==")]
+        tracker = {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": ["wandb==0.31.0"]}.get(run["ddp_tracker"], [])
+        return {
+            "source": self.source,
+            "url": {"ours": None, "path": self.path_here(run["ddp_trainer_source"])}.get(
+                self.source, run["ddp_trainer_source"]
+            ),
+            "torch": run["ddp_torch"],
+            "index": run["ddp_torch_index"],
+            "python": ".".join(str(part) for part in self.oldest_python),
+            "requirements": [f"torch=={run['ddp_torch']}", *others, *(() if self.choice.ours else UPSTREAM_PACKAGES)],
+            "tracker_requirements": tracker,
+            "offline": run["ddp_trainer_offline"],
+        }
+
+    def node(
+        self, host: Host, rank: int, plan: Mapping[str, Any], links: Mapping[str, Link], shares: Sequence[int]
+    ) -> dict[str, Any]:
+        base = host.fact("base_dir") or home_expanded(host.settings["ddp_base_dir"], host)
+        venv = home_expanded(host.settings["ddp_venv_dir"] or os.path.join(base, "venv"), host)
+        link = links[host.name]
+        run_dir = os.path.join(base, "runs", self.choice.name)
+        own = links[host.name].address
+        peers = [
+            other.address for name, other in links.items() if name != host.name and other.address not in (None, own)
+        ]
+        node: dict[str, Any] = {
+            "host": host.name,
+            "rank": rank,
+            "address": link.address,
+            "nic": link.nic,
+            "user": host.fact("host", "user"),
+            "base_dir": base,
+            "run_dir": run_dir,
+            "data_dir": os.path.join(base, "data", plan["data"]["id"]),
+            "trainer_dir": os.path.join(base, "trainer"),
+            "venv_dir": venv,
+            "python": self.python(host),
+            "session": f"nanochat-{self.choice.name}-rank{rank}",
+            "device": self.choice.device,
+            "dtype": self.choice.dtype,
+            "threads": self.threads(host),
+            "rows": shares[rank],
+            "accumulation": shares[rank] // self.settings["ddp_device_batch"],
+            "memory_bytes": self.memory()["total"],
+            "disk_bytes": self.disk_bytes(),
+            "checkpoint_bytes": model_size.checkpoint_bytes(self.shape),
+            "peers": sorted(dict.fromkeys(peers)),
+        }
+        node["argv"] = argv(self.settings, self.choice, node, plan)
+        node["env"] = env(self.settings, self.choice, node)
+        node["env_secret"] = sorted(self.settings["ddp_secret_env"])
+        return node
+
+    def memory(self) -> dict[str, int]:
+        return model_size.memory(
+            self.shape,
+            self.settings["ddp_device_batch"],
+            self.settings["ddp_sync"],
+            self.choice.ours,
+            self.settings["ddp_local_steps"] > 0,
+        )
+
+    def disk_bytes(self) -> int:
+        """Checkpoints that are kept and the one being written, and the shards."""
+        run = self.settings
+        saves = 1 + (run["ddp_iterations"] // run["ddp_save_every"] if run["ddp_save_every"] > 0 else 0)
+        all_stay = run["ddp_keep_checkpoints"] < 0 or not self.choice.ours
+        kept: int = saves if all_stay else min(saves, run["ddp_keep_checkpoints"] + 1)
+        shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
+        return kept * model_size.checkpoint_bytes(self.shape) + shards
+
+    def python(self, host: Host) -> str | None:
+        """The interpreter to make the trainer's environment with; one version for all hosts if there is one."""
+        wanted = host.settings["ddp_python"]
+        if wanted:
+            return home_expanded(wanted, host)
+        candidates = pythons(host, self.oldest_python)
+        each = [
+            {version_of(entry) for entry in pythons(other, self.oldest_python)} for other in self.hosts if other.probe
+        ]
+        common = set.intersection(*each) if each else set()
+        order = sorted(candidates, key=lambda entry: preference(entry, common))
+        return str(order[0]["executable"]) if order else None
+
+    def controller(self) -> dict[str, Any]:
+        """Settings of what the controller itself does; they are no part of the document."""
+        names = ("watch", "stall_factor", "results_dir", "collect_checkpoints", "strict", "fresh")
+        return {name: self.settings["ddp_" + name] for name in names}
+
+
+def home_expanded(path: str, host: Host) -> str:
+    """A path with ~ as that host's user means it."""
+    home = host.fact("host", "home")
+    if path == "~" or path.startswith("~/"):
+        return os.path.normpath(home + path[1:]) if home else path
+    return os.path.normpath(path)
+
+
+def is_git(source: str) -> bool:
+    return bool(re.match(r"(https?|git|ssh|file)://|git@|[\w.-]+@[\w.-]+:", source)) or source.endswith(".git")
+
+
+def collection_names(count: int, last: int) -> list[str]:
+    """The first shards of the collection, and its last one for validation."""
+    return [f"shard_{number:05d}.parquet" for number in [*range(count - 1), last]]
+
+
+def measured_speed(host: Host) -> float | None:
+    speed = host.fact("measured", "tokens_per_second")
+    return float(speed) if isinstance(speed, (int, float)) and speed > 0 else None
+
+
+def preference(entry: Mapping[str, Any], common: Any) -> tuple[bool, bool, int]:
+    """Smaller is better: it can make environments, all hosts have it, and packages are surely built for it."""
+    version = version_of(entry)
+    place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
+    return (not entry.get("venv_module"), version not in common, place)

@@ -1,0 +1,136 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Settings that only make sense together, or not on these hosts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Iterator, Mapping, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, trainer_flags
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import SMEAR_INPUTS, Shape
+
+TORCHRUN_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+PLAN_ENV = ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", "GLOO_SOCKET_IFNAME")
+
+
+def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice: Choice) -> list[str]:
+    """Everything that does not fit, one sentence each."""
+    return [
+        *model_problems(shape),
+        *schedule_problems(run),
+        *port_problems(run),
+        *data_problems(run, hosts),
+        *source_problems(run, choice),
+        *local_problems(run, hosts, choice),
+        *precision_problems(run, hosts, choice),
+        *extra_problems(run, choice),
+    ]
+
+
+def model_problems(shape: Shape) -> Iterator[str]:
+    if shape.head_dim % 2:
+        yield f"ddp_head_dim is {shape.head_dim}; it must be even, since rotary embeddings turn pairs: {shape.head_dim + 1} would do."
+    if shape.n_embd < SMEAR_INPUTS:
+        yield (
+            f"ddp_depth {shape.depth} x ddp_aspect_ratio {shape.aspect_ratio} with ddp_head_dim {shape.head_dim} makes a model "
+            f"{shape.n_embd} wide; it must be at least {SMEAR_INPUTS}: ddp_aspect_ratio 64 would do."
+        )
+
+
+def schedule_problems(run: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("ddp_eval_every", "ddp_sample_every", "ddp_save_every", "ddp_keep_checkpoints"):
+        if run[name] == 0:
+            yield f"{name} is 0; it must be at least 1, or -1 for {'all' if 'keep' in name else 'none'}."
+
+
+def port_problems(run: Mapping[str, Any]) -> Iterator[str]:
+    if run["ddp_port_range"] and run["ddp_port_range"][0] <= run["ddp_port"] <= run["ddp_port_range"][1]:
+        low, high = run["ddp_port_range"]
+        yield f"ddp_port {run['ddp_port']} lies in ddp_port_range {low}-{high}; a port outside it would do."
+    if run["ddp_tracker"] == "mlflow" and run["ddp_tracker_port"] == run["ddp_port"]:
+        yield f"ddp_tracker_port and ddp_port are both {run['ddp_port']}; they must differ."
+
+
+def data_problems(run: Mapping[str, Any], hosts: Sequence[Host]) -> Iterator[str]:
+    source, paths, names = run["ddp_data_source"], run["ddp_data_paths"], [host.name for host in hosts]
+    if run["ddp_data_host"] and run["ddp_data_host"] not in names:
+        yield f"ddp_data_host is {run['ddp_data_host']}, which is no host of this job; {' or '.join(names)} would do."
+    where = "the controller" if source == "controller" else run["ddp_data_host"] or "the master"
+    if source in ("host", "controller") and not paths:
+        yield f"ddp_data_source is {source}, but ddp_data_paths is empty; it must name the folder of shards on {where}."
+    if source in ("host", "controller") and len(paths) > 2:
+        yield (
+            f"ddp_data_paths names {len(paths)} folders, but with ddp_data_source {source} it is the folder of shards and, where "
+            "that lies elsewhere, the one of the tokenizer."
+        )
+    for path in paths:
+        if not re.match(r"[/~]", path):
+            yield f"ddp_data_paths holds {path!r}; it must be an absolute path on {where}, or begin with ~."
+    if run["ddp_data_source"] == "url" and run["ddp_data_shards"] > run["ddp_data_last_shard"] + 1:
+        yield (
+            f"ddp_data_shards is {run['ddp_data_shards']}, but the collection has {run['ddp_data_last_shard'] + 1} "
+            "(ddp_data_last_shard + 1); that or fewer would do."
+        )
+
+
+def source_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
+    if choice.ours:
+        return
+    for name, only in (("ddp_batch_split", "equal"), ("ddp_sync", "exact"), ("ddp_local_steps", 0)):
+        if run[name] != only:
+            yield (
+                f"{name} is {run[name]}, which only this collection's own trainer knows; with ddp_trainer_source "
+                f"{run['ddp_trainer_source']} it must be {only}."
+            )
+
+
+def local_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
+    every = run["ddp_local_steps"]
+    if not every or not choice.ours:
+        return
+    if run["ddp_sync"] not in ("exact", "bf16"):
+        yield f"ddp_local_steps is {every}, but ddp_sync {run['ddp_sync']} averages every step; exact or bf16 would do."
+    if choice.device == "cuda":
+        yield f"ddp_local_steps is {every}, which is for CPUs on slow links; with ddp_device cuda it must be 0."
+    if len(hosts) > 1 and every > run["ddp_iterations"]:
+        yield (
+            f"ddp_local_steps is {every}, but the run has {run['ddp_iterations']} steps (ddp_iterations), so the hosts would "
+            "meet at its end only."
+        )
+
+
+def precision_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
+    if choice.device == "cuda":
+        lacking = [host.name for host in hosts if host.probe and not host.fact("gpus")]
+        if lacking:
+            yield f"ddp_device is cuda, but {' and '.join(lacking)} has no NVIDIA GPU; cpu would do."
+        return
+    if run["ddp_dtype"] == "float16":
+        yield "ddp_dtype is float16, which CPUs compute slowly and inexactly; float32 would do."
+    for name in ("ddp_dtype", "ddp_matmul"):
+        slow = [host.name for host in hosts if host.probe and not host.fact("cpu", "native_bf16")]
+        if run[name] in ("bfloat16", "bf16") and slow:
+            yield (
+                f"{name} is {run[name]}, but the CPU of {' and '.join(slow)} has no instructions for it and would be many "
+                f"times slower; {'float32' if name == 'ddp_dtype' else 'fp32'} would do."
+            )
+
+
+def extra_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
+    for name in ("ddp_extra_env", "ddp_secret_env"):
+        for variable in run[name]:
+            if variable in TORCHRUN_ENV or variable in PLAN_ENV:
+                owner = "torchrun" if variable in TORCHRUN_ENV else "the plan"
+                yield f"{name} sets {variable}, which {owner} sets itself; take it out."
+    flags = {
+        word.split("=")[0]
+        for word in trainer_flags({**run, "ddp_extra_args": []}, choice, "", [1, 2])
+        if word.startswith("--")
+    }
+    for word in run["ddp_extra_args"]:
+        flag = word.split("=")[0]
+        if flag in flags:
+            yield f"ddp_extra_args holds {flag}, which the plan sets itself; use the setting of that name."

@@ -1,0 +1,100 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Folders and repositories that the settings name: where they are looked for, and what is wrong with them there."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Mapping, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, ranks
+
+# Of a folder whose shards are made or taken by a host of the job, and of one that lies on the controller.
+ON_A_HOST = ("text", "host")
+CONTROLLER = "the controller"
+
+
+def data_host(run: Mapping[str, Any], hosts: Sequence[Host], order: Mapping[str, int]) -> str:
+    """The host on which the data set is made or fetched before all have it: as set, else the master."""
+    return str(run["ddp_data_host"] or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name)
+
+
+def folders_of(run: Mapping[str, Any], hosts: Sequence[Host], name: str) -> list[str]:
+    """The folders of the settings that this host is to look at."""
+    wanted = run["ddp_data_source"] in ON_A_HOST and data_host(run, hosts, ranks(hosts)[0]) == name
+    return list(run["ddp_data_paths"]) if wanted else []
+
+
+def obstacles(
+    run: Mapping[str, Any], plan: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
+) -> list[str]:
+    """What a start would fail over later, when other hosts have been changed already."""
+    return [*trainer(run, plan["trainer"], here), *data(run, plan["data"], hosts, here), *results(run, here)]
+
+
+def trainer(run: Mapping[str, Any], planned: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    source = run["ddp_trainer_source"]
+    if planned["source"] == "git" and here.get("git"):
+        yield (
+            f"ddp_trainer_source is {source}, but {here['git']}; a repository that can be cloned there, or the path of a "
+            "checkout there would do."
+        )
+    facts = here.get("folders", {}).get(source) if planned["source"] == "path" else None
+    if facts and facts["kind"] != "folder":
+        yield (
+            f"ddp_trainer_source is {source}, but {facts['path']} is no folder on the controller; the path of a nanochat "
+            "checkout there, a git URL, or ours would do."
+        )
+    elif facts and not facts["trainer"]:
+        yield (
+            f"ddp_trainer_source is {source}, but {facts['path']} on the controller has no scripts/base_train.py, so it is no "
+            "nanochat checkout; one that has would do."
+        )
+
+
+def data(
+    run: Mapping[str, Any], planned: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
+) -> Iterator[str]:
+    """Folders of data that are not there or hold too little, unless the data set was made of them already."""
+    (host,) = [one for one in hosts if one.name == planned["host"]]
+    if any(entry["id"] == planned["id"] for entry in host.fact("data") or []):
+        return
+    is_here = planned["source"] == "controller"
+    seen = here.get("folders") if is_here else host.fact("folders")
+    for number, path in enumerate(run["ddp_data_paths"] if planned["source"] != "url" else []):
+        facts = (seen or {}).get(path)
+        if facts:
+            where = CONTROLLER if is_here else host.name
+            yield from folder(planned, path, facts, where, is_tokenizer=number > 0 and planned["source"] != "text")
+
+
+def folder(
+    planned: Mapping[str, Any], path: str, facts: Mapping[str, Any], where: str, is_tokenizer: bool
+) -> Iterator[str]:
+    """What is wrong with one of the folders of ddp_data_paths."""
+    named, is_text = f"ddp_data_paths names {path}", planned["source"] == "text"
+    if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
+        what = "is not there" if facts["kind"] == "absent" else "is no folder"
+        would = "text" if is_text else "a tokenizer" if is_tokenizer else "*.parquet shards"
+        yield f"{named}, which {what} on {where}; a folder of {would} there would do."
+    elif not facts["readable"]:
+        yield f"{named}, which cannot be read on {where} by the user who is logged in there; make it readable, or name another folder."
+    elif is_text and not facts["files"]:
+        yield f"{named}, which holds no files on {where}; a folder of text there would do."
+    elif is_tokenizer and not facts["tokenizer"]:
+        yield f"{named}, which holds no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}; the folder that does would do, or none."
+    elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
+        count = f"{facts['shards']} shard{'' if facts['shards'] == 1 else 's'}" if facts["shards"] else "no shards"
+        yield (
+            f"{named}, which holds {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}; "
+            "fewer of them, more shards there, or another folder would do."
+        )
+
+
+def results(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    facts = here.get("results")
+    if facts and not facts["writable"]:
+        yield (
+            f"ddp_results_dir is {run['ddp_results_dir']}, where nothing can be written on the controller ({facts['path']}); "
+            "a folder of the user who plays this would do."
+        )

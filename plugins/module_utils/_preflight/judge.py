@@ -1,0 +1,345 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What stands against a plan, judged from what every host told and what was tried between them. Pure functions."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any, Dict, Iterable, Mapping, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import ERROR, INFO, WARNING, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, node_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import OPEN, judge_links
+
+Finding = Dict[str, Any]
+ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
+
+CLOCK_SECONDS = 5.0
+LOW_FILES = 256
+LOW_PROCESSES = 512
+LONG_RUN = 7 * 24 * 3600
+DENIED = re.compile(r"Permission denied|Operation not permitted")
+# Instruction sets in the order of what they do for matrix products.
+LEVELS = (
+    ("amx_tile", "AMX"),
+    ("avx512f", "AVX-512"),
+    ("sve", "SVE"),
+    ("avx2", "AVX2"),
+    ("asimd", "NEON"),
+    ("avx", "AVX"),
+)
+
+# The plan says what stands in its way in sentences; these are the codes of the same things here.
+OBSTACLES = (
+    (" is taken on ", "port-held"),
+    (" has no tmux", "no-tmux"),
+    ("no Python of ", "python-too-old"),
+    (" cannot write in ", "folder-read-only"),
+    (" free below ", "disk-short"),
+    (" of memory, but ", "memory-short"),
+    ("round differently", "architecture-differs"),
+    ("PyTorch is not built", "architecture-differs"),
+    ("overwrite each other", "folder-shared"),
+    (" cannot be looked at", "host-down"),
+    (" by IPv4 but ", "ip-family-mix"),
+    ("that interface is down", "nic-down"),
+    ("has no such interface", "nic-down"),
+    (" no interface that is up ", "nic-down"),
+)
+
+
+def judge(evidence: Evidence) -> list[Finding]:
+    """Every finding, the worst first, each once."""
+    found: list[Finding] = list(from_plan(evidence))
+    for host in (node["host"] for node in evidence.plan["nodes"]):
+        if not evidence.probes.get(host):
+            if not any(one["code"] == "host-down" and one["host"] == host for one in found):
+                found.append(finding("host-down", host, f"{host} did not answer"))
+            continue
+        for look in (interface, address_names, leftovers, load, limits, confined, folder, precision):
+            found += look(evidence, host)
+    for compare in (families, holders, clocks, cpus, software, data, all_reduce):
+        found += compare(evidence)
+    found += judge_links(evidence)
+    return in_order(found)
+
+
+def in_order(found: Iterable[Finding]) -> list[Finding]:
+    """Without doubles, errors first, otherwise as they came."""
+    unique: dict[tuple[Any, ...], Finding] = {}
+    for entry in found:
+        unique.setdefault((entry["code"], entry["host"], entry["peer"], entry["seen"]), entry)
+    return sorted(unique.values(), key=lambda entry: ORDER[entry["severity"]])
+
+
+def from_plan(evidence: Evidence) -> Iterable[Finding]:
+    """What the plan found, under the codes of this page."""
+    ours = {str(process["pid"]) for host in evidence.probes for process in stale(evidence, host)}
+    for entry in evidence.plan_findings:
+        text = entry["seen"]
+        named = set(re.findall(r"\bprocess (\d+) of ", text))
+        if entry["code"] == "other-training" and named and named <= ours:
+            continue
+        code = next((code for words, code in OBSTACLES if words in text), entry["code"])
+        if entry["code"] != "plan-obstacle" or code == "plan-obstacle":
+            yield dict(entry)
+        elif code != "port-held" or not tried_port(evidence):
+            host = next(
+                (node["host"] for node in evidence.plan["nodes"] if re.search(rf"\b{re.escape(node['host'])}\b", text)),
+                "",
+            )
+            yield finding(code, host, text)
+
+
+# One host
+
+
+def interface(evidence: Evidence, host: str) -> Iterable[Finding]:
+    """The NIC of the plan as it is now."""
+    name = node_of(evidence, host)["nic"]
+    nics = {nic["name"]: nic for nic in evidence.fact(host, "nics") or []}
+    if name and nics and name not in nics:
+        yield finding("nic-down", host, f"{name} is not there; {host} has {', '.join(nics)}")
+    elif name in nics and not nics[name]["up"] and nics[name]["kind"] != "loopback":
+        yield finding("nic-down", host, f"{name} is down", remedy=f"On {host}: sudo ip link set {name} up")
+    elif name in nics and nics[name].get("duplex") == "half" and nics[name]["kind"] == "wired":
+        seen = f"{name} runs at {nics[name]['speed_mbit'] or 'unknown'} Mbit/s in half duplex"
+        remedy = f"On {host}: sudo ethtool -s {name} autoneg on; if it stays, try another cable or port of the switch."
+        yield finding("nic-half-duplex", host, seen, remedy=remedy)
+
+
+def address_names(evidence: Evidence, host: str) -> Iterable[Finding]:
+    """Names that lead to the host itself: its own, and worse, a peer's."""
+    own = [text for text in evidence.fact(host, "names", "own") or [] if is_loopback(text)]
+    alone = is_loopback(node_of(evidence, host)["address"] or "")
+    if own and not alone:
+        yield finding("name-is-loopback", host, f"the name {evidence.fact(host, 'host', 'hostname')} is {own[0]} there")
+    for name, addresses in (evidence.fact(host, "names", "peers") or {}).items():
+        looped = [text for text in addresses if is_loopback(text)]
+        if looped and not alone:
+            yield finding("name-is-loopback", host, f"the name {name} of a peer is {looped[0]} there", severity=WARNING)
+
+
+def is_loopback(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(str(text).partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def own_session(evidence: Evidence, host: str) -> Any:
+    """The session of this run that is in progress on a host."""
+    session = evidence.fact(host, "run", "session") or {}
+    return session.get("id") if session.get("ended") is None else None
+
+
+def stale(evidence: Evidence, host: str) -> list[Mapping[str, Any]]:
+    """Processes that this collection started in a session which is not this run's present one, and that lost their parent."""
+    current = own_session(evidence, host)
+    user = evidence.fact(host, "host", "user")
+    return [
+        one
+        for one in evidence.fact(host, "processes") or []
+        if one.get("session") and one["session"] != current and one.get("parent") == 1 and one.get("user") == user
+    ]
+
+
+def leftovers(evidence: Evidence, host: str) -> Iterable[Finding]:
+    for process in stale(evidence, host)[:3] if first_here(evidence, host) else ():
+        seen = f"process {process['pid']} of {process['user']}: {process['command'][:100]}"
+        yield finding("stale-ranks", host, seen)
+
+
+def first_here(evidence: Evidence, host: str) -> bool:
+    """Whether this is the first node of its machine; what concerns the machine is told once."""
+    boot = evidence.fact(host, "host", "boot_id")
+    return bool(
+        next(node["host"] for node in evidence.plan["nodes"] if evidence.fact(node["host"], "host", "boot_id") == boot)
+        == host
+    )
+
+
+def load(evidence: Evidence, host: str) -> Iterable[Finding]:
+    """Another load on the cores; that of a run in progress is its own."""
+    load1, cores = evidence.fact(host, "cpu", "load1"), evidence.fact(host, "cpu", "available")
+    if load1 and cores and first_here(evidence, host) and not own_session(evidence, host) and load1 >= max(1.5, cores):
+        yield finding("host-busy", host, f"{load1:.1f} processes want to run on {cores} processors")
+
+
+def limits(evidence: Evidence, host: str) -> Iterable[Finding]:
+    """Limits of the user that this very plan would meet."""
+    node, known = node_of(evidence, host), evidence.fact(host, "limits") or {}
+    files = max(LOW_FILES, 8 * evidence.plan["world"])
+    for name, least, seen in (
+        ("nofile", files, "{} open files (ulimit -n)"),
+        ("nproc", LOW_PROCESSES, "{} processes and threads (ulimit -u)"),
+        ("address_space", node["memory_bytes"], "{} bytes of memory (ulimit -v)"),
+        ("file_size", node["checkpoint_bytes"], "files of {} bytes, and a checkpoint is larger (ulimit -f)"),
+        ("cpu_seconds", LONG_RUN, "{} seconds of computing, after which the kernel ends a process (ulimit -t)"),
+    ):
+        if known.get(name) is not None and known[name] < least:
+            yield finding("ulimit-low", host, seen.format(known[name]))
+
+
+def confined(evidence: Evidence, host: str) -> Iterable[Finding]:
+    """SELinux or AppArmor where something that the modes of files allow was denied all the same."""
+    said = [str((found.get(host) or {}).get("error") or "") for found in (evidence.tries, evidence.gloo)]
+    denied = next((words for words in said if DENIED.search(words)), "")
+    label = str(evidence.fact(host, "security", "label") or "")
+    if denied and evidence.fact(host, "security", "selinux") == "enforcing":
+        yield finding(
+            "mac-lsm-blocks", host, f"SELinux is enforcing ({label or 'no label'}), and it was said: {denied}"
+        )
+    elif denied and label.endswith("(enforce)"):
+        yield finding("mac-lsm-blocks", host, f"AppArmor confines this login to {label}, and it was said: {denied}")
+
+
+def folder(evidence: Evidence, host: str) -> Iterable[Finding]:
+    if evidence.fact(host, "disk", "noexec"):
+        seen = f"{evidence.fact(host, 'disk', 'parent')} is on a file system mounted with noexec"
+        yield finding("folder-noexec", host, seen)
+
+
+def precision(evidence: Evidence, host: str) -> Iterable[Finding]:
+    node = node_of(evidence, host)
+    wants = [name for name in (node["dtype"], evidence.plan["training"]["matmul"]) if name in ("bfloat16", "bf16")]
+    if node["device"] == "cpu" and wants and evidence.fact(host, "cpu", "native_bf16") is False:
+        yield finding(
+            "bf16-not-native", host, f"the plan says {wants[0]}; {evidence.fact(host, 'cpu', 'model')} has none of it"
+        )
+
+
+# All hosts together
+
+
+def families(evidence: Evidence) -> Iterable[Finding]:
+    if any(" by IPv4 but " in entry["seen"] for entry in evidence.plan_findings):
+        return  # the plan has said it
+    kinds = {node["host"]: 6 if ":" in node["address"] else 4 for node in evidence.plan["nodes"] if node["address"]}
+    if len(set(kinds.values())) > 1:
+        seen = ", ".join(f"{host} by IPv{kind}" for host, kind in kinds.items())
+        yield finding("ip-family-mix", evidence.plan["master"]["host"], seen)
+
+
+def tried_port(evidence: Evidence) -> bool:
+    return bool(evidence.tries.get(evidence.plan["master"]["host"], {}).get("responder"))
+
+
+def holders(evidence: Evidence) -> Iterable[Finding]:
+    """Who sits on the rendezvous port, unless it is this very run."""
+    master = evidence.plan["master"]
+    for holder in (evidence.tries.get(master["host"]) or {}).get("holders") or []:
+        if holder.get("marker") and holder["marker"] == own_session(evidence, master["host"]):
+            continue
+        who = (
+            f"process {holder['pid']} of {holder['user']}: {holder['command']}"
+            if holder.get("pid")
+            else "a process that"
+        )
+        hidden = (
+            "" if holder.get("pid") else f" {holder.get('user') or 'another user'} runs and this user may not look at"
+        )
+        remedy = (
+            f"On {master['host']}: kill {holder['pid']}, if nobody needs it; or set ddp_port."
+            if holder.get("pid")
+            else None
+        )
+        yield finding("port-held", master["host"], f"port {master['port']} is held by {who}{hidden}", remedy=remedy)
+
+
+def clocks(evidence: Evidence) -> Iterable[Finding]:
+    """Against the master's clock, as the pairs measured it."""
+    master = evidence.plan["master"]["host"]
+    for link in (evidence.tries.get(master) or {}).get("links") or []:
+        offset = link.get("clock_offset")
+        if offset is not None and abs(offset) >= CLOCK_SECONDS:
+            way = "ahead of" if offset > 0 else "behind"
+            seen = f"its clock is {abs(offset):.0f} s {way} that of {master}"
+            yield finding("clock-skew", link["host"], seen, peer=master)
+
+
+def cpus(evidence: Evidence) -> Iterable[Finding]:
+    """Instruction sets; a CPU of which no flag is known says nothing."""
+    known = {host: cpu_level(evidence.fact(host, "cpu", "flags") or []) for host in evidence.probes}
+    level = {host: name for host, name in known.items() if name}
+    if len(set(level.values())) > 1:
+        order = [name for dummy, name in LEVELS]
+        slowest = max(level, key=lambda host: order.index(level[host]))
+        yield finding("cpu-features-differ", slowest, ", ".join(f"{host} has {name}" for host, name in level.items()))
+
+
+def cpu_level(flags: Sequence[str]) -> str:
+    return next((name for flag, name in LEVELS if flag in flags), "")
+
+
+def software(evidence: Evidence) -> Iterable[Finding]:
+    """The trainer's Python, torch and files, as the rehearsal or the probes saw them."""
+    torches = {host: result.get("torch") for host, result in evidence.gloo.items()} or {
+        host: evidence.fact(host, "python", "venv", "torch") for host in evidence.probes
+    }
+    severity = None if evidence.rehearsal else WARNING
+    yield from differing("torch-differs", torches, evidence, severity)
+    wanted = evidence.plan["trainer"].get("torch")
+    for host, version in torches.items():
+        if version and wanted and str(version).partition("+")[0] != str(wanted).partition("+")[0]:
+            yield finding("torch-differs", host, f"torch is {version}, the plan's is {wanted}", severity=severity)
+    yield from differing(
+        "python-differs", {host: result.get("python") for host, result in evidence.gloo.items()}, evidence
+    )
+    yield from differing(
+        "trainer-differs", {host: result.get("trainer") for host, result in evidence.gloo.items()}, evidence
+    )
+
+
+def data(evidence: Evidence) -> Iterable[Finding]:
+    yield from differing("data-differs", evidence.manifests, evidence)
+    for host in evidence.probes if evidence.rehearsal else ():
+        if not evidence.manifests.get(host):
+            yield finding("data-differs", host, f"{host} has no manifest of the data {evidence.plan['data']['id']}")
+    for host, wrong in evidence.files.items():
+        named = [f"{path} {state}" for path, state in wrong.items()]
+        if named:
+            more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+            yield finding(
+                "data-differs", host, f"of the data on {host}, against its manifest: {', '.join(named[:3])}{more}"
+            )
+
+
+def differing(
+    code: str, values: Mapping[str, Any], evidence: Evidence, severity: str | None = None
+) -> Iterable[Finding]:
+    """Hosts whose value is not the master's."""
+    reference = evidence.plan["master"]["host"]
+    for host, value in values.items():
+        if value and values.get(reference) and value != values[reference]:
+            seen = f"{value} on {host}, {values[reference]} on {reference}"
+            yield finding(code, host, seen, peer=reference, severity=severity)
+
+
+def closed(evidence: Evidence) -> bool:
+    """Whether some port was tried in vain."""
+    links = [link for tried in evidence.tries.values() for link in tried.get("links") or []]
+    return any(port["error"] not in OPEN for link in links for port in link["ports"])
+
+
+def all_reduce(evidence: Evidence) -> Iterable[Finding]:
+    """The real exchange."""
+    missing = [node["host"] for node in evidence.plan["nodes"] if not evidence.gloo.get(node["host"])]
+    if evidence.running:
+        yield finding("run-in-progress", "", f"the run {evidence.plan['run']} is in progress")
+    elif missing:
+        # Before the network step nobody expects one: the rehearsal comes later. Another trainer has no program for it.
+        ours = evidence.plan["trainer"].get("source") == "ours"
+        if len(evidence.plan["nodes"]) > 1 and ours and not evidence.before_network:
+            told = f"no trainer's Python on {', '.join(missing)} yet"
+            if closed(evidence) or list(holders(evidence)):
+                told = "a port between the hosts is closed or taken"
+            yield finding("gloo-not-tried", ", ".join(missing), told)
+        return
+    for host, result in evidence.gloo.items():
+        if not result.get("ok"):
+            yield finding(
+                "gloo-failed", host, f"{result.get('phase', 'it')} failed: {result.get('error', 'no answer')}"
+            )

@@ -1,0 +1,169 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the tries between the hosts say: closed ports, wrong routes, packets that vanish, slow links. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Mapping, NamedTuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, node_of
+
+Finding = Dict[str, Any]
+
+SLOW_MBIT = 300.0
+LATE_MS = 5.0
+# Below this share of the nominal speed something is wrong.
+NOMINAL_SHARE = 0.5
+OPEN = ("", "stranger")
+WORDS = {
+    "dropped": "no answer (dropped)",
+    "refused": "refused",
+    "unreachable": "rejected or unreachable",
+    "no-route": "no route",
+    "reset": "cut off",
+    "forbidden": "forbidden by a rule for outgoing packets",
+    "no-address": "the own address is gone",
+}
+
+
+class Pair(NamedTuple):
+    """One direction between two hosts: `host` connected to `peer`."""
+
+    host: str
+    peer: str
+    link: Mapping[str, Any]
+
+    @property
+    def closed(self) -> list[Mapping[str, Any]]:
+        return [port for port in self.link["ports"] if port["error"] not in OPEN]
+
+
+def judge_links(evidence: Evidence) -> list[Finding]:
+    """All that the tries say."""
+    found: list[Finding] = []
+    for host, tried in evidence.tries.items():
+        if tried.get("error"):
+            found.append(finding("peer-not-listening", host, str(tried["error"])))
+        for link in tried.get("links") or []:
+            pair = Pair(host, link["host"], link)
+            found += ports(evidence, pair)
+            if len(pair.closed) < len(link["ports"]):
+                found += [*carrier(evidence, pair), *packets(evidence, pair), *quality(evidence, pair)]
+    return found
+
+
+# Ports
+
+
+def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+    """Closed ports of one direction, in one finding that names what closes them."""
+    closed = pair.closed
+    if not closed:
+        return
+    how = sorted({WORDS.get(port["error"], port["words"] or port["error"]) for port in closed})
+    names = ", ".join(str(port["port"]) for port in closed)
+    seen = f"{pair.host} cannot connect to {pair.peer} ({pair.link['address']}) on port {names}: {' / '.join(how)}"
+    wall = evidence.firewalls.get(pair.peer) or {}
+    if wall.get("needs_root") and wall.get("commands"):
+        seen += f"; {wall['backend']} is in force on {pair.peer} and there is no root here"
+        yield finding("no-sudo", pair.peer, seen, pair.host, remedy=f"On {pair.peer}: {' ; '.join(wall['commands'])}")
+    elif evidence.before_network and wall.get("commands"):
+        yield finding(
+            "port-to-be-opened",
+            pair.peer,
+            f"{seen}; {wall['backend']} blocks on {pair.peer}{by_rule(wall)}",
+            pair.host,
+        )
+    elif wall.get("commands"):
+        seen += f"; {wall['backend']} blocks on {pair.peer}{by_rule(wall)}"
+        yield finding("port-blocked", pair.peer, seen, pair.host, remedy=opening(evidence, pair.peer, wall))
+    elif len(closed) == len(pair.link["ports"]):
+        yield finding("no-way", pair.peer, seen + told_of(evidence, pair, wall), pair.host)
+    else:
+        yield finding("port-blocked", pair.peer, seen + told_of(evidence, pair, wall), pair.host)
+
+
+def opening(evidence: Evidence, host: str, wall: Mapping[str, Any]) -> str:
+    """How the ports of a host come to be open, where root is to be had."""
+    by_hand = f"On {host}: {' ; '.join(wall['commands'])}"
+    # A rehearsal comes after the step that opens them, which then was left out or of no avail.
+    if not evidence.plan["manage_firewall"] or evidence.rehearsal:
+        return by_hand
+    return f"train.yml opens them by itself, with --tags network at once. By hand: {by_hand[0].lower()}{by_hand[1:]}"
+
+
+def by_rule(wall: Mapping[str, Any]) -> str:
+    """The rules that block, in the firewall's own words."""
+    return f" by `{'` and `'.join(wall['blocking'])}`" if wall.get("blocking") else ""
+
+
+def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:
+    """What is known of firewalls where ours has nothing to add."""
+    if any(port["error"] == "forbidden" for port in pair.closed):
+        return f"; a rule for outgoing packets on {pair.host} forbids it"
+    facts = evidence.fact(pair.peer, "firewall") or {}
+    if wall.get("rules"):
+        return (
+            f"; {wall['backend']} on {pair.peer} has this job's rules, so look at rules before them and at the router"
+        )
+    if wall.get("backend") == "none" and not wall.get("needs_root") and facts.get("readable"):
+        return f"; nothing blocks on {pair.peer} itself, so look at the network between"
+    if facts.get("active") is not False and not facts.get("readable", True):
+        return f"; {facts.get('backend')} on {pair.peer} cannot be read without root"
+    return ""
+
+
+# Routes
+
+
+def carrier(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+    """The interface by which packets really leave, against the plan's."""
+    name = pair.link.get("nic")
+    planned = node_of(evidence, pair.host)["nic"]
+    if not name or not planned or name == planned or name == "lo":
+        return
+    kind = next((nic["kind"] for nic in evidence.fact(pair.host, "nics") or [] if nic["name"] == name), "")
+    code = {"overlay": "route-over-overlay", "bridge": "route-over-bridge"}.get(kind, "route-differs")
+    seen = f"packets from {pair.host} to {pair.peer} ({pair.link['address']}) leave by {name}{f' ({kind})' if kind else ''}"
+    yield finding(code, pair.host, f"{seen}, the plan's interface is {planned}", pair.peer)
+
+
+# Packets and rates
+
+
+def packets(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+    link = pair.link
+    if link.get("full_size") is False:
+        nic = link.get("nic") or "NIC"
+        passing = link["passing_size"]
+        seen = f"from {pair.host} to {pair.peer} packets of {passing} bytes arrive, full-size ones do not"
+        remedy = f"On {pair.host}: sudo ip link set {nic} mtu {passing} (and the same on {pair.peer})"
+        yield finding("mtu-too-large", pair.host, seen, pair.peer, remedy=remedy)
+    elif link.get("error"):
+        yield finding("link-unmeasured", pair.host, f"from {pair.host} to {pair.peer}: {link['error']}", pair.peer)
+
+
+def quality(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+    """Rate and delay of one direction; the plan says already what is to be said about radio links."""
+    rate, late = pair.link.get("bandwidth_mbit"), pair.link.get("latency_ms")
+    nominal = nominal_speed(evidence, pair)
+    if rate and nominal and rate < NOMINAL_SHARE * nominal:
+        seen = f"from {pair.host} to {pair.peer}: {rate:.0f} Mbit/s over interfaces of {nominal} Mbit/s"
+        yield finding("link-below-nominal", pair.host, seen, pair.peer)
+    elif rate and rate < SLOW_MBIT:
+        yield finding("link-slow", pair.host, f"from {pair.host} to {pair.peer}: {rate:.0f} Mbit/s", pair.peer)
+    if late and late > LATE_MS:
+        yield finding("link-delay", pair.host, f"from {pair.host} to {pair.peer} and back: {late:.1f} ms", pair.peer)
+
+
+def nominal_speed(evidence: Evidence, pair: Pair) -> int:
+    """The slower of the two cables; 0 where one is unknown, virtual or a radio, whose nominal speed says little."""
+    speeds = []
+    for host in (pair.host, pair.peer):
+        planned = node_of(evidence, host)["nic"]
+        nic: Mapping[str, Any] = next((one for one in evidence.fact(host, "nics") or [] if one["name"] == planned), {})
+        speeds.append((nic.get("speed_mbit") or 0) if nic.get("kind") == "wired" else 0)
+    # The port of a virtual switch says 10 Gbit/s whatever lies behind it.
+    return min(speeds) if max(speeds) < 10000 else 0

@@ -1,0 +1,268 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How one host reaches the responders of the others: every port, the delay, the rate, full-size packets, the interface."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, NamedTuple, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_responder import CHUNK, GREETING, sockaddr
+
+# Names that Python's socket module has not.
+IP_MTU_DISCOVER, IP_PMTUDISC_DO, IP_MTU = 10, 2, 14
+IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO, IPV6_MTU = 23, 2, 24
+
+PINGS = 15
+ANSWER_BYTES = 21  # "OK", a space, the responder's clock in 17 digits, a line end
+PATH_SIZES = (8192, 4000, 1500, 1492, 1450, 1400, 1350, 1280, 576)
+SEND_BUFFER = 1 << 18  # what lies in it at the end has to drain over a slow link within the patience
+PATIENCE = 5.0
+
+KINDS = {
+    errno.ECONNREFUSED: "refused",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETUNREACH: "no-route",
+    errno.EADDRNOTAVAIL: "no-address",
+    errno.EPERM: "forbidden",
+    errno.EACCES: "forbidden",
+    errno.ETIMEDOUT: "dropped",
+    errno.ECONNRESET: "reset",
+}
+
+
+class Limits(NamedTuple):
+    """How long to wait for a connection, and how much to send to learn the rate."""
+
+    timeout: float = 3.0
+    seconds: float = 0.5
+    bytes: int = 16 << 20
+
+
+class Peer(NamedTuple):
+    """Where another host answers."""
+
+    address: str
+    ports: list[int]
+    token: str
+
+
+class Stranger(OSError):
+    """Something answers, but not our responder."""
+
+
+def kind_of(error: OSError) -> str:
+    """One word for why a connection failed."""
+    if isinstance(error, Stranger):
+        return "stranger"
+    if isinstance(error, socket.timeout):
+        return "dropped"
+    return KINDS.get(error.errno or 0, "failed")
+
+
+def connect(source: str, peer: str, port: int, timeout: float, segment: int = 0) -> socket.socket:
+    """A connection from our own address, whose packets no router may cut into pieces."""
+    family, where = sockaddr(peer, port)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
+        if segment:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        if source:
+            sock.bind(sockaddr(source, 0)[1])
+        sock.connect(where)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def ask(sock: socket.socket, token: str, service: str) -> float:
+    """Ask the responder for a service; its clock against ours, in seconds. Any other answer is a stranger's."""
+    begin = time.time()
+    sock.sendall(f"{GREETING} {token} {service}\n".encode())
+    reply = _exactly(sock, ANSWER_BYTES)
+    end = time.time()
+    try:
+        word, clock = reply.decode("ascii").split()
+        offset = float(clock) - (begin + end) / 2
+    except (UnicodeError, ValueError):
+        word, offset = "", 0.0
+    if word != "OK":
+        raise Stranger(0, "another program answers there")
+    return offset
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    reply = b""
+    while len(reply) < count:
+        part = sock.recv(count - len(reply))
+        if not part:
+            break
+        reply += part
+    return reply
+
+
+def try_port(source: str, peer: Peer, port: int, timeout: float) -> dict[str, Any]:
+    """Whether one port of a peer can be reached, and if not in which way it fails."""
+    begin = time.monotonic()
+    try:
+        with connect(source, peer.address, port, timeout) as sock:
+            opened = time.monotonic()
+            ask(sock, peer.token, "echo")
+            return _port(port, "", "", opened - begin)
+    except OSError as error:
+        # Whoever took the connection but is not ours still proves that the way is open.
+        return _port(port, kind_of(error), error.strerror or str(error), time.monotonic() - begin)
+
+
+def _port(port: int, error: str, words: str, seconds: float) -> dict[str, Any]:
+    return {
+        "port": port,
+        "reachable": not error,
+        "error": error,
+        "words": words,
+        "milliseconds": round(seconds * 1000, 2),
+    }
+
+
+def latency(source: str, peer: Peer, port: int, timeout: float) -> tuple[float, float]:
+    """(the middle one of some round trips in milliseconds, the peer's clock against ours in seconds)."""
+    with connect(source, peer.address, port, timeout) as sock:
+        offset = ask(sock, peer.token, "echo")
+        trips = []
+        for number in range(PINGS):
+            begin = time.monotonic()
+            sock.sendall(struct.pack("!Q", number))
+            if len(_exactly(sock, 8)) < 8:
+                break
+            trips.append(time.monotonic() - begin)
+    return (round(sorted(trips)[len(trips) // 2] * 1000, 3) if trips else 0.0), round(offset, 3)
+
+
+def send_bulk(source: str, peer: Peer, port: int, limits: Limits, segment: int = 0) -> tuple[float, int]:
+    """Send for a short while; (Mbit/s as the receiver saw it, the path MTU that the kernel knows by then)."""
+    with connect(source, peer.address, port, limits.timeout, segment) as sock:
+        ask(sock, peer.token, "sink")
+        sock.settimeout(max(PATIENCE, limits.timeout))
+        block = bytes(CHUNK)
+        sent = 0
+        end = time.monotonic() + limits.seconds
+        while sent < limits.bytes and (time.monotonic() < end or not sent):
+            sock.sendall(block)
+            sent += len(block)
+        sock.shutdown(socket.SHUT_WR)
+        words = sock.makefile("rb").readline().split()
+        mtu = path_mtu(sock)
+    if len(words) != 3:
+        raise ConnectionResetError(errno.ECONNRESET, "the connection ended before the receiver answered")
+    count, seconds = int(words[1]), float(words[2])
+    return round(count * 8 / max(seconds, 1e-9) / 1e6, 1), mtu
+
+
+def path_mtu(sock: socket.socket) -> int:
+    """What the kernel knows about the way to the other end."""
+    six = sock.family == socket.AF_INET6
+    try:
+        return sock.getsockopt(socket.IPPROTO_IPV6 if six else socket.IPPROTO_IP, IPV6_MTU if six else IP_MTU)
+    except OSError:
+        return 0
+
+
+def passing_size(source: str, peer: Peer, port: int, timeout: float) -> int:
+    """The largest packet that gets through where full-size ones vanish; 0 if none does."""
+    headers = 60 if ":" in peer.address else 40
+    quick = Limits(timeout=min(timeout, 1.0), seconds=0.0, bytes=CHUNK)
+    for size in PATH_SIZES:
+        try:
+            _send_small(source, peer, port, quick, size - headers)
+            return size
+        except OSError:
+            continue
+    return 0
+
+
+def _send_small(source: str, peer: Peer, port: int, limits: Limits, segment: int) -> None:
+    with connect(source, peer.address, port, limits.timeout, segment) as sock:
+        ask(sock, peer.token, "sink")
+        sock.sendall(bytes(limits.bytes))
+        sock.shutdown(socket.SHUT_WR)
+        if len(sock.makefile("rb").readline().split()) != 3:
+            raise ConnectionResetError(errno.ECONNRESET, "cut off")
+
+
+def carrier(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> dict[str, Any]:
+    """The interface that packets to the peer really leave by; None where `ip` cannot tell."""
+    plain = peer.split("%", 1)[0]
+    code, out, dummy = run(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
+    words = out.split()
+    value = dict(zip(words, words[1:])) if code == 0 else {}
+    return {"nic": value.get("dev"), "gateway": value.get("via")}
+
+
+def check_peer(source: str, peer: Peer, limits: Limits) -> dict[str, Any]:
+    """All ports of one peer at once, then the delay; the rate is measured later, one peer at a time."""
+    with ThreadPoolExecutor(max_workers=max(1, len(peer.ports))) as pool:
+        ports = list(pool.map(lambda port: try_port(source, peer, port, limits.timeout), peer.ports))
+    link: dict[str, Any] = {
+        "address": peer.address,
+        "ports": ports,
+        "latency_ms": None,
+        "clock_offset": None,
+        "bandwidth_mbit": None,
+        "mtu": None,
+        "full_size": None,
+        "passing_size": None,
+        "error": "",
+    }
+    usable = usable_port(link)
+    if usable is not None:
+        try:
+            link["latency_ms"], link["clock_offset"] = latency(source, peer, usable, limits.timeout)
+        except OSError as error:
+            link["error"] = f"round trips: {error.strerror or error}"
+    return link
+
+
+def usable_port(link: dict[str, Any]) -> int | None:
+    """A port on which the responder itself answered."""
+    return next((port["port"] for port in link["ports"] if port["reachable"]), None)
+
+
+def measure_rate(source: str, peer: Peer, link: dict[str, Any], limits: Limits) -> None:
+    """Rate and path MTU; where small packets pass and full ones do not, the size that does."""
+    port = usable_port(link)
+    if port is None or link["latency_ms"] is None:
+        return
+    try:
+        link["bandwidth_mbit"], link["mtu"] = send_bulk(source, peer, port, limits)
+        link["full_size"] = True
+    except OSError as error:
+        link["passing_size"] = passing_size(source, peer, port, limits.timeout)
+        link["full_size"] = False if link["passing_size"] else None
+        link["error"] = f"bulk data: {error.strerror or error}"
+
+
+def check(
+    source: str, peers: Sequence[Peer], limits: Limits, run: Callable[[list[str]], tuple[int, str, str]]
+) -> list[dict[str, Any]]:
+    """Every peer: reachable on every port, delay, rate, packet size, interface."""
+    if not peers:
+        return []
+    with ThreadPoolExecutor(max_workers=min(16, len(peers))) as pool:
+        links = list(pool.map(lambda peer: check_peer(source, peer, limits), peers))
+    for peer, link in zip(peers, links):
+        measure_rate(source, peer, link, limits)
+        link.update(carrier(run, source, peer.address))
+    return links

@@ -1,0 +1,244 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A short-lived process that answers the other hosts of a job on the ports that the job will use.
+
+It binds one address, serves only who knows its token, and ends by itself at its deadline, whatever happens to the
+controller. One line asks for a service: `echo` gives back what comes (latency), `sink` swallows until the sender is
+done and tells how much came in what time (bandwidth).
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import random
+import secrets
+import signal
+import socket
+import threading
+import time
+from typing import Any, NamedTuple, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import alive, port_holders, start_ticks
+
+GREETING = "NANOCHAT-DDP-CHECK"
+CHUNK = 1 << 16
+PATIENCE = 10.0  # seconds that a connection may be silent
+LINE = 200  # bytes a request may have
+
+
+class PeerCheckError(Exception):
+    """The check could not be made at all; the text says what was tried and what was seen."""
+
+
+class Ask(NamedTuple):
+    """Where a host is to answer, and for how long."""
+
+    address: str
+    rendezvous_port: int  # 0 where this host is not the master
+    low: int
+    high: int
+    data_count: int
+    seconds: int
+
+
+def sockaddr(address: str, port: int) -> tuple[int, Any]:
+    """Family and socket address of a numeric address, with its zone if it has one."""
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
+    except (OSError, UnicodeError) as error:
+        raise PeerCheckError(f"{address!r} is no IPv4 or IPv6 address ({error})") from error
+    return found[0], found[4]
+
+
+def bound(address: str, port: int) -> socket.socket:
+    """A listening socket on exactly this address."""
+    family, where = sockaddr(address, port)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(64)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def data_candidates(low: int, high: int, count: int, chosen: random.Random) -> list[int]:
+    """Both ends of the range and random ports between them, more than needed since some may be taken."""
+    middle = [chosen.randint(low, high) for dummy in range(count * 20)]
+    ends = [low, high] if count > 1 else []
+    return list(dict.fromkeys([*ends, *middle]))
+
+
+def listeners(ask: Ask) -> tuple[list[socket.socket], list[dict[str, Any]]]:
+    """Sockets on the rendezvous port and on some data ports, and who holds the rendezvous port if somebody does."""
+    holders: list[dict[str, Any]] = []
+    sockets: list[socket.socket] = []
+    if ask.rendezvous_port:
+        holders = [
+            {key: value for key, value in holder._asdict().items() if key != "uid"}
+            for holder in port_holders([ask.rendezvous_port])
+        ]
+        sockets += _try_bind(ask.address, ask.rendezvous_port)
+        if not sockets and not holders:
+            holders = [_unseen(ask.rendezvous_port, ask.address)]
+    wanted = len(sockets) + ask.data_count
+    for port in data_candidates(ask.low, ask.high, ask.data_count, random.Random()):
+        if len(sockets) < wanted and port != ask.rendezvous_port:
+            sockets += _try_bind(ask.address, port)
+    return sockets, holders
+
+
+def _unseen(port: int, address: str) -> dict[str, Any]:
+    """A holder that /proc does not show, for instance in another network namespace behind a forwarder."""
+    return {"port": port, "address": address, "user": None, "pid": None, "command": None, "marker": None}
+
+
+def _try_bind(address: str, port: int) -> list[socket.socket]:
+    try:
+        return [bound(address, port)]
+    except OSError as error:
+        # The lowest ports are root's; any other is denied by SELinux or AppArmor alone, which preflight wants to know.
+        if error.errno == errno.EADDRINUSE or (error.errno == errno.EACCES and port < 1024):
+            return []
+        raise PeerCheckError(f"cannot listen on {address} port {port}: {error.strerror}") from error
+
+
+def start(ask: Ask) -> dict[str, Any]:
+    """Start the responder in a process of its own; what the peers and the stop need is returned."""
+    sockets, holders = listeners(ask)
+    token = secrets.token_hex(16)
+    pid, started = _spawn(sockets, token, ask.seconds)
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    responder = {"address": ask.address, "ports": ports, "token": token, "pid": pid, "started": started}
+    return {"responder": responder, "holders": holders}
+
+
+def _spawn(sockets: Sequence[socket.socket], token: str, seconds: int) -> tuple[int, int]:
+    """Fork twice, so that the responder belongs to nobody and leaves no zombie; its pid comes through a pipe."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            if os.fork() == 0:
+                os.write(writing, f"{os.getpid()} {start_ticks(os.getpid())}".encode())
+                os.close(writing)
+                _detach([listener.fileno() for listener in sockets])
+                _serve(sockets, token, seconds)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as pipe:
+        words = pipe.read().split()
+    if len(words) != 2:
+        raise PeerCheckError("the responder process could not be started")
+    return int(words[0]), int(words[1])
+
+
+def _detach(keep: Sequence[int]) -> None:
+    """Let go of the connection that started us, or it would wait for our end."""
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the descriptor of the listing itself
+
+
+def _serve(sockets: Sequence[socket.socket], token: str, seconds: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(max(1, seconds))
+    for listener in sockets:
+        threading.Thread(target=_accept, args=(listener, token), daemon=True).start()
+    while True:
+        signal.pause()
+
+
+def _accept(listener: socket.socket, token: str) -> None:
+    while True:
+        try:
+            connection = listener.accept()[0]
+        except OSError:
+            time.sleep(0.05)  # out of descriptors; the next one may find some
+            continue
+        threading.Thread(target=answer, args=(connection, token), daemon=True).start()
+
+
+def answer(connection: socket.socket, token: str) -> None:
+    """Serve one connection; whoever does not know the token is cut off without a word."""
+    with connection:
+        try:
+            connection.settimeout(PATIENCE)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            words = _line(connection).split()
+            if len(words) != 3 or words[0] != GREETING or not hmac.compare_digest(words[1], token):
+                return
+            connection.sendall(f"OK {time.time():017.6f}\n".encode())
+            if words[2] == "echo":
+                _echo(connection)
+            elif words[2] == "sink":
+                connection.sendall(_sink(connection))
+        except (OSError, UnicodeError):
+            return
+
+
+def _line(connection: socket.socket) -> str:
+    text = b""
+    while not text.endswith(b"\n") and len(text) < LINE:
+        part = connection.recv(1)
+        if not part:
+            break
+        text += part
+    return text.decode("ascii")
+
+
+def _echo(connection: socket.socket) -> None:
+    while True:
+        part = connection.recv(CHUNK)
+        if not part:
+            return
+        connection.sendall(part)
+
+
+def _sink(connection: socket.socket) -> bytes:
+    """Bytes after the first read and the seconds that they took."""
+    buffer = bytearray(CHUNK)
+    first = connection.recv_into(buffer)
+    begin = time.monotonic()
+    total = 0
+    count = first
+    while count:
+        count = connection.recv_into(buffer)
+        total += count
+    return f"{first} {total} {time.monotonic() - begin:.9f}\n".encode()
+
+
+def stop(pid: int, started: int, patience: float = 2.0) -> bool:
+    """End the responder if that very process still runs; True if it did."""
+    if not alive(pid, started):
+        return False
+    try:
+        os.kill(pid, signal.SIGTERM)
+        end = time.monotonic() + patience
+        while alive(pid, started) and time.monotonic() < end:
+            time.sleep(0.01)
+        if alive(pid, started):
+            os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError as error:
+        raise PeerCheckError(f"process {pid} is not ours to stop: {error.strerror}") from error
+    return True

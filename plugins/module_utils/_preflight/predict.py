@@ -1,0 +1,286 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Will it pay? From a measured step of each host and the measured links to the speed of one host and of all. Pure functions.
+
+The figures are estimates with a stated model: a rank computes its rows, the gradients travel partly while it still does,
+and the step ends when the slowest rank and the slowest link are done.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import bytes_text, seconds_text, speed_text, table
+
+FLOAT = 4
+WIRE_SHARE = 0.94  # what Gloo makes of the rate of a line
+ROUNDS = 4  # exchanges of a step that wait for each other
+# Gloo's copying takes cores from the computing, so of the time on the wire this share is felt even where it is hidden.
+FELT_SHARE = 0.6
+HIDDEN_SHARE = 0.3  # share of the computing behind which the wire can hide
+PAYS = 1.1  # below this gain the trouble of several hosts is not worth it
+WORTH_SAYING = 1.08
+# Local steps train another way, so they are spoken of only where they give much, and in runs of many meetings.
+LOCAL_STEPS = 10
+LOCAL_PAYS = 1.3
+LOCAL_MEETINGS = 10
+GIGABIT = 940.0
+# Below this the line is the limit, and a short all-reduce would understate it; above it is what Gloo's copying makes of it.
+FAST_LINE = 2000.0
+
+
+class Speed(NamedTuple):
+    """One host's measured step: seconds of one pass of device_batch rows, of AdamW and of Muon."""
+
+    host: str
+    pass_seconds: float
+    adamw_seconds: float
+    muon_seconds: float
+
+    def compute(self, passes: int) -> float:
+        return self.pass_seconds * passes
+
+    def optimizer(self, world: int) -> float:
+        """Muon's matrices are shared out among the ranks."""
+        return self.adamw_seconds + self.muon_seconds / world
+
+    def alone(self, passes: int) -> float:
+        return self.compute(passes) + self.optimizer(1)
+
+
+class Link(NamedTuple):
+    """The slowest direction between any two hosts."""
+
+    mbit: float
+    latency_ms: float
+
+
+class Step(NamedTuple):
+    """One step as it is expected."""
+
+    seconds: float
+    tokens_per_second: float
+    wait_seconds: Dict[str, float]
+    bytes_sent: int
+
+
+def touched_rows(vocab_size: int, tokens: int) -> int:
+    """Expected different tokens among so many of a text, whose frequencies fall like Zipf's."""
+    weights = [1.0 / (rank + 2.7) for rank in range(vocab_size)]
+    total = sum(weights)
+    return round(sum(1.0 - (1.0 - weight / total) ** tokens for weight in weights))
+
+
+def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None, local: Optional[int] = None) -> int:
+    """Bytes that one rank sends in a step: of the embeddings its own tokens' rows to every other rank, of all else what
+    a ring sends, which passes every byte almost twice, and between two ranks once. After local steps it is the
+    weights that travel, with the rows of all tokens since the last time."""
+    model, training, world = plan["model"], plan["training"], int(plan["world"])
+    kind = sync or training["sync"]
+    counts = model["parameters"]
+    ring = 2 * (world - 1) / max(1, world)
+    if kind not in ("exact", "bf16"):
+        return int(FLOAT * counts["total"] * ring)
+    tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
+    apart = max(1, local_steps(plan) if local is None else local)
+    rows = touched_rows(model["vocab_size"], apart * training["total_batch"] // max(1, world))
+    dense = counts["lm_head"] + counts["transformer_matrices"] + counts["scalars"]
+    elements = dense * ring + rows * model["n_embd"] * tables * (world - 1)
+    return int(elements * (FLOAT // 2 if kind == "bf16" else FLOAT) / apart)
+
+
+def local_steps(plan: Mapping[str, Any]) -> int:
+    """Steps that each rank makes apart; none in plans of before there were any."""
+    return int(plan["training"].get("local_steps") or 0) if plan["world"] > 1 else 0
+
+
+def predict(
+    plan: Mapping[str, Any],
+    speeds: Sequence[Speed],
+    link: Optional[Link],
+    rows: Sequence[int],
+    sync: Optional[str] = None,
+    local: Optional[int] = None,
+) -> Step:
+    """A step of all hosts, the rows in the order of the speeds; with local steps, their mean."""
+    training, world = plan["training"], plan["world"]
+    kind = sync or training["sync"]
+    apart = local_steps(plan) if local is None else local
+    passes = [share // training["device_batch"] for share in rows]
+    computing = [speed.compute(count) for speed, count in zip(speeds, passes)]
+    sent = bytes_sent(plan, kind, apart)
+    late = ROUNDS * link.latency_ms / 1000 / max(1, apart) if link else 0.0
+    wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + late if link and world > 1 else 0.0
+    slowest = max(computing)
+    overlapped = kind in ("exact", "bf16", "ddp") and not apart
+    felt = max(FELT_SHARE * wire, wire - HIDDEN_SHARE * slowest) if overlapped else wire
+    updates = [speed.optimizer(world if overlapped and kind != "ddp" else 1) for speed in speeds]
+    seconds = slowest + felt + max(updates)
+    waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
+    return Step(seconds, training["total_batch"] / seconds, waits, sent)
+
+
+def outlook(
+    plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link], radio: Sequence[str] = ()
+) -> Dict[str, Any]:
+    """One host against all, and what would be better: the prediction as everything else passes it on."""
+    training = plan["training"]
+    rows = [next(node["rows"] for node in plan["nodes"] if node["host"] == speed.host) for speed in speeds]
+    passes = sum(rows) // training["device_batch"]
+    best = min(speeds, key=lambda speed: speed.alone(passes))
+    alone = training["total_batch"] / best.alone(passes)
+    together = predict(plan, speeds, link, rows)
+    return {
+        "one_host": best.host,
+        "one_host_tokens_per_second": round(alone, 1),
+        "tokens_per_second": round(together.tokens_per_second, 1),
+        "step_seconds": round(together.seconds, 4),
+        "wait_seconds": together.wait_seconds,
+        "bytes_sent": together.bytes_sent,
+        "eta_seconds": round(together.seconds * training["iterations"], 1),
+        "one_host_eta_seconds": round(best.alone(passes) * training["iterations"], 1),
+        "gain": round(together.tokens_per_second / alone, 3),
+        "link_mbit": link.mbit if link else None,
+        "latency_ms": link.latency_ms if link else None,
+        "hosts": {
+            speed.host: {"tokens_per_second": round(training["total_batch"] / speed.alone(passes), 1), "rows": share}
+            for speed, share in zip(speeds, rows)
+        },
+        "better": better(plan, speeds, link, rows, radio, together),
+    }
+
+
+def better(
+    plan: Mapping[str, Any],
+    speeds: Sequence[Speed],
+    link: Optional[Link],
+    rows: Sequence[int],
+    radio: Sequence[str],
+    now: Step,
+) -> Dict[str, Any]:
+    """What would change the step enough to be said: code -> expected figures."""
+    found: Dict[str, Any] = {}
+
+    def consider(code: str, step: Step, **more: Any) -> None:
+        if step.tokens_per_second >= WORTH_SAYING * now.tokens_per_second:
+            found[code] = dict(more, tokens_per_second=round(step.tokens_per_second, 1))
+
+    if plan["world"] < 2 or link is None:
+        return found
+    if plan["training"]["sync"] == "exact":
+        consider("use-bf16-wire", predict(plan, speeds, link, rows, "bf16"))
+    if plan["training"]["sync"] in ("exact", "bf16") and not local_steps(plan):
+        apart = predict(plan, speeds, link, rows, local=LOCAL_STEPS)
+        enough = plan["training"]["iterations"] >= LOCAL_MEETINGS * LOCAL_STEPS
+        if enough and apart.tokens_per_second >= LOCAL_PAYS * now.tokens_per_second:
+            consider("use-local-steps", apart, local_steps=LOCAL_STEPS)
+    if radio and link.mbit < GIGABIT:
+        consider("use-cable", predict(plan, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio))
+    weights = [1.0 / speed.pass_seconds for speed in speeds]
+    shares = batch.share(sum(rows), plan["training"]["device_batch"], weights)
+    if plan["training"]["sync"] != "upstream":
+        consider("rows-unbalanced", predict(plan, speeds, link, shares), rows=shares)
+    return found
+
+
+def advice(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """The findings that follow from a prediction."""
+    master = plan["master"]["host"]
+    words = {code: speed_text(entry["tokens_per_second"]) for code, entry in predicted["better"].items()}
+    now = speed_text(predicted["tokens_per_second"])
+    found = []
+    if plan["world"] > 1 and predicted["gain"] < PAYS:
+        host, one = predicted["one_host"], speed_text(predicted["one_host_tokens_per_second"])
+        seen = f"{now} tok/s on all hosts, {one} on {host} alone"
+        remedy = f"Train on {host} alone: ansible-playbook train.yml -i INVENTORY -e target={host}"
+        apart = predicted["better"].get("use-local-steps")
+        if apart and apart["tokens_per_second"] >= PAYS * predicted["one_host_tokens_per_second"]:
+            remedy += f"; or set ddp_local_steps={apart['local_steps']} ({words['use-local-steps']} tok/s)"
+        found.append(finding("not-worth-it", host, seen, remedy=remedy))
+    if "use-bf16-wire" in words:
+        found.append(finding("use-bf16-wire", master, f"{words['use-bf16-wire']} tok/s instead of {now}"))
+    if "use-local-steps" in words:
+        steps = predicted["better"]["use-local-steps"]["local_steps"]
+        seen = f"{words['use-local-steps']} tok/s instead of {now} if the hosts meet every {steps} steps only"
+        remedy = (
+            f"Set ddp_local_steps={steps} if the link cannot be made faster; docs/performance.md says what it costs."
+        )
+        found.append(finding("use-local-steps", master, seen, remedy=remedy))
+    if "use-cable" in words:
+        hosts = ", ".join(predicted["better"]["use-cable"]["hosts"])
+        found.append(finding("use-cable", hosts, f"{words['use-cable']} tok/s instead of {now} over one gigabit"))
+    if "rows-unbalanced" in words:
+        split = ":".join(str(rows) for rows in predicted["better"]["rows-unbalanced"]["rows"])
+        seen = f"rows {split} would give {words['rows-unbalanced']} tok/s instead of {now}"
+        found.append(finding("rows-unbalanced", master, seen))
+    return found
+
+
+def slowest_link(tries: Mapping[str, Mapping[str, Any]], gloo_mbit: Optional[float] = None) -> Optional[Link]:
+    """The link that every step waits for; of a fast one Gloo's own figure, where one was measured and is lower."""
+    links = [link for tried in tries.values() for link in tried.get("links") or [] if link.get("bandwidth_mbit")]
+    if not links:
+        return None
+    rate = min(link["bandwidth_mbit"] for link in links)
+    if gloo_mbit and rate > FAST_LINE:
+        rate = min(rate, gloo_mbit / WIRE_SHARE)
+    return Link(round(rate, 1), max(link["latency_ms"] or 0.0 for link in links))
+
+
+def speeds_of(plan: Mapping[str, Any], measured: Mapping[str, Any]) -> List[Speed]:
+    """The measured steps in the order of the ranks; empty where one is missing."""
+    found = [(node["host"], measured.get(node["host"]) or {}) for node in plan["nodes"]]
+    if not all("pass_seconds" in one for dummy, one in found):
+        return []
+    return [Speed(host, one["pass_seconds"], one["adamw_seconds"], one["muon_seconds"]) for host, one in found]
+
+
+def short(seconds: Optional[float]) -> str:
+    """A short time; the waits of a small model are milliseconds."""
+    return seconds_text(seconds) if seconds is None or seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def prediction_text(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> str:
+    """The prediction for people."""
+    rows = [
+        [
+            host,
+            speed_text(entry["tokens_per_second"]),
+            str(entry["rows"]),
+            short(predicted["wait_seconds"].get(host)),
+        ]
+        for host, entry in predicted["hosts"].items()
+    ]
+    lines = table(["host", "tok/s alone", "rows", "waits a step"], rows)
+    if plan["world"] > 1:
+        lines.append(
+            f"  all together: {speed_text(predicted['tokens_per_second'])} tok/s, {predicted['gain']:.2f} times "
+            f"{predicted['one_host']} alone; a step of {short(predicted['step_seconds'])} sends "
+            f"{bytes_text(predicted['bytes_sent'])} from each host"
+        )
+    lines.append(f"  {plan['training']['iterations']} steps take about {seconds_text(predicted['eta_seconds'])}")
+    return "\n".join(["Expected", *lines])
+
+
+def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:
+    """The prediction beside what happened (host -> what run_info tells of its run); empty where either is unknown."""
+    speeds = [run["tokens_per_second_mean"] for run in happened.values() if run.get("tokens_per_second_mean")]
+    if not predicted or not speeds:
+        return ""
+    speed, expected = min(speeds), float(predicted["tokens_per_second"])
+    lines = [f"Expected {speed_text(expected)} tok/s, came to {speed_text(speed)} ({speed / expected - 1:+.0%})"]
+    rows = []
+    for host, run in happened.items():
+        waited, made = run.get("wait_seconds"), run.get("done")
+        each = waited / made if waited is not None and made else None
+        rows.append([host, short(predicted["wait_seconds"].get(host)), short(each)])
+    lines += table(["host", "expected wait a step", "waited"], rows)
+    sent = next((run["bytes_sent"] for run in happened.values() if run.get("bytes_sent")), None)
+    if sent:
+        lines.append(
+            f"  expected to send {bytes_text(predicted['bytes_sent'])} a step from each host, sent {bytes_text(sent)}"
+        )
+    return "\n".join(lines)

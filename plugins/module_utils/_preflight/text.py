@@ -1,0 +1,74 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What preflight found, for people: a table of the links, the findings with what to do, and one sentence for the end."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import ERROR, WARNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import DASH, table
+
+# With more directions than this a line for each is read by nobody.
+MANY_LINKS = 12
+
+
+def links_text(evidence: Evidence) -> str:
+    """One line for each direction between two hosts; among many hosts one for each host, with the worst of what it tried."""
+    links = {host: tried["links"] for host, tried in evidence.tries.items() if tried["links"]}
+    if sum(map(len, links.values())) > MANY_LINKS:
+        head = ["from", "to", "nic", "ports", "longest round trip", "lowest rate", "MTU"]
+        return "\n".join(table(head, [[host, f"{len(tried)} hosts", *worst(tried)] for host, tried in links.items()]))
+    rows = [[f"{host} -> {link['host']}", *worst([link])] for host, tried in links.items() for link in tried]
+    return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
+
+
+def worst(links: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What holds for one link, or the least that holds for several."""
+    return [
+        ", ".join(dict.fromkeys(link.get("nic") or DASH for link in links)),
+        ports_text([port for link in links for port in link["ports"]]),
+        number(max(known(links, "latency_ms"), default=None), "ms", 2),
+        number(min(known(links, "bandwidth_mbit"), default=None), "Mbit/s", 0),
+        str(min(known(links, "mtu"), default=None) or DASH),
+    ]
+
+
+def known(links: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [link[name] for link in links if link.get(name) is not None]
+
+
+def ports_text(ports: Sequence[Mapping[str, Any]]) -> str:
+    closed = [port for port in ports if port["error"] not in ("", "stranger")]
+    return f"{len(closed)} of {len(ports)} closed" if closed else "open"
+
+
+def number(value: Any, unit: str, digits: int) -> str:
+    return DASH if value is None else f"{value:.{digits}f} {unit}"
+
+
+def findings_text(findings: Sequence[Mapping[str, Any]]) -> str:
+    """The findings as a table, and below each what to do."""
+    if not findings:
+        return "Preflight found nothing that stands against the run."
+    lines = []
+    for found in findings:
+        where = f"{found['host']} <- {found['peer']}" if found["peer"] else found["host"]
+        lines.append(f"{found['severity'].upper():8}{found['code']:22}{where}")
+        lines += [f"        seen: {found['seen']}", f"        why:  {found['why']}", f"        do:   {found['remedy']}"]
+    return "\n".join(lines)
+
+
+def summary(stopping: Sequence[Mapping[str, Any]]) -> str:
+    """Why the run does not start."""
+    errors = sum(found["severity"] == ERROR for found in stopping)
+    warnings = sum(found["severity"] == WARNING for found in stopping)
+    counted = [
+        f"{count} {word}{'s' if count > 1 else ''}"
+        for count, word in ((errors, "error"), (warnings, "warning"))
+        if count
+    ]
+    told = ", ".join(dict.fromkeys(f"{found['code']} ({found['host']})" for found in stopping))
+    return f"Preflight found {' and '.join(counted)}, so nothing is started: {told}."

@@ -1,0 +1,118 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the paths and URLs of the settings lead to, on a host or on the controller. Everything here only reads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from typing import Any, Iterator, Mapping, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
+
+TRAINER_SCRIPT = os.path.join("scripts", "base_train.py")
+# A tree without one file is soon seen; a large one is not read to its end.
+MOST_FOLDERS = 2000
+# For a repository that answers slowly; one that does not answer at all is refused.
+GIT_SECONDS = 30
+
+
+def folder_facts(path: str) -> dict[str, Any]:
+    """What is at a path: its kind, whether it can be read, and what of a data set or a trainer it holds."""
+    full = os.path.abspath(os.path.expanduser(path))
+    kind = "folder" if os.path.isdir(full) else "file" if os.path.exists(full) else "absent"
+    readable = os.access(full, os.R_OK | (os.X_OK if kind == "folder" else 0))
+    return {
+        "path": full,
+        "kind": kind,
+        "readable": readable,
+        "shards": sum(name.endswith(".parquet") and not name.startswith(".") for name in _names(full)),
+        "tokenizer": all(os.path.isfile(os.path.join(full, name)) for name in TOKENIZER),
+        "files": kind == "file" or (kind == "folder" and any(_files(full))),
+        "trainer": os.path.isfile(os.path.join(full, TRAINER_SCRIPT)),
+    }
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _files(folder: str) -> Iterator[str]:
+    """Visible files, as far as few folders lead."""
+    for number, (dummy, folders, names) in enumerate(os.walk(folder)):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (name for name in names if not name.startswith("."))
+        if number > MOST_FOLDERS:
+            yield ""
+
+
+def is_writable(path: str) -> bool:
+    """Whether a folder can be made or written at a path."""
+    parent = os.path.abspath(os.path.expanduser(path))
+    while not os.path.lexists(parent) and os.path.dirname(parent) != parent:
+        parent = os.path.dirname(parent)
+    return os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK)
+
+
+def git_problem(source: str, environment: Mapping[str, str]) -> str:
+    """Why a repository cannot be cloned to the controller; empty where it can. A # in the source is followed by a version."""
+    url, dummy, version = source.partition("#")
+    tool = shutil.which("git")
+    if tool is None:
+        return "git is not installed on the controller"
+    if has_checkout(source, environment):
+        return ""
+    # Nobody is asked for a password in the middle of a play.
+    quiet = {**environment, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            [tool, "ls-remote", "--", url], env=quiet, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=GIT_SECONDS, start_new_session=True, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"the repository does not answer within {GIT_SECONDS} s on the controller"
+    if done.returncode != 0:
+        return f"git says on the controller: {_said(done.stderr)}"
+    return "" if _has_version(version, done.stdout.split()[1::2]) else f"the repository has no branch or tag {version}"
+
+
+def _said(text: str) -> str:
+    """The line of git's that names the reason; the last ones are advice."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reasons = [line for line in lines if line.startswith(("fatal:", "ssh:", "error:"))] or lines or ["nothing"]
+    return reasons[0].rstrip(".")
+
+
+def _has_version(version: str, references: Sequence[str]) -> bool:
+    """A commit is not listed by a repository, so that what may be one is believed."""
+    commit = len(version) >= 7 and not set(version.lower()) - set("0123456789abcdef")
+    names = [version, f"refs/heads/{version}", f"refs/tags/{version}"]
+    return version in ("", "HEAD") or commit or any(name in references for name in names)
+
+
+def checkout_of(source: str, environment: Mapping[str, str]) -> str:
+    """Where the role trainer keeps a clone of the repository on the controller."""
+    cache = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME", "/"), ".cache")
+    return os.path.join(cache, "nanochat-ddp", "checkouts", hashlib.sha256(source.encode()).hexdigest()[:16])
+
+
+def has_checkout(source: str, environment: Mapping[str, str]) -> bool:
+    """Whether there is one, so that the repository is not asked again."""
+    return os.path.isdir(os.path.join(checkout_of(source, environment), ".git"))
+
+
+def look(asked: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the plan asks of the controller, see _plan.controller_questions."""
+    # As the role collect takes a relative path.
+    results = os.path.join(environment.get("PWD", ""), os.path.expanduser(asked["results"]))
+    return {
+        "folders": {path: folder_facts(path) for path in asked["folders"]},
+        "git": git_problem(asked["git"], environment) if asked["git"] else "",
+        "results": {"path": results, "writable": is_writable(results)},
+    }

@@ -1,0 +1,86 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A rank's log read piece by piece: the last lines first, then whatever is new."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
+    EMPTY,
+    PREPARED,
+    RUNNING,
+    find_run_dir,
+    log_lines,
+    plain_line,
+    read_run,
+)
+
+CHUNK = 256 * 1024
+
+
+class Piece(NamedTuple):
+    """Some lines of a log, and where the next ones begin."""
+
+    lines: List[str]
+    offset: int
+
+
+def size_of(path: str) -> int:
+    """The size of a file; 0 of none."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+def whole_lines(path: str, offset: int, everything: bool) -> Piece:
+    """The lines from offset on; the last one only if it is whole or nobody will write its rest."""
+    if offset > size_of(path):
+        offset = 0  # a new log took the place of the old one
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(offset)
+            data = stream.read(CHUNK)
+    except OSError:
+        return Piece([], offset)
+    end = len(data) if everything and len(data) < CHUNK else data.rfind(b"\n") + 1
+    if not end and len(data) == CHUNK:
+        end = CHUNK  # one line longer than any line should be
+    text = data[:end].decode("utf-8", "replace")
+    return Piece([plain_line(line) for line in text.split("\n") if plain_line(line)], offset + end)
+
+
+def last_lines(path: str, count: int) -> Piece:
+    """The last lines that are whole now."""
+    end = size_of(path)
+    return Piece(log_lines(path, count), end)
+
+
+def read_log(
+    params: Dict[str, Any],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Dict[str, Any]:
+    """What run_log returns for its parameters: waits for new lines for as long as the run goes on and the caller allows."""
+    run_dir = find_run_dir(params)
+    run = dict(EMPTY) if run_dir is None else read_run(run_dir, params["rank"], lines=0, limit=16 * 1024)
+    path: Optional[str] = run["log"]
+    if path is None:
+        return {"state": run["state"], "log": None, "lines": [], "offset": 0, "over": True}
+    begun = clock()
+    going = run["state"] in (RUNNING, PREPARED)
+    if params["offset"] is None:
+        piece = last_lines(path, params["lines"])
+        return _answer(run, piece, over=not going)
+    while going and size_of(path) == params["offset"] and clock() - begun < params["wait"]:
+        sleep(0.2)
+    piece = whole_lines(path, params["offset"], everything=not going)
+    return _answer(run, piece, over=not going and piece.offset >= size_of(path))
+
+
+def _answer(run: Dict[str, Any], piece: Piece, over: bool) -> Dict[str, Any]:
+    return {"state": run["state"], "log": run["log"], "lines": piece.lines, "offset": piece.offset, "over": over}

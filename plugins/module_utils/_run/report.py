@@ -1,0 +1,362 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One self-contained HTML page from the collected files of a run, and of others to compare with.
+
+The page holds the figures of the metrics as they were written and draws them itself; it needs no network. The same
+files make the same page, byte for byte: nothing in it tells when it was made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
+    CRASHED,
+    Event,
+    describe_events,
+    error_line,
+    finite,
+    log_lines,
+    parse_events,
+    read_json,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import bytes_text, seconds_text
+
+# Of every step these columns are shown; a column that no step has is left out.
+COLUMNS = (
+    "loss",
+    "seconds",
+    "tokens_per_second",
+    "forward_backward_seconds",
+    "wait_seconds",
+    "optimizer_seconds",
+    "data_seconds",
+    "bytes_sent",
+    "memory_bytes",
+)
+PARTS = ("report.html", "report.css", "report.js")
+
+
+class ReportError(Exception):
+    """There is nothing to report on; the text is for the user."""
+
+
+class Rank(NamedTuple):
+    """What was collected of one host."""
+
+    host: str
+    rank: int
+    events: List[Event]
+    session: Dict[str, Any]
+    lines: List[str]
+
+
+class Run(NamedTuple):
+    """What was collected of a run."""
+
+    name: str
+    plan: Dict[str, Any]
+    ranks: List[Rank]
+    prediction: Dict[str, Any]
+    findings: List[Dict[str, Any]]
+
+
+def load_rank(folder: str) -> Optional[Rank]:
+    """One host's folder; None when nothing in it tells of a run."""
+    names = sorted(os.listdir(folder))
+    metrics = [match for match in (re.match(r"metrics-rank(\d+)\.jsonl$", name) for name in names) if match]
+    session = read_json(os.path.join(folder, "session.json"))
+    if not metrics and not session:
+        return None
+    named = re.search(r"-rank(\d+)$", str(session.get("session") or ""))
+    rank = int(metrics[0].group(1)) if metrics else int(named.group(1)) if named else 0
+    events: List[Event] = []
+    if metrics:
+        with open(os.path.join(folder, metrics[0].group(0)), "rb") as stream:
+            events = parse_events(stream.read())
+    lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
+    return Rank(os.path.basename(folder), rank, events, session, lines)
+
+
+def load_run(path: str) -> Run:
+    """A folder RUN/ with a folder for each host."""
+    if not os.path.isdir(path):
+        raise ReportError("There is no folder %s: was the run collected, and is its name right?" % path)
+    folders = sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
+    ranks = [rank for rank in map(load_rank, folders) if rank is not None]
+    if not ranks:
+        raise ReportError("No folder below %s holds metrics or a session: collect the run first." % path)
+    plans = [read_json(os.path.join(folder, "plan.json")) for folder in folders]
+    plan = next((plan for plan in plans if plan), {})
+    # The rehearsal before the newest start knows it best; collecting keeps a copy where the results lie elsewhere.
+    rehearsal = read_json(os.path.join(path, "rehearsal.json"))
+    prediction = rehearsal.get("prediction") or read_json(os.path.join(path, "prediction.json"))
+    told = rehearsal.get("findings")
+    findings = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
+    return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction, findings)
+
+
+# -- series ---------------------------------------------------------------------------------------------------------
+
+
+def made_steps(events: Sequence[Event]) -> List[Event]:
+    """The steps as the weights of today saw them: a step that was made again after a restart counts as made again."""
+    latest: Dict[int, Event] = {}
+    for event in events:
+        if event["kind"] == "start" and isinstance(event.get("resumed_from"), int):
+            latest = {step: made for step, made in latest.items() if step < event["resumed_from"]}
+        elif event["kind"] == "start":
+            latest = {}
+        elif event["kind"] == "step" and isinstance(event.get("step"), int):
+            latest[event["step"]] = event
+    return [latest[step] for step in sorted(latest)]
+
+
+def columns(steps: Sequence[Event]) -> Dict[str, List[Any]]:
+    """The steps as one list for each figure, null where it is no finite number."""
+    table: Dict[str, List[Any]] = {"step": [step["step"] for step in steps]}
+    for name in COLUMNS:
+        values = [step.get(name) if finite(step.get(name)) is not None else None for step in steps]
+        if any(value is not None for value in values):
+            table[name] = values
+    return table
+
+
+def points(events: Sequence[Event], kind: str, *names: str) -> List[Dict[str, Any]]:
+    """All events of a kind, cut down to these keys."""
+    found = []
+    for event in events:
+        if event["kind"] == kind:
+            values = {name: event.get(name) for name in ("step", "time", *names)}
+            found.append({name: finite(value) if isinstance(value, float) else value for name, value in values.items()})
+    return found
+
+
+# -- what happened ----------------------------------------------------------------------------------------------------
+
+
+def rank_end(rank: Rank) -> str:
+    """How this rank's newest attempt ended, as far as the files tell."""
+    told = describe_events(rank.events)
+    code = rank.session.get("exit_code")
+    if rank.session and rank.session.get("ended") is None and told["end_reason"] is None:
+        return "still going when this was collected"
+    if told["end_reason"] == "error" or (code not in (None, 0)):
+        return "crashed: %s" % (told["end_error"] or error_line(rank.lines) or "code %s" % code)
+    return str(told["end_reason"] or ("finished" if code == 0 else "no end was recorded"))
+
+
+def happenings(run: Run) -> List[Dict[str, Any]]:
+    """Starts, restarts, checkpoints, differing weights, ends and findings, in the order of time."""
+    found: List[Dict[str, Any]] = []
+
+    def add(event: Event, rank: Rank, severity: str, text: str) -> None:
+        found.append(
+            {
+                "time": finite(event.get("time")),
+                "step": event.get("step"),
+                "host": rank.host,
+                "severity": severity,
+                "text": text,
+            }
+        )
+
+    for rank in run.ranks:
+        starts = 0
+        for event in rank.events:
+            kind = event["kind"]
+            if kind == "start":
+                starts += 1
+                resumed = event.get("resumed_from")
+                text = "started" if starts == 1 and resumed is None else "started again"
+                add(event, rank, "info", text + (" from step %s" % resumed if resumed is not None else ""))
+            elif kind == "checkpoint":
+                took = finite(event.get("seconds"))
+                size = bytes_text(finite(event.get("bytes")))
+                add(event, rank, "info", "checkpoint, %s%s" % (size, " in %s" % seconds_text(took) if took else ""))
+            elif kind == "digest" and event.get("identical") is False:
+                add(event, rank, "error", "weights differ between the ranks")
+            elif kind == "end":
+                error = event.get("error")
+                reason = str(event.get("reason"))
+                add(
+                    event,
+                    rank,
+                    "error" if reason == "error" else "info",
+                    "%s: %s" % (reason, error) if error else reason,
+                )
+    told = set()
+    for finding in run.findings:
+        text = "%s: %s" % (finding.get("code"), finding.get("seen"))
+        if (finding.get("host"), text) not in told:
+            told.add((finding.get("host"), text))
+            severity = finding.get("severity", "info")
+            found.append({"time": None, "step": None, "host": finding.get("host"), "severity": severity, "text": text})
+    return sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"])))
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def summary(rank: Rank, steps: Sequence[Event]) -> Dict[str, Any]:
+    """One rank's line in the table at the top."""
+    told = describe_events(rank.events)
+    return {
+        "host": rank.host,
+        "rank": rank.rank,
+        "end": rank_end(rank),
+        "done": told["done"],
+        "steps": told["steps"],
+        "first_loss": finite(steps[0].get("loss")) if steps else None,
+        "last_loss": finite(steps[-1].get("loss")) if steps else None,
+        "val_bpb": told["val_bpb"],
+        "tokens_per_second": told["tokens_per_second_mean"],
+        "wait_seconds": sum(finite(step.get("wait_seconds")) or 0.0 for step in steps) if steps else None,
+        "wait_share": told["wait_share"],
+        "bytes_sent": sum(int(finite(step.get("bytes_sent")) or 0) for step in steps) if steps else None,
+        "memory_bytes": max((int(finite(step.get("memory_bytes")) or 0) for step in steps), default=None),
+        "identical": told["identical"],
+        "digest": told["digest"],
+        "attempts": told["attempts"],
+    }
+
+
+def compared(run: Run, ranks: Sequence[Dict[str, Any]]) -> List[List[Any]]:
+    """Rows of (what, host, expected, measured); only what both sides know."""
+    start = next((event for rank in run.ranks for event in rank.events if event["kind"] == "start"), {})
+    model = start.get("model") if isinstance(start.get("model"), dict) else {}
+    planned = ((run.plan.get("model") or {}).get("parameters") or {}).get("total")
+    rows: List[List[Any]] = [["parameters", "", planned, ((model or {}).get("parameters") or {}).get("total")]]
+    told, expected = describe_events(run.ranks[0].events), run.prediction
+    rows.append(["tokens per second", "", finite(expected.get("tokens_per_second")), told["tokens_per_second_mean"]])
+    rows.append(["seconds of a step", "", finite(expected.get("step_seconds")), told["step_seconds"]])
+    nodes = {node.get("rank"): node for node in run.plan.get("nodes") or []}
+    for rank in ranks:
+        rows += _compared_rank(rank, nodes.get(rank["summary"]["rank"], {}), expected)
+    return [row for row in rows if row[2] is not None and row[3] is not None]
+
+
+def _compared_rank(rank: Dict[str, Any], node: Dict[str, Any], expected: Dict[str, Any]) -> List[List[Any]]:
+    host, table = rank["summary"]["host"], rank["columns"]
+    waits = expected.get("wait_seconds")
+    return [
+        [
+            "seconds waited in a step",
+            host,
+            waits.get(host) if isinstance(waits, dict) else None,
+            mean_of(table, "wait_seconds"),
+        ],
+        ["bytes sent in a step", host, expected.get("bytes_sent"), mean_of(table, "bytes_sent")],
+        ["bytes of memory", host, node.get("memory_bytes"), rank["summary"]["memory_bytes"]],
+    ]
+
+
+def mean_of(table: Dict[str, List[Any]], name: str) -> Optional[float]:
+    """The mean of a column over the steps that have it."""
+    values = [value for value in table.get(name, []) if value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def plan_rows(plan: Dict[str, Any]) -> List[List[str]]:
+    """The plan in pairs of words, without environment or anything else that might be secret."""
+    if not plan:
+        return []
+    rows = [["digest", str(plan.get("digest"))]]
+    master = plan.get("master") or {}
+    rows.append(["master", "%s, %s port %s" % (master.get("host"), master.get("address"), master.get("port"))])
+    for section in ("model", "training", "data", "trainer"):
+        for key, value in sorted((plan.get(section) or {}).items()):
+            if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+                rows.append(["%s: %s" % (section, key.replace("_", " ")), str(value)])
+    for node in plan.get("nodes") or []:
+        words = [
+            "%s %s" % (key.replace("_", " "), node[key])
+            for key in ("address", "nic", "device", "dtype", "threads", "rows")
+            if key in node
+        ]
+        rows.append(["rank %s: %s" % (node.get("rank"), node.get("host")), ", ".join(words)])
+    return rows
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def rank_data(rank: Rank) -> Dict[str, Any]:
+    """Everything that the page draws of one rank."""
+    steps = made_steps(rank.events)
+    return {
+        "summary": summary(rank, steps),
+        "columns": columns(steps),
+        "evals": points(rank.events, "eval", "val_bpb"),
+        "checkpoints": points(rank.events, "checkpoint", "bytes", "seconds"),
+        "samples": points(rank.events, "sample", "prompt", "text"),
+        "lines": rank.lines[-40:] if rank_end(rank).startswith(CRASHED) else [],
+    }
+
+
+def other_data(run: Run) -> Dict[str, Any]:
+    """What is shown of a run that is only compared with."""
+    first = run.ranks[0]
+    steps = made_steps(first.events)
+    table = columns(steps)
+    return {
+        "run": run.name,
+        "digest": run.plan.get("digest"),
+        "summary": summary(first, steps),
+        "columns": {name: table[name] for name in ("step", "loss", "tokens_per_second") if name in table},
+        "evals": points(first.events, "eval", "val_bpb"),
+    }
+
+
+def page_data(run: Run, others: Sequence[Run] = ()) -> Dict[str, Any]:
+    """All that the page shows."""
+    ranks = [rank_data(rank) for rank in run.ranks]
+    start = next((event for event in reversed(run.ranks[0].events) if event["kind"] == "start"), {})
+    planned = {node.get("host"): node for node in run.plan.get("nodes") or []}
+    present = {rank.host for rank in run.ranks}
+    times = [finite(event.get("time")) or 0.0 for rank in run.ranks for event in rank.events]
+    return {
+        "run": run.name,
+        "digest": run.plan.get("digest"),
+        "as_of": max(times, default=None),
+        "world": run.plan.get("world") or start.get("world") or len(ranks),
+        "missing": sorted(str(host) for host in planned if host not in present),
+        "dtype": start.get("dtype"),
+        "dtype_reason": start.get("dtype_reason"),
+        "ranks": ranks,
+        "happenings": happenings(run),
+        "compared": compared(run, ranks),
+        "plan": plan_rows(run.plan),
+        "others": [other_data(other) for other in others],
+    }
+
+
+def render(data: Dict[str, Any], parts: Dict[str, str]) -> str:
+    """The page: the data goes in as JSON in which nothing can end the script element."""
+    title = re.sub(r"[^\w .-]", "", "%s - training report" % data["run"])
+    embedded = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    embedded = embedded.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    page = parts["report.html"]
+    for mark, text in (
+        ("TITLE", title),
+        ("STYLE", parts["report.css"]),
+        ("SCRIPT", parts["report.js"]),
+        ("DATA", embedded),
+    ):
+        page = page.replace("{{ %s }}" % mark, text)
+    return page
+
+
+def make_report(runs: Sequence[str], page: str) -> str:
+    """The page about the first of these folders, compared with the rest."""
+    loaded = [load_run(path) for path in runs]
+    parts = {}
+    for name in PARTS:
+        with open(os.path.join(page, name), encoding="utf-8") as stream:
+            parts[name] = stream.read()
+    return render(page_data(loaded[0], loaded[1:]), parts)

@@ -1,0 +1,142 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which processes belong to a session, and how they are ended: gently, then firmly, and never anybody else's.
+
+A process belongs to a session if it descends from the session's runner or if its environment carries the session's id
+(one that left its parents, or outlived a killed runner). No name and no command line is ever looked at. A signal
+goes to the process that was looked at or to nobody: through a pidfd where Python has them, and after a last look at
+the tick at which it started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Callable, NamedTuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
+
+# How long a process may take to die from SIGTERM once its turn to save is over, and from SIGKILL.
+TERM_SECONDS = 5.0
+KILL_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+
+
+class Session(NamedTuple):
+    """What identifies a session's processes on this host, in this boot."""
+
+    id: str
+    uid: int
+    runner: tuple[int, int] | None = None  # pid and start; None where the runner is known to be gone
+
+
+def runner_alive(session: Session) -> bool:
+    """Whether the very runner of this session still runs."""
+    return session.runner is not None and processes_utils.alive(*session.runner)
+
+
+def members(session: Session) -> dict[int, processes_utils.Process]:
+    """The session's living processes by pid, without its runner."""
+    table = processes_utils.processes()
+    roots = {one.pid for one in table.values() if one.uid == session.uid and one.marker == session.id}
+    found = set(roots)
+    runner = table.get(session.runner[0]) if session.runner is not None else None
+    if runner is not None and (runner.pid, runner.start) == session.runner:
+        roots.add(runner.pid)
+    found |= processes_utils.descendants(table, roots)
+    found -= own_line(table)
+    if session.runner is not None:
+        found.discard(session.runner[0])
+    return {pid: table[pid] for pid in found if table[pid].state not in ("Z", "X")}
+
+
+def gentle_targets(tree: dict[int, processes_utils.Process]) -> list[processes_utils.Process]:
+    """Those that are asked first, so that whoever waits for them sees them end by themselves.
+
+    They are the workers of torchrun, where there are any: the agent above them would kill them before they have saved,
+    and the helpers below them cannot save. Otherwise they are the leaves of the tree.
+    """
+    workers = [one for one in tree.values() if one.worker and not (one.ppid in tree and tree[one.ppid].worker)]
+    if workers:
+        return workers
+    parents = {one.ppid for one in tree.values()}
+    return [one for one in tree.values() if one.pid not in parents]
+
+
+def send(target: processes_utils.Process, number: int) -> None:
+    """Signal this process and none that took its pid since; one that is gone or not ours to signal is left."""
+    descriptor = None
+    try:
+        if hasattr(os, "pidfd_open"):
+            descriptor = os.pidfd_open(target.pid)
+        if not processes_utils.alive(target.pid, target.start):
+            return
+        if descriptor is not None:
+            signal.pidfd_send_signal(descriptor, number)
+        else:
+            os.kill(target.pid, number)
+    except OSError:
+        return
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def end(
+    session: Session, grace: float, hurry: Callable[[], bool] = lambda: False, tick: Callable[[], None] = lambda: None
+) -> dict[int, processes_utils.Process]:
+    """End all of the session's processes but its runner, and return those that are left.
+
+    First the gentle targets are asked and have `grace` seconds, then all are, then all are killed. `hurry` cuts the
+    grace short; `tick` is called while waiting.
+    """
+    tree = members(session)
+    for one in gentle_targets(tree):
+        _ask(one)
+    tree = _wait(session, grace, tick, lambda asked: hurry())
+    for one in tree.values():
+        _ask(one)
+    if tree:
+        tree = _wait(session, TERM_SECONDS, tick)
+    deadline = time.monotonic() + KILL_SECONDS
+    while tree and time.monotonic() < deadline:
+        # Again and again: a tree that grows while it dies has new members each time.
+        for one in tree.values():
+            send(one, signal.SIGKILL)
+        tree = _wait(session, 4 * _POLL_SECONDS, tick)
+    return tree
+
+
+def _ask(one: processes_utils.Process) -> None:
+    send(one, signal.SIGTERM)
+    # One that was stopped would not even hear it.
+    if one.state in ("T", "t"):
+        send(one, signal.SIGCONT)
+
+
+def _wait(
+    session: Session,
+    seconds: float,
+    tick: Callable[[], None],
+    until: Callable[[dict[int, processes_utils.Process]], bool] = lambda left: False,
+) -> dict[int, processes_utils.Process]:
+    """Wait until the session has no members any more, or `until` says so, or time is up; return who is left."""
+    deadline = time.monotonic() + seconds
+    while True:
+        tick()
+        left = members(session)
+        if not left or until(left) or time.monotonic() >= deadline:
+            return left
+        time.sleep(_POLL_SECONDS)
+
+
+def own_line(table: dict[int, processes_utils.Process]) -> set[int]:
+    """This process and those above it: whoever stops a session must not stop itself, even if it was started inside."""
+    line: set[int] = set()
+    pid = os.getpid()
+    while pid in table and pid not in line:
+        line.add(pid)
+        pid = table[pid].ppid
+    return line

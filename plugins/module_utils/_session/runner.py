@@ -1,0 +1,238 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What runs inside the tmux pane of a session: starts the run script, logs what it says and writes down how it ended.
+
+Python 3.8 and its standard library, copied to the host beside processes.py and reaper.py. It is told what to run by
+launch.json in the folder that is its only argument, and writes session.json (docs/architecture.md says what is in it).
+Everything that the job starts stays below this process, or comes back to it when its parent ends, so nothing
+outlives the job. SIGTERM, SIGHUP (the tmux session was killed) and Ctrl-C in the pane stop the job gently; a second
+Ctrl-C at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import pwd
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# A line that is still without its end is shown after this long (a prompt, a progress bar).
+_PARTIAL_SECONDS = 0.5
+_CHUNK = 65536
+
+
+def write_json(path: str, content: dict[str, Any], mode: int = 0o644) -> None:
+    """Replace the file at once, so that a reader sees the old content or the new one."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
+
+
+def base_environment(session_id: str) -> dict[str, str]:
+    """What the job gets before its own env file: nothing of the terminal or of a tmux server that was there before."""
+    user = pwd.getpwuid(os.getuid())
+    return {
+        "HOME": user.pw_dir,
+        "LANG": "C.UTF-8",
+        "LOGNAME": user.pw_name,
+        "PATH": _PATH,
+        # Python would keep its output for itself until a block is full, since it writes into a pipe.
+        "PYTHONUNBUFFERED": "1",
+        "SHELL": user.pw_shell or "/bin/sh",
+        "USER": user.pw_name,
+        processes.SESSION_VARIABLE: session_id,
+    }
+
+
+class Output:
+    """The job's output: whole lines to the log at once, everything to the pane as long as that takes it."""
+
+    def __init__(self, log: str, source: int) -> None:
+        self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.source = source
+        self.open = True
+        self._partial = b""
+        self._partial_since = 0.0
+        os.set_blocking(source, False)
+        # A pane that was stopped with Ctrl-S must not stop the job.
+        os.set_blocking(1, False)
+
+    def pump(self, seconds: float) -> None:
+        """Pass on what there is, waiting up to `seconds` for it."""
+        if not self.open:
+            time.sleep(seconds)
+            return
+        if select.select([self.source], [], [], seconds)[0]:
+            try:
+                data = os.read(self.source, _CHUNK)
+            except BlockingIOError:
+                return
+            self.open = bool(data)
+            self._take(data)
+        if self._partial and time.monotonic() - self._partial_since > _PARTIAL_SECONDS:
+            self.flush()
+
+    def drain(self) -> None:
+        """Pass on what is there now, without waiting for more."""
+        deadline = time.monotonic() + 2
+        while self.open and time.monotonic() < deadline and select.select([self.source], [], [], 0)[0]:
+            self.pump(0)
+        self.flush()
+
+    def flush(self) -> None:
+        self._write(self.log, self._partial)
+        self._partial = b""
+
+    def say(self, text: str) -> None:
+        """A word of the runner's own, for the pane alone."""
+        self._write(1, f"[{text}]\n".encode("utf-8", "backslashreplace"))
+
+    def _take(self, data: bytes) -> None:
+        self._write(1, data)
+        if not self._partial:
+            self._partial_since = time.monotonic()
+        lines, newline, rest = (self._partial + data).rpartition(b"\n")
+        if newline:
+            self._write(self.log, lines + newline)
+            self._partial_since = time.monotonic()
+        self._partial = rest
+
+    @staticmethod
+    def _write(descriptor: int, data: bytes) -> None:
+        """Write as much as goes: neither a full disk nor a pane that is gone may end the job."""
+        with contextlib.suppress(OSError):
+            while data:
+                data = data[os.write(descriptor, data) :]
+
+
+class Runner:
+    """One session from its start to its end."""
+
+    def __init__(self, folder: str) -> None:
+        with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
+            self.launch: dict[str, Any] = json.load(file)
+        self.stops = 0
+        self.status: int | None = None
+        self.me = reaper.Session(self.launch["id"], os.getuid(), (os.getpid(), processes.start_ticks(os.getpid())))
+        self.stop_asked = os.path.join(folder, "stop")
+        self.state: dict[str, Any] = {
+            "id": self.launch["id"],
+            "session": self.launch["session"],
+            "argv": self.launch["argv"],
+            "boot_id": processes.boot_id(),
+            "pid": os.getpid(),
+            "pid_start": self.me.runner[1] if self.me.runner else None,
+            "child_pid": None,
+            "log": self.launch["log"],
+            # Where this session begins in a log that earlier ones wrote, too.
+            "log_begin": os.path.getsize(self.launch["log"]) if os.path.exists(self.launch["log"]) else 0,
+            "started": time.time(),
+            "ended": None,
+            "exit_code": None,
+            "signal": None,
+            "stopped": False,
+        }
+
+    def run(self) -> None:
+        """Start the job, pass on its output until it ends, end what it left behind and write down how it ended."""
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._asked_to_stop)
+        reader, writer = os.pipe()
+        child = subprocess.Popen(
+            ["/bin/sh", self.launch["script"]],
+            env=base_environment(self.launch["id"]),
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer,
+            start_new_session=True,
+        )
+        os.close(writer)
+        output = Output(self.launch["log"], reader)
+        self.state["child_pid"] = child.pid
+        self._save()
+        status = self._follow(output)
+        reaper.end(self.me, 0, tick=lambda: self._tick(output))
+        output.drain()
+        self._ended(status, output)
+
+    def _follow(self, output: Output) -> int:
+        """The job's wait status, once it has ended by itself or was stopped."""
+        while self.status is None:
+            output.pump(0.2)
+            if self.stops:
+                self._stop_gently(output)
+            self._reap()
+        return self.status
+
+    def _stop_gently(self, output: Output) -> None:
+        output.say("stopping; Ctrl-C ends it at once")
+        asked = self.stops
+        reaper.end(
+            self.me,
+            self.launch["stop_timeout"],
+            hurry=lambda: self.stops > asked,
+            tick=lambda: self._tick(output),
+        )
+
+    def _tick(self, output: Output) -> None:
+        output.pump(0.01)
+        self._reap()
+
+    def _reap(self) -> None:
+        """Take in whatever has ended: orphans, and the job itself."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self.state["child_pid"]:
+                    self.status = status
+
+    def _asked_to_stop(self, number: int, frame: Any) -> None:
+        self.stops += 1
+
+    def _ended(self, status: int, output: Output) -> None:
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        stopped = bool(self.stops) or os.path.exists(self.stop_asked)
+        self.state.update(ended=time.time(), exit_code=code, signal=number, stopped=stopped)
+        try:
+            self._save()
+        except OSError as error:
+            output.say(f"cannot write {self.launch['record']}: {error.strerror}")
+        how = f"code {code}" if number is None else f"signal {number}"
+        output.say(
+            f"{self.launch['session']} {'was stopped' if stopped else 'ended'} with {how}; log: {self.launch['log']}"
+        )
+
+    def _save(self) -> None:
+        write_json(self.launch["record"], self.state)
+
+
+def main() -> None:
+    """The program: its only argument is the folder that holds launch.json."""
+    Runner(sys.argv[1]).run()

@@ -1,0 +1,374 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One named session: what it was given, what became of it, and what is to be done to bring it into a state."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+import uuid
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner as session_runner
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
+
+ABSENT = "absent"
+RUNNING = "running"
+FINISHED = "finished"
+GONE = "gone"
+
+# How long a runner may take to say that it lives, and to go once its job is dead.
+_START_SECONDS = 20.0
+_GO_SECONDS = 10.0
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+\Z")
+
+
+class SessionError(Exception):
+    """Says in one sentence which session, what was tried, what was seen and what to do."""
+
+
+class Spec(NamedTuple):
+    """What a session is to run."""
+
+    argv: tuple[str, ...]
+    chdir: str
+    env_file: str | None
+    log: str
+
+
+class Session:
+    """The session `name` whose files lie in `state_dir`."""
+
+    def __init__(self, name: str, state_dir: str, tmux: tmux_utils.Tmux | None) -> None:
+        self.name = tmux_utils.check_name(name)
+        self.state_dir = os.path.abspath(state_dir)
+        self.folder = os.path.join(self.state_dir, ".session")
+        self.record = os.path.join(self.state_dir, "session.json")
+        self.script = os.path.join(self.state_dir, "run.sh")
+        self.program = os.path.join(self.folder, "runner.py")
+        self.tmux = tmux
+        self.label = hashlib.sha256(os.fsencode(self.state_dir)).hexdigest()[:16]
+
+    @property
+    def server(self) -> tmux_utils.Tmux:
+        """tmux, where nothing goes on without it."""
+        if self.tmux is None:
+            raise tmux_utils.TmuxError("tmux is not installed on this host; install the package tmux")
+        return self.tmux
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    def launch(self) -> dict[str, Any]:
+        """What the last start was given; empty where there was none."""
+        return _read_json(os.path.join(self.folder, "launch.json"))
+
+    def status(self) -> dict[str, Any]:
+        """The content of session.json, and `state`."""
+        record = _read_json(self.record)
+        if record.get("ended") is not None:
+            return {**record, "state": FINISHED}
+        identity = self._identity(record)
+        if identity is not None and reaper.runner_alive(identity):
+            return {**record, "state": RUNNING}
+        if not record:
+            return {"state": GONE if self._tmux_id() else ABSENT}
+        # It may have ended between the two looks.
+        record = _read_json(self.record) or record
+        return {**record, "state": FINISHED if record.get("ended") is not None else GONE}
+
+    def left_over(self) -> dict[int, processes.Process]:
+        """All processes of the session but its runner."""
+        identity = self._identity(_read_json(self.record))
+        return reaper.members(identity) if identity else {}
+
+    def same(self, spec: Spec) -> bool:
+        """Whether the last start was given the very same."""
+        launch = self.launch()
+        return (
+            bool(launch) and launch.get("session") == self.name and launch["given"] == _given(spec, str(launch["id"]))
+        )
+
+    def describe(self, spec: Spec | None, state: str) -> str:
+        """What the session was given last, or is given now, as text for a diff; of the environment only names."""
+        launch = self.launch()
+        last = launch.get("given") or {}
+        given = last if spec is None else _given(spec, str(launch.get("id")))
+        lines = [f"state: {state}"]
+        if state != ABSENT and given:
+            lines += [f"{key}: {given[key]}" for key in ("chdir", "log")]
+            lines += ["argv:", *(f"  {quote(word)}" for word in given["argv"]), "env:"]
+            before = last.get("env", {})
+            for name, digest in sorted(given["env"].items()):
+                lines.append(f"  {name}" + (" (changed)" if before.get(name, digest) != digest else ""))
+        return "\n".join(lines).encode("utf-8", "backslashreplace").decode() + "\n"
+
+    def _tmux_id(self) -> str:
+        """The id of the session of this name in tmux, empty where it has none or the session is somebody else's."""
+        label, dummy, identifier = (self.tmux.label(self.name) if self.tmux else "").partition(".")
+        return identifier if label == self.label else ""
+
+    def _identity(self, record: Mapping[str, Any]) -> reaper.Session | None:
+        """By what this session's processes are known; None if they were of another boot (or another machine)."""
+        uid, boot = os.getuid(), processes.boot_id()
+        if record.get("id"):
+            pid, start = record.get("pid"), record.get("pid_start")
+            runner = (int(pid), int(start)) if pid and start else None
+            return reaper.Session(str(record["id"]), uid, runner) if record.get("boot_id") == boot else None
+        # Somebody moved session.json away: tmux knows whom it runs, and launch.json what was started last.
+        launch, identifier = self.launch(), self._tmux_id()
+        if identifier and self.tmux is not None:
+            return reaper.Session(identifier, uid, _with_start(self.tmux.runner(self.name)))
+        if launch.get("boot_id") == boot:
+            return reaper.Session(str(launch["id"]), uid)
+        return None
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    def start(self, spec: Spec, stop_timeout: float) -> None:
+        """Write what is to be run and run it; the session must not be running."""
+        self._check_startable(spec)
+        self.check_free()
+        self._clear_tmux()
+        identifier = uuid.uuid4().hex
+        try:
+            self._prepare(spec, identifier, stop_timeout)
+        except OSError as error:
+            raise SessionError(f"session {self.name}: cannot write {error.filename}: {error.strerror}") from error
+        # -E and -s: neither the environment of a tmux server nor a user's own packages change what the runner is.
+        self.server.start(
+            self.name,
+            f"{self.label}.{identifier}",
+            self.state_dir,
+            [sys.executable, "-B", "-E", "-s", self.program, self.folder],
+        )
+        self._wait_until_started(identifier)
+
+    def stop(self, timeout: float) -> None:
+        """End the session's processes, and make sure that they are dead."""
+        record = _read_json(self.record)
+        identity = self._identity(record)
+        if identity is None or not (reaper.runner_alive(identity) or reaper.members(identity)):
+            return
+        if identity.runner is not None and identity.runner[0] in reaper.own_line(processes.processes()):
+            raise SessionError(f"session {self.name}: what is to stop it runs inside the session; do it from outside")
+        if os.path.isdir(self.folder):
+            _replace(os.path.join(self.folder, "stop"), f"{time.time()}\n".encode(), 0o644)
+        left = reaper.end(identity, timeout)
+        if not left and identity.runner is not None:
+            left = _end_runner(*identity.runner)
+        if left:
+            named = ", ".join(f"{one.pid} ({one.command[:80]})" for one in left.values())
+            raise SessionError(
+                f"session {self.name}: these processes are still alive after SIGKILL: {named}; they hang in the kernel "
+                "or belong to another user, so end them by hand or restart the machine"
+            )
+        record = _read_json(self.record)
+        if record and record.get("ended") is None:
+            # Its runner was gone before, so nobody else can write down that it was stopped.
+            session_runner.write_json(self.record, {**record, "stopped": True})
+
+    def remove(self) -> None:
+        """Take the session out of tmux and forget that it was there; its log and run.sh stay."""
+        if self.tmux is not None and self._tmux_id():
+            self.tmux.kill(self.name)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if os.path.lexists(self.record):
+            os.unlink(self.record)
+
+    @contextlib.contextmanager
+    def locked(self, make: bool, timeout: float) -> Iterator[None]:
+        """Keep a second controller from bringing the same session into a state meanwhile."""
+        if make:
+            os.makedirs(self.state_dir, exist_ok=True)
+        if not os.path.isdir(self.state_dir):
+            yield
+            return
+        descriptor = os.open(self.state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            deadline = time.monotonic() + timeout
+            while not _try_lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise SessionError(
+                        f"session {self.name}: something else has been working on {self.state_dir} for "
+                        f"{timeout:.0f} seconds; wait for it to end and try again"
+                    )
+                time.sleep(0.1)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def check_free(self) -> None:
+        """The name must not be in use in tmux, by somebody's own session or by a run of another folder."""
+        if not self.server.exists(self.name) or self._tmux_id():
+            return
+        remedy = f"end it (tmux kill-session -t '={self.name}') or choose another name"
+        if not self.server.label(self.name):
+            raise SessionError(f"tmux has a session {self.name} already that nanochat.ddp did not start: {remedy}")
+        if self.server.runner(self.name) is not None:
+            folder = self.server.folder(self.name)
+            raise SessionError(
+                f"a session {self.name} runs already, for {folder} and not for {self.state_dir}: {remedy}"
+            )
+
+    def _clear_tmux(self) -> None:
+        """Take our own last session out of tmux, whatever it was called, and what has ended under this name."""
+        last = str(self.launch().get("session", ""))
+        if last not in ("", self.name) and self.server.label(last).partition(".")[0] == self.label:
+            self.server.kill(last)
+        if self.server.exists(self.name):
+            self.server.kill(self.name)
+
+    def _check_startable(self, spec: Spec) -> None:
+        program = spec.argv[0]
+        if spec.env_file and not os.path.isfile(spec.env_file):
+            raise SessionError(f"session {self.name}: its environment {spec.env_file} does not exist; write it first")
+        if not os.path.isdir(spec.chdir):
+            raise SessionError(f"session {self.name}: its folder {spec.chdir} does not exist; create it first")
+        if "/" in program and not os.access(os.path.join(spec.chdir, program), os.X_OK):
+            raise SessionError(f"session {self.name}: {program} does not exist or cannot be executed")
+
+    def _prepare(self, spec: Spec, identifier: str, stop_timeout: float) -> None:
+        """Everything that the runner reads; nothing of an earlier session is left that could be taken for this one's."""
+        os.makedirs(self.folder, exist_ok=True)
+        os.makedirs(os.path.dirname(spec.log), exist_ok=True)
+        for stale in (self.record, os.path.join(self.folder, "stop")):
+            if os.path.lexists(stale):
+                os.unlink(stale)
+        _replace(self.program, host_code.program(session_runner.__name__, "main").encode("utf-8"), 0o644)
+        _replace(self.script, script(self.name, spec), 0o755)
+        launch = {
+            "id": identifier,
+            "boot_id": processes.boot_id(),
+            "session": self.name,
+            "argv": list(spec.argv),
+            "script": self.script,
+            "record": self.record,
+            "log": spec.log,
+            "stop_timeout": stop_timeout,
+            "given": _given(spec, identifier),
+        }
+        session_runner.write_json(os.path.join(self.folder, "launch.json"), launch, mode=0o600)
+
+    def _wait_until_started(self, identifier: str) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while _read_json(self.record).get("id") != identifier:
+            if time.monotonic() > deadline:
+                raise SessionError(
+                    f"session {self.name} did not start within {_START_SECONDS:.0f} seconds; its pane shows: "
+                    + (self.server.screen(self.name) or "nothing, tmux has no such session any more")
+                )
+            time.sleep(0.05)
+
+
+def script(name: str, spec: Spec) -> bytes:
+    """run.sh: what the session runs, which a person can run by hand just as well."""
+    lines = [
+        "#!/bin/sh",
+        f"# What the tmux session {name} runs; by hand: sh run.sh",
+        f"cd {quote(spec.chdir)} || exit 1",
+    ]
+    if spec.env_file:
+        lines += ["set -a", f". {quote(spec.env_file)} || exit 1", "set +a"]
+    lines.append("exec " + " \\\n  ".join(quote(word) for word in spec.argv))
+    return os.fsencode("\n".join(lines) + "\n")
+
+
+def quote(word: str) -> str:
+    """A word for a POSIX shell, bare where that is safe."""
+    return word if _PLAIN.match(word) else env_file_utils.quoted(word)
+
+
+def spec_from(
+    argv: Sequence[str], chdir: str | None, env_file: str | None, log: str | None, state_dir: str, name: str
+) -> Spec:
+    """What a session is to run, from a module's options."""
+    if not argv or not argv[0] or argv[0].startswith("-"):
+        raise SessionError(
+            f"session {name}: argv must begin with a program, not with {repr(argv[0]) if argv else 'nothing'}"
+        )
+    if any("\0" in word for word in argv):
+        raise SessionError(f"session {name}: a word of argv holds a NUL byte, which no argument can hold")
+    base = os.path.abspath(state_dir)
+    return Spec(
+        tuple(argv),
+        os.path.abspath(chdir or base),
+        os.path.abspath(env_file) if env_file else None,
+        os.path.abspath(log or os.path.join(base, "log", f"{name}.log")),
+    )
+
+
+def _given(spec: Spec, salt: str) -> dict[str, Any]:
+    """What a start is given, with digests for the environment's values; the salt makes them useless elsewhere."""
+    data = (env_file_utils.read(spec.env_file) if spec.env_file else b"") or b""
+    env = env_file_utils.parse(data)
+    values = {"(the whole file)": data} if env is None else {name: os.fsencode(text) for name, text in env.items()}
+    digests = {
+        name: hashlib.sha256(f"{salt} {name} ".encode() + value).hexdigest()[:8] for name, value in values.items()
+    }
+    return {"argv": list(spec.argv), "chdir": spec.chdir, "env_file": spec.env_file, "log": spec.log, "env": digests}
+
+
+def _end_runner(pid: int, start: int) -> dict[int, processes.Process]:
+    """The runner goes by itself once its job is dead; one that hangs is killed. Returns it if it is still there."""
+    deadline = time.monotonic() + _GO_SECONDS
+    while processes.alive(pid, start):
+        runner = processes.process(pid)
+        if runner is not None and runner.start == start:
+            if time.monotonic() > deadline + _GO_SECONDS:
+                return {pid: runner}
+            number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGCONT
+            reaper.send(runner, number)
+        time.sleep(0.05)
+    return {}
+
+
+def _with_start(pid: int | None) -> tuple[int, int] | None:
+    try:
+        return (pid, processes.start_ticks(pid)) if pid is not None else None
+    except OSError:
+        return None
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _replace(path: str, data: bytes, mode: int) -> None:
+    temporary = f"{path}.new"
+    with open(temporary, "wb") as file:
+        file.write(data)
+    os.chmod(temporary, mode)
+    os.replace(temporary, path)
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def user_scope(kills: bool, lingers: bool) -> list[str]:
+    """What starts a process outside the login that we came by, where logging out would kill it."""
+    program = shutil.which("systemd-run")
+    if not (kills and lingers and program and os.environ.get("XDG_RUNTIME_DIR")):
+        return []
+    return [program, "--user", "--scope", "--quiet", "--"]

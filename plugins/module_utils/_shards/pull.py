@@ -1,0 +1,376 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Pulls the files that a folder lacks from whichever hosts of the job have them already.
+
+Every host hands on what it has finished, and the rarest file is taken first, so that the first source sends each file
+about once however many hosts there are. A cut transfer goes on where it ended, at another host if need be; a file gets
+its name only when its digest is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import random
+import socket
+import threading
+import time
+import urllib.parse
+from typing import Any, NamedTuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
+    CHUNK,
+    MANIFEST,
+    Digests,
+    Entry,
+    ShardsError,
+    plural,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.server import PROOF, TIMES, proof
+
+CONNECT_SECONDS = 10.0
+ASK_AGAIN_SECONDS = 0.5
+ASK_SOON_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Peer(NamedTuple):
+    """A host of the job that serves its folder."""
+
+    host: str
+    address: str
+    port: int
+
+
+class Pulled(NamedTuple):
+    """One file that arrived, and who sent its last byte."""
+
+    path: str
+    bytes: int
+    source: str
+
+
+class BusyError(Exception):
+    """The peer has enough to do just now."""
+
+
+class WrongBytesError(Exception):
+    """A whole file arrived, but it is not the one of the manifest."""
+
+
+class Job(NamedTuple):
+    """One file to be fetched from one peer."""
+
+    entry: Entry
+    peer: Peer
+    times: int  # how often the peer is believed to have sent it
+
+
+class Swarm:
+    """What this host still lacks and what the others are known to have; all threads share one."""
+
+    def __init__(self, wanted: list[Entry], peers: list[Peer], patience: float) -> None:
+        self.todo: dict[str, Entry] = {one.path: one for one in wanted}
+        self.peers = peers
+        self.patience = patience
+        self.pulled: list[Pulled] = []
+        self.received = 0
+        self.trouble: dict[str, str] = {}  # by host: the last thing that went wrong with it
+        self.lock = threading.RLock()
+        self._busy: set[str] = set()
+        self._have: dict[Peer, dict[str, dict[str, Any]]] = {}
+        self._wrong: set[tuple[Peer, str]] = set()
+        self._pause: dict[tuple[Peer, str], float] = {}
+        self._failures: dict[Peer, int] = {}
+        self._last_progress = time.monotonic()
+        self.news_wanted = threading.Event()
+
+    def next_job(self) -> Job | None:
+        """The rarest file that a peer has, from the peer that sent it least; None if there is none just now."""
+        with self.lock:
+            now = time.monotonic()
+            offers = []
+            for path, entry in self.todo.items():
+                if path in self._busy:
+                    continue
+                holders = [peer for peer in self.peers if self._holds(peer, entry)]
+                for peer in holders:
+                    if max(self._pause.get((peer, path), 0), self._pause.get((peer, ""), 0)) <= now:
+                        times = int(self._have[peer][path].get("times", 0))
+                        offers.append((len(holders), times, random.random(), Job(entry, peer, times)))
+            if not offers:
+                return None
+            job = min(offers)[3]
+            self._busy.add(job.entry.path)
+            return job
+
+    def _holds(self, peer: Peer, entry: Entry) -> bool:
+        known = self._have.get(peer, {}).get(entry.path)
+        return known is not None and known["sha256"] == entry.sha256 and (peer, entry.path) not in self._wrong
+
+    def heard(self, peer: Peer, files: dict[str, dict[str, Any]]) -> None:
+        """A peer told what it has; news from anyone means that the swarm still moves."""
+        with self.lock:
+            if set(files) != set(self._have.get(peer, {})):
+                self._last_progress = time.monotonic()
+            self._have[peer] = files
+            self._failures[peer] = 0
+
+    def received_bytes(self, count: int) -> None:
+        with self.lock:
+            self.received += count
+            self._last_progress = time.monotonic()
+
+    def finished(self, job: Job) -> None:
+        with self.lock:
+            self._busy.discard(job.entry.path)
+            self.todo.pop(job.entry.path, None)
+            self.pulled.append(Pulled(job.entry.path, job.entry.bytes, job.peer.host))
+            self._last_progress = time.monotonic()
+
+    def gave_up(self, job: Job, why: Exception) -> None:
+        """Somebody else gets a turn: another peer, or this one a little later."""
+        with self.lock:
+            self._busy.discard(job.entry.path)
+            if isinstance(why, BusyError):
+                self._pause[(job.peer, job.entry.path)] = time.monotonic() + random.uniform(0.05, 0.3)
+                self.news_wanted.set()
+            elif isinstance(why, WrongBytesError):
+                self._wrong.add((job.peer, job.entry.path))
+                self.trouble[job.peer.host] = str(why)
+            else:
+                self.unreachable(job.peer, why)
+
+    def unreachable(self, peer: Peer, why: Exception) -> None:
+        with self.lock:
+            self._failures[peer] = self._failures.get(peer, 0) + 1
+            pause = min(LONGEST_PAUSE_SECONDS, 0.2 * 2 ** self._failures[peer])
+            self._pause[(peer, "")] = time.monotonic() + pause
+            self.trouble[peer.host] = f"{peer.address}:{peer.port}: {told(why)}"
+
+    def may_ask(self, peer: Peer) -> bool:
+        with self.lock:
+            return self._pause.get((peer, ""), 0) <= time.monotonic()
+
+    def is_stuck(self) -> bool:
+        """Nothing moves any more, or nobody can have what is left."""
+        with self.lock:
+            if not self._busy and self._is_hopeless():
+                return True
+            return time.monotonic() - self._last_progress > self.patience
+
+    def _is_hopeless(self) -> bool:
+        """All peers were heard, and what is left is with none of them: it cannot turn up later."""
+        everyone = all(peer in self._have for peer in self.peers)
+        return everyone and not any(self._holds(peer, entry) for peer in self.peers for entry in self.todo.values())
+
+    def is_over(self) -> bool:
+        with self.lock:
+            return not self.todo
+
+
+def told(why: Exception) -> str:
+    """An exception of the network as people say it."""
+    if isinstance(why, (socket.timeout, TimeoutError)):
+        return "no answer in time (a firewall that drops, or the host is gone)"
+    if isinstance(why, ConnectionRefusedError):
+        return "connection refused (its shard server has ended)"
+    if isinstance(why, OSError) and why.strerror:
+        return why.strerror
+    return str(why) or type(why).__name__
+
+
+class Puller:
+    """Fetches what is wanted into a folder with a few threads."""
+
+    def __init__(
+        self, host: str, digests: Digests, peers: list[Peer], secret: str, address: str = "", parallel: int = 3
+    ) -> None:
+        self.host = host
+        self.digests = digests
+        self.peers = peers
+        self.secret = secret
+        self.address = address
+        self.parallel = parallel
+        self._failed: BaseException | None = None
+
+    def pull(self, wanted: list[Entry], patience: float) -> list[Pulled]:
+        """Everything that is wanted, or one sentence about what could not be had and why."""
+        swarm = Swarm(wanted, self.peers, patience)
+        workers = [
+            threading.Thread(target=self._work, args=(swarm,), daemon=True)
+            for dummy in range(max(1, min(self.parallel, len(wanted))))
+        ]
+        for worker in workers:
+            worker.start()
+        while not swarm.is_over() and not swarm.is_stuck() and self._failed is None:
+            self._ask_all(swarm)
+            _wait(swarm, ASK_AGAIN_SECONDS)
+        if self._failed is not None:
+            raise ShardsError(f"{self.host}: {self.digests.folder} could not be filled: {told_disk(self._failed)}")
+        if not swarm.is_over():
+            raise ShardsError(self._what_is_missing(swarm))
+        for worker in workers:
+            worker.join()
+        return swarm.pulled
+
+    def _ask_all(self, swarm: Swarm) -> None:
+        """Asks every peer at once what it has; one that does not answer must not hold up the others."""
+
+        def ask(peer: Peer) -> None:
+            try:
+                swarm.heard(peer, self._have(peer))
+            except (OSError, http.client.HTTPException, ValueError, KeyError) as why:
+                swarm.unreachable(peer, why)
+
+        threads = [
+            threading.Thread(target=ask, args=(peer,), daemon=True) for peer in self.peers if swarm.may_ask(peer)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(1.0)
+
+    def _have(self, peer: Peer) -> dict[str, dict[str, Any]]:
+        with self._request(peer, "/have") as response:
+            if response.status != 200:
+                raise ValueError(f"it answered {response.status} to the question what it has")
+            return dict(json.loads(response.read())["files"])
+
+    @contextlib.contextmanager
+    def _request(self, peer: Peer, path: str, **more: str) -> Any:
+        headers = {**more, PROOF: proof(self.secret, "GET", path, more.get("Range", ""))}
+        source = (self.address, 0) if self.address else None
+        connection = http.client.HTTPConnection(peer.address, peer.port, timeout=CONNECT_SECONDS, source_address=source)
+        try:
+            connection.request("GET", path, headers=headers)
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
+    def _work(self, swarm: Swarm) -> None:
+        while not swarm.is_over() and not swarm.is_stuck() and self._failed is None:
+            job = swarm.next_job()
+            if job is None:
+                time.sleep(0.05)
+                continue
+            try:
+                self._fetch(swarm, job)
+                swarm.finished(job)
+            except (BusyError, WrongBytesError, http.client.HTTPException, ConnectionError, socket.timeout) as why:
+                swarm.gave_up(job, why)
+            except OSError as why:
+                if why.filename is None and not _is_about_disk(why):
+                    swarm.gave_up(job, why)
+                else:
+                    self._failed = why
+            except Exception as why:
+                self._failed = why
+
+    def _fetch(self, swarm: Swarm, job: Job) -> None:
+        """One file from one peer into its .part, then under its own name if the digest is right."""
+        part = part_of(self.digests.folder, job.entry)
+        os.makedirs(os.path.dirname(part), exist_ok=True)
+        digest, begin = _resume(part, job.entry.bytes)
+        if begin < job.entry.bytes:
+            more = {"Range": f"bytes={begin}-"} if begin else {}
+            more[TIMES] = str(job.times)
+            path = "/files/" + urllib.parse.quote(job.entry.path)
+            with self._request(job.peer, path, **more) as response:
+                if response.status in (404, 503):
+                    raise BusyError
+                if response.status != (206 if begin else 200):
+                    raise http.client.HTTPException(f"it answered {response.status} for {job.entry.path}")
+                self._receive(swarm, job, response, part, begin, digest)
+        if os.path.getsize(part) < job.entry.bytes:
+            raise ConnectionResetError(None, f"the transfer of {job.entry.path} was cut")
+        if digest.hexdigest() != job.entry.sha256:
+            os.unlink(part)
+            if begin:
+                raise BusyError  # The first half came from somebody else: nobody is to blame yet, start over.
+            raise WrongBytesError(f"{job.entry.path} arrived whole from {job.peer.host} but with a wrong digest")
+        with swarm.lock:
+            os.replace(part, os.path.join(self.digests.folder, job.entry.path))
+            self.digests.learn(job.entry.path, job.entry.sha256)
+            self.digests.save()
+
+    def _receive(self, swarm: Swarm, job: Job, response: Any, part: str, begin: int, digest: Any) -> None:
+        with open(part, "ab") as file:
+            left = job.entry.bytes - begin
+            while left > 0:
+                chunk = response.read1(min(CHUNK, left))
+                if not chunk:
+                    return
+                file.write(chunk)
+                digest.update(chunk)
+                left -= len(chunk)
+                swarm.received_bytes(len(chunk))
+
+    def _what_is_missing(self, swarm: Swarm) -> str:
+        names = sorted(swarm.todo)
+        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        asked = ", ".join(peer.host for peer in self.peers) or "nobody"
+        seen = "; ".join(f"{host}: {what}" for host, what in sorted(swarm.trouble.items()))
+        if not seen:
+            seen = (
+                "none of them has it as the manifest says. Bring it back on any host; or, if it was changed on purpose, "
+                f"remove {os.path.join(self.digests.folder, MANIFEST)} and its like on the first host, to describe it anew"
+            )
+        return (
+            f"{self.host}: {plural(len(names), 'file')} could not be had ({some}); asked {asked}: {seen}. "
+            "What has arrived is kept, and the next try goes on from there"
+        )
+
+
+def part_of(folder: str, entry: Entry) -> str:
+    """Where a file grows; the digest in the name keeps another file's beginning out."""
+    name = f".{os.path.basename(entry.path)}.{entry.sha256[:12]}.part"
+    return os.path.join(folder, os.path.dirname(entry.path), name)
+
+
+def _resume(part: str, size: int) -> tuple[Any, int]:
+    """The digest of what a cut transfer left, and its length."""
+    digest = hashlib.sha256()
+    begin = 0
+    with open(part, "ab+") as file:
+        if file.tell() > size:
+            file.truncate(0)
+        file.seek(0)
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            digest.update(chunk)
+            begin += len(chunk)
+    return digest, begin
+
+
+def _wait(swarm: Swarm, seconds: float) -> None:
+    """Until it is time to ask the peers again, which is sooner when one of them had old news of the others."""
+    begun = time.monotonic()
+    while time.monotonic() < begun + seconds and not swarm.is_over():
+        time.sleep(0.02)
+        if swarm.news_wanted.is_set() and time.monotonic() > begun + ASK_SOON_SECONDS:
+            swarm.news_wanted.clear()
+            return
+
+
+def _is_about_disk(why: OSError) -> bool:
+    return why.errno in (28, 30, 122, 27, 5)  # full, read-only, quota, too big, input/output error
+
+
+def told_disk(why: BaseException) -> str:
+    """An error of the local disk as people say it."""
+    if isinstance(why, OSError) and why.strerror:
+        return f"{why.filename}: {why.strerror}" if why.filename else why.strerror
+    return f"{type(why).__name__}: {why}"
+
+
+def part_bytes(folder: str, wanted: list[Entry]) -> int:
+    """What cut transfers have brought already."""
+    total = 0
+    for entry in wanted:
+        with contextlib.suppress(OSError):
+            total += min(entry.bytes, os.path.getsize(part_of(folder, entry)))
+    return total

@@ -1,0 +1,281 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hands a folder's verified files to the other hosts of the job for as long as a transfer takes.
+
+Runs as a process of its own (_kit/host_code.py makes the program, `python3 server.py server.json`), so it needs nothing but
+the standard library. It listens on one address, talks to the listed peers only, wants each request signed with the secret
+of this transfer (which itself never crosses the network), and offers no file whose digest is not known. It ends at
+its deadline, when nobody has asked for a while, when its settings file goes, or on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.server
+import ipaddress
+import json
+import os
+import random
+import re
+import signal
+import socket
+import socketserver
+import sys
+import threading
+import time
+import urllib.parse
+from typing import Any
+
+PROOF = "X-Shards-Proof"
+TIMES = "X-Shards-Times"
+SLOTS_OF_A_FILE = 2
+SLOTS = 6
+
+
+def proof(secret: str, method: str, path: str, ranges: str) -> str:
+    """Signs one request; the same for the client and for the server."""
+    return hmac.new(secret.encode(), f"{method} {path}\n{ranges}".encode(), hashlib.sha256).hexdigest()
+
+
+def plain_address(address: str) -> str:
+    """One spelling for each address; IPv4 inside IPv6 is IPv4."""
+    found = ipaddress.ip_address(address.split("%")[0])
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+def pid_start(pid: int) -> int:
+    """When a process started, in ticks since boot: with the pid it names a process for ever. 0 where it is unknown."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class Shelf:
+    """The files that may be handed out, and who is being handed what."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.served: dict[str, int] = {}  # bytes of each file that were sent
+        self.times: dict[str, int] = {}  # how often each file was asked for
+        self.active: dict[str, int] = {}
+        self.last_asked = time.monotonic()
+        self._lock = threading.Lock()
+        self._stamp: tuple[int, int] = (0, 0)
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def offer(self) -> dict[str, dict[str, Any]]:
+        """Every file whose digest is known and which has not been touched since."""
+        with self._lock:
+            self._reload()
+            return {
+                path: {"bytes": known["bytes"], "sha256": known["sha256"], "times": self.times.get(path, 0)}
+                for path, known in self._known.items()
+                if self._is_unchanged(path, known)
+            }
+
+    def take_slot(self, path: str, believed: str) -> bool:
+        """Few at a time: those who must wait soon find the file at the hosts that were served first.
+
+        A peer says how often it believes this file to have left already; if that is old news, it has to look again who
+        else has it by now. So it is nearly always another host that a file comes from the third time.
+        """
+        with self._lock:
+            self.last_asked = time.monotonic()
+            times = self.times.get(path, 0)
+            is_full = self.active.get(path, 0) >= SLOTS_OF_A_FILE or sum(self.active.values()) >= SLOTS
+            if is_full or believed not in ("", str(times)):
+                return False
+            self.times[path] = times + 1
+            self.active[path] = self.active.get(path, 0) + 1
+            return True
+
+    def free_slot(self, path: str) -> None:
+        with self._lock:
+            self.last_asked = time.monotonic()
+            self.active[path] -= 1
+
+    def count(self, path: str, sent: int) -> None:
+        with self._lock:
+            self.last_asked = time.monotonic()
+            self.served[path] = self.served.get(path, 0) + sent
+
+    def quiet_seconds(self) -> float:
+        with self._lock:
+            return 0.0 if any(self.active.values()) else time.monotonic() - self.last_asked
+
+    def _reload(self) -> None:
+        try:
+            name = os.path.join(self.folder, ".digests.json")
+            found = os.stat(name)
+            if (found.st_mtime_ns, found.st_ino) != self._stamp:
+                with open(name, encoding="utf-8") as file:
+                    self._known = dict(json.load(file)["files"])
+                self._stamp = (found.st_mtime_ns, found.st_ino)
+        except (OSError, ValueError, KeyError):
+            self._known = {}
+
+    def _is_unchanged(self, path: str, known: dict[str, Any]) -> bool:
+        try:
+            found = os.stat(os.path.join(self.folder, path))
+        except OSError:
+            return False
+        now = [found.st_size, found.st_mtime_ns, found.st_ino]
+        return now == [known.get("bytes"), known.get("mtime_ns"), known.get("inode")]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """GET /have and GET /files/PATH, signed; everything else is refused without a word."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "shards"
+    sys_version = ""
+    timeout = 60
+    server: Server
+
+    def do_GET(self) -> None:
+        wanted = proof(self.server.secret, "GET", self.path, self.headers.get("Range", ""))
+        if not hmac.compare_digest(wanted, self.headers.get(PROOF, "")):
+            self._answer(403)
+        elif self.path == "/have":
+            body = json.dumps({"files": self.server.shelf.offer(), "active": sum(self.server.shelf.active.values())})
+            self._answer(200, body.encode())
+        elif self.path.startswith("/files/"):
+            self._send_file(urllib.parse.unquote(self.path[len("/files/") :]))
+        else:
+            self._answer(404)
+
+    def _send_file(self, path: str) -> None:
+        shelf = self.server.shelf
+        known = shelf.offer().get(path)
+        if known is None:
+            self._answer(404)
+            return
+        begin = _range_start(self.headers.get("Range", ""), known["bytes"])
+        if begin is None:
+            self._answer(416)
+        elif not shelf.take_slot(path, self.headers.get(TIMES, "")):
+            self._answer(503)
+        else:
+            try:
+                self._stream(path, begin, known)
+            finally:
+                shelf.free_slot(path)
+
+    def _stream(self, path: str, begin: int, known: dict[str, Any]) -> None:
+        length = known["bytes"] - begin
+        with open(os.path.join(self.server.shelf.folder, path), "rb") as file:
+            self.send_response(206 if begin else 200)
+            self.send_header("Content-Length", str(length))
+            self.send_header("Content-Range", f"bytes {begin}-{known['bytes'] - 1}/{known['bytes']}")
+            self.end_headers()
+            self.wfile.flush()
+            while length > 0:
+                # In pieces, so that the count is right when the other side goes away.
+                sent = self.connection.sendfile(file, begin, min(length, 8 << 20))
+                if not sent:
+                    self.close_connection = True
+                    break
+                self.server.shelf.count(path, sent)
+                begin += sent
+                length -= sent
+
+    def _answer(self, code: int, body: bytes = b"") -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is logged for each request: the counts say it all."""
+
+
+def _range_start(header: str, size: int) -> int | None:
+    if not header:
+        return 0
+    found = re.match(r"bytes=(\d+)-$", header)
+    return int(found.group(1)) if found and int(found.group(1)) < size else None
+
+
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    """Bound to one address; connections from others than the peers are closed unread."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, address: str, port: int, shelf: Shelf, secret: str, allow: list[str]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.shelf = shelf
+        self.secret = secret
+        self.allow = {plain_address(one) for one in allow}
+        super().__init__((address, port), Handler)
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's own: that one asks the resolver for a name, which may take a long time and is of no use.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return plain_address(client_address[0]) in self.allow
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A peer that goes away in the middle is nothing to tell about."""
+
+
+def bind(address: str, low: int, high: int, shelf: Shelf, secret: str, allow: list[str]) -> Server:
+    """On any free port of the range; in random order, since others take ports from it too."""
+    ports = random.sample(range(low, high + 1), min(high - low + 1, 200)) if high else [0]
+    seen: OSError | None = None
+    for port in ports:
+        try:
+            return Server(address, port, shelf, secret, allow)
+        except OSError as why:
+            seen = why
+            if not str(why.strerror).startswith("Address already in use"):
+                break
+    raise OSError(f"{address} ports {low}-{high}: {seen.strerror if seen else 'none free'}")
+
+
+def watch(server: Server, config: str, deadline: float, idle: float) -> None:
+    """Ends the server when its time is up, when it is not needed any more, or when it was forgotten."""
+    while time.monotonic() < deadline and server.shelf.quiet_seconds() < idle and os.path.exists(config):
+        time.sleep(0.5)
+    server.shutdown()
+
+
+def write_state(path: str, state: dict[str, Any]) -> None:
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(state, file)
+    os.replace(temporary, path)
+
+
+def main() -> int:
+    """The program: its only argument is the file of its settings."""
+    config_path = sys.argv[1]
+    with open(config_path, encoding="utf-8") as file:
+        config = json.load(file)
+    state_path = config["state"]
+    shelf = Shelf(config["folder"])
+    try:
+        server = bind(config["address"], config["low"], config["high"], shelf, config["secret"], config["allow"])
+    except OSError as why:
+        write_state(state_path, {"error": str(why)})
+        return 1
+    state = {"pid": os.getpid(), "pid_start": pid_start(os.getpid()), "address": config["address"]}
+    state.update(port=server.server_port, started=time.time(), config=config_path, ended=None, served={})
+
+    def stop(*dummy: Any) -> None:
+        threading.Thread(target=server.shutdown, daemon=True).start()
+
+    signal.signal(signal.SIGTERM, stop)
+    write_state(state_path, state)
+    limits = (time.monotonic() + config["lifetime"], config["idle"])
+    threading.Thread(target=watch, args=(server, config_path, *limits), daemon=True).start()
+    server.serve_forever(poll_interval=0.1)
+    write_state(state_path, {**state, "ended": time.time(), "served": dict(shelf.served)})
+    return 0

@@ -1,0 +1,451 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What each state of the module shard_sync means, one function a state."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, NamedTuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share, url
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
+    MANIFEST,
+    Digests,
+    Entry,
+    ShardsError,
+    State,
+    apply_links,
+    check_space,
+    choose,
+    compare,
+    digest_of,
+    entries,
+    files_below,
+    link,
+    listing,
+    load_manifest,
+    locked,
+    make_folder,
+    manifest_of,
+    plan_links,
+    plural,
+    save_manifest,
+    sweep_parts,
+    take_seeds,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import Peer, Puller, part_bytes
+
+
+class Request(NamedTuple):
+    """The module's options after they were checked."""
+
+    host: str
+    path: str
+    check: bool
+    id: str
+    layout: str
+    full: bool  # read every byte again, whatever is remembered
+    manifest: dict[str, Any] | None
+    options: dict[str, Any]
+
+
+class Outcome:
+    """What the module returns, the same keys whether or not something changed."""
+
+    def __init__(self) -> None:
+        self.changed = False
+        self.manifest: dict[str, Any] | None = None
+        self.moved: list[str] = []
+        self.bytes = 0
+        self.sources: dict[str, int] = {}
+        self.mended: dict[str, str] = {}
+        self.extra: list[str] = []
+        self.before = ""
+        self.after = ""
+        self.msg = ""
+        self.more: dict[str, Any] = {}
+
+    def as_result(self, seconds: float) -> dict[str, Any]:
+        result = {
+            "changed": self.changed,
+            "manifest": self.manifest,
+            "digest": digest_of(self.manifest) if self.manifest else None,
+            "moved": self.moved,
+            "bytes": self.bytes,
+            "seconds": round(seconds, 3),
+            "from": self.sources,
+            "mended": self.mended,
+            "extra": self.extra,
+            "msg": self.msg,
+            "diff": {"before": self.before, "after": self.after},
+        }
+        result.update(self.more)
+        return result
+
+
+def run(state: str, request: Request) -> dict[str, Any]:
+    """Does what a state asks for; trouble with the file system becomes one sentence."""
+    began = time.monotonic()
+    try:
+        outcome = STATES[state](request)
+    except OSError as why:
+        raise ShardsError(f"{request.host}: {why.filename or request.path}: {why.strerror or why}") from why
+    return outcome.as_result(time.monotonic() - began)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# manifest: what is in the folder
+
+
+def make_manifest(request: Request) -> Outcome:
+    """Describes the folder as it is. A manifest that is already there stays the truth unless it is to be made anew."""
+    outcome = Outcome()
+    kept = load_manifest(request.path)
+    outcome.manifest = kept
+    outcome.more["described"] = kept is not None
+    outcome.before = outcome.after = listing(kept)
+    if kept is not None and not request.options["refresh"]:
+        return outcome
+    names = files_below(request.path, request.layout)
+    _require_files(request, names)
+    if not names:
+        outcome.msg = f"{request.path} holds no files yet"
+        return outcome
+    digests = Digests(request.path, believe=not request.full)
+    found = [entry for entry in (digests.of(name) for name in names) if entry]
+    made = manifest_of(request.id or os.path.basename(request.path), request.layout, found)
+    outcome.manifest, outcome.after = made, listing(made)
+    outcome.changed = made != kept
+    if not request.check:
+        digests.save()
+        save_manifest(request.path, made)
+    return outcome
+
+
+def _require_files(request: Request, names: list[str]) -> None:
+    if request.check and not os.path.isdir(request.path):
+        return
+    shards = [name for name in names if name.endswith(".parquet")]
+    if not names or (request.layout == "data" and not shards):
+        kind = "*.parquet files" if request.layout == "data" else "files"
+        raise ShardsError(f"{request.host}: {request.path} holds no {kind}, so there is nothing to describe")
+    if request.layout == "data" and len(shards) < 2:
+        raise ShardsError(
+            f"{request.host}: {request.path} holds only {shards[0]}; at least two shards are needed, since the last "
+            "one is kept for validation"
+        )
+    missing = [name for name in TOKENIZER if "tokenizer/" + name not in names]
+    if request.layout == "data" and missing:
+        raise ShardsError(
+            f"{request.host}: {os.path.join(request.path, 'tokenizer')} lacks {' and '.join(missing)}; "
+            "train a tokenizer first (python -m scripts.tok_train) or name the folder that holds one"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# imported: from an existing folder of the same host
+
+
+def import_folder(request: Request) -> Outcome:
+    """Gives the chosen shards of an existing folder and its tokenizer a second name in the store; nothing is copied.
+
+    Once the store has a manifest, that says what belongs to the data set, whatever the source holds today.
+    """
+    outcome = Outcome()
+    kept = load_manifest(request.path)
+    pairs = _chosen(request, kept)
+    outcome.moved = [path for path in pairs if not os.path.exists(os.path.join(request.path, path))]
+    outcome.bytes = sum(os.path.getsize(pairs[path]) for path in outcome.moved)
+    outcome.before = "".join(f"{path}\n" for path in sorted(pairs) if path not in outcome.moved)
+    outcome.after = "".join(f"{path}\n" for path in sorted(pairs))
+    outcome.changed = bool(outcome.moved)
+    outcome.sources = {request.host: outcome.bytes} if outcome.bytes else {}
+    outcome.more["files"] = sorted(pairs)
+    if outcome.changed and not request.check:
+        make_folder(os.path.join(request.path, "tokenizer"), request.host)
+        for path in outcome.moved:
+            link(pairs[path], os.path.join(request.path, path))
+    return outcome
+
+
+def _chosen(request: Request, kept: dict[str, Any] | None) -> dict[str, str]:
+    """Path in the store -> file of the source."""
+    source = str(request.options["source"])
+    tokenizer = _tokenizer_folder(request, source)
+    pairs = {"tokenizer/" + name: os.path.join(tokenizer, name) for name in TOKENIZER} if tokenizer else {}
+    if kept is not None:
+        pairs.update({one.path: os.path.join(source, one.path) for one in entries(kept) if "/" not in one.path})
+        return {path: origin for path, origin in pairs.items() if os.path.isfile(origin)}
+    shards = [name for name in files_below(source, "data") if not name.startswith("tokenizer/")]
+    wanted = int(request.options["shards"])
+    if wanted > len(shards) or not shards:
+        raise ShardsError(
+            f"{request.host}: {source} holds {plural(len(shards), 'shard')} (*.parquet), but {max(wanted, 2)} are wanted; "
+            "ask for fewer (ddp_data_shards), add shards there, or name another folder (ddp_data_paths)"
+        )
+    return {**{name: os.path.join(source, name) for name in choose(shards, wanted)}, **pairs}
+
+
+def _tokenizer_folder(request: Request, source: str) -> str:
+    """The given folder, or the one in or beside the source; empty if there is none, so that one has to be trained."""
+    given = request.options["tokenizer"]
+    tried = (
+        [given] if given else [os.path.join(source, "tokenizer"), os.path.join(os.path.dirname(source), "tokenizer")]
+    )
+    for folder in tried:
+        if all(os.path.isfile(os.path.join(folder, name)) for name in TOKENIZER):
+            return str(folder)
+    if given:
+        raise ShardsError(
+            f"{request.host}: {given} holds no tokenizer ({' and '.join(TOKENIZER)}); name the folder that does"
+        )
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# fetched: from the base URL of a collection
+
+
+def fetch(request: Request) -> Outcome:
+    """Downloads what is missing or broken of the first shards of a collection and its last one."""
+    outcome = Outcome()
+    options = request.options
+    collection = url.Collection(request.host, options["url"], options["shards"], options["last_shard"])
+    names = collection.names()
+    kept = request.manifest or load_manifest(request.path)
+    expected = {one.path: one.sha256 for one in entries(kept)} if kept else {}
+    digests = Digests(request.path, believe=not request.full)
+    for name in names:
+        problem = _problem(request.path, name, digests, expected.get(name))
+        if problem:
+            outcome.moved.append(name)
+            if problem != "missing":
+                outcome.mended[name] = problem
+    outcome.changed = bool(outcome.moved)
+    outcome.before = "".join(f"{name}\n" for name in names if name not in outcome.moved)
+    outcome.after = "".join(f"{name}\n" for name in names)
+    outcome.msg = f"{plural(len(outcome.moved), 'shard')} to fetch from {collection.url}" if outcome.moved else ""
+    if request.check:
+        return outcome
+    if outcome.moved:
+        make_folder(request.path, request.host)
+        with locked(request.path):
+            outcome.bytes = url.fetch_all(
+                collection, outcome.moved, digests, expected, options["parallel"], options["retries"]
+            )
+        outcome.sources = {collection.url: outcome.bytes}
+    digests.save()
+    return outcome
+
+
+def _problem(folder: str, name: str, digests: Digests, sha256: str | None) -> str:
+    full = os.path.join(folder, name)
+    if not os.path.isfile(full):
+        return "missing"
+    if url.parquet_problem(full):
+        return "truncated"
+    found = digests.of(name)
+    return "" if sha256 is None or (found and found.sha256 == sha256) else "corrupted"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# serving and stopped: handing on
+
+
+def serve(request: Request) -> Outcome:
+    """Starts the server over what is known to be right in the folder."""
+    outcome = Outcome()
+    options = request.options
+    ports = options["ports"] or {}
+    offer = share.Offer(
+        request.host,
+        request.path,
+        options["address"],
+        int(ports.get("low") or 0),
+        int(ports.get("high") or 0),
+        sorted(options["allow"]),
+        options["secret"],
+        options["lifetime"],
+        options["idle"],
+    )
+    state = share.running(request.path)
+    same = state is not None and share.is_same(request.path, offer)
+    outcome.changed = not same
+    outcome.before = _server_line(state)
+    outcome.after = _server_line(state) if same else f"serving {request.path} on {offer.address}\n"
+    if not same and not request.check:
+        make_folder(request.path, request.host)
+        share.stop(request.path)
+        _know_digests(request)
+        state = share.start(offer)
+    outcome.more = _server(offer.host, offer.address, state if not request.check or same else None)
+    return outcome
+
+
+def _know_digests(request: Request) -> None:
+    """Reads what has changed, so that the server offers all that is right from its first moment."""
+    wanted = entries(request.manifest or load_manifest(request.path) or {})
+    with locked(request.path):
+        digests = Digests(request.path, believe=not request.full)
+        compare(wanted, digests)
+        digests.save()
+
+
+def _server(host: str, address: str | None, state: dict[str, Any] | None) -> dict[str, Any]:
+    """As the peers are told of it, and its process and what it has sent."""
+    state = state or {}
+    return {
+        "server": {"host": host, "address": state.get("address") or address, "port": state.get("port")},
+        "pid": state.get("pid"),
+        "served": dict(state.get("served") or {}),
+    }
+
+
+def _server_line(state: dict[str, Any] | None) -> str:
+    return f"serving on {state['address']}:{state['port']}, pid {state['pid']}\n" if state else ""
+
+
+def stop(request: Request) -> Outcome:
+    """Ends the folder's server and forgets its secret."""
+    outcome = Outcome()
+    state = share.running(request.path)
+    outcome.changed = state is not None
+    outcome.before = _server_line(state)
+    if not request.check:
+        state = share.stop(request.path) or state
+    outcome.more = _server(request.host, None, state)
+    return outcome
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# synced: from the other hosts of the job
+
+
+def sync(request: Request) -> Outcome:
+    """Brings the folder to hold every file of the manifest with its digest, from whichever peer has it."""
+    outcome = Outcome()
+    manifest = request.manifest
+    if manifest is None:
+        if not request.check:
+            raise ShardsError(f"{request.host}: there is no manifest to bring {request.path} in line with")
+        outcome.msg = "the files are not known before they are made on the first host"
+        return outcome
+    outcome.manifest = manifest
+    wanted = entries(manifest)
+    kept = load_manifest(request.path)
+    if not request.check:
+        make_folder(request.path, request.host)
+    digests = Digests(request.path, believe=not request.full)
+    states = compare(wanted, digests)
+    lacking = [one for one in states if one.state != "ok"]
+    _describe(request, outcome, states, manifest)
+    outcome.changed = bool(lacking) or kept != manifest
+    if not request.check:
+        with locked(request.path):
+            _bring(request, outcome, lacking, digests)
+            digests.save()
+            save_manifest(request.path, manifest)
+            sweep_parts(request.path)
+    return outcome
+
+
+def _describe(request: Request, outcome: Outcome, states: list[State], manifest: dict[str, Any]) -> None:
+    lacking = [one for one in states if one.state != "ok"]
+    outcome.moved = [one.entry.path for one in lacking]
+    outcome.bytes = sum(one.entry.bytes for one in lacking)
+    outcome.mended = {one.entry.path: one.state for one in lacking if one.state != "missing"}
+    outcome.before = "".join(
+        _line(one.entry) if one.state == "ok" else f"{one.entry.path} {one.state}\n"
+        for one in states
+        if one.state != "missing"
+    )
+    outcome.after = listing(manifest)
+    names = {one.entry.path for one in states}
+    outcome.extra = [name for name in files_below(request.path, request.layout) if name not in names]
+    if lacking:
+        outcome.msg = f"{plural(len(lacking), 'file')}, {outcome.bytes} bytes to be brought here"
+
+
+def _line(entry: Entry) -> str:
+    return f"{entry.path} {entry.bytes} {entry.sha256[:16]}\n"
+
+
+def _bring(request: Request, outcome: Outcome, lacking: list[State], digests: Digests) -> None:
+    """Own folders first, then the disk is looked at, then the network."""
+
+    def from_here(path: str, count: int) -> None:
+        outcome.sources[request.host] = outcome.sources.get(request.host, 0) + count
+
+    lacking = take_seeds(request.path, lacking, request.options["seeds"], digests, from_here)
+    outcome.bytes = sum(one.entry.bytes for one in lacking)
+    if not lacking:
+        return
+    wanted = [one.entry for one in lacking]
+    check_space(request.path, outcome.bytes - part_bytes(request.path, wanted), request.host)
+    peers = [Peer(str(one["host"]), str(one["address"]), int(one["port"])) for one in request.options["peers"]]
+    options = request.options
+    puller = Puller(
+        request.host, digests, peers, options["secret"] or "", options["address"] or "", options["parallel"]
+    )
+    for one in puller.pull(wanted, options["timeout"]):
+        outcome.sources[one.source] = outcome.sources.get(one.source, 0) + one.bytes
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# linked: what a run reads
+
+
+def link_run(request: Request) -> Outcome:
+    """Makes the run's data and tokenizer folders hold exactly the manifest's files, after a look at each digest."""
+    outcome = Outcome()
+    manifest = request.manifest or load_manifest(request.path)
+    if manifest is None:
+        if request.check:
+            outcome.msg = "the files are not known before they are made on the first host"
+            return outcome
+        raise ShardsError(f"{request.host}: {request.path} has no {MANIFEST}; sync the data set first (--tags data)")
+    outcome.manifest = manifest
+    wanted = entries(manifest)
+    run_dir = str(request.options["dest"])
+    if not request.check:
+        _require_right(request, wanted)
+    links = plan_links(request.path, run_dir, wanted)
+    outcome.moved, outcome.extra = links.make, links.remove
+    outcome.changed = bool(links.make or links.remove)
+    targets = sorted(_run_names(wanted))
+    outcome.before = "".join(f"{one}\n" for one in sorted((set(targets) - set(links.make)) | set(links.remove)))
+    outcome.after = "".join(f"{one}\n" for one in targets)
+    if outcome.changed and not request.check:
+        make_folder(run_dir, request.host)
+        outcome.more["links"] = apply_links(request.path, run_dir, links)
+    return outcome
+
+
+def _run_names(wanted: list[Entry]) -> list[str]:
+    return [one.path if one.path.startswith("tokenizer/") else "data/" + one.path for one in wanted]
+
+
+def _require_right(request: Request, wanted: list[Entry]) -> None:
+    digests = Digests(request.path, believe=not request.full)
+    wrong = [one for one in compare(wanted, digests) if one.state != "ok"]
+    digests.save()
+    if wrong:
+        told = ", ".join(f"{one.entry.path} {one.state}" for one in wrong[:3])
+        raise ShardsError(
+            f"{request.host}: {plural(len(wrong), 'file')} of {request.path} not as the manifest says ({told}); "
+            "sync the data set first (--tags data)"
+        )
+
+
+STATES = {
+    "manifest": make_manifest,
+    "imported": import_folder,
+    "fetched": fetch,
+    "serving": serve,
+    "stopped": stop,
+    "synced": sync,
+    "linked": link_run,
+}

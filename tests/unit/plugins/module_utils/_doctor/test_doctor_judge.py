@@ -1,0 +1,346 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The doctor's judge: one story of evidence, one verdict."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import bundle, diagnose
+
+PLAN: dict[str, Any] = {
+    "run": "d4",
+    "master": {"host": "desktop", "address": "192.168.1.10", "port": 29500},
+    "nodes": [
+        {"host": "desktop", "rank": 0, "address": "192.168.1.10", "nic": "enp4s0"},
+        {"host": "laptop", "rank": 1, "address": "192.168.1.11", "nic": "wlp3s0"},
+    ],
+}
+RUN = {
+    "state": "running",
+    "step": 40,
+    "done": 41,
+    "step_seconds": 2.0,
+    "idle_seconds": 1.0,
+    "phase": "forward_backward",
+    "phase_seconds": 1.0,
+    "heartbeat_age": 0.5,
+    "collective": 300,
+    "error": None,
+    "last_lines": ["step 00040/05000"],
+    "exit_code": None,
+    "signal": None,
+    "ended": None,
+}
+PROCESS = {
+    "pid": 4711,
+    "state": "R",
+    "cpu_share": 1.9,
+    "memory_bytes": 2**30,
+    "swapped_bytes": 0,
+    "waits_in": "",
+    "command": "python",
+}
+SYSTEM = {
+    "cpus": 4,
+    "load1": 2.0,
+    "memory_total": 2**34,
+    "memory_available": 2**33,
+    "swapped_pages_per_second": 0.0,
+    "disk_free": 2**36,
+    "throttled": False,
+    "oom_kills": 0,
+    "nics": {"enp4s0": {"state": "up"}, "wlp3s0": {"state": "up"}},
+}
+
+
+def rank(peer: str, run: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """A rank in good health, but for what a test says about it."""
+    found = {
+        "run": dict(RUN, **(run or {})),
+        "process": PROCESS,
+        "dump": None,
+        "sockets": [],
+        "links": {peer: "refused"},
+    }
+    found.update({"system": SYSTEM, "others": [], "kernel": []}, **more)
+    return copy.deepcopy(found)
+
+
+def verdict(desktop: dict[str, Any] | None, laptop: dict[str, Any] | None) -> dict[str, Any]:
+    told = diagnose(PLAN, {"desktop": desktop, "laptop": laptop})
+    assert len(told["evidence"]) >= 2
+    return dict(told["verdict"])
+
+
+WAITS = {"phase": "sync", "phase_seconds": 100.0, "idle_seconds": 100.0}
+IDLE = dict(PROCESS, state="S", cpu_share=0.0)
+
+
+def crashed(error: str, code: int = 1, ended: float = 1000.0) -> dict[str, Any]:
+    return {
+        "state": "crashed",
+        "error": error,
+        "exit_code": code,
+        "ended": ended,
+        "phase": "sync",
+        "idle_seconds": None,
+    }
+
+
+def test_all_healthy() -> None:
+    assert verdict(rank("laptop"), rank("desktop"))["code"] == "healthy"
+
+
+def test_all_healthy_but_one_is_slow_for_a_reason() -> None:
+    swapping = dict(SYSTEM, swapped_pages_per_second=4000.0)
+    told = verdict(rank("laptop"), rank("desktop", system=swapping))
+    assert told["code"] == "healthy-slow"
+    assert "rank 1 (laptop)" in told["seen"] and "swapping" in told["seen"]
+
+
+@pytest.mark.parametrize(
+    ("system", "reason"),
+    [
+        ({"throttled": True}, "its cores are slowed because they are too hot"),
+        ({"limited": 0.8}, "a limit of its control group holds it back for 80 % of the time"),
+        ({"pressure": {"cpu": 1.0, "memory": 0.0, "io": 71.0}}, "something there waits for the disk 71 % of the time"),
+        ({"pressure": {"cpu": 1.0, "memory": 33.0, "io": None}}, "something there waits for memory 33 % of the time"),
+    ],
+)
+def test_what_holds_a_host_back_is_named(system: dict[str, Any], reason: str) -> None:
+    told = verdict(rank("laptop"), rank("desktop", system={**SYSTEM, **system}))
+    assert told["code"] == "healthy-slow"
+    assert f"rank 1 (laptop): {reason}" in told["seen"]
+
+
+def test_a_host_that_does_not_answer() -> None:
+    told = verdict(rank("laptop", WAITS, process=IDLE), None)
+    assert (told["code"], told["host"]) == ("rank-host-unreachable", "laptop")
+    assert "rank 0 (desktop) waits for it" in told["seen"]
+
+
+def test_field_19_the_rank_that_failed_is_named_and_not_the_one_that_heard_of_it() -> None:
+    echo = rank("laptop", crashed("rank 1 did not come to the collective in phase sync", ended=900.0), process=None)
+    cause = rank("desktop", crashed("ValueError: something broke", ended=1000.0), process=None)
+    told = verdict(echo, cause)
+    assert (told["code"], told["host"]) == ("rank-failed", "laptop")
+    assert "something broke" in told["seen"]
+
+
+def test_killed_for_want_of_memory_and_killed_by_hand_are_told_apart() -> None:
+    killed = {**crashed("", code=137), "signal": 9}
+    words = ["Out of memory: Killed process 4711 (python)"]
+    by_kernel = verdict(rank("laptop", WAITS, process=IDLE), rank("desktop", killed, process=None, kernel=words))
+    assert by_kernel["code"] == "rank-oom" and "Killed process 4711" in by_kernel["seen"]
+    by_hand = verdict(rank("laptop", WAITS, process=IDLE), rank("desktop", killed, process=None))
+    assert by_hand["code"] == "rank-killed"
+
+
+def test_a_session_that_is_gone_without_a_word() -> None:
+    gone = {**crashed("the session is gone"), "ended": None, "exit_code": None}
+    told = verdict(rank("laptop", WAITS, process=IDLE), rank("desktop", gone, process=None))
+    assert (told["code"], told["host"]) == ("rank-vanished", "laptop")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("OSError: [Errno 28] No space left on device", "disk-full"),
+        ("The settings differ between the ranks: depth is 4 on rank 0 and 6 on rank 1", "settings-differ"),
+        ("The weights differ between the ranks, first in lm_head.weight", "weights-differ"),
+        ("shard_00003.parquet is no parquet file", "data-mismatch"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "rank-oom"),
+    ],
+)
+def test_the_kind_of_an_error_is_known_by_its_words(error: str, code: str) -> None:
+    assert verdict(rank("laptop"), rank("desktop", crashed(error), process=None))["code"] == code
+
+
+def test_a_rank_that_never_started() -> None:
+    told = verdict(
+        rank("laptop", {"phase": "rendezvous", "step": None}), rank("desktop", {"state": "prepared"}, process=None)
+    )
+    assert (told["code"], told["host"]) == ("rank-not-started", "laptop")
+
+
+def test_nothing_runs() -> None:
+    done = {"state": "finished"}
+    assert verdict(rank("laptop", done, process=None), rank("desktop", done, process=None))["code"] == "not-running"
+
+
+def test_a_stopped_process() -> None:
+    stopped = rank(
+        "desktop", {"phase": "forward_backward", "idle_seconds": 90.0}, process=dict(PROCESS, state="T", cpu_share=0.0)
+    )
+    told = verdict(rank("laptop", WAITS, process=IDLE), stopped)
+    assert (told["code"], told["host"]) == ("rank-frozen", "laptop")
+    assert f"kill -CONT {PROCESS['pid']}; the run then continues" in told["remedy"]
+    alone = crashed(STOPPED + "no sign of life from rank 1 (lap.lan), last seen in phase eval")
+    ended = verdict(rank("laptop", alone, process=None), stopped)
+    assert ended["code"] == "rank-frozen" and "--tags restart" in ended["remedy"]
+
+
+def test_field_01_a_link_cut_in_one_direction() -> None:
+    told = verdict(
+        rank("laptop", WAITS, process=IDLE, links={"laptop": "timeout"}),
+        rank("desktop", WAITS, process=IDLE),
+    )
+    assert (told["code"], told["host"], told["peer"]) == ("link-cut", "desktop", "laptop")
+    assert "but laptop reaches desktop, so a firewall is the likely cause" in told["seen"]
+
+
+def test_a_link_cut_in_both_directions() -> None:
+    told = verdict(
+        rank("laptop", WAITS, process=IDLE, links={"laptop": "timeout"}),
+        rank("desktop", WAITS, process=IDLE, links={"desktop": "timeout"}),
+    )
+    assert told["code"] == "link-cut" and "nor the other way round" in told["seen"]
+
+
+def test_a_network_card_that_is_down() -> None:
+    down = dict(SYSTEM, nics={"wlp3s0": {"state": "down"}})
+    told = verdict(rank("laptop", WAITS, process=IDLE), rank("desktop", WAITS, process=IDLE, system=down))
+    assert told["code"] == "link-cut" and "wlp3s0" in told["seen"]
+
+
+def test_slow_is_not_stuck() -> None:
+    busy = [{"pid": 99, "user": "eve", "command": "make -j8", "cpu_share": 7.5}]
+    late = rank(
+        "desktop",
+        {"phase": "forward_backward", "idle_seconds": 60.0, "collective": 299},
+        others=busy,
+        system=dict(SYSTEM, load1=9.0),
+    )
+    told = verdict(rank("laptop", WAITS, process=IDLE), late)
+    assert (told["code"], told["host"]) == ("rank-slow", "laptop")
+    assert "make -j8" in told["seen"]
+
+
+def test_field_17_who_waits_for_a_core_is_slow_however_many_share_it() -> None:
+    crowd = [{"pid": 99, "user": "eve", "command": "make -j8", "cpu_share": 0.2}]
+    told = verdict(
+        rank("laptop"), rank("desktop", process=dict(PROCESS, cpu_share=0.2, waits_for_core=0.6), others=crowd)
+    )
+    assert told["code"] == "healthy-slow"
+    assert "make -j8" in told["seen"] and "waits for a core 60 % of the time" in told["seen"]
+    assert (
+        verdict(rank("laptop"), rank("desktop", process=dict(PROCESS, cpu_share=0.2), others=crowd))["code"]
+        == "healthy"
+    )
+
+
+def test_a_rank_that_stands_still_in_its_own_code_is_named_with_its_stack() -> None:
+    dump = {"stacks": {"MainThread": ["a.py:1 in main: f()", "loader.py:9 in f: read()"]}, "flight": {"last_seq": 299}}
+    late = rank("desktop", {"phase": "eval", "idle_seconds": 60.0, "collective": 299}, process=IDLE, dump=dump)
+    told = verdict(rank("laptop", WAITS, process=IDLE), late)
+    assert (told["code"], told["host"]) == ("rank-stuck", "laptop")
+    assert "loader.py:9" in told["seen"]
+
+
+def test_waiting_for_data_is_a_matter_of_data() -> None:
+    late = rank("desktop", {"phase": "data", "idle_seconds": 60.0, "collective": 299}, process=IDLE)
+    assert verdict(rank("laptop", WAITS, process=IDLE), late)["code"] == "data-mismatch"
+
+
+def test_no_disk_left_for_a_checkpoint() -> None:
+    full = rank("desktop", {"phase": "save", "idle_seconds": 60.0}, process=IDLE, system=dict(SYSTEM, disk_free=1000))
+    assert verdict(rank("laptop", WAITS, process=IDLE), full)["code"] == "disk-full"
+
+
+STOPPED = (
+    "rank 0 (desk.lan) stopped in phase sync of step 40, after 3 s for the gradients (Connection closed by peer): "
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("the ranks differ in setting depth: rank 0 (a) has 4, rank 1 (b) has 6; start every rank with the same.", "settings-differ"),
+        ("the ranks differ in shard shard_00001.parquet: rank 0 (a) has 9 bytes, rank 1 (b) has nothing; start", "data-mismatch"),
+        ("the ranks differ in torch: rank 0 (a) has 2.13.0, rank 1 (b) has 2.12.0; start", "torch-differs"),
+        ("the ranks differ in code: rank 0 (a) has 12, rank 1 (b) has 34; start every rank with the same.", "trainer-differs"),
+        ("the ranks hold different weights at step 9; the first tensor that differs is lm_head.weight (...)", "weights-differ"),
+        ("rank 1 could not save step 20 to /runs/d4: the disk has 3 MB left, but the checkpoint needs 90 MB.", "disk-full"),
+        ("there are no parquet files in /data; python -m scripts.make_shards makes some from text.", "data-mismatch"),
+        ("rank 1 of 2 would get no train documents: /data has at most 1 row group(s) in a train file; make", "data-mismatch"),
+        ("rank 0 (a) could not serve the rendezvous at 10.0.0.1:29500 within 300 s: another process holds that port; stop it", "port-held"),
+        ("rank 1 (b) met all 2 ranks at the rendezvous, but no data connection to another rank came up within 10 s (...)", "link-cut"),
+        ("the memory of this machine is not enough; lower --device-batch-size, --max-seq-len or --depth.", "rank-oom"),
+        ("the checkpoint file /runs/d4/model.pt cannot be read: it ends in the middle of a shard.", "rank-failed"),
+    ],
+)  # fmt: skip
+def test_the_trainers_own_sentences(error: str, code: str) -> None:
+    assert verdict(rank("laptop"), rank("desktop", crashed(error), process=None))["code"] == code
+
+
+def test_field_18_who_could_not_save_is_named_though_all_say_it() -> None:
+    said = crashed("rank 1 could not save step 20 to /runs/d4: the disk has 3 MB left, but the checkpoint needs 90 MB.")
+    told = verdict(rank("laptop", said, process=None), rank("desktop", {**said, "ended": 1001.0}, process=None))
+    assert (told["code"], told["host"]) == ("disk-full", "laptop")
+
+
+def test_field_19_what_the_others_heard_leads_to_the_cause() -> None:
+    heard = rank(
+        "laptop", crashed(STOPPED + "rank 1 (lap.lan) has given up, saying: the disk has 3 MB left."), process=None
+    )
+    cause = rank("desktop", crashed(STOPPED.replace("rank 0", "rank 1") + "no sign of life"), process=None)
+    told = verdict(heard, cause)
+    assert (told["code"], told["host"]) == ("disk-full", "laptop")
+
+
+def test_two_ranks_that_lost_each_other() -> None:
+    one = rank(
+        "laptop", crashed(STOPPED + "no sign of life from rank 1 (lap.lan), last seen in phase sync"), process=None
+    )
+    other = rank("desktop", crashed(STOPPED + "the rendezvous does not answer any more"), process=None)
+    assert verdict(one, other)["code"] == "link-cut"
+
+
+def test_field_12_a_host_out_of_reach_from_here_only_is_no_error() -> None:
+    told = verdict(rank("laptop"), None)
+    assert (told["code"], told["severity"]) == ("rank-host-unreachable", "warning")
+    assert "only the way from here is broken" in told["seen"]
+
+
+def test_field_19_an_oom_kill_since_the_last_sign_of_life() -> None:
+    killed = {**crashed(""), "last_lines": ["  exitcode  : -9 (pid: 4711)"]}
+    late = dict(SYSTEM, oom_kills=4)
+    since = rank("desktop", killed, process=None, system=late, oom_kills_before=3)
+    long_ago = rank("desktop", killed, process=None, system=late, oom_kills_before=4)
+    assert verdict(rank("laptop", WAITS, process=IDLE), since)["code"] == "rank-oom"
+    assert verdict(rank("laptop", WAITS, process=IDLE), long_ago)["code"] == "rank-killed"
+
+
+def test_nobody_past_the_rendezvous_after_two_minutes() -> None:
+    mute = {"step": None, "phase": None, "idle_seconds": None, "heartbeat_age": None, "started": 1000.0}
+    system = dict(SYSTEM, time=1120.0)
+    told = verdict(
+        rank("laptop", mute, process=IDLE, system=system), rank("desktop", mute, process=IDLE, system=system)
+    )
+    assert told["code"] == "rank-stuck" and "192.168.1.10:29500" in told["seen"]
+    fresh = dict(SYSTEM, time=1030.0)
+    begun = verdict(rank("laptop", mute, system=fresh), rank("desktop", mute, system=fresh))
+    assert begun["code"] == "healthy"
+
+
+def test_a_rank_that_computes_for_long_is_not_stuck() -> None:
+    long_step = {"idle_seconds": 100.0, "phase": "forward_backward"}
+    assert verdict(rank("laptop", long_step), rank("desktop", long_step))["code"] == "healthy"
+
+
+def test_field_18_a_disk_that_fills_up_is_told_before_it_matters() -> None:
+    told = verdict(rank("laptop"), rank("desktop", system=dict(SYSTEM, disk_free=1000)))
+    assert (told["code"], told["severity"], told["host"]) == ("disk-full", "warning", "laptop")
+
+
+def test_the_bundle_has_no_secrets() -> None:
+    node = {**PLAN["nodes"][0], "env": {"OMP_NUM_THREADS": "4", "MY_TOKEN": "hunter2!"}}
+    found = {"desktop": rank("laptop", {"last_lines": ["login with s3cr3t failed"]}), "laptop": None}
+    told = bundle({**PLAN, "nodes": [node]}, found, [{"WANDB_API_KEY": "s3cr3t"}])
+    assert told["plan"]["nodes"][0]["env"] == {"OMP_NUM_THREADS": "4", "MY_TOKEN": "***"}
+    assert told["hosts"]["desktop"]["run"]["last_lines"] == ["login with *** failed"]
+    assert told["hosts"]["laptop"] is None

@@ -1,0 +1,492 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Rules of a job: from addresses and ports to what is wanted, and how each backend gets from what is there to that."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall import firewalld, iptables, nftables, rules, ufw
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, settle
+from hypothesis import given
+from hypothesis import strategies as st
+
+MARK = "nanochat.ddp:d4"
+FOUR = rules.Rule("192.168.1.11", 29500, 29500)
+WIDE = rules.Rule("192.168.1.11", 32768, 60999)
+SIX = rules.Rule("fd00::11", 29500, 29500)
+
+
+def script(**answers):
+    """A run(argv) that knows these commands by their first words, joined by _; every other program is missing."""
+    calls = []
+
+    def run(argv):
+        calls.append(list(argv))
+        for length in range(len(argv), 0, -1):
+            found = answers.get("_".join(argv[:length]).replace("-", ""))
+            if found is not None:
+                return found if isinstance(found, tuple) else (0, found, "")
+        return 127, "", f"{argv[0]} is not installed"
+
+    run.calls = calls
+    return run
+
+
+# What is wanted
+
+
+def test_rules_are_made_for_every_peer_and_range_once():
+    wanted = rules.wanted_rules(["192.168.1.11", "fd00:0::11", "192.168.1.11"], [29500, "32768-60999"])
+    assert wanted == [FOUR, WIDE, SIX, rules.Rule("fd00::11", 32768, 60999)]
+
+
+def test_ranges_that_touch_become_one():
+    assert rules.merged([(30, 40), (10, 20), (21, 25), (35, 50)]) == [(10, 25), (30, 50)]
+
+
+@pytest.mark.parametrize("ports", ["0", "65536", "20-10", "http", "1-2-3", "", "-5"])
+def test_what_is_no_port_is_refused_by_name(ports):
+    with pytest.raises(rules.FirewallError, match="is no port"):
+        rules.port_range(ports)
+
+
+@pytest.mark.parametrize("peer", ["laptop", "192.168.1", "10.0.0.0/8", "fe80::zz"])
+def test_what_is_no_address_is_refused_by_name(peer):
+    with pytest.raises(rules.FirewallError, match="is no IPv4 or IPv6 address"):
+        rules.wanted_rules([peer], [1])
+
+
+def test_a_zone_is_dropped_from_an_address():
+    assert rules.address("fe80::1%eth0") == "fe80::1"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a;b", "-x", "x" * 65, 'a"'])
+def test_a_name_that_could_break_out_of_a_comment_is_refused(name):
+    with pytest.raises(rules.FirewallError, match="cannot mark firewall rules"):
+        rules.marker(name)
+
+
+@given(
+    text=st.text(alphabet="ab#\n ", max_size=40), lines=st.lists(st.sampled_from(["insert a", "insert b"]), max_size=3)
+)
+def test_a_block_comes_and_goes_without_a_trace(text, lines):
+    with_it = rules.with_block(text, MARK, lines)
+    assert rules.without_block(with_it, MARK) == text
+    assert all(line in with_it.splitlines() for line in lines)
+    assert rules.with_block(with_it, MARK, lines) == with_it
+
+
+def test_a_block_of_another_job_stays():
+    text = rules.with_block(rules.with_block("flush ruleset\n", MARK, ["one"]), MARK + "2", ["two"])
+    assert rules.without_block(text, MARK) == rules.with_block("flush ruleset\n", MARK + "2", ["two"])
+
+
+@pytest.mark.parametrize(
+    ("line", "speaks"),
+    [
+        ("ip saddr 192.168.1.11 tcp dport 32768-60999 ct state new drop", True),
+        ("tcp dport { 22, 29500 } reject", True),
+        ("ip saddr @friends drop", True),
+        ("counter drop", True),
+        ("ip saddr 192.168.7.0/24 drop", False),
+        ("tcp dport { 22, 80-90 } drop", False),
+        ("udp dport 29500 drop", False),
+        ("ct state invalid drop", False),
+        ("-A INPUT -s 192.168.1.0/24 -p tcp -m tcp --dport 29500 -j DROP", True),
+        ("-A INPUT -p tcp -m multiport --dports 80,443 -j DROP", False),
+        ("-A INPUT ! -s 10.0.0.0/8 -j DROP", True),
+        ("deny 80/tcp", False),
+        ("deny 29500/tcp", True),
+    ],
+)
+def test_field_01_which_of_the_owners_rules_could_be_the_one(line, speaks):
+    assert rules.concerns(line, [FOUR, WIDE]) is speaks
+
+
+LISTED = """table inet owner {
+  set friends {
+    type ipv4_addr
+  }
+  chain bad {
+    tcp dport 1-65535 reject
+  }
+  chain i {
+    type filter hook input priority 0; policy accept;
+    ct state invalid drop
+    ip saddr 192.168.1.11 jump bad
+  }
+}
+"""
+
+
+def test_field_01_nftables_names_the_rule_that_blocks():
+    chains = [{"chain": {"family": "inet", "table": "owner", "name": "bad"}}, base("i", table="owner")]
+    drops = {"rule": {"family": "inet", "table": "owner", "chain": "i", "handle": 1, "expr": [{"drop": None}]}}
+    run = script(nft_version="1.0.6", nft_j=json.dumps({"nftables": [*chains, drops]}), nft_list=LISTED)
+    assert nftables.Nftables(run, MARK).walls([FOUR]) == ["inet owner i: tcp dport 1-65535 reject"]
+    closed = script(
+        nft_version="1.0.6",
+        nft_j=json.dumps({"nftables": [base("i", "drop", "owner")]}),
+        nft_list=LISTED.replace("y accept", "y drop").replace("1-65535", "22"),
+    )
+    assert nftables.Nftables(closed, MARK).walls([FOUR]) == ["inet owner i: policy drop"]
+
+
+def test_field_01_iptables_and_ufw_name_the_rule_that_blocks():
+    listing = "-P INPUT DROP\n-N bad\n-A INPUT -p tcp -j bad\n-A bad -s 192.168.1.11/32 -j REJECT\n"
+    assert iptables.Iptables(script(iptables_w_S=listing), MARK).walls([FOUR]) == [
+        "-A bad -s 192.168.1.11/32 -j REJECT"
+    ]
+    assert iptables.Iptables(script(iptables_w_S="-P INPUT DROP\n"), MARK).walls([FOUR]) == ["-P INPUT DROP"]
+    told = "Status: active\nDefault: deny (incoming), allow (outgoing)\n"
+    run = script(ufw_version="0.36", ufw_show_added="ufw allow 22/tcp\n", ufw_status_verbose=told)
+    assert ufw.Ufw(run, MARK).walls([FOUR]) == ["Default: deny (incoming)"]
+
+
+# ufw
+
+ADDED = """Added user rules (see 'ufw status' for running firewall):
+ufw allow 22/tcp
+ufw deny 29500/tcp
+ufw allow from 192.168.1.11 to any port 29500 proto tcp comment 'nanochat.ddp:d4,e5'
+ufw allow from 10.0.0.9 to any port 80 proto tcp comment 'hi there'
+"""
+
+
+def change_ufw(added, *wanted):
+    return ufw.Ufw(script(ufw_version="0.36", ufw_show_added=added), MARK).change(list(wanted))
+
+
+def test_ufw_prepends_so_that_a_denial_does_not_win():
+    change = change_ufw("ufw deny 29500/tcp\n", FOUR)
+    assert [step.argv[:3] for step in change.steps] == [["ufw", "prepend", "allow"]]
+    assert change.steps[0].argv[-2:] == ["comment", MARK]
+
+
+def test_ufw_shares_a_rule_with_another_job_and_leaves_it_to_that_job():
+    assert change_ufw(ADDED, FOUR).steps == []
+    [step] = change_ufw(ADDED).steps
+    assert step.argv == ["ufw", *ufw.spec_of(FOUR), "comment", "nanochat.ddp:e5"]
+
+
+def test_ufw_joins_the_rule_of_another_job():
+    [step] = change_ufw(ADDED.replace("d4,e5", "e5"), FOUR).steps
+    assert step.argv[-1] == "nanochat.ddp:d4,e5"
+
+
+def test_ufw_removes_what_is_no_longer_wanted():
+    change = change_ufw(ADDED.replace("d4,e5", "d4"), WIDE)
+    assert ["ufw", "delete", *ufw.spec_of(FOUR)] in [step.argv for step in change.steps]
+    assert change.before == [FOUR.text()]
+    assert change.after == [WIDE.text()]
+
+
+def test_ufw_never_takes_the_owners_rule_for_its_own():
+    own = "ufw allow from 192.168.1.11 to any port 29500 proto tcp\n"
+    assert change_ufw(own, FOUR).steps == []
+    assert change_ufw(own).steps == []
+
+
+@pytest.mark.parametrize(
+    ("status", "added", "blocks"),
+    [
+        ("Status: inactive\n", "", False),
+        ("Status: active\nDefault: deny (incoming), allow (outgoing)\n", "", True),
+        ("Status: active\nDefault: allow (incoming), allow (outgoing)\n", "ufw allow 22\n", False),
+        ("Status: active\nDefault: allow (incoming), allow (outgoing)\n", "ufw deny 29500/tcp\n", True),
+    ],
+)
+def test_ufw_is_in_force_where_it_may_block(status, added, blocks):
+    run = script(ufw_version="0.36", ufw_status_verbose=status, ufw_show_added=added)
+    assert ufw.Ufw(run, MARK).in_force() is blocks
+
+
+# iptables
+
+
+@pytest.mark.parametrize(
+    ("listing", "blocks"),
+    [
+        ("-P INPUT ACCEPT\n", False),
+        ("-P INPUT DROP\n", True),
+        ("-P INPUT ACCEPT\n-A INPUT -p tcp -j REJECT\n", True),
+        ("-P INPUT ACCEPT\n-N f2b\n-A INPUT -j f2b\n-A f2b -j RETURN\n", False),
+        ("-P INPUT ACCEPT\n-N f2b\n-A INPUT -j f2b\n-A f2b -s 1.2.3.4/32 -j DROP\n", True),
+        ("-P INPUT ACCEPT\n-N a\n-N b\n-A INPUT -j a\n-A a -g b\n-A b -j a\n", False),
+        ("-P INPUT ACCEPT\n-P FORWARD DROP\n-A FORWARD -j DROP\n", False),
+        ("", False),
+    ],
+)
+def test_iptables_blocks_where_a_packet_for_this_host_may_end(listing, blocks):
+    assert iptables.blocks(listing) is blocks
+
+
+def own_line(rule):
+    return "-A INPUT " + " ".join(iptables.words_of(rule, 32, f'"{MARK}"')) + "\n"
+
+
+def test_iptables_adds_only_what_is_missing_and_removes_what_is_too_much():
+    listing = "-P INPUT DROP\n" + own_line(FOUR)
+    run = script(iptables_w_S=listing, ip6tables_w_S="-P INPUT ACCEPT\n")
+    change = iptables.Iptables(run, MARK).change([WIDE, SIX])
+    assert [step.argv[2] for step in change.steps] == ["-I", "-D"]
+    assert change.after == [WIDE.text()]  # nothing blocks IPv6
+    assert not change.persistent
+
+
+SAVED = "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n*filter\n:INPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT\nCOMMIT\n"
+
+
+def test_saved_rules_get_ours_at_the_head_of_input_and_lose_them_without_a_trace():
+    with_it = iptables.saved_with(SAVED, MARK, [iptables.words_of(FOUR, 32, MARK)])
+    lines = with_it.splitlines()
+    assert lines[lines.index(":INPUT DROP [0:0]") + 1].endswith("-j ACCEPT")
+    assert MARK in lines[lines.index(":INPUT DROP [0:0]") + 1]
+    assert iptables.saved_with(with_it, MARK, []) == SAVED
+
+
+def test_iptables_survives_a_reboot_where_saved_rules_are_loaded(tmp_path):
+    (tmp_path / "etc/iptables").mkdir(parents=True)
+    (tmp_path / "etc/iptables/rules.v4").write_text(SAVED)
+    run = script(iptables_w_S="-P INPUT DROP\n", systemctl_isenabled_netfilterpersistent="enabled\n")
+    change = iptables.Iptables(run, MARK, str(tmp_path)).change([FOUR])
+    assert change.persistent
+    assert change.steps[-1].path.endswith("rules.v4")
+    assert MARK in change.steps[-1].text
+
+
+# nftables
+
+
+def base(name="input", policy="accept", table="filter", family="inet", hook="input"):
+    chain = {
+        "family": family,
+        "table": table,
+        "name": name,
+        "type": "filter",
+        "hook": hook,
+        "prio": 0,
+        "policy": policy,
+    }
+    return {"chain": chain}
+
+
+def nft_rule(*expr, chain="input", family="inet", table="filter", **more):
+    return {"rule": {"family": family, "table": table, "chain": chain, "expr": list(expr), "handle": 7, **more}}
+
+
+def ruleset(*objects, **more):
+    return nftables.Ruleset(json.dumps({"nftables": list(objects)}), **more)
+
+
+JUMP = {"jump": {"target": "bad"}}
+BAD = {"chain": {"family": "inet", "table": "filter", "name": "bad"}}
+
+
+@pytest.mark.parametrize(
+    ("objects", "blocks"),
+    [
+        ([base()], False),
+        ([base(policy="drop")], True),
+        ([base(hook="output", policy="drop")], False),
+        ([base(), nft_rule({"accept": None})], False),
+        ([base(), nft_rule({"reject": {}})], True),
+        ([base(), BAD, nft_rule(JUMP)], False),
+        ([base(), BAD, nft_rule(JUMP), nft_rule({"drop": None}, chain="bad")], True),
+        ([base(), nft_rule({"vmap": {"key": {}, "data": {"set": [["invalid", {"drop": None}]]}}})], True),
+        (
+            [
+                base(),
+                {"map": {"family": "inet", "table": "filter", "name": "m", "elem": [[1, {"drop": None}]]}},
+                nft_rule({"vmap": {"key": {}, "data": "@m"}}),
+            ],
+            True,
+        ),
+        ([base("INPUT", "drop", "filter", "ip")], False),  # iptables' own
+        ([base("filter_INPUT", "drop", "firewalld")], False),
+    ],
+)
+def test_nftables_blocks_in_native_chains_where_a_packet_may_end(objects, blocks):
+    assert bool(ruleset(*objects).blocking()) is blocks
+
+
+def test_a_table_that_only_looks_like_iptables_is_native():
+    assert ruleset(base("INPUT", "drop", "filter", "ip"), iptables=False).blocking() == [("ip", "filter", "INPUT")]
+
+
+def change_nft(objects, *wanted, root="/nowhere"):
+    return nftables.Nftables(script(nft=json.dumps({"nftables": objects})), MARK, root).change(list(wanted))
+
+
+def test_nftables_goes_into_every_chain_that_may_drop():
+    both = [base(policy="drop"), base("late", "drop", "other", "ip")]
+    change = change_nft(both, FOUR, SIX)
+    chains = [tuple(step.argv[3:6]) for step in change.steps]
+    assert chains.count(("inet", "filter", "input")) == 2
+    assert chains.count(("ip", "other", "late")) == 1  # no IPv6 in a chain of IPv4
+    assert not change.persistent
+    assert "reboot" in change.note
+
+
+def test_nftables_leaves_its_rules_where_they_are_and_deletes_the_rest():
+    def own(port):
+        source = {"match": {"op": "==", "left": {"payload": {"protocol": "ip", "field": "saddr"}}, "right": FOUR.peer}}
+        ports = {"match": {"op": "==", "left": {"payload": {"protocol": "tcp", "field": "dport"}}, "right": port}}
+        return nft_rule(source, ports, {"accept": None}, comment=MARK)
+
+    assert change_nft([base(policy="drop"), own(29500)], FOUR).steps == []
+    [step] = change_nft([base(policy="drop"), own(29500), own({"range": [1, 2]})], FOUR).steps
+    assert step.argv == ["nft", "delete", "rule", "inet", "filter", "input", "handle", "7"]
+
+
+def nft_at_boot(tmp_path, check=(0, "", "")):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nftables.conf").write_text("flush ruleset\n")
+    answers = {"nft_c": check, "systemctl_isenabled_nftables": "enabled\n"}
+    run = script(nft=json.dumps({"nftables": [base(policy="drop")]}), **answers)
+    return nftables.Nftables(run, MARK, str(tmp_path)).change([FOUR])
+
+
+def test_nftables_survives_a_reboot_where_its_file_is_loaded(tmp_path):
+    change = nft_at_boot(tmp_path)
+    assert change.persistent
+    assert change.steps[-1].text.startswith("flush ruleset\n# BEGIN nanochat.ddp:d4\ninsert rule inet filter input")
+
+
+def test_nftables_writes_no_file_at_which_a_boot_would_fail(tmp_path):
+    change = nft_at_boot(tmp_path, (1, "", "x.nft:3:1: Error: No such file or directory"))
+    assert not change.persistent
+    assert "does not make the chains" in change.note
+    assert not any(step.path for step in change.steps)
+
+
+def test_input_chains_are_read_from_a_file_without_root():
+    text = "table inet fw { # c\n chain in { type filter hook input priority 0; policy drop; }\n chain out {\n}\n}\n"
+    assert nftables.input_chains(text) == [("inet", "fw", "in")]
+
+
+# firewalld
+
+ZONES = """block
+  target: %%REJECT%%
+  interfaces:
+  sources:
+  ports:
+  rich rules:
+
+home
+  target: default
+  interfaces:
+  sources: 10.7.0.0/16
+  ports: 1025-65535/tcp 53/udp
+  rich rules:
+
+public (active)
+  target: default
+  interfaces: enp4s0
+  sources:
+  ports:
+  rich rules:
+\trule family="ipv4" source address="10.0.0.1" reject
+trusted
+  target: ACCEPT
+  interfaces: tun0
+"""
+
+
+def change_firewalld(zones, permanent, *wanted, route="dev enp4s0 src 192.168.1.10"):
+    answers = {
+        "firewallcmd_state": "running\n",
+        "firewallcmd_listallzones": zones,
+        "firewallcmd_getdefaultzone": "block\n",
+        "firewallcmd_permanent_listallzones": permanent,
+        "ip_route_get": route,
+    }
+    run = script(**{key.replace("-", ""): value for key, value in answers.items()})
+    return firewalld.Firewalld(run, MARK).change(list(wanted))
+
+
+def with_rich(rule):
+    return ZONES.replace("reject\n", f"reject\n\t{firewalld.rich_rule(rule, MARK)}\n")
+
+
+def test_firewalld_puts_a_rule_in_the_zone_of_the_interface_now_and_for_good():
+    change = change_firewalld(ZONES, ZONES, FOUR)
+    assert [step.argv[1:3] for step in change.steps] == [
+        ["--zone=public", f"--add-rich-rule={firewalld.rich_rule(FOUR, MARK)}"],
+        ["--permanent", "--zone=public"],
+    ]
+    assert change.persistent
+
+
+def test_firewalld_brings_each_of_the_two_rule_sets_to_what_is_wanted():
+    assert change_firewalld(with_rich(FOUR), with_rich(FOUR), FOUR).steps == []
+    [step] = change_firewalld(with_rich(FOUR), ZONES, FOUR).steps
+    assert step.argv[1] == "--permanent"
+    removed = change_firewalld(with_rich(FOUR), with_rich(FOUR))
+    assert [step.argv[-1].split("=")[0] for step in removed.steps] == ["--remove-rich-rule"] * 2
+
+
+def test_firewalld_does_nothing_where_the_zone_is_open():
+    assert change_firewalld(ZONES, ZONES, rules.Rule("10.7.1.2", 29500, 29500)).steps == []
+    assert change_firewalld(ZONES, ZONES, FOUR, route="dev tun0").steps == []
+
+
+def test_firewalld_knows_its_rules_from_those_of_other_jobs_and_of_the_owner():
+    assert firewalld.own_rule(firewalld.rich_rule(WIDE, MARK), MARK) == WIDE
+    assert firewalld.own_rule(firewalld.rich_rule(WIDE, MARK), MARK + "2") is None
+    assert -32768 <= firewalld.priority(MARK) < 0
+
+
+# Choosing
+
+
+def nft_input(policy):
+    return json.dumps({"nftables": [base(policy=policy)]})
+
+
+def request(**more):
+    return Request(**{"mark": MARK, "wanted": [FOUR], "present": True, "check": True, **more})
+
+
+def test_nothing_is_done_where_nothing_blocks():
+    result = settle(script(nft=nft_input("accept"), iptables_w_S="-P INPUT ACCEPT\n"), request())
+    assert (result["backend"], result["active"], result["changed"], result["commands"]) == ("none", False, False, [])
+    assert "nothing on this host blocks" in result["message"]
+
+
+def test_a_native_drop_beside_ufw_is_opened_too():
+    run = script(
+        ufw_version="0.36",
+        ufw_status_verbose="Status: active\nDefault: deny (incoming)\n",
+        ufw_show_added="",
+        nft=nft_input("drop"),
+        iptables_w_S="-P INPUT DROP\n",
+    )
+    result = settle(run, request())
+    assert result["backend"] == "ufw+nftables"
+    assert len(result["commands"]) == 2
+
+
+def test_field_02_without_root_nothing_is_changed_and_the_owner_gets_the_commands(monkeypatch):
+    monkeypatch.setattr(ufw.Ufw, "suspected", lambda self: True)
+    run = script()
+    result = settle(run, request(root=False, check=False))
+    assert not result["changed"]
+    assert result["needs_root"]
+    assert result["commands"] == [
+        "sudo ufw prepend allow from 192.168.1.11 to any port 29500 proto tcp comment nanochat.ddp:d4"
+    ]
+    assert {call[0] for call in run.calls} <= {"systemctl"}  # only asked what is active
+
+
+def test_field_02_a_root_that_may_not_is_treated_as_none(monkeypatch):
+    monkeypatch.setattr(nftables.Nftables, "suspected", lambda self: True)
+    run = script(nft___version="nftables", nft=(1, "", "Operation not permitted (you must be root)"))
+    result = settle(run, request(check=False))
+    assert result["needs_root"]
+    assert "not permitted" in result["message"]
+    assert result["commands"][0].startswith("sudo nft insert rule ")

@@ -1,0 +1,36 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Code of ours as a program that needs nothing but Python."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import state
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
+
+
+def test_a_program_brings_what_it_imports(tmp_path):
+    look = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1}
+    text = host_code.program(state.__name__, "say", "mark ", look)
+    answer = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True)
+    assert answer.stdout.startswith("mark ")
+    assert json.loads(answer.stdout[5:])["state"] == state.PREPARED
+
+
+@pytest.mark.parametrize("module", [state, runner, server])
+def test_each_source_comes_after_what_it_needs(module):
+    names = [name for name, dummy_source in host_code.sources(module.__name__)]
+    assert names[-1] == module.__name__
+    assert len(names) == len(set(names))
+
+
+def test_what_another_room_lends_is_found():
+    names = [name.rpartition(".")[2] for name, dummy_source in host_code.sources(runner.__name__)]
+    assert names == ["processes", "reaper", "runner"]

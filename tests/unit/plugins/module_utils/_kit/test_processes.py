@@ -1,0 +1,142 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+
+LISTEN, ESTABLISHED = "0A", "01"
+
+
+class Proc:
+    """A folder that looks like /proc."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.path = str(folder)
+        (folder / "net").mkdir()
+
+    def add(self, pid, ppid=1, uid=1000, start=500, state="S", name="python", argv=(b"python",), environ=b"", fds=()):
+        folder = self.folder / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        rest = f"{state} {ppid} " + " ".join(["0"] * 17) + f" {start} 0 0\n"
+        (folder / "stat").write_text(f"{pid} ({name}) {rest}")
+        (folder / "status").write_text(f"Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        (folder / "cmdline").write_bytes(b"".join(word + b"\0" for word in argv))
+        (folder / "environ").write_bytes(environ)
+        for number, target in enumerate(fds):
+            (folder / "fd" / str(number)).symlink_to(target)
+        return folder
+
+    def sockets(self, name, *rows):
+        lines = ["  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"]
+        for address, port, state, uid, inode in rows:
+            lines.append(f"   0: {address}:{port:04X} 00000000:0000 {state} 00000000:00000000 00:0 0 {uid} 0 {inode} 1")
+        (self.folder / "net" / name).write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def proc(tmp_path):
+    return Proc(tmp_path)
+
+
+def test_reads_a_process_whose_name_looks_like_its_other_fields(proc):
+    environ = b"A=NANOCHAT_DDP_SESSION=no\0NANOCHAT_DDP_SESSION=0a1b\0TORCHELASTIC_RUN_ID=none\0"
+    proc.add(7, ppid=3, start=99, name="a) R 1 (b", argv=(b"python", b"-c", b"x\xff y"), environ=environ)
+
+    found = processes.process(7, proc.path)
+
+    assert found == processes.Process(7, 3, 1000, 99, "S", ("python", "-c", "x\udcff y"), "a) R 1 (b", "0a1b", True)
+    assert found.command == "python -c x\udcff y"
+
+
+def test_what_has_no_command_line_is_called_by_its_name(proc):
+    proc.add(2, name="kworker/0:1", argv=())
+    assert processes.process(2, proc.path).command == "[kworker/0:1]"
+
+
+@pytest.mark.parametrize("missing", ["stat", "status", "cmdline"])
+def test_a_process_that_ends_while_it_is_read_is_left_out(proc, missing):
+    (proc.add(7) / missing).unlink()
+    proc.add(8)
+    assert list(processes.processes(proc.path)) == [8]
+
+
+def test_a_process_whose_environment_is_not_ours_to_read_has_no_marker(proc):
+    (proc.add(7) / "environ").unlink()
+    found = processes.process(7, proc.path)
+    assert found.marker is None and found.worker is False
+
+
+def test_alive_means_the_same_process_and_no_zombie(proc):
+    proc.add(7, start=99)
+    proc.add(8, start=99, state="Z")
+
+    assert processes.alive(7, 99, proc.path)
+    assert not processes.alive(7, 98, proc.path)
+    assert not processes.alive(8, 99, proc.path)
+    assert not processes.alive(9, 99, proc.path)
+
+
+def test_descendants_are_found_through_all_generations(proc):
+    for pid, ppid in [(1, 0), (10, 1), (11, 10), (12, 11), (13, 11), (20, 1), (21, 20)]:
+        proc.add(pid, ppid)
+    table = processes.processes(proc.path)
+
+    assert processes.descendants(table, [10]) == {11, 12, 13}
+    assert processes.descendants(table, [13, 20]) == {21}
+
+
+def test_field_06_whoever_holds_a_port_is_named(proc):
+    proc.sockets("tcp", ("0100007F", 29500, LISTEN, 1000, 77), ("0100007F", 29500, ESTABLISHED, 1000, 78))
+    proc.sockets("tcp6", ("00000000000000000000000000000000", 29500, LISTEN, 4242, 79))
+    proc.add(
+        30, argv=(b"torchrun", b"--nnodes=2"), fds=["/dev/null", "socket:[77]"], environ=b"NANOCHAT_DDP_SESSION=ab\0"
+    )
+    proc.add(31, ppid=30, fds=["socket:[77]"])
+
+    v4, v6 = sorted(processes.port_holders([29500, 29501], proc.path), key=lambda holder: -holder.address.count("."))
+
+    assert v4 == (29500, "127.0.0.1", 1000, processes.user_name(1000), 30, "torchrun --nnodes=2", "ab")
+    # Another user's process cannot be looked into, but the kernel still says whose it is.
+    assert v6 == (29500, "::", 4242, "4242", None, None, None)
+
+
+def test_a_kernel_without_ipv6_is_no_error(proc):
+    proc.sockets("tcp", ("00000000", 80, LISTEN, 0, 5))
+    assert [holder.address for holder in processes.port_holders([80], proc.path)] == ["0.0.0.0"]
+
+
+@pytest.mark.parametrize("family, address", [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_finds_a_real_listener(family, address):
+    with socket.socket(family) as listener:
+        try:
+            listener.bind((address, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {address}")
+        port = listener.getsockname()[1]
+        assert processes.port_holders([port]) == []
+        listener.listen()
+        (holder,) = processes.port_holders([port])
+
+    assert (holder.port, holder.address, holder.pid, holder.uid) == (port, address, os.getpid(), os.getuid())
+
+
+def test_reads_a_real_process():
+    child = subprocess.Popen(["sleep", "600"], env={"NANOCHAT_DDP_SESSION": "x y"})
+    try:
+        # The child is a copy of this process until it has become another program.
+        while (found := processes.process(child.pid)).argv != ("sleep", "600"):
+            pass
+        assert (found.ppid, found.uid, found.marker) == (os.getpid(), os.getuid(), "x y")
+        assert processes.alive(child.pid, found.start)
+    finally:
+        child.kill()
+        child.wait()
+    assert not processes.alive(child.pid, found.start)

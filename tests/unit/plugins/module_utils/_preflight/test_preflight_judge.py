@@ -1,0 +1,482 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Each fault that can be known before a start gets its code, and two healthy machines get none."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import CATALOGUE
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import judge
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import text as text_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import (
+    Evidence,
+    others_in_turn,
+    peers_of,
+    with_hosts,
+)
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, nic
+
+GLOO = {"ok": True, "phase": "done", "error": "", "torch": "2.13.0+cpu", "python": "3.11", "trainer": "07fca3ee"}
+ADDRESS = {"desktop": "192.168.1.10", "laptop": "192.168.1.11"}
+CARD = {"desktop": "enp4s0", "laptop": "enx00e04c680001"}
+
+
+def port(number: int, error: str = "") -> dict[str, Any]:
+    return {"port": number, "reachable": not error, "error": error, "words": "", "milliseconds": 0.3}
+
+
+def link(host: str, peer: str, closed: str = "", **changes: Any) -> dict[str, Any]:
+    """What `host` sees of `peer`; closed: how its data ports fail."""
+    measured = {
+        "host": peer,
+        "address": ADDRESS[peer],
+        "ports": [port(29500), port(32768, closed), port(60999, closed)],
+        "latency_ms": 0.2,
+        "clock_offset": 0.001,
+        "bandwidth_mbit": 930.0,
+        "mtu": 1500,
+        "full_size": True,
+        "passing_size": None,
+        "nic": CARD[host],
+        "gateway": None,
+        "error": "",
+    }
+    return {**measured, **changes}
+
+
+def evidence(one: dict[str, Any] | None = None, two: dict[str, Any] | None = None, **changes: Any) -> Evidence:
+    """Two healthy machines at home; one and two change their probes and settings, changes whatever else is known."""
+    known = hosts(changes.pop("run", None), one, two)
+    outcome = make_plan(known, ["torch==2.13.0"], tolerant=True)
+    tries = {
+        "desktop": {"responder": {"pid": 1}, "holders": [], "error": "", "links": [link("desktop", "laptop")]},
+        "laptop": {"responder": {"pid": 2}, "holders": [], "error": "", "links": [link("laptop", "desktop")]},
+    }
+    for host, more in changes.pop("tried", {}).items():
+        tries[host].update(more)
+    whole = {
+        "plan": outcome.plan,
+        "plan_findings": outcome.findings,
+        "probes": {host["name"]: host["probe"] for host in known},
+        "tries": tries,
+        "firewalls": {host: {"backend": "none", "commands": [], "rules": [], "needs_root": False} for host in tries},
+        "gloo": {"desktop": GLOO, "laptop": GLOO},
+        "manifests": {"desktop": "aa", "laptop": "aa"},
+        "rehearsal": True,
+        **changes,
+    }
+    return Evidence(**whole)
+
+
+def found(known: Evidence) -> dict[str, dict[str, Any]]:
+    """The findings by code; each code is expected once."""
+    findings = judge.judge(known)
+    codes = [one["code"] for one in findings]
+    assert len(set(codes)) == len(codes), findings
+    return {one["code"]: one for one in findings}
+
+
+def only(known: Evidence) -> dict[str, Any]:
+    findings = judge.judge(known)
+    assert len(findings) == 1, findings
+    return findings[0]
+
+
+WALL = {"backend": "ufw", "commands": ["sudo ufw prepend allow x"], "rules": [], "needs_root": False}
+BLOCKED = {"desktop": {"links": [link("desktop", "laptop", "dropped")]}}
+
+
+def test_two_healthy_machines_give_no_finding():
+    assert judge.judge(evidence()) == []
+
+
+def test_a_run_on_one_host_gives_no_finding():
+    known = hosts()[:1]
+    outcome = make_plan(known, [])
+    alone = Evidence(plan=outcome.plan, probes={"desktop": known[0]["probe"]}, plan_findings=outcome.findings)
+    assert judge.judge(alone) == []
+
+
+# Ports and firewalls
+
+
+def test_field_01_a_dropped_data_port_names_direction_ports_and_firewall():
+    one = only(evidence(tried=BLOCKED, firewalls={"laptop": WALL}, rehearsal=False))
+    assert (one["code"], one["severity"], one["host"], one["peer"]) == ("port-blocked", "error", "laptop", "desktop")
+    assert "32768, 60999" in one["seen"]
+    assert "29500" not in one["seen"]
+    assert "ufw blocks on laptop" in one["seen"]
+    assert one["remedy"] == (
+        "train.yml opens them by itself, with --tags network at once. By hand: on laptop: sudo ufw prepend allow x"
+    )
+
+
+def test_a_port_that_is_still_closed_when_the_firewall_was_to_be_open_is_for_its_owner():
+    known = evidence(tried=BLOCKED, firewalls={"laptop": WALL})
+    for plan in ({**known.plan, "manage_firewall": False}, known.plan):
+        one = only(known._replace(plan=plan, rehearsal=plan is known.plan))
+        assert one["remedy"] == "On laptop: sudo ufw prepend allow x"
+
+
+def test_field_01_the_rule_that_blocks_is_named():
+    wall = {**WALL, "backend": "nftables", "blocking": ["inet f i: tcp dport 32768-60999 drop"]}
+    known = evidence(tried=BLOCKED, firewalls={"laptop": wall})
+    assert "nftables blocks on laptop by `inet f i: tcp dport 32768-60999 drop`" in only(known)["seen"]
+
+
+def test_field_01_a_port_that_the_network_step_opens_is_no_error():
+    one = only(evidence(tried=BLOCKED, firewalls={"laptop": WALL}, before_network=True))
+    assert (one["code"], one["severity"]) == ("port-to-be-opened", "info")
+
+
+def test_field_02_without_sudo_the_owner_gets_the_commands():
+    wall = dict(WALL, needs_root=True)
+    one = only(evidence(tried=BLOCKED, firewalls={"laptop": wall}, before_network=True))
+    assert (one["code"], one["severity"]) == ("no-sudo", "error")
+    assert "sudo ufw prepend allow x" in one["remedy"]
+
+
+def test_field_02_without_sudo_an_open_way_is_no_finding():
+    assert judge.judge(evidence(firewalls={"laptop": dict(WALL, needs_root=True)})) == []
+
+
+def test_what_blocks_between_the_hosts_is_not_blamed_on_them():
+    known = evidence({"firewall": {"backend": "nft", "active": False, "readable": True}}, tried=BLOCKED)
+    known = known._replace(
+        probes={**known.probes, "laptop": {**known.probes["laptop"], "firewall": {"readable": True}}}
+    )
+    assert "look at the network between" in found(known)["port-blocked"]["seen"]
+
+
+def test_all_ports_closed_is_no_way():
+    closed = [port(29500, "unreachable"), port(32768, "unreachable")]
+    one = only(evidence(tried={"laptop": {"links": [link("laptop", "desktop", ports=closed)]}}))
+    assert one["code"] == "no-way"
+    assert "rejected or unreachable" in one["seen"]
+
+
+def test_a_stranger_on_a_port_is_an_open_way():
+    ports = [port(29500, "stranger"), port(32768), port(60999)]
+    assert judge.judge(evidence(tried={"laptop": {"links": [link("laptop", "desktop", ports=ports)]}})) == []
+
+
+def test_a_host_that_could_not_listen_is_named():
+    tried = {"laptop": {"error": "cannot listen on 192.168.1.11 port 32768: Cannot assign requested address"}}
+    assert only(evidence(tried=tried))["code"] == "peer-not-listening"
+
+
+# Routes, packets, rates
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("overlay", "route-over-overlay"), ("bridge", "route-over-bridge"), ("wired", "route-differs")]
+)
+def test_field_05_the_interface_that_really_carries_the_route(kind, code):
+    cards = [nic(CARD["desktop"], "wired", "192.168.1.10/24", speed=1000), nic("other0", kind)]
+    routes = [{"peer": "laptop", "address": ADDRESS["laptop"], "nic": "enp4s0", "source": ADDRESS["desktop"]}]
+    tried = {"desktop": {"links": [link("desktop", "laptop", nic="other0")]}}
+    one = only(evidence({"nics": cards, "routes": routes}, tried=tried))
+    assert (one["code"], one["host"], one["peer"]) == (code, "desktop", "laptop")
+    assert "other0" in one["seen"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"full_size": False, "passing_size": 1400, "error": "bulk data: timed out"}, "mtu-too-large"),
+        ({"error": "bulk data: connection reset"}, "link-unmeasured"),
+        ({"bandwidth_mbit": 94.0}, "link-below-nominal"),
+        ({"latency_ms": 12.0}, "link-delay"),
+        ({"clock_offset": -42.0}, "clock-skew"),
+    ],
+)
+def test_what_a_link_shows(change, code):
+    one = only(evidence(tried={"desktop": {"links": [link("desktop", "laptop", **change)]}}))
+    assert one["code"] == code
+
+
+def test_the_mtu_that_passes_is_the_remedy():
+    change = {"full_size": False, "passing_size": 1400, "error": "bulk data: timed out"}
+    one = only(evidence(tried={"desktop": {"links": [link("desktop", "laptop", **change)]}}))
+    assert "ip link set enp4s0 mtu 1400" in one["remedy"]
+
+
+def test_field_03_a_slow_link_of_unknown_speed_is_told():
+    card = [nic("enp4s0", "wired", "192.168.1.10/24")]
+    tried = {"desktop": {"links": [link("desktop", "laptop", bandwidth_mbit=80.0)]}}
+    assert "link-slow" in found(evidence({"nics": card}, tried=tried))
+
+
+def test_field_03_an_interface_that_is_down():
+    known = evidence()
+    down = copy.deepcopy(dict(known.probes))
+    next(card for card in down["laptop"]["nics"] if card["name"] == CARD["laptop"])["up"] = False
+    assert only(known._replace(probes=down))["code"] == "nic-down"
+
+
+@pytest.mark.parametrize("loopback", ["127.0.1.1", "::1"])
+def test_field_04_a_name_that_is_loopback(loopback):
+    one = only(evidence({"names": {"own": [loopback], "peers": {}}}))
+    assert (one["code"], one["severity"]) == ("name-is-loopback", "info")
+    peer = only(evidence({"names": {"own": ["192.168.1.10"], "peers": {"laptop": [loopback]}}}))
+    assert (peer["code"], peer["severity"]) == ("name-is-loopback", "warning")
+
+
+# Who is there already
+
+
+def test_field_06_the_holder_of_the_port_is_named():
+    holder = {"port": 29500, "pid": 4711, "user": "lzw", "command": "python -m torch.distributed.run", "marker": None}
+    one = only(evidence(tried={"desktop": {"holders": [holder]}}))
+    assert one["code"] == "port-held"
+    assert all(word in one["seen"] for word in ("29500", "4711", "lzw", "torch.distributed.run"))
+    assert "kill 4711" in one["remedy"]
+
+
+def test_field_06_a_holder_of_another_user_is_told_as_far_as_it_is_known():
+    holder = {"port": 29500, "pid": None, "user": "root", "command": None, "marker": None}
+    assert "root" in only(evidence(tried={"desktop": {"holders": [holder]}}))["seen"]
+
+
+def test_field_06_the_run_itself_is_no_stranger():
+    session = {"id": "s1", "ended": None}
+    run = {"exists": True, "session": session, "checkpoints": []}
+    holder = {"port": 29500, "pid": 4711, "user": "lzw", "command": "torchrun", "marker": "s1"}
+    assert "port-held" not in found(evidence({"run": run}, tried={"desktop": {"holders": [holder]}}))
+
+
+def orphan(user: str = "lzw") -> dict[str, Any]:
+    return {"pid": 99, "user": user, "command": "scripts.base_train", "session": "old", "age": 9, "parent": 1}
+
+
+def test_field_06_orphans_of_an_earlier_run_are_told_once():
+    one = only(evidence({"processes": [orphan()]}))
+    assert (one["code"], one["host"]) == ("stale-ranks", "desktop")
+
+
+def test_another_users_training_is_not_called_ours():
+    assert only(evidence({"processes": [orphan("root")]}))["code"] == "other-training"
+
+
+# Hosts that do not fit
+
+
+def cpu(**changes: Any) -> dict[str, Any]:
+    facts = {
+        "logical": 16,
+        "physical": 8,
+        "available": 16,
+        "available_physical": 8,
+        "native_bf16": False,
+        "flags": ["avx2"],
+    }
+    return {"cpu": {**facts, **changes}}
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (cpu(load1=20.0), "host-busy"),
+        (cpu(flags=["avx512f", "avx2"]), "cpu-features-differ"),
+        ({"limits": {"nofile": 64, "nproc": None}}, "ulimit-low"),
+        ({"limits": {"nofile": 1024, "nproc": 100}}, "ulimit-low"),
+        ({"limits": {"address_space": 100 << 20}}, "ulimit-low"),
+        ({"limits": {"file_size": 1 << 20}}, "ulimit-low"),
+        ({"limits": {"cpu_seconds": 3600}}, "ulimit-low"),
+        ({"nics": [{**nic("enp4s0", "wired", "192.168.1.10/24", speed=100), "duplex": "half"}]}, "nic-half-duplex"),
+        ({"tmux": {"path": None, "version": None}}, "no-tmux"),
+    ],
+)
+def test_what_a_host_lacks(change, code):
+    if code == "cpu-features-differ":
+        known = evidence(change, cpu())
+    else:
+        known = evidence(change)
+    assert list(found(known)) == [code]
+
+
+def test_limits_that_are_wide_enough_are_no_finding():
+    wide = {"nofile": 1024, "nproc": 4096, "address_space": 1 << 40, "file_size": 1 << 40, "cpu_seconds": None}
+    assert judge.judge(evidence({"limits": wide})) == []
+
+
+@pytest.mark.parametrize(
+    ("security", "told"),
+    [
+        ({"selinux": "enforcing", "label": "system_u:system_r:x_t:s0"}, "SELinux is enforcing"),
+        ({"selinux": "absent", "apparmor": "enabled", "label": "docker-default (enforce)"}, "AppArmor confines"),
+    ],
+)
+def test_selinux_and_apparmor_are_named_where_something_was_denied(security, told):
+    denied = {"laptop": {"error": "cannot listen on 192.168.1.11 port 29500: Permission denied"}}
+    one = found(evidence(two={"security": security}, tried=denied))["mac-lsm-blocks"]
+    assert one["host"] == "laptop"
+    assert told in one["seen"] and "Permission denied" in one["seen"]
+    assert judge.judge(evidence(two={"security": security})) == []
+
+
+def test_what_is_denied_without_either_is_not_blamed_on_them():
+    loose = {"selinux": "permissive", "apparmor": "enabled", "label": "unconfined"}
+    denied = {"laptop": {"error": "cannot listen on 192.168.1.11 port 29500: Permission denied"}}
+    assert "mac-lsm-blocks" not in found(evidence(two={"security": loose}, tried=denied))
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "code"),
+    [
+        ("disk", {"noexec": True}, "folder-noexec"),
+        ("disk", {"writable": False}, "folder-read-only"),
+        ("disk", {"free": 10**6}, "disk-short"),
+        ("memory", {"total": 10**8, "available": 10**8}, "memory-short"),
+        ("python", {"candidates": [], "version": "3.8.10"}, "python-too-old"),
+        ("host", {"arch": "aarch64"}, "architecture-differs"),
+    ],
+)
+def test_obstacles_of_the_plan_get_their_codes(part, change, code):
+    probe = {part: {**hosts()[0]["probe"][part], **change}}
+    codes = found(evidence(probe))
+    assert code in codes
+    assert "plan-obstacle" not in codes
+    if code != "architecture-differs":
+        assert codes[code]["host"] == "desktop"
+
+
+def test_field_10_bfloat16_on_a_cpu_without_it():
+    known = evidence()
+    plan = copy.deepcopy(dict(known.plan))
+    plan["nodes"][1]["dtype"] = "bfloat16"
+    assert only(known._replace(plan=plan))["code"] == "bf16-not-native"
+
+
+def test_field_12_a_host_that_is_down_is_a_finding_among_others():
+    known = evidence()
+    codes = found(known._replace(probes={**known.probes, "laptop": {}}, gloo={}))
+    assert codes["host-down"]["host"] == "laptop"
+    both = hosts()
+    both[1]["probe"] = None
+    outcome = make_plan(both, [], tolerant=True)
+    told = Evidence(
+        plan=outcome.plan, probes={"desktop": both[0]["probe"], "laptop": {}}, plan_findings=outcome.findings
+    )
+    assert found(told)["host-down"]["host"] == "laptop"
+
+
+# Software and data
+
+
+@pytest.mark.parametrize(
+    ("change", "code"), [({"trainer": "ffffffff"}, "trainer-differs"), ({"python": "3.13"}, "python-differs")]
+)
+def test_field_09_software_that_differs(change, code):
+    one = only(evidence(gloo={"desktop": GLOO, "laptop": {**GLOO, **change}}))
+    assert (one["code"], one["host"]) == (code, "laptop")
+
+
+def test_a_torch_that_is_not_the_plans():
+    codes = [one["code"] for one in judge.judge(evidence(gloo={"desktop": GLOO, "laptop": {**GLOO, "torch": "2.5.1"}}))]
+    assert set(codes) == {"torch-differs"}
+
+
+def test_a_build_of_the_same_torch_is_the_same():
+    both = {"desktop": {**GLOO, "torch": "2.13.0"}, "laptop": {**GLOO, "torch": "2.13.0"}}
+    assert judge.judge(evidence(gloo=both)) == []
+
+
+@pytest.mark.parametrize("laptop", ["bb", ""])
+def test_field_07_data_that_differ_or_are_missing(laptop):
+    one = only(evidence(manifests={"desktop": "aa", "laptop": laptop}))
+    assert (one["code"], one["host"]) == ("data-differs", "laptop")
+
+
+def test_field_07_files_that_are_not_as_the_manifest_says_are_named():
+    one = only(evidence(files={"laptop": {"shard_00001.parquet": "missing", "tokenizer/tokenizer.pkl": "corrupted"}}))
+    assert (one["code"], one["host"]) == ("data-differs", "laptop")
+    assert "shard_00001.parquet missing, tokenizer/tokenizer.pkl corrupted" in one["seen"]
+
+
+def test_the_all_reduce_says_in_which_phase_it_failed():
+    failed = {**GLOO, "ok": False, "phase": "connecting", "error": "Gloo connectFullMesh failed"}
+    one = only(evidence(gloo={"desktop": GLOO, "laptop": failed}))
+    assert one["code"] == "gloo-failed"
+    assert "connecting failed: Gloo connectFullMesh" in one["seen"]
+
+
+def test_no_all_reduce_without_a_trainer_is_a_note():
+    one = only(evidence(gloo={}, rehearsal=False, manifests={}))
+    assert (one["code"], one["severity"]) == ("gloo-not-tried", "info")
+
+
+def test_no_all_reduce_is_expected_before_its_time_or_of_another_trainer():
+    assert judge.judge(evidence(gloo={}, rehearsal=False, before_network=True)) == []
+    upstream = evidence(gloo={}, run={"ddp_trainer_source": "/home/lzw/nanochat"})
+    assert [one["code"] for one in judge.judge(upstream)] == ["trainer-apart"]
+
+
+def test_a_run_in_progress_is_left_alone():
+    assert only(evidence(gloo={}, tries={}, running=True))["code"] == "run-in-progress"
+
+
+# Order, pairs, text
+
+
+def test_errors_come_first_and_each_finding_once():
+    findings = judge.judge(evidence({"processes": [orphan()]}, tried=BLOCKED))
+    assert [one["severity"] for one in findings] == ["error", "warning"]
+    assert judge.in_order(findings + findings) == findings
+
+
+def test_every_code_is_in_the_catalogue_with_something_to_do():
+    assert {code for dummy, code in judge.OBSTACLES} <= set(CATALOGUE)
+    assert all(kind.title and kind.why and kind.remedy for kind in CATALOGUE.values())
+
+
+def test_in_each_moment_every_host_measures_towards_a_different_one():
+    plan = {"nodes": [{"host": name} for name in "abcd"]}
+    turns = [others_in_turn(plan, name) for name in "abcd"]
+    assert all(len(set(moment)) == 4 for moment in zip(*turns, strict=True))
+    assert turns[1] == ["c", "d", "a"]
+
+
+def test_links_are_told_of_the_host_they_lead_to_when_one_does_not_answer():
+    plan = {"nodes": [{"host": name} for name in "abc"]}
+    tries = {
+        "a": {"responder": {"pid": 1}, "links": [{"address": "third"}]},
+        "b": {"responder": {}, "links": []},
+        "c": {"responder": {"pid": 3}, "links": []},
+    }
+    assert peers_of(plan, tries, "a") == [{"pid": 3}]
+    assert with_hosts(plan, tries, "a") == [{"address": "third", "host": "c"}]
+
+
+def test_the_links_of_many_hosts_have_a_line_for_each_host_with_the_worst():
+    known = evidence()
+    names = [f"h{number}" for number in range(5)]
+    base = link("desktop", "laptop")
+    tries = {
+        one: {
+            "links": [{**base, "host": other, "bandwidth_mbit": 900.0 + len(other)} for other in names if other != one]
+        }
+        for one in names
+    }
+    tries["h1"]["links"][2].update(bandwidth_mbit=94.0, latency_ms=7.5, ports=[port(29500, "dropped"), port(32768)])
+    lines = text_utils.links_text(known._replace(tries=tries)).splitlines()
+    assert len(lines) == 1 + len(names)
+    assert lines[0].split() == ["from", "to", "nic", "ports", "longest", "round", "trip", "lowest", "rate", "MTU"]
+    assert lines[1].split() == ["h0", "4", "hosts", "enp4s0", "open", "0.20", "ms", "902", "Mbit/s", "1500"]
+    assert "1 of 11 closed  7.50 ms             94 Mbit/s" in lines[2]
+
+
+def test_the_texts_hold_what_a_person_needs():
+    known = evidence(tried=BLOCKED, firewalls={"laptop": WALL})
+    findings = judge.judge(known)
+    text = text_utils.findings_text(findings)
+    assert all(word in text for word in ("ERROR", "port-blocked", "laptop <- desktop", "do:   On laptop: sudo ufw"))
+    assert "desktop -> laptop" in text_utils.links_text(known)
+    assert "2 of 3 closed" in text_utils.links_text(known)
+    assert "1 error" in text_utils.summary(findings)
+    assert "nothing" in text_utils.findings_text([])

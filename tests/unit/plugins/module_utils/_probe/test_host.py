@@ -1,0 +1,294 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Facts of the machine, from files as real hosts have them, and once from this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as info
+
+GIGA = 2**30
+
+
+@pytest.fixture
+def files(monkeypatch):
+    """What the files of /proc and /sys hold; all others are empty."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr(info, "read", lambda path, default="": found.get(path, default))
+    return found
+
+
+def run(argv: Sequence[str]) -> tuple[int, str, str]:
+    done = subprocess.run(list(argv), capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_cores_count_once_whatever_their_threads(tmp_path):
+    for number in range(8):
+        topology = tmp_path / f"cpu{number}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text("0\n")
+        (topology / "core_id").write_text(f"{number % 4}\n")
+    (tmp_path / "cpufreq").mkdir()
+    assert info.cores(None, str(tmp_path)) == 4
+    assert info.cores({0, 4, 1}, str(tmp_path)) == 2
+    assert info.cores({0, 1, 2}, str(tmp_path / "nothing")) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "native"),
+    [("flags : fpu avx2 avx512_bf16", True), ("flags : fpu avx2", False), ("Features : asimd bf16", True)],
+)
+def test_field_10_whether_the_cpu_has_bfloat16(files, line, native):
+    files["/proc/cpuinfo"] = f"processor : 0\nmodel name : Some CPU\n{line}\n\nprocessor : 1\n{line}\n"
+    facts = info.cpu()
+    assert facts["native_bf16"] is native
+    assert facts["model"] == "Some CPU"
+    assert "fpu" not in facts["flags"]
+
+
+def test_a_quota_of_processor_time_limits_the_cores(files):
+    files["/proc/self/cgroup"] = "0::/user.slice/run-1.scope"
+    assert info.cpu_quota() is None
+    files["/sys/fs/cgroup/user.slice/cpu.max"] = "max 100000"
+    files["/sys/fs/cgroup/user.slice/run-1.scope/cpu.max"] = "250000 100000"
+    assert info.cpu_quota() == 2.5
+    assert (info.limited(8, 2.5), info.limited(2, 2.5), info.limited(8, 0.2), info.limited(8, None)) == (3, 2, 1, 8)
+    files["/proc/self/cgroup"] = "4:cpu,cpuacct:/box\n3:memory:/box"
+    files.update(
+        {"/sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "-1", "/sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000"}
+    )
+    assert info.cpu_quota() is None
+    files["/sys/fs/cgroup/cpu/box/cpu.cfs_quota_us"] = "400000"
+    assert info.cpu_quota() == 4
+
+
+def test_memory_is_what_the_control_group_leaves(files):
+    files["/proc/meminfo"] = (
+        f"MemTotal: {16 * GIGA // 1024} kB\nMemAvailable: {12 * GIGA // 1024} kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"
+    )
+    assert info.memory()["available"] == 12 * GIGA and info.memory()["limit"] is None
+    files["/proc/self/cgroup"] = "0::/box"
+    files["/sys/fs/cgroup/memory.max"] = "max"
+    files["/sys/fs/cgroup/box/memory.max"] = str(4 * GIGA)
+    files["/sys/fs/cgroup/box/memory.current"] = str(3 * GIGA)
+    files["/sys/fs/cgroup/box/memory.stat"] = f"anon 1\ninactive_file {GIGA}\nactive_file 5"
+    facts = info.memory()
+    assert (facts["total"], facts["available"], facts["limit"]) == (4 * GIGA, 2 * GIGA, 4 * GIGA)
+
+
+def test_the_disk_below_a_path_that_is_not_there_yet(tmp_path):
+    facts = info.disk(str(tmp_path / "a" / "b"))
+    assert (facts["parent"], facts["writable"]) == (str(tmp_path), True)
+    assert facts["real_path"] == os.path.realpath(tmp_path) + "/a/b"
+    assert 0 < facts["free"] <= facts["total"]
+    assert not (tmp_path / "a").exists()
+
+
+def test_two_ways_to_one_folder_have_one_real_path(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "alias").symlink_to(tmp_path / "real")
+    one, two = info.disk(str(tmp_path / "real/x")), info.disk(str(tmp_path / "alias/x"))
+    assert one["real_path"] == two["real_path"] and one["device"] == two["device"]
+    assert info.disk(str(tmp_path / "real"))["real_path"] == os.path.realpath(tmp_path / "real")
+
+
+def test_a_file_in_the_way_cannot_be_written_below(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert info.disk(str(tmp_path / "file" / "x"))["writable"] is False
+
+
+def test_the_file_system_of_a_path(files):
+    files["/proc/self/mountinfo"] = (
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        "30 22 0:50 / /home rw - nfs4 server:/home rw\n"
+        "31 22 0:51 / /home\\040two rw - xfs /dev/sdb1 rw\n"
+        "32 22 0:52 / /mnt/x rw - fuse.sshfs me@there: rw\n"
+    )
+    assert info.mount_of("/home/me/n") == ("nfs4", "server:/home")
+    assert info.mount_of("/homes") == ("ext4", "/dev/sda1")
+    assert info.mount_of("/home two/n") == ("xfs", "/dev/sdb1")
+    assert info.mount_of("/mnt/x") == ("fuse.sshfs", "me@there:")
+
+
+def test_pythons_that_are_too_old_are_no_candidates(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fine = tmp_path / "fine"
+    fine.write_text("")
+    seen = {
+        "/old": (0, "3.9.2\n", ""),
+        str(fine): (0, "3.12.1\n", ""),
+        "/bare": (1, "3.11.2\n", "No module named ensurepip"),
+    }
+    monkeypatch.setattr(info, "python_paths", lambda find, wanted: list(seen))
+    found = info.pythons(lambda argv: seen[argv[0]], lambda name: None, None)
+    assert found["candidates"] == [
+        {"executable": str(fine), "version": "3.12.1", "venv_module": True},
+        {"executable": "/bare", "version": "3.11.2", "venv_module": False},
+    ]
+    assert (Path(found["library"]) / "os.py").exists()
+
+
+def test_shims_of_pyenv_are_left_out(tmp_path):
+    shim = tmp_path / "shims"
+    assert str(shim / "python3") not in info.python_paths(lambda name: str(shim / name), None)
+
+
+def test_old_pythons_of_pyenv_are_not_even_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for version in ("3.6.15", "3.9.18", "3.12.1"):
+        (tmp_path / ".pyenv/versions" / version / "bin").mkdir(parents=True)
+        (tmp_path / ".pyenv/versions" / version / "bin/python3").write_text(version)
+    paths = [path for path in info.python_paths(lambda name: None, None) if str(tmp_path) in path]
+    assert paths == [str(tmp_path / ".pyenv/versions/3.12.1/bin/python3")]
+
+
+def test_whether_a_python_can_make_environments_is_asked_of_it():
+    found = info.pythons(run, lambda name: sys.executable, sys.executable)
+    own = [entry for entry in found["candidates"] if entry["executable"] == sys.executable]
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    assert own == [{"executable": sys.executable, "version": version, "venv_module": True}]
+
+
+def test_the_trainers_environment_by_its_files(tmp_path):
+    assert info.venv_facts(str(tmp_path))["exists"] is False
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text("")
+    (tmp_path / "lib/python3.11/site-packages/torch-2.13.0+cpu.dist-info").mkdir(parents=True)
+    (tmp_path / "lib/python3.11/site-packages/torch_stuff-1.dist-info").mkdir(parents=True)
+    facts = info.venv_facts(str(tmp_path))
+    assert (facts["exists"], facts["torch"]) == (True, "2.13.0+cpu")
+
+
+def test_what_an_earlier_run_left(tmp_path):
+    assert info.run_facts(str(tmp_path / "none")) == {
+        "path": str(tmp_path / "none"),
+        "exists": False,
+        "plan_digest": None,
+        "rows": {},
+        "session": None,
+        "checkpoints": [],
+    }
+    (tmp_path / "plan.json").write_text(
+        '{"digest": "abcd", "nodes": [{"host": "a", "rows": 4}, {"host": "b", "rows": 2}]}'
+    )
+    (tmp_path / "session.json").write_text('{"id": "x1"}')
+    (tmp_path / "base_checkpoints/d4").mkdir(parents=True)
+    for step in (10, 5):
+        (tmp_path / f"base_checkpoints/d4/meta_{step:06d}.json").write_text("{}")
+    facts = info.run_facts(str(tmp_path))
+    assert facts["rows"] == {"a": 4, "b": 2}
+    assert (facts["plan_digest"], facts["session"], facts["checkpoints"]) == ("abcd", {"id": "x1"}, [5, 10])
+
+
+def test_torn_files_of_an_earlier_run_are_as_good_as_none(tmp_path):
+    (tmp_path / "plan.json").write_text('{"digest": ')
+    (tmp_path / "session.json").write_text("[]")
+    assert info.run_facts(str(tmp_path))["plan_digest"] is None
+    assert info.run_facts(str(tmp_path))["session"] is None
+
+
+def test_data_sets_by_their_manifests(tmp_path):
+    folder = tmp_path / "data" / "text-1"
+    folder.mkdir(parents=True)
+    manifest = {"format": 1, "id": "text-1", "shards": [{"name": "a", "bytes": 5}, {"name": "b", "bytes": 7}]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert info.data_sets(str(tmp_path)) == [{"id": "text-1", "shards": 2, "bytes": 12}]
+
+
+LISTENER = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_field_06_the_holder_of_a_port_is_named():
+    child = subprocess.Popen([sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout
+        port = int(child.stdout.readline())
+        (holder,) = info.port_holders([port, 1])
+        assert (holder["port"], holder["pid"], holder["ours"], holder["addresses"]) == (
+            port,
+            child.pid,
+            False,
+            ["127.0.0.1"],
+        )
+        assert holder["user"] == info.user_of(os.getuid())
+        assert "create_server" in holder["command"]
+    finally:
+        child.communicate(timeout=20)
+    assert info.port_holders([port]) == []
+
+
+def test_field_06_the_holder_of_another_user_is_named_where_root_is_to_be_had():
+    asked = []
+
+    def run(argv):
+        asked.append(list(argv))
+        return 0, f'LISTEN 0 128 0.0.0.0:29500 0.0.0.0:* users:(("python3",pid={os.getpid()},fd=3))\n', ""
+
+    unseen = {"port": 29500, "pid": None, "user": "root", "command": None}
+
+    assert info.name_by_root([dict(unseen)], run, lambda name: f"/bin/{name}", None) == [unseen]
+    (named,) = info.name_by_root([dict(unseen)], run, lambda name: f"/bin/{name}", ["sudo", "-n"])
+
+    assert named["pid"] == os.getpid()
+    assert "pytest" in named["command"]
+    assert asked == [["sudo", "-n", "/bin/ss", "-Hltnp", "sport", "=", ":29500"]]
+
+
+def test_field_06_training_processes_are_found_by_mark_and_by_command():
+    sleeper = [sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()"]
+    marked = {**os.environ, "NANOCHAT_DDP_SESSION": "session-of-a-test"}
+    kinds = [(sleeper, marked), ([*sleeper, "scripts.base_train"], os.environ), (sleeper, os.environ)]
+    started = [subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for argv, env in kinds]
+    try:
+        for child in started:
+            assert child.stdout and child.stdout.readline()
+        found = {entry["pid"]: entry for entry in info.trainer_processes()}
+        assert found[started[0].pid]["session"] == "session-of-a-test"
+        assert found[started[1].pid]["session"] is None
+        assert 0 <= found[started[1].pid]["age"] < 60
+        assert started[2].pid not in found
+    finally:
+        for child in started:
+            child.communicate(timeout=20)
+
+
+def test_everything_of_this_host_within_a_second(tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    start = time.monotonic()
+    facts = info.probe(
+        run,
+        lambda name: None,
+        str(tmp_path / "base"),
+        run_dir=str(tmp_path / "base/runs/d4"),
+        ports=[1],
+        peers=["localhost"],
+    )
+    seconds = time.monotonic() - start
+    assert seconds < 3, "the machine may be busy, but not that busy"
+    assert sorted(tmp_path.rglob("*")) == before
+    json.dumps(facts)
+    assert facts["host"]["hostname"] == socket.gethostname()
+    assert any(nic["name"] == "lo" and nic["kind"] == "loopback" for nic in facts["nics"])
+    assert facts["run"]["exists"] is False and facts["base_dir"] == str(tmp_path / "base")
+    assert 1024 <= facts["ephemeral"]["low"] < facts["ephemeral"]["high"] <= 65535
+
+
+def test_a_home_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert info.expand("~/x/../y") == str(Path(tmp_path) / "y")

@@ -1,0 +1,93 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is told of a run by a trainer that writes no metrics, but nanochat's line of every step."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import HEAD_BYTES, TAIL_BYTES, events_of_log
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table, live_line
+
+
+def line(step: int, loss: str = "", steps: int = 5000) -> str:
+    return (
+        f"step {step:05d}/{steps:05d} ({100 * step / steps:.2f}%) | loss: {loss or f'{10 - step / 1000:.6f}'} | lrm: 0.12 | "
+        "dt: 2000.00ms | tok/sec: 2,048 | bf16_mfu: 0.00 | epoch: 1 pq: 0 rg: 3 | total time: 0.00m | eta: 5900.1m\n"
+    )
+
+
+def test_every_step_is_an_event_with_its_time(tmp_path):
+    log = tmp_path / "rank0.log"
+    log.write_text("COMPUTE_DTYPE: torch.float32\n" + line(0) + "Step 00001 | Validation bpb: 1.250000\n" + line(1))
+    os.utime(log, (1000, 1000))
+    events = events_of_log(str(log))
+    assert [event["kind"] for event in events] == ["start", "step", "step", "eval"]
+    assert events[0]["steps"] == 5000
+    assert [(event["step"], event["time"]) for event in events[1:3]] == [(0, 998), (1, 1000)]
+    assert (events[1]["loss"], events[1]["seconds"], events[1]["tokens_per_second"]) == (10.0, 2.0, 2048.0)
+    assert (events[3]["step"], events[3]["val_bpb"]) == (1, 1.25)
+
+
+def test_only_the_newest_session_counts(tmp_path):
+    log = tmp_path / "rank0.log"
+    log.write_text(line(0) + line(1))
+    begin = log.stat().st_size
+    assert events_of_log(str(log), begin) == []
+    with log.open("a") as file:
+        file.write(line(0, "7.5"))
+    assert [event["loss"] for event in events_of_log(str(log), begin) if event["kind"] == "step"] == [7.5]
+    # A log that somebody emptied since begins at its beginning.
+    log.write_text(line(3))
+    assert [event["step"] for event in events_of_log(str(log), begin) if event["kind"] == "step"] == [3]
+
+
+def test_of_a_long_log_the_first_and_the_newest_steps_are_read(tmp_path):
+    log = tmp_path / "rank0.log"
+    count = 3 * (HEAD_BYTES + TAIL_BYTES) // len(line(0))
+    log.write_text("".join(line(step) for step in range(count)))
+    steps = [event["step"] for event in events_of_log(str(log)) if event["kind"] == "step"]
+    assert (steps[0], steps[-1]) == (0, count - 1)
+    assert steps == sorted(set(steps)) and len(steps) < count
+
+
+@pytest.mark.parametrize("text", ["", "nothing of the kind\n", "step 1/2 | loss: x\n"])
+def test_other_logs_tell_nothing(tmp_path, text):
+    (tmp_path / "log").write_text(text)
+    assert events_of_log(str(tmp_path / "log")) == []
+    assert events_of_log(str(tmp_path / "none")) == []
+
+
+def finished(folder: Path, rank: int, text: str) -> Path:
+    run = folder / f"host{rank}" / "runs" / "d4"
+    (run / "log").mkdir(parents=True)
+    (run / "plan.json").write_text(json.dumps({"training": {"iterations": 3}, "world": 2}))
+    session = {"session": f"nanochat-d4-rank{rank}", "started": 1.0, "ended": 9.0, "exit_code": 0, "log_begin": 0}
+    (run / "session.json").write_text(json.dumps(session))
+    (run / "log" / f"rank{rank}.log").write_text(text)
+    return run
+
+
+def test_a_run_of_another_trainer_is_shown_as_far_as_it_tells(tmp_path):
+    told = "".join(line(step, steps=3) for step in range(3))
+    rows = [
+        {"host": f"host{rank}", "run": read_run(str(finished(tmp_path, rank, text)))}
+        for rank, text in enumerate((told, ""))
+    ]
+    assert [row["run"]["state"] for row in rows] == ["finished", "finished"]
+    table = closing_table(rows).splitlines()
+    assert "3/3" in table[2] and "2048" in table[2] and "9.9980" in table[2]
+    # Only its first rank says anything.
+    assert "-/3" in table[3]
+    assert "weights not compared on both ranks" in table[4]
+    assert live_line(rows).startswith("step 3/3")
+
+
+def test_a_loss_that_is_no_number_is_told(tmp_path):
+    run = read_run(str(finished(tmp_path, 0, line(0, steps=3) + line(1, "nan", 3) + line(2, "nan", 3))))
+    assert run["diverged"] is True

@@ -1,0 +1,197 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
+from ansible_collections.nanochat.ddp.plugins.modules import report as module
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
+
+PAGE = str(Path(__file__).resolve().parents[5] / "roles" / "collect" / "files")
+PARTS = {"report.html": "{{ TITLE }}|{{ STYLE }}|{{ SCRIPT }}|{{ DATA }}", "report.css": "css", "report.js": "js"}
+
+
+def collected(folder: Path, run: str = "d4", steps: int = 40, hosts: tuple[str, ...] = ("node1", "node2")) -> Path:
+    """A finished run as run_files brings it."""
+    path = folder / run
+    nodes = [path / host for host in hosts]
+    for rank, node in enumerate(nodes):
+        fake_run.write_history(node, fake_run.history(rank, len(hosts), steps, 1.7e9, 0.5, run), rank)
+        fake_run.write_json(node / "session.json", fake_run.session_of(rank, 1.7e9, run, ended=1.7e9 + 99, exit_code=0))
+        fake_run.write_json(node / "plan.json", fake_run.plan_for(nodes, steps, run))
+    return path
+
+
+def data_of(page: str) -> dict[str, Any]:
+    embedded = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
+    assert embedded is not None
+    found: dict[str, Any] = json.loads(embedded[1])
+    return found
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_figure_of_every_step_is_in_the_page_as_it_was_written(tmp_path: Path) -> None:
+    run = collected(tmp_path)
+    data = data_of(report.make_report([str(run)], PAGE))
+    for rank in (0, 1):
+        steps = [
+            event
+            for event in lines_of(run / f"node{rank + 1}" / f"metrics-rank{rank}.jsonl")
+            if event["kind"] == "step"
+        ]
+        columns = data["ranks"][rank]["columns"]
+        assert columns["step"] == list(range(40))
+        for name in report.COLUMNS:
+            assert columns[name] == [step[name] for step in steps], name
+        summary = data["ranks"][rank]["summary"]
+        assert summary["last_loss"] == steps[-1]["loss"]
+        assert summary["wait_seconds"] == pytest.approx(sum(step["wait_seconds"] for step in steps))
+        assert summary["bytes_sent"] == sum(step["bytes_sent"] for step in steps)
+
+
+def test_the_same_files_make_the_same_page(tmp_path: Path) -> None:
+    run = collected(tmp_path)
+    assert report.make_report([str(run)], PAGE) == report.make_report([str(run)], PAGE)
+
+
+def test_nothing_in_the_data_can_end_the_script_or_reach_out(tmp_path: Path) -> None:
+    run = collected(tmp_path)
+    with (run / "node1" / "metrics-rank0.jsonl").open("a") as metrics:
+        metrics.write(
+            json.dumps({"kind": "sample", "time": 1.0, "step": 1, "prompt": "</script><img src=x>", "text": "<!--"})
+            + "\n"
+        )
+    page = report.make_report([str(run)], PAGE)
+    assert page.count("</script>") == 2
+    assert "<img" not in page
+    assert not re.search(r"\b(src|href)=[\"']|https?://(?!www.w3.org)", page)
+    assert data_of(page)["ranks"][0]["samples"][-1]["prompt"] == "</script><img src=x>"
+
+
+def test_steps_made_again_after_a_restart_count_once() -> None:
+    first = [fake_run.start_event(0, 1, 10, 1.0), *(fake_run.step_event(n, 0, n) for n in range(6))]
+    again = [
+        fake_run.start_event(0, 1, 10, 50.0, resumed=4),
+        *(fake_run.step_event(n, 0, 100 + n) for n in range(4, 10)),
+    ]
+    steps = report.made_steps([*first, *again])
+    assert [step["step"] for step in steps] == list(range(10))
+    assert [step["time"] for step in steps][3:6] == [3, 104, 105]
+    fresh = report.made_steps([*first, fake_run.start_event(0, 1, 10, 60.0), fake_run.step_event(0, 0, 61.0)])
+    assert [step["time"] for step in fresh] == [61.0]
+
+
+def test_a_missing_rank_and_a_crash_are_said(tmp_path: Path) -> None:
+    run = collected(tmp_path)
+    for path in (run / "node2").rglob("*.js*"):
+        path.unlink()
+    fake_run.write_json(run / "node1" / "session.json", fake_run.session_of(0, 1.7e9, ended=1.7e9 + 9, exit_code=1))
+    metrics = run / "node1" / "metrics-rank0.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    (run / "node1" / "log" / "rank0.log").write_text("RuntimeError: Connection closed by peer\n")
+    data = data_of(report.make_report([str(run)], PAGE))
+    assert data["missing"] == ["node2"]
+    assert data["ranks"][0]["summary"]["end"] == "crashed: RuntimeError: Connection closed by peer"
+    assert data["ranks"][0]["lines"] == ["RuntimeError: Connection closed by peer"]
+
+
+def test_a_run_that_goes_on_and_one_without_metrics_have_a_page(tmp_path: Path) -> None:
+    run = collected(tmp_path, hosts=("node1",))
+    metrics = run / "node1" / "metrics-rank0.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:20]) + '{"kind": "st')
+    fake_run.write_json(run / "node1" / "session.json", fake_run.session_of(0, 1.7e9))
+    assert data_of(report.make_report([str(run)], PAGE))["ranks"][0]["summary"]["end"].startswith("still going")
+    metrics.unlink()
+    data = data_of(report.make_report([str(run)], PAGE))
+    assert data["ranks"][0]["columns"] == {"step": []}
+
+
+def test_a_loss_that_is_no_number_leaves_a_gap(tmp_path: Path) -> None:
+    run = collected(tmp_path, hosts=("node1",))
+    with (run / "node1" / "metrics-rank0.jsonl").open("a") as metrics:
+        metrics.write(json.dumps({**fake_run.step_event(40, 0, 1.7e9), "loss": float("nan")}) + "\n")
+    assert data_of(report.make_report([str(run)], PAGE))["ranks"][0]["columns"]["loss"][-1] is None
+
+
+def test_happenings_go_by_time_with_findings_first(tmp_path: Path) -> None:
+    run = collected(tmp_path, steps=10)
+    finding = {"code": "slow-link", "host": "node2", "severity": "warning", "seen": "100 Mbit/s"}
+    fake_run.write_json(run / "rehearsal.json", {"run": "d4", "findings": [finding, finding], "prediction": {}})
+    found = data_of(report.make_report([str(run)], PAGE))["happenings"]
+    assert (found[0]["text"], found[0]["severity"]) == ("slow-link: 100 Mbit/s", "warning")
+    assert [one["text"] for one in found].count("slow-link: 100 Mbit/s") == 1
+    times = [one["time"] for one in found[1:]]
+    assert times == sorted(times)
+    assert next(one["text"] for one in found if one["host"] == "node1") == "started"
+
+
+def test_other_runs_stand_beside_it(tmp_path: Path) -> None:
+    runs = [str(collected(tmp_path)), str(collected(tmp_path, "d4-before", steps=20))]
+    (other,) = data_of(report.make_report(runs, PAGE))["others"]
+    assert other["run"] == "d4-before"
+    assert len(other["columns"]["loss"]) == 20
+
+
+def test_the_environment_is_not_in_the_page(tmp_path: Path) -> None:
+    run = collected(tmp_path)
+    plan = fake_run.plan_for([run / "node1", run / "node2"], 40)
+    plan["nodes"][0].update(env={"WANDB_API_KEY": "hunter2"}, argv=["--password=hunter2"])
+    fake_run.write_json(run / "node1" / "plan.json", plan)
+    assert "hunter2" not in report.make_report([str(run)], PAGE)
+
+
+@pytest.mark.parametrize("name", ["prediction.json", "rehearsal.json"])
+def test_predictions_stand_beside_what_was_measured(tmp_path: Path, name: str) -> None:
+    path = collected(tmp_path)
+    rows = report.page_data(report.load_run(str(path)))["compared"]
+    assert rows[0] == ["parameters", "", 36_700_200, 36_700_200]
+    assert ["bytes of memory", "node1", 1_500_000_000, 1_200_039_000] in rows
+    assert len(rows) == 3
+    expected = {
+        "tokens_per_second": 5000.0,
+        "step_seconds": 0.4,
+        "bytes_sent": 20_000_000,
+        "wait_seconds": {"node2": 0.2},
+    }
+    whole = {"run": "d4", "findings": [], "prediction": expected}
+    fake_run.write_json(path / name, whole if name == "rehearsal.json" else expected)
+    rows = report.page_data(report.load_run(str(path)))["compared"]
+    assert ["tokens per second", "", 5000.0, 4096.0] in rows
+    assert ["seconds of a step", "", 0.4, 0.5] in rows
+    assert ["seconds waited in a step", "node2", 0.2, pytest.approx(0.15)] in rows
+    assert ["bytes sent in a step", "node1", 20_000_000, 24_000_019.5] in rows
+
+
+def test_module_writes_once_and_says_so(run_module: Any, tmp_path: Path) -> None:
+    run, page = collected(tmp_path), tmp_path / "out" / "report.html"
+    options = {"runs": [str(run)], "page": PAGE, "dest": str(page)}
+    assert run_module(module, True, **options)["changed"] is True
+    assert not page.exists()
+    first = run_module(module, **options)
+    assert (first["changed"], first["bytes"]) == (True, page.stat().st_size)
+    assert run_module(module, **options)["changed"] is False
+    assert [path.name for path in page.parent.iterdir()] == ["report.html"]
+
+
+def test_module_says_what_is_missing(run_module: Any, tmp_path: Path) -> None:
+    told = run_module(module, runs=[str(tmp_path / "nix")], page=PAGE, dest=str(tmp_path / "r.html"))
+    assert told["failed"] is True
+    assert f"There is no folder {tmp_path}/nix" in told["msg"]
+    (tmp_path / "empty").mkdir()
+    told = run_module(module, runs=[str(tmp_path / "empty")], page=PAGE, dest=str(tmp_path / "r.html"))
+    assert "holds metrics or a session" in told["msg"]
+
+
+def test_marks_in_the_data_are_left_alone() -> None:
+    page = report.render({"run": "{{ STYLE }}", "x": "{{ DATA }}"}, PARTS)
+    assert page.startswith(" STYLE  - training report|css|js|")
+    assert '"x":"{{ DATA }}"' in page

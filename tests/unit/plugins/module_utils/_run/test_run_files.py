@@ -1,0 +1,150 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import files as run_files
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """A run folder on a host."""
+    run = tmp_path / "there"
+    (run / "log").mkdir(parents=True)
+    (run / "metrics-rank0.jsonl").write_text('{"kind": "step"}\n' * 100)
+    (run / "log" / "rank0.log").write_text("one\ntwo\n")
+    (run / "session.json").write_text("{}")
+    (run / "env").write_text("SECRET=1")
+    (run / "run.sh").write_text("#!/bin/sh")
+    return run
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+def copy(there: Path, here: Path, room: int = 10**6, checkpoints: bool = False) -> list[dict[str, Any]]:
+    """What the action plugin does, without the way between."""
+    rounds = []
+    for dummy in range(100):
+        have = {path: run_files.Have(**known) for path, known in run_files.have_of(str(here)).items()}
+        found = run_files.missing_files(str(there), have, checkpoints, room)
+        rounds.append(found)
+        for part in found["pieces"]:
+            run_files.apply_piece(str(here), part)
+        if not found["more"]:
+            return rounds
+    raise AssertionError("it never ends")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_everything_that_tells_of_the_run_is_brought_and_nothing_else(there: Path, here: Path) -> None:
+    copy(there, here)
+    assert set(files(here)) == {"metrics-rank0.jsonl", "log/rank0.log", "session.json"}
+    assert all(data == files(there)[name] for name, data in files(here).items())
+    assert copy(there, here) == [{"pieces": [], "more": False, "whole": []}]
+
+
+def test_of_a_file_that_grew_only_the_new_part_travels(there: Path, here: Path) -> None:
+    copy(there, here)
+    with (there / "metrics-rank0.jsonl").open("a") as metrics:
+        metrics.write('{"kind": "end"}\n')
+    (part,) = copy(there, here)[0]["pieces"]
+    assert part["offset"] == 1700
+    assert (here / "metrics-rank0.jsonl").read_bytes() == (there / "metrics-rank0.jsonl").read_bytes()
+
+
+def test_half_a_line_stays_where_it_is(there: Path, here: Path) -> None:
+    with (there / "metrics-rank0.jsonl").open("a") as metrics:
+        metrics.write('{"kind": "st')
+    copy(there, here)
+    assert (here / "metrics-rank0.jsonl").read_text().endswith("}\n")
+    assert (here / "metrics-rank0.jsonl").stat().st_size == 1700
+
+
+def test_a_file_that_began_anew_is_brought_anew(there: Path, here: Path) -> None:
+    copy(there, here)
+    (there / "metrics-rank0.jsonl").write_text('{"kind": "start"}\n')
+    (part,) = copy(there, here)[0]["pieces"]
+    assert part["offset"] == 0
+    assert (here / "metrics-rank0.jsonl").read_text() == '{"kind": "start"}\n'
+
+
+def test_little_room_means_more_rounds_and_the_same_files(there: Path, here: Path) -> None:
+    (there / "log" / "rank0.log").write_bytes(b"".join(os.urandom(20).hex().encode() + b"\n" for dummy in range(200)))
+    assert len(copy(there, here, room=2000)) > 3
+    assert (here / "log" / "rank0.log").read_bytes() == (there / "log" / "rank0.log").read_bytes()
+
+
+def test_an_interrupted_copy_goes_on_where_it_was(there: Path, here: Path) -> None:
+    have = {}
+    first = run_files.missing_files(str(there), have, False, 100)
+    for part in first["pieces"]:
+        run_files.apply_piece(str(here), part)
+    assert first["more"]
+    copy(there, here)
+    assert (here / "metrics-rank0.jsonl").read_bytes() == (there / "metrics-rank0.jsonl").read_bytes()
+
+
+def test_a_piece_that_does_not_fit_changes_nothing(there: Path, here: Path) -> None:
+    copy(there, here)
+    part = {
+        "path": "session.json",
+        "offset": 0,
+        "sha256": "0" * 64,
+        "data": run_files.piece("x", b"other", None, 99)["data"],
+    }
+    with pytest.raises(run_files.CopyError, match=r"remove .*session\.json and collect again"):
+        run_files.apply_piece(str(here), part)
+    assert (here / "session.json").read_text() == "{}"
+    assert set(files(here)) == {"metrics-rank0.jsonl", "log/rank0.log", "session.json"}
+
+
+def test_no_piece_leads_out_of_the_folder(here: Path) -> None:
+    part = run_files.piece("../evil", b"x", None, 99)
+    with pytest.raises(run_files.CopyError, match="no path below"):
+        run_files.apply_piece(str(here), part)
+
+
+def test_secrets_of_the_plan_stay_on_the_host(there: Path, here: Path) -> None:
+    node = {"env": {"WANDB_API_KEY": "hunter2", "OMP_NUM_THREADS": "8"}, "env_secret": ["WANDB_API_KEY"]}
+    (there / "plan.json").write_text(json.dumps({"nodes": [node, {"env": None}]}))
+    copy(there, here)
+    text = (here / "plan.json").read_text()
+    assert "hunter2" not in text
+    assert json.loads(text)["nodes"][0]["env"] == {"WANDB_API_KEY": run_files.MASK, "OMP_NUM_THREADS": "8"}
+    assert copy(there, here)[0]["pieces"] == []
+
+
+def test_the_newest_checkpoint_is_wanted_until_it_is_there(there: Path) -> None:
+    folder = there / "base_checkpoints" / "d4"
+    folder.mkdir(parents=True)
+    for name in (
+        "model_000005.pt",
+        "meta_000005.json",
+        "model_000010.pt",
+        "meta_000010.json",
+        "optim_000010_rank0.pt",
+        "model_000012.pt.tmp",
+    ):
+        (folder / name).write_bytes(b"12345")
+    wanted = run_files.missing_files(str(there), {}, True, 10**6)["whole"]
+    assert [one["path"] for one in wanted] == [
+        "base_checkpoints/d4/model_000010.pt",
+        "base_checkpoints/d4/meta_000010.json",
+    ]
+    have = {one["path"]: run_files.Have(one["size"], "", float(one["mtime"])) for one in wanted}
+    assert run_files.missing_files(str(there), have, True, 10**6)["whole"] == []
+    assert run_files.missing_files(str(there), {}, False, 10**6)["whole"] == []

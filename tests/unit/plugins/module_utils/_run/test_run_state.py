@@ -1,0 +1,280 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
+
+
+def session(**more: Any) -> dict[str, Any]:
+    """What a runner writes; by default this very process is the runner."""
+    return {
+        "id": "1",
+        "session": "nanochat-d4-rank0",
+        "boot_id": run_state.boot_id(),
+        "pid": os.getpid(),
+        "pid_start": run_state.process_start(os.getpid()),
+        "started": 1000.0,
+        "ended": None,
+        "exit_code": None,
+        "signal": None,
+        "stopped": False,
+        **more,
+    }
+
+
+def step(number: int, at: float | None = None, **more: Any) -> dict[str, Any]:
+    return {
+        "kind": "step",
+        "time": 1001.0 + number if at is None else at,
+        "step": number,
+        "loss": 10.0 - number / 10,
+        "seconds": 1.0,
+        "tokens_per_second": 2048.0,
+        "wait_seconds": 0.25,
+        "memory_bytes": 1000 + number,
+        **more,
+    }
+
+
+def start(at: float = 1000.5, **more: Any) -> dict[str, Any]:
+    settings = {"num_iterations": 10}
+    return {
+        "kind": "start",
+        "time": at,
+        "step": 0,
+        "rank": 0,
+        "world": 2,
+        "settings": settings,
+        "resumed_from": None,
+        **more,
+    }
+
+
+class Folder:
+    """A run folder that a test fills."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "log").mkdir(parents=True)
+
+    def put(self, name: str, content: Any) -> None:
+        (self.path / name).write_text(json.dumps(content), encoding="utf-8")
+
+    def metrics(self, *events: dict[str, Any], rank: int = 0, tail: str = "") -> None:
+        text = "".join(json.dumps(event) + "\n" for event in events) + tail
+        (self.path / f"metrics-rank{rank}.jsonl").write_text(text, encoding="utf-8")
+
+    def read(self, **more: Any) -> dict[str, Any]:
+        return run_state.read_run(str(self.path), **more)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "runs" / "d4")
+
+
+def test_no_folder_is_absent_and_has_every_key(tmp_path: Path, folder: Folder) -> None:
+    folder.put("session.json", session())
+    folder.metrics(start(), step(0))
+    absent = run_state.read_run(str(tmp_path / "nothing"))
+    assert absent["state"] == "absent"
+    assert set(absent) == set(folder.read())
+
+
+def test_a_folder_without_session_is_prepared(folder: Folder) -> None:
+    folder.put("plan.json", {"digest": "abc", "world": 2, "training": {"iterations": 10}})
+    run = folder.read()
+    assert (run["state"], run["steps"], run["plan_digest"], run["done"]) == ("prepared", 10, "abc", 0)
+
+
+def test_a_living_runner_is_running_with_its_figures(folder: Folder) -> None:
+    folder.put("session.json", session())
+    folder.metrics(start(), *(step(n) for n in range(4)), {"kind": "eval", "time": 1005.0, "step": 3, "val_bpb": 1.5})
+    folder.put("heartbeat-rank0.json", {"time": 1006.0, "pid": os.getpid(), "phase": "sync", "phase_since": 1004.0})
+    run = folder.read(now=1010.0)
+    assert run["state"] == "running"
+    assert (run["step"], run["done"], run["steps"], run["rank"], run["world"]) == (3, 4, 10, 0, 2)
+    assert (run["loss"], run["first_loss"], run["val_bpb"]) == (pytest.approx(9.7), 10.0, 1.5)
+    assert (run["tokens_per_second"], run["step_seconds"], run["wait_share"]) == (2048.0, 1.0, 0.25)
+    assert run["wait_seconds"] == 1.0
+    assert run["eta_seconds"] == 6.0
+    assert (run["heartbeat_age"], run["phase"], run["phase_seconds"], run["idle_seconds"]) == (4.0, "sync", 6.0, 5.0)
+
+
+def test_the_mean_leaves_the_first_step_out_and_weighs_by_time(folder: Folder) -> None:
+    folder.put("session.json", session())
+    slow = step(0, seconds=30.0, tokens_per_second=1.0)
+    folder.metrics(
+        start(), slow, step(1, seconds=1.0, tokens_per_second=100.0), step(2, seconds=3.0, tokens_per_second=20.0)
+    )
+    run = folder.read()
+    assert run["tokens_per_second_mean"] == pytest.approx((100 + 60) / 4)
+    assert run["steps_counted"] == 2
+
+
+def test_a_runner_of_another_boot_or_another_process_is_gone(folder: Folder) -> None:
+    for gone in ({"boot_id": "another"}, {"pid_start": 1}, {"pid": 2**22 + 1}):
+        folder.put("session.json", session(**gone))
+        run = folder.read()
+        assert run["state"] == "crashed"
+        assert "gone without a word" in run["error"]
+
+
+def test_a_trainer_started_by_hand_runs_while_its_heart_beats(folder: Folder) -> None:
+    beat = {"time": time.time(), "pid": os.getpid(), "phase": "data", "phase_since": time.time()}
+    folder.put("heartbeat-rank0.json", beat)
+    assert folder.read()["state"] == "running"
+    folder.put("heartbeat-rank0.json", {**beat, "time": time.time() - 60})
+    assert folder.read()["state"] == "prepared"
+
+
+@pytest.mark.parametrize(
+    ("ended", "end", "state"),
+    [
+        ({"exit_code": 0}, {"reason": "finished"}, "finished"),
+        ({"exit_code": 0}, {"reason": "stopped"}, "stopped"),
+        ({"exit_code": 0}, None, "stopped"),
+        ({"exit_code": None, "signal": 15, "stopped": True}, None, "stopped"),
+        ({"exit_code": 0, "stopped": True}, {"reason": "finished"}, "finished"),
+        ({"exit_code": 1}, {"reason": "error", "error": "no memory"}, "crashed"),
+        ({"exit_code": None, "signal": 9}, None, "crashed"),
+    ],
+)
+def test_how_it_ended(folder: Folder, ended: dict[str, Any], end: dict[str, Any] | None, state: str) -> None:
+    folder.put("session.json", session(ended=1020.0, **ended))
+    events = [start(), *(step(n) for n in range(3))]
+    folder.metrics(*events, *([{"kind": "end", "time": 1019.0, "step": 2, **end}] if end else []))
+    run = folder.read()
+    assert run["state"] == state
+    assert run["eta_seconds"] is None
+    assert (run["error"] is not None) == (state == "crashed")
+
+
+def test_another_trainer_without_metrics_finishes_by_its_exit_code(folder: Folder) -> None:
+    folder.put("session.json", session(ended=1020.0, exit_code=0))
+    assert folder.read()["state"] == "finished"
+
+
+def test_the_error_is_the_trainers_sentence_or_the_logs_line(folder: Folder) -> None:
+    folder.put("session.json", session(ended=1020.0, exit_code=1))
+    log = folder.path / "log" / "rank0.log"
+    log.write_text(
+        "step 00000\nTraceback (most recent call last):\n  File x\n[rank0]: RuntimeError: Connection closed by peer [192.168.1.2]:4242\n"
+        "E1121 torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\n",
+        encoding="utf-8",
+    )
+    assert folder.read()["error"] == "RuntimeError: Connection closed by peer [192.168.1.2]:4242"
+    assert folder.read(lines=2)["last_lines"][-1] == "===="
+    folder.metrics(
+        start(), {"kind": "end", "time": 1019.0, "step": 0, "reason": "error", "error": "rank 1 did not come"}
+    )
+    assert folder.read()["error"] == "rank 1 did not come"
+
+
+def test_half_written_and_foreign_lines_are_passed_over(folder: Folder) -> None:
+    folder.put("session.json", session())
+    folder.metrics(start(), step(0), step(1), tail='{"kind": "step", "time": 1003.0, "st')
+    assert folder.read()["step"] == 1
+    folder.metrics(start(), step(0), tail='null\n[1]\n"x"\n\x00\x00\n{"no": "kind"}\n')
+    assert folder.read()["step"] == 0
+    (folder.path / "session.json").write_text('{"id": ', encoding="utf-8")
+    assert folder.read()["state"] in ("crashed", "prepared")
+
+
+def test_a_loss_that_is_no_number_is_told_and_breaks_no_json(folder: Folder) -> None:
+    folder.put("session.json", session())
+    folder.metrics(start(), step(0), step(1, loss=float("nan")))
+    run = folder.read()
+    assert run["diverged"] is True
+    assert run["loss"] is None
+    json.dumps(run, allow_nan=False)
+
+
+def test_a_restart_counts_from_its_checkpoint_and_keeps_the_first_loss(folder: Folder) -> None:
+    folder.put("session.json", session(started=1050.0))
+    checkpoint = {"kind": "checkpoint", "time": 1006.0, "step": 4, "path": "x/model_000004.pt", "bytes": 5}
+    folder.metrics(
+        start(), *(step(n) for n in range(6)), checkpoint, start(1050.5, resumed_from=4), step(4, 1060.0, seconds=2.0)
+    )
+    run = folder.read()
+    assert (run["done"], run["attempts"], run["resumed_from"], run["first_loss"]) == (5, 2, 4, 10.0)
+    assert run["checkpoint"]["step"] == 4
+    assert run["step_seconds"] == 2.0
+
+
+def test_metrics_of_an_earlier_session_do_not_speak_for_the_new_one(folder: Folder) -> None:
+    folder.put("session.json", session(started=2000.0))
+    folder.metrics(start(), step(0), {"kind": "end", "time": 1019.0, "step": 9, "reason": "finished"})
+    run = folder.read()
+    assert (run["state"], run["step"], run["end_reason"], run["val_bpb"]) == ("running", None, None, None)
+
+
+def test_long_metrics_are_read_in_part_and_it_is_said(folder: Folder) -> None:
+    folder.put("session.json", session())
+    folder.metrics(start(), *(step(n) for n in range(20000)))
+    size = (folder.path / "metrics-rank0.jsonl").stat().st_size
+    run = folder.read(limit=size // 4)
+    assert (run["step"], run["first_loss"], run["sampled"]) == (19999, 10.0, True)
+    assert run["steps_counted"] < 20000
+    whole = folder.read(limit=size)
+    assert (whole["sampled"], whole["steps_counted"]) == (False, 19999)
+
+
+def test_the_rank_is_found_in_the_session_the_files_or_the_plan(folder: Folder) -> None:
+    assert run_state.find_rank(str(folder.path), {}, {"session": "nanochat-d4-rank3"}) == 3
+    plan = {"nodes": [{"rank": 7, "run_dir": str(folder.path)}]}
+    assert run_state.find_rank(str(folder.path), plan, {}) == 7
+    folder.metrics(start(), rank=2)
+    assert run_state.find_rank(str(folder.path), plan, {}) == 2
+
+
+def test_the_newest_run_is_the_one_written_to_last(tmp_path: Path) -> None:
+    assert run_state.newest_run(str(tmp_path)) is None
+    for name, when in (("old", 100), ("new", 300), ("older", 200)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        metrics = tmp_path / "runs" / name / "metrics-rank0.jsonl"
+        metrics.touch()
+        os.utime(metrics, (when, when))
+    assert run_state.newest_run(str(tmp_path)) == str(tmp_path / "runs" / "new")
+    params = {"run_dir": None, "base_dir": str(tmp_path), "run": "old"}
+    assert run_state.find_run_dir(params) == str(tmp_path / "runs" / "old")
+
+
+class Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def waited(looks: list[dict[str, Any]], wait: run_state.Wait) -> float:
+    """How long it waits when every look shows the next of these states."""
+    at = Time()
+    seen = iter([*looks[:-1], *[looks[-1]] * 1000])
+    run_state.wait_for_news(lambda: next(seen), wait, at.clock, at.sleep)
+    return at.now
+
+
+def test_waiting_ends_with_the_news_the_state_or_the_time() -> None:
+    here = {"state": "running", "step": 3}
+    later = {"state": "running", "step": 4}
+    assert waited([here], run_state.Wait("running", 3, 0, 5)) == pytest.approx(5, abs=0.3)
+    assert waited([here, here, later], run_state.Wait("running", 3, 0, 60)) == pytest.approx(1.0)
+    assert waited([here, later], run_state.Wait("running", 3, 10, 60)) == pytest.approx(10, abs=0.3)
+    assert waited([here, {"state": "crashed", "step": 3}], run_state.Wait("running", 3, 10, 60)) == pytest.approx(1.0)
+    assert waited([later], run_state.Wait("prepared", None, 10, 60)) == 0
+    assert waited([{"state": "finished", "step": 9}], run_state.Wait("finished", 9, 10, 60)) == 0

@@ -1,0 +1,292 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule, rows_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
+
+
+def row(host: str, rank: int | None, verdict: str | None = None, **more: Any) -> dict[str, Any]:
+    usual = {"state": "running", "run": "d4", "rank": rank, "world": 2, "step": 4, "done": 5, "steps": 10, "loss": 5.25}
+    run = {**EMPTY, **usual, "first_loss": 8.0, "last_loss": 5.25, "wait_seconds": 2.0, "wait_share": 0.1, **more}
+    return {
+        "host": host,
+        "verdict": verdict,
+        "run": {**run, "tokens_per_second": 2000.0, "tokens_per_second_mean": 1900.0},
+    }
+
+
+def finished(**more: Any) -> list[dict[str, Any]]:
+    both = {"state": "finished", "done": 10, "identical": True, "digest": "abcdef", **more}
+    return [row("b", 1, **both), row("a", 0, val_bpb=1.25, **both)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (59.4, "59 s"),
+        (60, "1 min 00 s"),
+        (3599.6, "1 h 00 min"),
+        (7260, "2 h 01 min"),
+        (200000, "2 d 7 h"),
+    ],
+)
+def test_lengths_of_time(seconds: float | None, text: str) -> None:
+    assert run_table.seconds_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, "-"), (12, "12 B"), (1500, "1.5 kB"), (24e6, "24.0 MB"), (150e6, "150 MB"), (1.2e9, "1.2 GB")],
+)
+def test_amounts_of_data(count: float | None, text: str) -> None:
+    assert run_table.bytes_text(count) == text
+
+
+def test_the_closing_table_goes_by_rank_and_says_what_holds_for_all() -> None:
+    lines = run_table.closing_table(finished()).splitlines()
+    assert lines[0] == "run d4"
+    assert lines[1].split() == [
+        "host",
+        "rank",
+        "state",
+        "steps",
+        "first",
+        "loss",
+        "last",
+        "loss",
+        "val",
+        "bpb",
+        "tok/s",
+        "waited",
+    ]
+    assert lines[2].split() == [
+        "a",
+        "0",
+        "finished",
+        "10/10",
+        "8.0000",
+        "5.2500",
+        "1.2500",
+        "1900",
+        "2.0",
+        "s",
+        "(10",
+        "%)",
+    ]
+    assert lines[3].split()[:3] == ["b", "1", "finished"]
+    assert lines[4] == "  weights identical on both ranks (digest abcdef)"
+
+
+def test_hosts_whose_checkpoints_lie_in_the_same_place_share_a_line() -> None:
+    checkpoint = {"step": 10, "path": "/home/me/runs/d4/base_checkpoints/d4/model_000010.pt"}
+    rows = [row(f"h{rank}", rank, "finished", checkpoint=checkpoint) for rank in range(3)]
+    lines = run_table.closing_table(rows).splitlines()
+    assert [line for line in lines if "checkpoint" in line] == [
+        "  checkpoint of step 10 on h0, h1, h2: /home/me/runs/d4/base_checkpoints/d4"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({}, ""),
+        ({"b": 2, "a": 2}, "a 2, b 2"),
+        (dict.fromkeys("abcde", 3), "5 hosts 3 each"),
+        ({**dict.fromkeys("bcdef", 3), "a": 7}, "a 7, 5 hosts 3 each"),
+        ({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "a 1, b 2, c 3, d 4, e 5"),
+    ],
+)
+def test_what_many_hosts_have_alike_is_counted_together(counts: dict[str, int], text: str) -> None:
+    assert run_table.counted_text(counts) == text
+
+
+def test_field_21_weights_that_differ_are_said_to() -> None:
+    differing = finished()
+    differing[0]["run"]["digest"] = "123456"
+    for rows in (finished(identical=False), differing):
+        assert "weights NOT identical on both ranks" in run_table.closing_table(rows)
+    assert "weights not compared" in run_table.closing_table(finished(identical=None, digest=None))
+    assert "weights not compared" in run_table.closing_table(finished()[:1])
+    three = [*finished(world=3), row("c", 2, state="finished", identical=True, digest="abcdef", world=3)]
+    assert "weights identical on all 3 ranks" in run_table.closing_table(three)
+
+
+def test_field_17_the_slow_one_is_the_one_that_waits_least() -> None:
+    rows = [row("fast", 0, wait_share=0.4), row("slow", 1, wait_share=0.02)]
+    assert "slow one: slow" in run_table.status_table(rows)
+    assert run_table.status_data(rows)["slowest"] == "slow"
+    rows[1]["run"]["wait_share"] = 0.39
+    assert run_table.status_data(rows)["slowest"] is None
+
+
+def test_what_nobody_knows_has_no_column() -> None:
+    assert "val bpb" not in run_table.status_table([row("a", 0), row("b", 1)]).splitlines()[1]
+
+
+def test_a_loss_that_is_no_number_is_said_in_words() -> None:
+    rows = [row("a", 0, diverged=True, loss=None, last_loss=None)]
+    assert "not a number" in run_table.closing_table(rows)
+    assert "not a number" in run_table.status_table(rows)
+    assert "not a number" in run_table.live_line(rows)
+
+
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        ({"state": "crashed", "exit_code": 137}, "crashed (code 137)"),
+        ({"state": "crashed"}, "crashed"),
+        ({"state": "absent"}, "never started"),
+        ({"state": "prepared"}, "prepared, not started"),
+        ({"state": "running", "step": None, "phase": "rendezvous"}, "starting (rendezvous)"),
+        ({"state": "running", "heartbeat_age": 100.0}, "no sign of life for 1 min 40 s"),
+        ({"state": "running", "idle_seconds": 100.0, "step_seconds": 2.0, "phase": "sync"}, "stalled for 1 min 40 s"),
+        ({"state": "running", "idle_seconds": 100.0, "step_seconds": 2.0, "phase": "eval"}, "running"),
+        ({"state": "running", "idle_seconds": 100.0, "step_seconds": 72.0, "phase": "sync"}, "running"),
+        ({"state": "running", "idle_seconds": 90000.0, "step_seconds": 2.0, "phase": "sync"}, "stalled since %s"),
+        ({"state": "running", "heartbeat_age": 90000.0}, "no sign of life since %s"),
+        ({"state": "finished"}, "finished"),
+        ({"state": None}, "not reached"),
+    ],
+)
+def test_states_with_what_one_must_know(run: dict[str, Any], text: str) -> None:
+    since = time.strftime("%a %H:%M", time.localtime(time.time() - 90000))
+    assert run_table.state_text({**EMPTY, "step": 4, **run}) == (text % since if "%s" in text else text)
+
+
+def test_the_status_says_when_it_began_and_ended_or_will() -> None:
+    now = time.time()
+    going = [row("a", 0, started=now - 7200, eta_seconds=600.0), row("b", 1, started=now - 7190, eta_seconds=500.0)]
+    first = run_table.status_table(going).splitlines()[0]
+    assert re.fullmatch(r"run d4, began .*\d\d:\d\d, 2 h 00 min ago, 10 min 00 s left, until about .*\d\d:\d\d", first)
+    over = [row("a", 0, state="finished", started=now - 7200, ended=now - 3600)]
+    first = run_table.status_table(over).splitlines()[0]
+    assert re.fullmatch(r"run d4, took 1 h 00 min, ended .*\d\d:\d\d, 1 h 00 min ago", first)
+
+
+def test_a_run_that_stands_still_has_no_time_left_and_no_slow_one() -> None:
+    rows = [
+        row("a", 0, wait_share=0.5, eta_seconds=600.0, idle_seconds=500.0, step_seconds=1.0, started=1.0),
+        row("b", 1, wait_share=0.0),
+    ]
+    told = run_table.status_table(rows)
+    assert "left" not in told
+    assert "slow one" not in told
+    assert told.endswith("the playbook nanochat.ddp.doctor finds out why")
+
+
+def test_a_narrow_screen_gets_a_column_for_each_host() -> None:
+    wide, narrow = run_table.status_table(finished()), run_table.status_table(finished(), 60)
+    assert max(map(len, wide.splitlines())) > 60 >= max(map(len, narrow.splitlines()))
+    assert ["loss", "5.2500", "5.2500"] in [line.split() for line in narrow.splitlines()]
+    assert run_table.status_table(finished(), 20) == wide
+    assert run_table.closing_table(finished(), 200) == run_table.closing_table(finished())
+
+
+def test_the_status_tells_errors_and_other_runs_and_hosts_out_of_reach() -> None:
+    crashed = row("b", 1, state="crashed", exit_code=1, error="rank 0 did not come", run="d4-old")
+    results = {
+        "a": {"run": row("a", 0)["run"]},
+        "b": {"run": crashed["run"]},
+        "c": {"unreachable": True, "msg": "Failed to connect\nmore"},
+    }
+    text = FilterModule().filters()["status_table"](results)
+    assert "b: rank 0 did not come" in text
+    assert "b: run d4-old" in text
+    assert "cannot be reached" in text
+    assert "c: Failed to connect" in text
+    data = FilterModule().filters()["status_data"](results)
+    assert data["hosts"]["c"]["reachable"] is False
+    assert data["hosts"]["b"]["state"] == "crashed"
+    json.dumps(data, allow_nan=False)
+
+
+def test_no_run_anywhere_is_said() -> None:
+    absent = {"run": dict(EMPTY)}
+    assert run_table.status_table(rows_of({"a": absent})).startswith("no run on any host")
+
+
+def test_what_was_expected_stands_below_the_closing_table() -> None:
+    results = {one["host"]: {"run": one["run"]} for one in finished()}
+    closing = FilterModule().filters()["closing_table"]
+    expected = {"tokens_per_second": 2000.0, "wait_seconds": {"a": 0.1, "b": 0.2}, "bytes_sent": 24e6}
+    assert "Expected 2000 tok/s, came to 1900 (-5%)" in closing(results, expected)
+    assert "Expected" not in closing(results, {})
+
+
+def test_the_filters_want_results_by_host() -> None:
+    with pytest.raises(AnsibleFilterError, match="dictionary from host to result"):
+        rows_of(["a"])
+
+
+def test_the_live_line_goes_by_the_slowest_rank_and_tells_all_shares() -> None:
+    rows = [row("a", 0, done=6, eta_seconds=90.0), row("b", 1, done=5, wait_share=0.33)]
+    words = "step 5/10  loss 5.2500  2000 tok/s  waiting a 10 %, b 33 %  1 min 30 s left"
+    assert run_table.live_line(rows) == words
+    assert run_table.live_line(rows, len(words) + 12, unicode=False) == "[####....]  " + words
+    assert run_table.live_line(rows, len(words) + 12) == "█████░░░░░  " + words
+    assert run_table.live_line(rows, 300).startswith("█" * 15 + "░" * 15 + "  step")
+
+
+def test_a_narrow_live_line_leaves_out_what_matters_least() -> None:
+    rows = [row("a", 0, eta_seconds=90.0), row("b", 1, wait_share=0.33)]
+    widths = range(len("step 5/10"), 120)
+    lines = {width: run_table.live_line(rows, width) for width in widths}
+    assert all(len(line) <= width for width, line in lines.items())
+    assert "waiting 10 % / 33 %" in run_table.live_line(rows, 73)
+    assert run_table.live_line(rows, 60) == "step 5/10  loss 5.2500  2000 tok/s  1 min 30 s left"
+    assert run_table.live_line(rows, 40) == "step 5/10  loss 5.2500  1 min 30 s left"
+    assert run_table.live_line(rows, 12) == "step 5/10"
+
+
+def test_the_live_line_of_many_ranks_tells_the_longest_wait() -> None:
+    rows = [row("h%d" % rank, rank, wait_share=rank / 10) for rank in range(6)]
+    assert "waiting up to 50 % (h5)" in run_table.live_line(rows)
+    assert "waiting up to 50 %  " in run_table.live_line(rows, 58) + "  "
+
+
+@pytest.mark.parametrize(
+    ("run", "age", "text"),
+    [
+        ({"step_age": 0.5, "step_seconds": 0.3}, 1.0, "step 5/10  "),
+        ({"step_age": 0.5, "step_seconds": 60.0}, 0.0, "step 5/10, 0 s ago  "),
+        ({"step_age": 0.5, "step_seconds": 60.0}, 42.0, "step 5/10, 42 s ago  "),
+        ({"step_age": 0.5, "step_seconds": 60.0}, 80.0, "step 5/10, 1 min 20 s ago  "),
+        # Looked at too long ago to know of newer steps.
+        ({"step_age": 0.5, "step_seconds": 0.3}, 20.0, "step 5/10, seen 20 s ago  "),
+        # Looked for news since, and there was none.
+        ({"step_age": 0.5, "step_seconds": 0.3}, 40.0, "step 5/10, 40 s ago  "),
+        (
+            {"step_age": 4.0, "step_seconds": 0.3, "phase": "eval", "phase_seconds": 3.9},
+            1.0,
+            "step 5/10, evaluating for 4 s  ",
+        ),
+        ({"step_age": 4.0, "step_seconds": 0.3, "phase": "sync", "phase_seconds": 3.9}, 1.0, "step 5/10, 5 s ago  "),
+    ],
+)
+def test_the_live_line_counts_the_seconds_of_a_long_step(run: dict[str, Any], age: float, text: str) -> None:
+    rows = [{**row("a", 0, **run), "age": age}, {**row("b", 1, **run), "age": age}]
+    assert run_table.live_line(rows).startswith(text)
+
+
+def test_the_time_left_goes_down_between_two_looks() -> None:
+    assert run_table.live_line([{**row("a", 0, eta_seconds=90.0), "age": 5.0}]).endswith("1 min 25 s left")
+
+
+def test_before_the_first_step_the_phases_are_told() -> None:
+    rows = [row("a", 0, step=None, phase="rendezvous"), row("b", None, step=None, state="prepared")]
+    assert run_table.live_line(rows) == "starting: a waiting for the others; b prepared"
+    rows = [{**row("h%d" % rank, rank, step=None, phase="sync"), "watched": 61.0} for rank in range(6)]
+    assert run_table.live_line(rows) == "starting for 1 min 01 s: 6 hosts making the first step"

@@ -1,0 +1,116 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whom a session's end is meant for; tests/integration ends real sessions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
+
+SESSION = reaper.Session("ours", 1000, (10, 100))
+
+
+def one(pid, ppid=1, uid=1000, marker=None, worker=False, state="S", start=100):
+    return processes.Process(pid, ppid, uid, start, state, ("python",), "python", marker, worker)
+
+
+@pytest.fixture
+def members(monkeypatch):
+    """The pids of the members among the given processes."""
+
+    def find(session, *table):
+        monkeypatch.setattr(processes, "processes", lambda: {entry.pid: entry for entry in table})
+        return sorted(reaper.members(session))
+
+    return find
+
+
+def test_members_are_the_runners_descendants_and_those_with_its_id(members):
+    tree = [one(10), one(11, 10), one(12, 11, uid=0), one(20, 1, marker="ours"), one(21, 20), one(30), one(31, 30)]
+    assert members(SESSION, *tree) == [11, 12, 20, 21]
+
+
+def test_strangers_are_no_members(members):
+    strangers = [one(20, marker="ours", uid=1001), one(21, marker="theirs"), one(22, marker="ours2"), one(23)]
+    assert members(SESSION, one(10), *strangers) == []
+
+
+def test_whoever_took_the_runners_pid_is_no_root(members):
+    assert members(SESSION, one(10, start=101), one(11, 10)) == []
+
+
+def test_without_a_runner_the_id_still_finds_them(members):
+    assert members(SESSION._replace(runner=None), one(10), one(11, 10), one(20, marker="ours")) == [20]
+
+
+def test_the_dead_are_no_members(members):
+    assert members(SESSION, one(10), one(11, 10, state="Z"), one(12, 10)) == [12]
+
+
+def test_whoever_stops_a_session_is_never_among_its_members(members):
+    tree = [one(10), one(11, 10), one(os.getpid(), 11), one(13, 11)]
+    assert members(SESSION, *tree) == [13]
+
+
+@pytest.mark.parametrize(
+    "tree, targets",
+    [
+        ([one(11, 10), one(12, 11), one(13, 12), one(14, 11)], [13, 14]),
+        ([one(11, 10), one(12, 11, worker=True), one(13, 12, worker=True), one(14, 11)], [12]),
+        ([one(11, 10), one(12, 11, worker=True), one(13, 11, worker=True)], [12, 13]),
+        ([], []),
+    ],
+)
+def test_those_who_can_save_are_asked_first(tree, targets):
+    assert sorted(entry.pid for entry in reaper.gentle_targets({entry.pid: entry for entry in tree})) == targets
+
+
+@pytest.fixture
+def child():
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("descriptors", [True, False], ids=["pidfd", "kill"])
+def test_a_signal_goes_to_the_process_that_was_looked_at_or_to_nobody(child, monkeypatch, descriptors):
+    if not descriptors:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    target = processes.process(child.pid)
+
+    reaper.send(target._replace(start=target.start - 1), signal.SIGKILL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.1)
+
+    reaper.send(target, signal.SIGKILL)
+    assert child.wait(10) == -signal.SIGKILL
+    reaper.send(target, signal.SIGKILL)  # nobody has the pid any more, and that is no error
+
+
+def test_end_returns_who_could_not_be_ended(child, monkeypatch):
+    monkeypatch.setattr(reaper, "TERM_SECONDS", 0.1)
+    monkeypatch.setattr(reaper, "KILL_SECONDS", 0.2)
+    sent = []
+    monkeypatch.setattr(reaper, "send", lambda target, number: sent.append(number))
+    stubborn = {child.pid: processes.process(child.pid)}
+    monkeypatch.setattr(reaper, "members", lambda session: stubborn)
+
+    assert reaper.end(SESSION, 0) == stubborn
+    assert sent[:3] == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
+
+
+def test_one_that_is_stopped_is_woken_to_hear_it(monkeypatch):
+    sent = []
+    monkeypatch.setattr(reaper, "send", lambda target, number: sent.append(number))
+    trees = iter([{11: one(11, 10, state="T")}, {}])
+    monkeypatch.setattr(reaper, "members", lambda session: next(trees))
+
+    assert reaper.end(SESSION, 5) == {}
+    assert sent == [signal.SIGTERM, signal.SIGCONT]

@@ -1,0 +1,316 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Several hosts as folders of this machine, with the real server in between."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server as shard_server
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share as shard_share
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests, ShardsError, entries
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import Peer, part_of
+from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import (
+    SECRET,
+    Host,
+    all_at_once,
+    describe,
+    fill,
+    parquet,
+)
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Makes hosts, and stops all of them in the end."""
+    made: list[Host] = []
+
+    def make(*names: str) -> list[Host]:
+        made.extend(Host(tmp_path / name) for name in names)
+        return made[-len(names) :]
+
+    yield make
+    for host in made:
+        host.stop()
+
+
+@pytest.fixture
+def master(tmp_path, hosts):
+    fill(tmp_path / "master", shards=4)
+    manifest = describe(tmp_path / "master")
+    host = hosts("master")[0]
+    host.manifest = manifest
+    return host
+
+
+def same(one: Path, other: Path) -> bool:
+    return {
+        path.name: path.read_bytes() for path in one.rglob("[!.]*") if path.is_file() and ".share" not in str(path)
+    } == {path.name: path.read_bytes() for path in other.rglob("[!.]*") if path.is_file() and ".share" not in str(path)}
+
+
+class Rogue(http.server.BaseHTTPRequestHandler):
+    """A peer that offers everything and sends what `how` says: wrong bytes, or half of the right ones."""
+
+    how = "wrong"
+    files: dict
+
+    def do_GET(self) -> None:
+        body = json.dumps({"files": self.files}).encode()
+        if self.path != "/have":
+            size = self.files[self.path[len("/files/") :]]["bytes"]
+            body = b"\0" * size
+            self.send_response(200)
+            self.send_header("Content-Length", str(size))
+            self.end_headers()
+            self.wfile.write(body if self.how == "wrong" else parquet(0)[: size // 2])
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *dummy) -> None:
+        pass
+
+
+@pytest.fixture
+def rogue():
+    """Starts such a peer."""
+    servers = []
+
+    def start(manifest: dict, how: str) -> Peer:
+        offered = {one.path: {"bytes": one.bytes, "sha256": one.sha256, "times": 0} for one in entries(manifest)}
+        handler = type("OneRogue", (Rogue,), {"how": how, "files": offered})
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        return Peer("rogue", "127.0.0.1", server.server_port)
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_three_hosts_end_up_alike(master, hosts):
+    others = hosts("b", "c")
+    everyone = [host.peer for host in [master, *others]]
+
+    raised = all_at_once([lambda host=host: host.pull(master.manifest, everyone) for host in others])
+
+    assert raised == []
+    assert all(same(master.folder, host.folder) for host in others)
+    assert not list(others[0].folder.rglob("*.part"))
+
+
+def test_no_source_sends_everything_to_everyone(tmp_path, hosts):
+    fill(tmp_path / "first", shards=10, size=300_000)
+    manifest = describe(tmp_path / "first")
+    first = hosts("first")[0]
+    others = hosts("b", "c", "d", "e", "f")
+    everyone = [host.peer for host in [first, *others]]
+
+    raised = all_at_once([lambda host=host: host.pull(manifest, everyone) for host in others])
+
+    assert raised == []
+    total = sum(one.bytes for one in entries(manifest))
+    sent = {host.folder.name: sum(host.stop().values()) for host in [first, *others]}
+    assert sum(sent.values()) == pytest.approx(total * len(others), rel=0.05)
+    # Without handing on, the first would send five times the data set, and the others nothing.
+    assert max(sent.values()) < 3 * total
+
+
+def test_cut_transfer_goes_on_where_it_ended(master, hosts):
+    other = hosts("b")[0]
+    entry = entries(master.manifest)[0]
+    Path(part_of(str(other.folder), entry)).write_bytes(parquet(0)[:30_000])
+
+    other.pull(master.manifest, [master.peer])
+
+    assert same(master.folder, other.folder)
+    assert master.stop()[entry.path] == entry.bytes - 30_000
+
+
+def test_empty_and_overlong_files_arrive_right(tmp_path, hosts):
+    fill(tmp_path / "first")
+    (tmp_path / "first/tokenizer/token_bytes.pt").write_bytes(b"")
+    manifest = describe(tmp_path / "first")
+    first, other = hosts("first", "b")
+    entry = entries(manifest)[0]
+    Path(part_of(str(other.folder), entry)).write_bytes(b"x" * 90_000)
+
+    other.pull(manifest, [first.peer])
+
+    assert same(first.folder, other.folder)
+
+
+def test_part_with_wrong_beginning_is_fetched_again(master, hosts):
+    other = hosts("b")[0]
+    entry = entries(master.manifest)[0]
+    Path(part_of(str(other.folder), entry)).write_bytes(b"x" * 30_000)
+
+    other.pull(master.manifest, [master.peer])
+
+    assert same(master.folder, other.folder)
+
+
+@pytest.mark.parametrize("how", ["wrong", "half"])
+def test_peer_with_wrong_or_too_few_bytes_does_no_harm(master, hosts, rogue, how):
+    other = hosts("b")[0]
+
+    pulled = other.pull(master.manifest, [rogue(master.manifest, how), master.peer])
+
+    assert same(master.folder, other.folder)
+    assert {one.source for one in pulled} >= {"master"}
+
+
+def test_wrong_bytes_from_the_only_source_are_named(master, hosts, rogue):
+    other = hosts("b")[0]
+
+    with pytest.raises(ShardsError, match=r"^b: 6 files could not be had .*asked rogue: .*arrived whole.*wrong digest"):
+        other.pull(master.manifest, [rogue(master.manifest, "wrong")], patience=1.0)
+    assert not list(other.folder.glob("*.parquet"))
+
+
+def test_silent_peer_is_named(master, hosts):
+    master.stop()
+    other = hosts("b")[0]
+
+    with pytest.raises(ShardsError, match=rf"master: 127.0.0.1:{master.peer.port}: connection refused"):
+        other.pull(master.manifest, [master.peer], patience=0.5)
+
+
+def test_shard_that_changed_after_it_was_described_is_not_handed_on(master, hosts):
+    other = hosts("b")[0]
+    shard = master.folder / "shard_00001.parquet"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+
+    with pytest.raises(
+        ShardsError, match=r"1 file could not be had \(shard_00001.parquet\); asked master: none of them has it"
+    ):
+        other.pull(master.manifest, [master.peer], patience=1.0)
+
+
+def ask(peer: Peer, path: str, secret: str, **headers: str) -> int:
+    connection = http.client.HTTPConnection(peer.address, peer.port, timeout=5)
+    headers[shard_server.PROOF] = shard_server.proof(secret, "GET", path, headers.get("Range", ""))
+    try:
+        connection.request("GET", path, headers=headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_server_answers_only_who_knows_the_secret(master):
+    assert ask(master.peer, "/have", SECRET) == 200
+    assert ask(master.peer, "/have", "guessed") == 403
+    assert ask(master.peer, "/files/shard_00000.parquet", "guessed") == 403
+
+
+@pytest.mark.parametrize(
+    "path", ["/files/.share/server.json", "/files/../master/manifest.json", "/files//etc/passwd", "/"]
+)
+def test_server_gives_nothing_but_described_files(master, path):
+    assert ask(master.peer, path, SECRET) == 404
+
+
+def test_server_hangs_up_on_strangers(tmp_path):
+    fill(tmp_path / "a")
+    describe(tmp_path / "a")
+    offer = shard_share.Offer("a", str(tmp_path / "a"), "127.0.0.1", 0, 0, ["192.0.2.1"], SECRET, 60, 60)
+    state = shard_share.start(offer)
+    try:
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            ask(Peer("a", "127.0.0.1", state["port"]), "/have", SECRET)
+    finally:
+        shard_share.stop(str(tmp_path / "a"))
+
+
+def test_old_news_are_sent_away_for_new_ones(master):
+    path = "/files/shard_00000.parquet"
+    assert ask(master.peer, path, SECRET, **{shard_server.TIMES: "0"}) == 200
+    assert ask(master.peer, path, SECRET, **{shard_server.TIMES: "0"}) == 503
+
+
+def test_secret_is_in_no_argv_and_no_readable_file(master):
+    assert SECRET.encode() not in Path(f"/proc/{master.pid}/cmdline").read_bytes()
+    share = master.folder / ".share"
+    assert share.stat().st_mode & 0o077 == 0
+    assert (share / "server.json").stat().st_mode & 0o077 == 0
+    assert SECRET in (share / "server.json").read_text()
+
+
+def ended(folder: Path, patience: float = 10.0) -> bool:
+    """Whether the folder's server is gone, or goes soon."""
+    deadline = time.monotonic() + patience
+    while shard_share.running(str(folder)) is not None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_server_ends_when_nobody_asks(tmp_path):
+    fill(tmp_path / "a")
+    offer = shard_share.Offer("a", str(tmp_path / "a"), "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=60, idle=0)
+    state = shard_share.start(offer)
+
+    assert state["port"]
+    assert ended(tmp_path / "a")
+
+
+def test_stop_leaves_a_process_alone_that_only_has_the_pid(tmp_path):
+    Host(tmp_path / "a")
+    state_file = tmp_path / "a/.share/server.state"
+    state = json.loads(state_file.read_text())
+    state_file.write_text(json.dumps({**state, "pid": os.getpid()}))
+
+    assert shard_share.stop(str(tmp_path / "a")) is None
+
+    state_file.parent.mkdir()
+    state_file.write_text(json.dumps(state))
+    # Its settings are gone, so the server ends by itself.
+    assert ended(tmp_path / "a")
+
+
+def test_address_of_another_host_is_named(tmp_path):
+    (tmp_path / "a").mkdir()
+    offer = shard_share.Offer("worker", str(tmp_path / "a"), "192.0.2.7", 40000, 40010, ["192.0.2.1"], SECRET, 60, 60)
+
+    with pytest.raises(ShardsError, match=r"^worker: the shard server cannot listen on 192.0.2.7 ports 40000-40010"):
+        shard_share.start(offer)
+
+
+def test_port_is_taken_from_the_range(tmp_path):
+    (tmp_path / "a").mkdir()
+    taken = shard_server.Server("127.0.0.1", 0, shard_server.Shelf(""), SECRET, [])
+    port = taken.server_port
+    server = shard_server.bind("127.0.0.1", port, port + 50, shard_server.Shelf(""), SECRET, [])
+    try:
+        assert port < server.server_port <= port + 50
+    finally:
+        server.server_close()
+        taken.server_close()
+
+
+def test_ipv4_inside_ipv6_is_one_address():
+    assert shard_server.plain_address("::ffff:192.0.2.1") == "192.0.2.1"
+    assert shard_server.plain_address("fe80::1%eth0") == "fe80::1"
+
+
+def test_digests_learnt_while_pulling_are_kept(master, hosts):
+    other = hosts("b")[0]
+    other.pull(master.manifest, [master.peer])
+
+    digests = Digests(str(other.folder))
+    assert [digests.of(one.path) for one in entries(master.manifest)] == entries(master.manifest)
+    assert digests.hashed_bytes == 0

@@ -1,0 +1,193 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import venv
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Interpreter, VenvError, Wish
+
+BASE = Interpreter("/usr/bin/python3.11", (3, 11, 2), "x86_64", True, True, True, "glibc-2.36")
+
+
+def wish(**changes) -> Wish:
+    given = Wish("worker", "/base/venv", ("torch==2.13.0", "numpy==2.4.6"), "auto", "/base/wheels", False)
+    return given._replace(**changes)
+
+
+def told(version: str, **more) -> str:
+    numbers = [int(part) for part in version.split(".")]
+    known = {"executable": f"/usr/bin/python{version}", "machine": "x86_64", "venv": True, "ensurepip": True}
+    return json.dumps({"version": numbers, "pip": True, "libc": ["glibc", "2.36"], **known, **more})
+
+
+def host_with(**versions: str):
+    """The run and find of a host with these interpreters; a version of "" is one that does not run."""
+
+    def run(argv):
+        version = versions.get(argv[0].rpartition("/")[2].replace(".", "_"), "")
+        return (0, told(version), "") if version else (127, "", "pyenv: command not found")
+
+    def find(name):
+        return f"/usr/bin/{name}" if name.replace(".", "_") in versions else None
+
+    return run, find
+
+
+def test_first_suitable_interpreter_is_taken():
+    run, find = host_with(python3="3.9.2", python3_12="3.12.3", python3_13="")
+    assert venv.find_interpreter(run, find, "", "3.10", "worker").minor == "3.12"
+
+
+def test_too_old_python_is_named_with_its_version():
+    run, find = host_with(python3="3.9.2")
+    with pytest.raises(
+        VenvError, match=r"^worker: the trainer needs Python 3.11 or newer, but python3 is 3.9.2\. "
+    ) as why:
+        venv.find_interpreter(run, find, "", "3.11", "worker")
+    assert why.value.reason == "python"
+    assert "ddp_python" in str(why.value)
+
+
+def test_missing_python_is_said():
+    run, find = host_with()
+    with pytest.raises(VenvError, match="but no python3 was found"):
+        venv.find_interpreter(run, find, "", "3.10", "worker")
+
+
+def test_named_python_is_the_only_one_looked_at():
+    run, find = host_with(python3_11="3.11.2")
+    with pytest.raises(VenvError, match="/opt/python/bin/python3 is not there or does not run"):
+        venv.find_interpreter(run, find, "/opt/python/bin/python3", "3.10", "worker")
+
+
+@pytest.mark.parametrize(
+    ("release", "command"),
+    [
+        ("ID=debian\n", "sudo apt install python3.11 python3.11-venv"),
+        ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', "sudo apt install python3.11 python3.11-venv"),
+        ('ID=rocky\nID_LIKE="rhel centos fedora"\n', "sudo dnf install python3.11"),
+        ("ID=arch\n", "sudo pacman -S python"),
+        ("ID=plan9\n", "Install Python 3.11 with its venv module there"),
+    ],
+)
+def test_remedy_is_the_distribution_s_own_command(tmp_path, release, command):
+    (tmp_path / "os-release").write_text(release)
+    assert command in venv.install_hint("python", release=str(tmp_path / "os-release"))
+
+
+@pytest.mark.parametrize(
+    ("requirement", "version", "met"),
+    [
+        ("torch==2.13.0", "2.13.0+cpu", True),
+        ("torch==2.13.0+cpu", "2.13.0+cpu", True),
+        ("torch==2.13.0+cu130", "2.13.0+cpu", False),
+        ("torch==2.13.0", "2.12.0", False),
+        ("torch==2.13.0", None, False),
+        ("mlflow-skinny", "3.1", True),
+        ("numpy == 2.4.6 ; python_version >= '3.11'", "2.4.6", True),
+    ],
+)
+def test_installed_version_is_held_against_the_pin(requirement, version, met):
+    assert venv.meets(requirement, version) is met
+
+
+@pytest.mark.parametrize(("name", "canonical"), [("Torch==1", "torch"), ("mlflow_skinny>=3", "mlflow-skinny")])
+def test_names_are_spelt_as_the_metadata_does(name, canonical):
+    assert venv.name_of(name) == canonical
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "sentence"),
+    [
+        (
+            "WARNING: Retrying ... Failed to establish a new connection: [Errno -3] Temporary failure in name resolution\n"
+            "ERROR: Could not find a version that satisfies the requirement torch==2.13.0\n"
+            "ERROR: No matching distribution found for torch==2.13.0",
+            "network",
+            "no package index answers there",
+        ),
+        (
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+            "disk",
+            "disk is full",
+        ),
+        ("ERROR: SSLError CERTIFICATE_VERIFY_FAILED", "network", "certificate is not trusted"),
+        (
+            "ERROR: Ignored the following versions that require a different python version: 2.4.6 Requires-Python >=3.11\n"
+            "ERROR: No matching distribution found for numpy==2.4.6",
+            "requirement",
+            "no package index has numpy==2.4.6 for Python 3.11, which Python 3.11 may be too old for",
+        ),
+        ("blah\nERROR: something new.\n[notice] a new pip", "other", "pip said: something new"),
+    ],
+)
+def test_pip_s_words_become_one_sentence(said, reason, sentence):
+    found = venv.explain(wish(), BASE, said)
+
+    assert found.reason == reason
+    assert str(found).startswith("worker: the packages could not be installed in /base/venv: ")
+    assert sentence in str(found)
+    assert "\n" not in str(found)
+
+
+def test_wheels_of_another_python_are_told_as_such():
+    found = venv.explain(wish(offline=True), BASE, "ERROR: No matching distribution found for torch==2.13.0")
+
+    assert found.reason == "wheels"
+    assert "do not fit Python 3.11 on x86_64: torch==2.13.0" in str(found)
+
+
+def test_index_that_does_not_answer_is_passed_over_with_a_warning():
+    warnings: list = []
+
+    index, argv = venv.choose_index(wish(torch_index="http://127.0.0.1:1/whl/cpu"), warnings)
+
+    assert (index, argv) == ("default", [])
+    assert warnings == [
+        "worker: http://127.0.0.1:1/whl/cpu does not answer within 4 s, so torch comes from the default index"
+    ]
+
+
+def test_index_that_answers_stands_beside_the_default(tmp_path):
+    url = tmp_path.as_uri()
+    assert venv.choose_index(wish(torch_index=url), []) == (url, ["--extra-index-url", url])
+
+
+def test_default_index_asks_nobody_else():
+    assert venv.choose_index(wish(torch_index="default"), []) == ("default", [])
+
+
+def test_environment_is_named_by_all_that_goes_into_it():
+    one = wish()
+    assert one.digest("3.11") == wish(requirements=one.requirements[::-1]).digest("3.11")
+    others = [wish(requirements=("torch==2.12.0",)), wish(torch_index="default")]
+    assert len({one.digest("3.11"), one.digest("3.12"), *(other.digest("3.11") for other in others)}) == 4
+
+
+def test_wheels_for_another_python_and_machine_are_asked_for_by_tag(tmp_path):
+    asked = []
+
+    def run(argv):
+        asked.append(argv)
+        (tmp_path / "wheels.part/torch.whl").write_bytes(b"")
+        return 0, "", ""
+
+    target = {"python": "3.12", "machine": "aarch64"}
+    wanted = wish(wheels=str(tmp_path / "wheels"), torch_index="default")
+    venv.fetch_wheels(wanted, run, BASE, ["pip"], target)
+
+    line = " ".join(asked[0])
+    assert "--only-binary=:all:" in line and "--python-version 3.12" in line and "--abi cp312" in line
+    assert "--platform manylinux_2_28_aarch64" in line and "--platform manylinux2014_aarch64" in line
+    assert asked[0][-3:] == ["torch==2.13.0", "numpy==2.4.6", "pip"]
+    assert venv.wheels_ready(wanted, target)
+    assert not venv.wheels_ready(wanted, {**target, "python": "3.11"})
+
+
+def test_no_room_is_said_before_anything_is_fetched(tmp_path):
+    with pytest.raises(VenvError, match=rf"^worker: {tmp_path} has .* GB free, but .* need about 9{{12}}\.0 GB"):
+        venv.check_room(str(tmp_path), 999_999_999_999 * 10**9, "worker")
