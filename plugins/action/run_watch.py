@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 from ansible import constants
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import (
     Patience,
@@ -69,18 +69,11 @@ class Ledger:
 
     def write(self, host: str, entry: dict[str, Any]) -> None:
         """Put a host's entry there, whole or not at all."""
-        path = self.path(host)
-        beside = path.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(entry), encoding="utf-8")
-        beside.replace(path)
+        write_json(str(self.path(host)), entry)
 
     def read(self, host: str) -> dict[str, Any]:
         """A host's entry; empty while there is none."""
-        try:
-            found = json.loads(self.path(host).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return read_object(str(self.path(host)))
 
     def path(self, host: str) -> Path:
         """A host's file; the name is quoted, since an inventory name may hold anything."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import words
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import comparison_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
@@ -31,7 +32,7 @@ def rows_of(results: Any) -> list[dict[str, Any]]:
         if run.get("state") is None:
             run = {**EMPTY, **run, "state": None}
         reachable = not result.get("unreachable") and result.get("reachable", True)
-        said = run_table.plain_reason(str(result.get("msg") or "gave no answer"))
+        said = words.plain_reason(str(result.get("msg") or "gave no answer"))
         problem = None if result.get("run") else said.splitlines()[0]
         rows.append({**result, "host": str(host), "run": run, "reachable": reachable, "problem": problem})
     return rows

@@ -173,9 +173,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import 
     Venv,
     VenvError,
     Wish,
+    building,
     fetch_wheels,
     find_interpreter,
-    locked,
     wheels_ready,
 )
 
@@ -289,7 +289,7 @@ def main() -> None:
         if module.check_mode or only_read:
             result = STATES[given["state"]](module, venv)
         else:
-            with locked(wish.path, host, given["lock_seconds"]):
+            with building(wish.path, host, given["lock_seconds"]):
                 result = STATES[given["state"]](module, venv)
     except VenvError as why:
         module.fail_json(msg=str(why), reason=why.reason, tags=tags)

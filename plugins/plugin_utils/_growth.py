@@ -19,7 +19,7 @@ from typing import Any
 
 from ansible.plugins.action.normal import ActionModule as NormalAction
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import bytes_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 
 # What the display takes for itself; other displays only write it to their log.
 MARK = "nanochat.ddp progress"

@@ -18,6 +18,7 @@ import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
 
 Run = Callable[[List[str]], Tuple[int, str, str]]
@@ -64,7 +65,7 @@ def collect(run_dir: str, rank: int, peers: List[Dict[str, Any]], probe_port: in
 
 
 def heartbeat(run_dir: str, rank: int) -> Dict[str, Any]:
-    return run_state.read_json(os.path.join(run_dir, "heartbeat-rank%d.json" % rank))
+    return read_object(os.path.join(run_dir, "heartbeat-rank%d.json" % rank))
 
 
 def rank_pids(run_dir: str, pid: Optional[int]) -> Set[int]:
@@ -77,7 +78,7 @@ def rank_pids(run_dir: str, pid: Optional[int]) -> Set[int]:
 def trainer_pid(run_dir: str, rank: int) -> Optional[int]:
     """The rank's process: the one that beats, else the deepest one of its session; None when it is gone."""
     table = processes.processes()
-    session = run_state.read_json(os.path.join(run_dir, "session.json"))
+    session = read_object(os.path.join(run_dir, "session.json"))
     marker = session.get("id")
     ours = [one for one in table.values() if marker and one.marker == marker]
     beating = heartbeat(run_dir, rank).get("pid")
@@ -170,7 +171,7 @@ def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dict[str, An
         os.unlink(request)
     except OSError:
         pass  # it was answered, or never written
-    return run_state.read_json(path) or None if answered else None
+    return read_object(path) or None if answered else None
 
 
 # -- the network ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import WARNING, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 
 Evidence = Mapping[str, Any]
 
@@ -332,7 +333,7 @@ def no_room(case: Case) -> Optional[Dict[str, Any]]:
     for host, found in case.known().items():
         free = (found.get("system") or {}).get("disk_free")
         if free is not None and free < LOW_DISK and found["run"].get("phase") == "save":
-            seen = "%s cannot save: %d MB are free in its run folder." % (case.name(host), free // 2**20)
+            seen = "%s cannot save: %s are free in its run folder." % (case.name(host), bytes_text(free))
             return finding("disk-full", host, seen)
     return None
 
@@ -409,8 +410,7 @@ def slow_reasons(found: Evidence) -> List[str]:
     """Why a rank may be slow, as far as its host tells."""
     system, process, reasons = found.get("system") or {}, found.get("process") or {}, []
     if system.get("swapped_pages_per_second", 0) > 50 or process.get("swapped_bytes", 0) > 256 * 2**20:
-        swapped = process.get("swapped_bytes", 0) // 2**20
-        reasons.append("it is swapping (%d MB of it are out)" % swapped)
+        reasons.append("it is swapping (%s of it are out)" % bytes_text(process.get("swapped_bytes", 0)))
     others, late = found.get("others") or [], process.get("waits_for_core", 0.0)
     taken = sum(one["cpu_share"] for one in others)
     if others and (late > LATE or taken + max(busy(found), 1.0) > system.get("cpus", 1)):
@@ -458,9 +458,9 @@ def healthy(case: Case) -> Dict[str, Any]:
     host = case.plan["master"]["host"] if case.plan["master"]["host"] in known else sorted(known)[0]
     full = [one for one, found in known.items() if (found.get("system") or {}).get("disk_free", LOW_DISK) < LOW_DISK]
     if full:
-        free = known[full[0]]["system"]["disk_free"] // 2**20
-        seen = "All ranks make progress, but %s has %d MB free in its run folder, too little for a checkpoint."
-        return finding("disk-full", full[0], seen % (case.name(full[0]), free), severity=WARNING)
+        free = known[full[0]]["system"]["disk_free"]
+        seen = "All ranks make progress, but %s has %s free in its run folder, too little for a checkpoint."
+        return finding("disk-full", full[0], seen % (case.name(full[0]), bytes_text(free)), severity=WARNING)
     done = [found["run"].get("step") for found in known.values() if found["run"].get("step") is not None]
     slow = {one: slow_reasons(found) for one, found in known.items()}
     reasons = ["%s: %s" % (case.name(one), "; ".join(words)) for one, words in sorted(slow.items()) if words]
@@ -501,13 +501,13 @@ def describe(found: Evidence) -> str:
         parts.append("last of Gloo's record %d" % (recorded(found) or 0))
     if process:
         parts.append(
-            "process %d state %s, %d %% of a core, %d MB"
-            % (process["pid"], process["state"], round(100 * process["cpu_share"]), process["memory_bytes"] // 2**20)
+            "process %d state %s, %d %% of a core, %s"
+            % (process["pid"], process["state"], round(100 * process["cpu_share"]), bytes_text(process["memory_bytes"]))
         )
     if system:
         parts.append(
-            "load %.1f on %d cores, %d MB free memory"
-            % (system["load1"], system["cpus"], system["memory_available"] // 2**20)
+            "load %.1f on %d cores, %s free memory"
+            % (system["load1"], system["cpus"], bytes_text(system["memory_available"]))
         )
     parts += ["%s %s" % (peer, how) for peer, how in sorted((found.get("links") or {}).items())]
     return ", ".join(parts)

@@ -103,13 +103,13 @@ def processes(proc: str = "/proc") -> dict[int, Process]:
     return {one.pid: one for one in found if one is not None}
 
 
-def alive(pid: int, start: int, proc: str = "/proc") -> bool:
-    """Whether the very process that started at this tick still runs; a zombie does not."""
+def alive(pid: int, start: int | None, proc: str = "/proc") -> bool:
+    """Whether the very process that started at this tick (None: any with this pid) still runs; a zombie does not."""
     try:
         fields = _stat(os.path.join(proc, str(pid)))[1]
     except (OSError, ValueError, IndexError):
         return False
-    return int(fields[19]) == start and fields[0] not in ("Z", "X")
+    return start in (None, int(fields[19])) and fields[0] not in ("Z", "X")
 
 
 def start_ticks(pid: int, proc: str = "/proc") -> int:

@@ -9,6 +9,7 @@ import re
 from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import INFO, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
     neighbours,
@@ -31,7 +32,7 @@ def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[str], lis
     for host in hosts:
         node = nodes[host.name]
         if not host.probe:
-            reason = f" ({reason_of(host.error)})" if host.error else ""
+            reason = f" ({plain_reason(host.error)})" if host.error else ""
             obstacles.append(f"{host.name} cannot be looked at{reason}; {way_in(host.error)}.")
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
@@ -51,19 +52,10 @@ def way_in(error: str) -> str:
     return "see that it is on and that ssh to it works as the inventory says"
 
 
-def reason_of(error: str) -> str:
-    """A failure in the words of ssh or of the host, without Ansible's preface."""
-    return re.sub(r"^(Task failed: )?(.+?\bssh: )?", "", error.strip(), flags=re.S).rstrip(".")
-
-
 def obstacle(text: str, hosts: Sequence[Host]) -> dict[str, Any]:
     """An obstacle as a finding, for when it must not stop what is asked for."""
     named = [host.name for host in hosts if host.name in text.split()]
     return finding("plan-obstacle", named[0] if named else hosts[0].name, text.rstrip("."))
-
-
-def gigabytes(size: float) -> str:
-    return f"{size / 1e9:.1f} GB"
 
 
 def own_session(host: Host) -> Any:
@@ -123,8 +115,8 @@ def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Ma
     if disk["writable"] and max(0, need) * len(sharing) > disk["free"]:
         among = f" for {len(sharing)} nodes" if len(sharing) > 1 else ""
         found.append(
-            f"{host.name} has {gigabytes(disk['free'])} free below {disk['parent']}, but checkpoints, data and software need about "
-            f"{gigabytes(max(0, need) * len(sharing))}{among}; set ddp_base_dir to a larger disk, or fewer ddp_keep_checkpoints."
+            f"{host.name} has {bytes_text(disk['free'])} free below {disk['parent']}, but checkpoints, data and software need about "
+            f"{bytes_text(max(0, need) * len(sharing))}{among}; set ddp_base_dir to a larger disk, or fewer ddp_keep_checkpoints."
         )
     for other in hosts:
         if other.name < host.name and other.probe and shares_folder(host, other):
@@ -162,7 +154,7 @@ def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[str]:
         ]
     if room["device"] != host.fact("disk", "device") and room["free"] < VENV_BYTES:
         return [
-            f"{named}, with {gigabytes(room['free'])} free, but the trainer's packages need about {gigabytes(VENV_BYTES)}; "
+            f"{named}, with {bytes_text(room['free'])} free, but the trainer's packages need about {bytes_text(VENV_BYTES)}; "
             "a larger disk would do."
         ]
     return []
@@ -206,7 +198,7 @@ def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> list[s
         return []
     nodes = f"{count} nodes there need" if count > 1 else "its rank needs"
     return [
-        f"{host.name} has {gigabytes(total)} of memory, but {nodes} about {gigabytes(need)}; "
+        f"{host.name} has {bytes_text(total)} of memory, but {nodes} about {bytes_text(need)}; "
         "a smaller ddp_depth, ddp_device_batch or ddp_sequence would do."
     ]
 
@@ -247,7 +239,9 @@ def remarks(
     need = sum(nodes[other.name]["memory_bytes"] for other in here)
     available = host.fact("memory", "available") or 0
     if need > available and not ours & {process.get("session") for process in processes}:
-        found.append(finding("memory-tight", host.name, f"{gigabytes(available)} free, about {gigabytes(need)} needed"))
+        found.append(
+            finding("memory-tight", host.name, f"{bytes_text(available)} free, about {bytes_text(need)} needed")
+        )
     strangers = [process for process in processes if process.get("session") not in ours]
     if strangers:
         found.append(finding("other-training", host.name, in_words(strangers)))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, columns
+
 
 def human(number: float) -> str:
     """12_345_678 as 12.3M."""
@@ -17,23 +19,12 @@ def human(number: float) -> str:
     return f"{number:g}"
 
 
-def size(number: float) -> str:
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"
-
-
-def table(rows: Sequence[Sequence[Any]], indent: str = "  ") -> list[str]:
-    """Columns as wide as their widest cell."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return [(indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths))).rstrip() for row in cells]
-
-
 def render(plan: Mapping[str, Any]) -> str:
     """The whole plan as text."""
     nodes = plan["nodes"]
     count = "1 host" if len(nodes) == 1 else f"{len(nodes)} hosts"
     lines = [f"Run {plan['run']} on {count} (plan {plan['digest']})", ""]
-    lines += table([*model_rows(plan["model"]), *training_rows(plan), *data_rows(plan), network_row(plan)], "")
+    lines += columns([*model_rows(plan["model"]), *training_rows(plan), *data_rows(plan), network_row(plan)], "")
     lines += ["", *node_table(plan), "", *changes(plan)]
     return "\n".join(lines)
 
@@ -106,11 +97,11 @@ def node_table(plan: Mapping[str, Any]) -> list[str]:
         (
             node["rank"], node["host"], node["address"] or "-", node["nic"] or "-", node["user"] or "-",
             f"{node['device']} {node['dtype']}", node["threads"], node["rows"], node["accumulation"],
-            "~" + size(node["memory_bytes"]), "~" + size(node["disk_bytes"]), node["run_dir"],
+            "~" + bytes_text(node["memory_bytes"]), "~" + bytes_text(node["disk_bytes"]), node["run_dir"],
         )
         for node in plan["nodes"]
     ]  # fmt: skip
-    return table([head, *rows])
+    return columns([head, *rows])
 
 
 def changes(plan: Mapping[str, Any]) -> list[str]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import bytes_text, seconds_text, speed_text, table
 
 FLOAT = 4
 WIRE_SHARE = 0.94  # what Gloo makes of the rate of a line

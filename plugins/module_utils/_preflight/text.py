@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import ERROR, WARNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import DASH, table
 
 # With more directions than this a line for each is read by nobody.
 MANY_LINKS = 12

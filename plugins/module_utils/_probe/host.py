@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import platform
 import pwd
@@ -18,6 +17,7 @@ import time
 from typing import Any, Callable, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import (
     Run,
     firewall,
@@ -111,11 +111,7 @@ def expand(path: str) -> str:
 
 
 def json_file(path: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(read(path) or "null")
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+    return read_object(path) or None
 
 
 def user_of(uid: int) -> str:

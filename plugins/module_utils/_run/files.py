@@ -18,6 +18,8 @@ import re
 import zlib
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
+
 SMALL = ("plan.json", "session.json", "heartbeat-rank*.json", "metrics-rank*.jsonl", "log/*.log", "report/*")
 GROWING = ("metrics-rank*.jsonl", "log/*.log")
 MASK = "********"
@@ -160,10 +162,7 @@ def apply_piece(folder: str, part: Dict[str, Any]) -> None:
             "%s does not fit to what was collected before; remove %s and collect again" % (part["path"], path)
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    beside = "%s.new-%d" % (path, os.getpid())
-    with open(beside, "wb") as stream:
-        stream.write(data)
-    os.replace(beside, path)
+    write_whole(path, data)
 
 
 def have_of(folder: str) -> Dict[str, Dict[str, Any]]:

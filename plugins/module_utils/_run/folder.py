@@ -11,6 +11,8 @@ import shutil
 import tempfile
 from typing import Any, Dict, List, Optional
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
+
 # What a run writes beside what it was given; all of it moves when a run starts anew.
 OUTPUTS = ("base_checkpoints", "report", "log", "session.json")
 OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank")
@@ -24,12 +26,7 @@ class RunFolderError(Exception):
 
 def read_plan(run_dir: str) -> Optional[Dict[str, Any]]:
     """The plan that lies in the folder, None if there is none or it cannot be read."""
-    try:
-        with open(os.path.join(run_dir, PLAN), encoding="utf-8") as file:
-            plan = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return plan if isinstance(plan, dict) else None
+    return read_object(os.path.join(run_dir, PLAN)) or None
 
 
 def continues(deployed: Optional[Dict[str, Any]], plan: Dict[str, Any]) -> bool:
@@ -79,10 +76,7 @@ def write_plan(run_dir: str, plan: Dict[str, Any]) -> None:
     """Make the folder and put the plan there, whole or not at all."""
     try:
         os.makedirs(os.path.join(run_dir, "log"), exist_ok=True)
-        descriptor, path = tempfile.mkstemp(prefix=PLAN + ".", dir=run_dir)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(plan_text(plan))
-        os.rename(path, os.path.join(run_dir, PLAN))
+        write_whole(os.path.join(run_dir, PLAN), plan_text(plan))
     except OSError as error:
         raise RunFolderError(f"The plan could not be written to {run_dir}: {error.strerror}.") from error
 

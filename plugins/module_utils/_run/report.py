@@ -14,6 +14,8 @@ import os
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     CRASHED,
     Event,
@@ -22,9 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     finite,
     log_lines,
     parse_events,
-    read_json,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import bytes_text, seconds_text
 
 # Of every step these columns are shown; a column that no step has is left out.
 COLUMNS = (
@@ -69,7 +69,7 @@ def load_rank(folder: str) -> Optional[Rank]:
     """One host's folder; None when nothing in it tells of a run."""
     names = sorted(os.listdir(folder))
     metrics = [match for match in (re.match(r"metrics-rank(\d+)\.jsonl$", name) for name in names) if match]
-    session = read_json(os.path.join(folder, "session.json"))
+    session = read_object(os.path.join(folder, "session.json"))
     if not metrics and not session:
         return None
     named = re.search(r"-rank(\d+)$", str(session.get("session") or ""))
@@ -90,11 +90,11 @@ def load_run(path: str) -> Run:
     ranks = [rank for rank in map(load_rank, folders) if rank is not None]
     if not ranks:
         raise ReportError("No folder below %s holds metrics or a session: collect the run first." % path)
-    plans = [read_json(os.path.join(folder, "plan.json")) for folder in folders]
+    plans = [read_object(os.path.join(folder, "plan.json")) for folder in folders]
     plan = next((plan for plan in plans if plan), {})
     # The rehearsal before the newest start knows it best; collecting keeps a copy where the results lie elsewhere.
-    rehearsal = read_json(os.path.join(path, "rehearsal.json"))
-    prediction = rehearsal.get("prediction") or read_json(os.path.join(path, "prediction.json"))
+    rehearsal = read_object(os.path.join(path, "rehearsal.json"))
+    prediction = rehearsal.get("prediction") or read_object(os.path.join(path, "prediction.json"))
     told = rehearsal.get("findings")
     findings = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
     by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))

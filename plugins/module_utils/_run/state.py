@@ -16,6 +16,8 @@ import re
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import events_of_log
 
 ABSENT = "absent"
@@ -51,16 +53,6 @@ def finite(value: Any) -> Optional[float]:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
-
-
-def read_json(path: str) -> Dict[str, Any]:
-    """The object in a JSON file; empty when the file is missing or not (yet) whole."""
-    try:
-        with open(path, encoding="utf-8") as stream:
-            found = json.load(stream)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def read_tail(path: str, limit: int) -> bytes:
@@ -106,35 +98,14 @@ def read_events(path: str, limit: int = METRICS_BYTES) -> Read:
 # -- is it alive ----------------------------------------------------------------------------------------------------
 
 
-def boot_id() -> Optional[str]:
-    """This boot of this machine; None where the kernel does not say."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-            return stream.read().strip()
-    except OSError:
-        return None
-
-
-def process_start(pid: int) -> Optional[int]:
-    """When a process started, in clock ticks since boot; None when there is none (a zombie counts as none)."""
-    try:
-        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as stream:
-            # The name in parentheses may hold anything, so the fields are counted from its end.
-            fields = stream.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X") else int(fields[19])
-
-
 def session_alive(session: Dict[str, Any]) -> bool:
     """Whether the runner that wrote session.json still runs: the same process, in the same boot."""
     pid = session.get("pid")
     if session.get("ended") is not None or not isinstance(pid, int):
         return False
-    if session.get("boot_id") not in (None, boot_id()):
+    if session.get("boot_id") not in (None, processes.boot_id()):
         return False
-    start = process_start(pid)
-    return start is not None and session.get("pid_start") in (None, start)
+    return processes.alive(pid, session.get("pid_start"))
 
 
 def heartbeat_alive(heartbeat: Dict[str, Any], now: float) -> bool:
@@ -142,7 +113,7 @@ def heartbeat_alive(heartbeat: Dict[str, Any], now: float) -> bool:
     pid, beat = heartbeat.get("pid"), finite(heartbeat.get("time"))
     if not isinstance(pid, int) or beat is None or now - beat > FRESH_SECONDS:
         return False
-    return process_start(pid) is not None
+    return processes.alive(pid, None)
 
 
 # -- what the events say ----------------------------------------------------------------------------------------------
@@ -415,11 +386,11 @@ def read_run(
     if not os.path.isdir(run_dir):
         return run
     now = time.time() if now is None else now
-    plan = read_json(os.path.join(run_dir, "plan.json"))
-    session = read_json(os.path.join(run_dir, "session.json"))
+    plan = read_object(os.path.join(run_dir, "plan.json"))
+    session = read_object(os.path.join(run_dir, "session.json"))
     rank = find_rank(run_dir, plan, session) if rank is None else rank
     suffix = "rank%d" % (rank or 0)
-    heartbeat = read_json(os.path.join(run_dir, "heartbeat-%s.json" % suffix))
+    heartbeat = read_object(os.path.join(run_dir, "heartbeat-%s.json" % suffix))
     log = os.path.join(run_dir, "log", suffix + ".log")
     metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit)
     if session and not metrics.events and not heartbeat:

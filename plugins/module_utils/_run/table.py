@@ -9,88 +9,21 @@ Every figure comes from run_info, which has it from the metrics; what was not me
 from __future__ import annotations
 
 import os
-import re
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-DASH = "-"
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
+    DASH,
+    bytes_text,
+    fitting_table,
+    loss_text,
+    seconds_text,
+    share_text,
+    speed_text,
+)
+
 FEW_HOSTS = 4
 Row = Mapping[str, Any]  # {"host": ..., "run": what run_info returned, "verdict"/"sentence": of run_watch}
-
-
-# -- figures in words -----------------------------------------------------------------------------------------------
-
-
-def seconds_text(seconds: Optional[float]) -> str:
-    """A length of time in the two units that matter."""
-    if seconds is None:
-        return DASH
-    if seconds < 10:
-        return "%.1f s" % seconds
-    if seconds < 60:
-        return "%.0f s" % seconds
-    minutes, left = divmod(round(seconds), 60)
-    if minutes < 60:
-        return "%d min %02d s" % (minutes, left)
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return "%d h %02d min" % (hours, minutes)
-    return "%d d %d h" % divmod(hours, 24)
-
-
-def bytes_text(count: Optional[float]) -> str:
-    """An amount of data in decimal units."""
-    if count is None:
-        return DASH
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return "%.*f %s" % (1 if count < 100 * size else 0, count / size, unit)
-    return "%d B" % count
-
-
-def speed_text(tokens_per_second: Optional[float]) -> str:
-    """Tokens per second, as exact as is of use."""
-    if tokens_per_second is None:
-        return DASH
-    return "%.*f" % (0 if tokens_per_second >= 100 else 1, tokens_per_second)
-
-
-def share_text(share: Optional[float]) -> str:
-    """A share as a percentage."""
-    return DASH if share is None else "%.*f %%" % (1 if share < 0.0995 else 0, 100 * share)
-
-
-def loss_text(loss: Optional[float]) -> str:
-    """A loss or a figure of its kind."""
-    return DASH if loss is None else "%.4f" % loss
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "  ") -> List[str]:
-    """Columns as wide as their widest cell; a column in which nothing is known is left out."""
-    kept = [at for at in range(len(header)) if any(row[at] not in ("", DASH) for row in rows)]
-    cells = [[line[at] for at in kept] for line in [header, *rows]]
-    widths = [max(len(line[at]) for line in cells) for at in range(len(kept))]
-    return [indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
-
-
-def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> List[str]:
-    """The table; on its side, a column for each host, where that fits the width and the table does not."""
-    upright = table(header, rows)
-    if not width or max(map(len, upright)) <= width:
-        return upright
-    kept = [at for at in range(1, len(header)) if any(row[at] not in ("", DASH) for row in rows)]
-    turned = table(
-        [header[0], *(row[0] for row in rows)], [[header[at], *(row[at] or DASH for row in rows)] for at in kept]
-    )
-    return turned if max(map(len, turned)) <= width else upright
-
-
-def plain_reason(message: str) -> str:
-    """Why a host could not be asked, without what Ansible says before it."""
-    said = re.sub(r"^Task failed: ", "", message.strip())
-    return re.sub(
-        r"^(Failed to connect to the host via ssh|Data could not be sent to remote host .*? over ssh): ", "", said
-    )
 
 
 # -- facts over all ranks -----------------------------------------------------------------------------------------------

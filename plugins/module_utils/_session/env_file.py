@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from typing import Any, Iterable, Mapping
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
 
 HEADER = b"# Written by nanochat.ddp.env_file. Read it with: set -a; . ./env; set +a\n"
 MASK = "********"
@@ -96,19 +97,10 @@ def store(path: str, data: bytes, mode: int) -> None:
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise EnvFileError(f"cannot write {path}: the folder {folder} does not exist; create it first")
-    temporary = None
     try:
-        # mkstemp opens with 0600. AnsibleModule.atomic_move would give the file the umask's mode for a moment.
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        # AnsibleModule.atomic_move would give the file the umask's mode for a moment.
+        write_whole(path, data, mode, durable=True)
     except OSError as error:
-        if temporary and os.path.lexists(temporary):
-            os.unlink(temporary)
         raise EnvFileError(f"cannot write {path}: {error.strerror}") from error
 
 

@@ -21,11 +21,11 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -33,22 +33,6 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # A line that is still without its end is shown after this long (a prompt, a progress bar).
 _PARTIAL_SECONDS = 0.5
 _CHUNK = 65536
-
-
-def write_json(path: str, content: dict[str, Any], mode: int = 0o644) -> None:
-    """Replace the file at once, so that a reader sees the old content or the new one."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path))
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
 
 
 def base_environment(session_id: str) -> dict[str, str]:
@@ -230,7 +214,7 @@ class Runner:
         )
 
     def _save(self) -> None:
-        write_json(self.launch["record"], self.state)
+        write_json(self.launch["record"], self.state, durable=True)
 
 
 def main() -> None:

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -19,6 +17,13 @@ import uuid
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
+    Busy,
+    locked,
+    read_object,
+    write_json,
+    write_whole,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner as session_runner
@@ -72,11 +77,11 @@ class Session:
 
     def launch(self) -> dict[str, Any]:
         """What the last start was given; empty where there was none."""
-        return _read_json(os.path.join(self.folder, "launch.json"))
+        return read_object(os.path.join(self.folder, "launch.json"))
 
     def status(self) -> dict[str, Any]:
         """The content of session.json, and `state`."""
-        record = _read_json(self.record)
+        record = read_object(self.record)
         if record.get("ended") is not None:
             return {**record, "state": FINISHED}
         identity = self._identity(record)
@@ -85,12 +90,12 @@ class Session:
         if not record:
             return {"state": GONE if self._tmux_id() else ABSENT}
         # It may have ended between the two looks.
-        record = _read_json(self.record) or record
+        record = read_object(self.record) or record
         return {**record, "state": FINISHED if record.get("ended") is not None else GONE}
 
     def left_over(self) -> dict[int, processes.Process]:
         """All processes of the session but its runner."""
-        identity = self._identity(_read_json(self.record))
+        identity = self._identity(read_object(self.record))
         return reaper.members(identity) if identity else {}
 
     def same(self, spec: Spec) -> bool:
@@ -157,14 +162,14 @@ class Session:
 
     def stop(self, timeout: float) -> None:
         """End the session's processes, and make sure that they are dead."""
-        record = _read_json(self.record)
+        record = read_object(self.record)
         identity = self._identity(record)
         if identity is None or not (reaper.runner_alive(identity) or reaper.members(identity)):
             return
         if identity.runner is not None and identity.runner[0] in reaper.own_line(processes.processes()):
             raise SessionError(f"session {self.name}: what is to stop it runs inside the session; do it from outside")
         if os.path.isdir(self.folder):
-            _replace(os.path.join(self.folder, "stop"), f"{time.time()}\n".encode(), 0o644)
+            write_whole(os.path.join(self.folder, "stop"), f"{time.time()}\n".encode(), 0o644)
         left = reaper.end(identity, timeout)
         if not left and identity.runner is not None:
             left = _end_runner(*identity.runner)
@@ -174,10 +179,10 @@ class Session:
                 f"session {self.name}: these processes are still alive after SIGKILL: {named}; they hang in the kernel "
                 "or belong to another user, so end them by hand or restart the machine"
             )
-        record = _read_json(self.record)
+        record = read_object(self.record)
         if record and record.get("ended") is None:
             # Its runner was gone before, so nobody else can write down that it was stopped.
-            session_runner.write_json(self.record, {**record, "stopped": True})
+            write_json(self.record, {**record, "stopped": True}, durable=True)
 
     def remove(self) -> None:
         """Take the session out of tmux and forget that it was there; its log and run.sh stay."""
@@ -195,19 +200,14 @@ class Session:
         if not os.path.isdir(self.state_dir):
             yield
             return
-        descriptor = os.open(self.state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            deadline = time.monotonic() + timeout
-            while not _try_lock(descriptor):
-                if time.monotonic() > deadline:
-                    raise SessionError(
-                        f"session {self.name}: something else has been working on {self.state_dir} for "
-                        f"{timeout:.0f} seconds; wait for it to end and try again"
-                    )
-                time.sleep(0.1)
-            yield
-        finally:
-            os.close(descriptor)
+            with locked(self.state_dir, timeout):
+                yield
+        except Busy:
+            raise SessionError(
+                f"session {self.name}: something else has been working on {self.state_dir} for "
+                f"{timeout:.0f} seconds; wait for it to end and try again"
+            ) from None
 
     def check_free(self) -> None:
         """The name must not be in use in tmux, by somebody's own session or by a run of another folder."""
@@ -246,8 +246,8 @@ class Session:
         for stale in (self.record, os.path.join(self.folder, "stop")):
             if os.path.lexists(stale):
                 os.unlink(stale)
-        _replace(self.program, host_code.program(session_runner.__name__, "main").encode("utf-8"), 0o644)
-        _replace(self.script, script(self.name, spec), 0o755)
+        write_whole(self.program, host_code.program(session_runner.__name__, "main").encode("utf-8"), 0o644)
+        write_whole(self.script, script(self.name, spec), 0o755)
         launch = {
             "id": identifier,
             "boot_id": processes.boot_id(),
@@ -259,11 +259,11 @@ class Session:
             "stop_timeout": stop_timeout,
             "given": _given(spec, identifier),
         }
-        session_runner.write_json(os.path.join(self.folder, "launch.json"), launch, mode=0o600)
+        write_json(os.path.join(self.folder, "launch.json"), launch, 0o600, durable=True)
 
     def _wait_until_started(self, identifier: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        while _read_json(self.record).get("id") != identifier:
+        while read_object(self.record).get("id") != identifier:
             if time.monotonic() > deadline:
                 raise SessionError(
                     f"session {self.name} did not start within {_START_SECONDS:.0f} seconds; its pane shows: "
@@ -339,31 +339,6 @@ def _with_start(pid: int | None) -> tuple[int, int] | None:
         return (pid, processes.start_ticks(pid)) if pid is not None else None
     except OSError:
         return None
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _replace(path: str, data: bytes, mode: int) -> None:
-    temporary = f"{path}.new"
-    with open(temporary, "wb") as file:
-        file.write(data)
-    os.chmod(temporary, mode)
-    os.replace(temporary, path)
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def user_scope(kills: bool, lingers: bool) -> list[str]:

@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
-import json
 import os
 import shutil
-import tempfile
 from typing import Any, Callable, Iterator, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 
 MANIFEST = "manifest.json"
 DIGESTS = ".digests.json"
 LOCK = ".lock"
+# How long one process may wait for another that writes into the same folder.
+WRITER_PATIENCE = 600.0
 CHUNK = 1 << 20
 
 
@@ -45,20 +46,6 @@ class State(NamedTuple):
 
     entry: Entry
     state: str
-
-
-def human(count: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} TB"
-
-
-def plural(count: int, noun: str) -> str:
-    """Such as `1 file` or `3 files`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -119,39 +106,16 @@ def listing(manifest: dict[str, Any] | None) -> str:
 
 def load_manifest(folder: str) -> dict[str, Any] | None:
     """The folder's own manifest, None where there is none or where it cannot be read as one."""
-    try:
-        with open(os.path.join(folder, MANIFEST), encoding="utf-8") as file:
-            document = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) and document.get("format") == 1 else None
+    document = read_object(os.path.join(folder, MANIFEST))
+    return document if document.get("format") == 1 else None
 
 
 def save_manifest(folder: str, manifest: dict[str, Any]) -> bool:
     """Writes the manifest where it differs from what is there."""
     if load_manifest(folder) == manifest:
         return False
-    write_json(os.path.join(folder, MANIFEST), manifest, 0o644)
+    write_json(os.path.join(folder, MANIFEST), manifest)
     return True
-
-
-def write_json(path: str, document: Any, mode: int = 0o600) -> None:
-    """Whole or not at all, with the given mode from its first byte."""
-    write_text(path, json.dumps(document, indent=1, sort_keys=False) + "\n", mode)
-
-
-def write_text(path: str, text: str, mode: int = 0o600) -> None:
-    """Whole or not at all, with the given mode from its first byte."""
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".writing-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -197,7 +161,7 @@ class Digests:
     def save(self) -> None:
         """Keeps what was learnt; other processes may read the file at any time."""
         if self._dirty and os.path.isdir(self.folder):
-            write_json(os.path.join(self.folder, DIGESTS), {"format": 1, "files": self._known}, 0o644)
+            write_json(os.path.join(self.folder, DIGESTS), {"format": 1, "files": self._known})
             self._dirty = False
 
     def _remember(self, path: str, found: os.stat_result, sha256: str) -> None:
@@ -207,11 +171,8 @@ class Digests:
 
 
 def _remembered(path: str) -> dict[str, dict[str, Any]]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return dict(json.load(file)["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    known = read_object(path).get("files")
+    return {name: found for name, found in known.items() if isinstance(found, dict)} if isinstance(known, dict) else {}
 
 
 def _identity(found: os.stat_result) -> list[int]:
@@ -273,11 +234,16 @@ def _names(folder: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(folder: str) -> Iterator[None]:
+def writing(folder: str, host: str) -> Iterator[None]:
     """One writer at a time in a folder."""
-    with open(os.path.join(folder, LOCK), "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    try:
+        with locked(os.path.join(folder, LOCK), WRITER_PATIENCE):
+            yield
+    except Busy:
+        raise ShardsError(
+            f"{host}: another process has been writing into {folder} for {WRITER_PATIENCE:.0f} s (it holds {LOCK} there); "
+            "wait until that playbook has ended, then run this one again"
+        ) from None
 
 
 def check_space(folder: str, need: int, host: str) -> None:
@@ -285,7 +251,7 @@ def check_space(folder: str, need: int, host: str) -> None:
     free = free_bytes(folder)
     if need > free:
         raise ShardsError(
-            f"{host}: {folder} needs {human(need)} more, but its file system has {human(free)} free; "
+            f"{host}: {folder} needs {bytes_text(need)} more, but its file system has {bytes_text(free)} free; "
             "make room there, or give this host another base folder (ddp_base_dir)"
         )
 

@@ -28,6 +28,9 @@ import time
 import urllib.parse
 from typing import Any
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
+
 PROOF = "X-Shards-Proof"
 TIMES = "X-Shards-Times"
 SLOTS_OF_A_FILE = 2
@@ -43,15 +46,6 @@ def plain_address(address: str) -> str:
     """One spelling for each address; IPv4 inside IPv6 is IPv4."""
     found = ipaddress.ip_address(address.split("%")[0])
     return str(getattr(found, "ipv4_mapped", None) or found)
-
-
-def pid_start(pid: int) -> int:
-    """When a process started, in ticks since boot: with the pid it names a process for ever. 0 where it is unknown."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 class Shelf:
@@ -112,10 +106,10 @@ class Shelf:
             name = os.path.join(self.folder, ".digests.json")
             found = os.stat(name)
             if (found.st_mtime_ns, found.st_ino) != self._stamp:
-                with open(name, encoding="utf-8") as file:
-                    self._known = dict(json.load(file)["files"])
+                known = read_object(name).get("files")
+                self._known = known if isinstance(known, dict) else {}
                 self._stamp = (found.st_mtime_ns, found.st_ino)
-        except (OSError, ValueError, KeyError):
+        except OSError:
             self._known = {}
 
     def _is_unchanged(self, path: str, known: dict[str, Any]) -> bool:
@@ -247,13 +241,6 @@ def watch(server: Server, config: str, deadline: float, idle: float) -> None:
     server.shutdown()
 
 
-def write_state(path: str, state: dict[str, Any]) -> None:
-    temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(state, file)
-    os.replace(temporary, path)
-
-
 def main() -> int:
     """The program: its only argument is the file of its settings."""
     config_path = sys.argv[1]
@@ -264,18 +251,18 @@ def main() -> int:
     try:
         server = bind(config["address"], config["low"], config["high"], shelf, config["secret"], config["allow"])
     except OSError as why:
-        write_state(state_path, {"error": str(why)})
+        write_json(state_path, {"error": str(why)})
         return 1
-    state = {"pid": os.getpid(), "pid_start": pid_start(os.getpid()), "address": config["address"]}
+    state = {"pid": os.getpid(), "pid_start": processes.start_ticks(os.getpid()), "address": config["address"]}
     state.update(port=server.server_port, started=time.time(), config=config_path, ended=None, served={})
 
     def stop(*dummy: Any) -> None:
         threading.Thread(target=server.shutdown, daemon=True).start()
 
     signal.signal(signal.SIGTERM, stop)
-    write_state(state_path, state)
+    write_json(state_path, state)
     limits = (time.monotonic() + config["lifetime"], config["idle"])
     threading.Thread(target=watch, args=(server, config_path, *limits), daemon=True).start()
     server.serve_forever(poll_interval=0.1)
-    write_state(state_path, {**state, "ended": time.time(), "served": dict(shelf.served)})
+    write_json(state_path, {**state, "ended": time.time(), "served": dict(shelf.served)})
     return 0

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -14,13 +13,12 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     ShardsError,
     remove_tree,
-    write_json,
-    write_text,
 )
 
 SHARE = ".share"
@@ -51,16 +49,13 @@ def running(folder: str) -> dict[str, Any] | None:
 
 
 def _is_ours(pid: int, state: dict[str, Any], folder: str) -> bool:
-    if server.pid_start(pid) != state.get("pid_start"):
-        return False
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            argv = file.read().split(b"\0")
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            zombie = file.read().rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
-        return False
-    return os.fsencode(_path(folder, "server.py")) in argv and not zombie
+    found = processes.process(pid)
+    return bool(
+        found
+        and found.start == state.get("pid_start")
+        and found.state != "Z"
+        and _path(folder, "server.py") in found.argv
+    )
 
 
 def start(offer: Offer) -> dict[str, Any]:
@@ -70,7 +65,7 @@ def start(offer: Offer) -> dict[str, Any]:
     for name in ("server.state", "server.log"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(share, name))
-    write_text(_path(offer.folder, "server.py"), host_code.program(server.__name__, "main"), 0o600)
+    write_whole(_path(offer.folder, "server.py"), host_code.program(server.__name__, "main"), 0o600)
     settings = {**offer._asdict(), "state": _path(offer.folder, "server.state")}
     write_json(_path(offer.folder, "server.json"), settings, 0o600)
     with open(_path(offer.folder, "server.log"), "wb") as log:
@@ -134,21 +129,13 @@ def _wait_gone(folder: str, state: dict[str, Any], patience: float) -> bool:
 
 def is_same(folder: str, offer: Offer) -> bool:
     """Whether the running server was started with just these settings, so that it may go on."""
-    try:
-        with open(_path(folder, "server.json"), encoding="utf-8") as file:
-            settings = json.load(file)
-    except (OSError, ValueError):
-        return False
+    settings = read_object(_path(folder, "server.json"))
     settings.pop("state", None)
     return bool(settings == offer._asdict())
 
 
 def _state(folder: str) -> dict[str, Any]:
-    try:
-        with open(_path(folder, "server.state"), encoding="utf-8") as file:
-            return dict(json.load(file))
-    except (OSError, ValueError):
-        return {}
+    return read_object(_path(folder, "server.state"))
 
 
 def _path(folder: str, name: str) -> str:

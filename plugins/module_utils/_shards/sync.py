@@ -10,6 +10,7 @@ import time
 from typing import Any, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share, url
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     MANIFEST,
@@ -27,14 +28,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     link,
     listing,
     load_manifest,
-    locked,
     make_folder,
     manifest_of,
     plan_links,
-    plural,
     save_manifest,
     sweep_parts,
     take_seeds,
+    writing,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import Peer, Puller, part_bytes
 
@@ -232,7 +232,7 @@ def fetch(request: Request) -> Outcome:
         return outcome
     if outcome.moved:
         make_folder(request.path, request.host)
-        with locked(request.path):
+        with writing(request.path, request.host):
             outcome.bytes = url.fetch_all(
                 collection, outcome.moved, digests, expected, options["parallel"], options["retries"]
             )
@@ -288,7 +288,7 @@ def serve(request: Request) -> Outcome:
 def _know_digests(request: Request) -> None:
     """Reads what has changed, so that the server offers all that is right from its first moment."""
     wanted = entries(request.manifest or load_manifest(request.path) or {})
-    with locked(request.path):
+    with writing(request.path, request.host):
         digests = Digests(request.path, believe=not request.full)
         compare(wanted, digests)
         digests.save()
@@ -344,7 +344,7 @@ def sync(request: Request) -> Outcome:
     _describe(request, outcome, states, manifest)
     outcome.changed = bool(lacking) or kept != manifest
     if not request.check:
-        with locked(request.path):
+        with writing(request.path, request.host):
             _bring(request, outcome, lacking, digests)
             digests.save()
             save_manifest(request.path, manifest)

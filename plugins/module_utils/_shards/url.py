@@ -17,12 +17,12 @@ from typing import Any, Callable, NamedTuple
 
 from ansible.module_utils.urls import ConnectionError as UrlError
 from ansible.module_utils.urls import open_url
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     CHUNK,
     Digests,
     ShardsError,
     free_bytes,
-    human,
 )
 
 MAGIC = b"PAR1"
@@ -158,7 +158,7 @@ class Download:
         free = free_bytes(os.path.dirname(self.path))
         if size - begin > free:
             raise FinalError(
-                f"it needs {human(size - begin)} more in {os.path.dirname(self.path)}, but {human(free)} are free there; make "
+                f"it needs {bytes_text(size - begin)} more in {os.path.dirname(self.path)}, but {bytes_text(free)} are free there; make "
                 "room, take fewer shards (ddp_data_shards), or give this host another base folder (ddp_base_dir)"
             )
         with open(self.path, "ab" if begin else "wb") as file:
@@ -187,7 +187,7 @@ class Download:
     def _check(self, promised: dict[str, Any], expected: str) -> str:
         size = self._size()
         if promised["size"] and size < promised["size"]:
-            raise PassingError(f"cut after {human(size)} of {human(promised['size'])}")
+            raise PassingError(f"cut after {bytes_text(size)} of {bytes_text(promised['size'])}")
         problem = parquet_problem(self.path)
         sha256 = "" if problem else _hash(self.path)
         if not problem and expected and sha256 != expected:
@@ -214,7 +214,7 @@ def parquet_problem(path: str) -> str:
     if head != MAGIC:
         return f"not a parquet file: it starts with {head!r} (an error page in place of the file?)"
     if size < 12 or tail[4:] != MAGIC:
-        return f"not a whole parquet file: it ends with {tail[4:]!r} after {human(size)}"
+        return f"not a whole parquet file: it ends with {tail[4:]!r} after {bytes_text(size)}"
     if int.from_bytes(tail[:4], "little") > size - 12:
         return "not a whole parquet file: its footer is said to be longer than the file"
     return ""

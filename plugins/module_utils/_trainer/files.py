@@ -15,9 +15,10 @@ import fnmatch
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
 
 RECORD = ".deployed.json"
 LEFT_OUT = (".*", "__pycache__", "*.pyc", "venv", "node_modules", "*.egg-info")
@@ -88,11 +89,10 @@ def _digest_at(path: str) -> str:
 
 
 def _recorded(folder: str) -> list[str]:
-    try:
-        with open(os.path.join(folder, RECORD), encoding="utf-8") as file:
-            return [path for path in json.load(file)["files"] if is_inside(path)]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    recorded = read_object(os.path.join(folder, RECORD)).get("files")
+    return (
+        [path for path in recorded if isinstance(path, str) and is_inside(path)] if isinstance(recorded, list) else []
+    )
 
 
 def is_inside(path: str) -> bool:
@@ -117,16 +117,7 @@ def apply(folder: str, wanted: Mapping[str, str], difference: Difference, conten
 
 def _write(path: str, content: bytes) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o755 if content.startswith(b"#!") else 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    write_whole(path, content, 0o755 if content.startswith(b"#!") else 0o644)
 
 
 def _drop_empty(folder: str, inside: str) -> None:

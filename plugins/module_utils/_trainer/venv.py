@@ -11,15 +11,12 @@ it has the packages, but never changed.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import http.client
 import json
 import os
 import re
 import shutil
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -27,6 +24,14 @@ from typing import Any, Callable, NamedTuple
 
 from ansible.module_utils.urls import ConnectionError as UrlError
 from ansible.module_utils.urls import open_url
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
+    Busy,
+    locked,
+    read_json,
+    read_object,
+    write_json,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 
 STAMP = ".nanochat-ddp.json"
 MARK = ".nanochat-ddp.building"
@@ -211,11 +216,7 @@ class Venv:
 
     def stamp(self) -> dict[str, Any]:
         """What the environment was made from; empty if it was never finished."""
-        try:
-            with open(os.path.join(self.wish.path, STAMP), encoding="utf-8") as file:
-                return dict(json.load(file))
-        except (OSError, ValueError):
-            return {}
+        return read_object(os.path.join(self.wish.path, STAMP))
 
     def state(self) -> str:
         """absent, ready, other (finished, but of other requirements), broken, foreign or occupied."""
@@ -370,10 +371,7 @@ class Venv:
             "index": self.index,
             **found,
         }
-        temporary = os.path.join(self.wish.path, STAMP + ".new")
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(stamp, file, indent=1)
-        os.replace(temporary, os.path.join(self.wish.path, STAMP))
+        write_json(os.path.join(self.wish.path, STAMP), stamp)
 
 
 def name_of(requirement: str) -> str:
@@ -494,7 +492,7 @@ def check_room(folder: str, need: int, host: str) -> None:
     free = found.f_bavail * found.f_frsize
     if free < need:
         raise VenvError(
-            f"{host}: {folder} has {free / 1e9:.1f} GB free, but the trainer's packages need about {need / 1e9:.1f} GB; "
+            f"{host}: {folder} has {bytes_text(free)} free, but the trainer's packages need about {bytes_text(need)}; "
             "make room there, or give another folder (ddp_venv_dir)",
             "disk",
         )
@@ -505,7 +503,7 @@ def free_text(path: str) -> str:
         found = os.statvfs(path)
     except OSError:
         return "free space unknown"
-    return f"{found.f_bavail * found.f_frsize / 1e6:.0f} MB free"
+    return f"{bytes_text(found.f_bavail * found.f_frsize)} free"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -519,11 +517,7 @@ def platforms(machine: str) -> list[str]:
 
 def wheels_ready(wish: Wish, target: dict[str, str]) -> bool:
     """Whether the folder of wheels was filled for these requirements and this target."""
-    with contextlib.suppress(OSError, ValueError), open(
-        os.path.join(wish.wheels, ".wheels.json"), encoding="utf-8"
-    ) as file:
-        return bool(json.load(file) == wheels_stamp(wish, target))
-    return False
+    return bool(read_json(os.path.join(wish.wheels, ".wheels.json")) == wheels_stamp(wish, target))
 
 
 def wheels_stamp(wish: Wish, target: dict[str, str]) -> dict[str, Any]:
@@ -547,28 +541,19 @@ def fetch_wheels(wish: Wish, run: Run, base: Interpreter, pip: list[str], target
     rc, out, err = run([*argv, *wish.requirements, "pip"])
     if rc != 0:
         raise explain(wish._replace(path=wish.wheels), base, out + "\n" + err)
-    with open(os.path.join(fresh, ".wheels.json"), "w", encoding="utf-8") as file:
-        json.dump(wheels_stamp(wish, target), file)
+    write_json(os.path.join(fresh, ".wheels.json"), wheels_stamp(wish, target))
     shutil.rmtree(wish.wheels, ignore_errors=True)
     os.replace(fresh, wish.wheels)
 
 
 @contextlib.contextmanager
-def locked(path: str, host: str, patience: float) -> Iterator[None]:
+def building(path: str, host: str, patience: float) -> Iterator[None]:
     """One builder at a time for a path that several nodes of a machine share."""
     check_room(os.path.dirname(path), 0, host)
-    with open(path + ".lock", "a", encoding="utf-8") as file:
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as why:
-                if why.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
-                if time.monotonic() > deadline:
-                    raise VenvError(
-                        f"{host}: another process has been building {path} for {patience:.0f} s (it holds {path}.lock)"
-                    ) from None
-                time.sleep(0.2)
-        yield
+    try:
+        with locked(path + ".lock", patience):
+            yield
+    except Busy:
+        raise VenvError(
+            f"{host}: another process has been building {path} for {patience:.0f} s (it holds {path}.lock)"
+        ) from None

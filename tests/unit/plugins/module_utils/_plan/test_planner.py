@@ -396,7 +396,7 @@ def test_our_own_running_session_holds_its_port_rightly():
         ({"tmux": {"path": None, "version": None}}, "laptop has no tmux"),
         (
             {"memory": {"total": GIGA // 2, "available": GIGA // 2}},
-            "laptop has 0.5 GB of memory, but its rank needs about",
+            "laptop has 500 MB of memory, but its rank needs about",
         ),
         (
             {"disk": {**laptop()["disk"], "free": GIGA}},

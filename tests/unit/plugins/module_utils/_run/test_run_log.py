@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import boot_id, start_ticks
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import log as run_log
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import boot_id, process_start
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def run_dir(tmp_path: Path) -> Path:
     session = {
         "session": "nanochat-d4-rank1",
         "pid": os.getpid(),
-        "pid_start": process_start(os.getpid()),
+        "pid_start": start_ticks(os.getpid()),
         "boot_id": boot_id(),
         "started": 1.0,
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
 
 
@@ -18,9 +19,9 @@ def session(**more: Any) -> dict[str, Any]:
     return {
         "id": "1",
         "session": "nanochat-d4-rank0",
-        "boot_id": run_state.boot_id(),
+        "boot_id": processes.boot_id(),
         "pid": os.getpid(),
-        "pid_start": run_state.process_start(os.getpid()),
+        "pid_start": processes.start_ticks(os.getpid()),
         "started": 1000.0,
         "ended": None,
         "exit_code": None,

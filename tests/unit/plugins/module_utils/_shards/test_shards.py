@@ -208,14 +208,3 @@ def test_any_folder_has_a_manifest_of_files(tmp_path):
         Entry("a.whl", 1, "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"),
         Entry("sub/b.whl", 1, "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d"),
     ]
-
-
-def test_bytes_are_told_as_people_read_them():
-    assert [shards.human(n) for n in (0, 999, 81_246, 2_500_000, 3e9, 4e12)] == [
-        "0 B",
-        "999 B",
-        "81.2 kB",
-        "2.5 MB",
-        "3.0 GB",
-        "4.00 TB",
-    ]

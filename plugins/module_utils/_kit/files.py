@@ -1,0 +1,96 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files that are never torn, JSON that may be anything, and locks with a limit: the one way of each."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import tempfile
+import time
+from typing import Any, Callable, Iterator
+
+# No file of ours comes near this; more than that is not read into memory.
+LONGEST_JSON = 64 * 1024 * 1024
+
+
+class Busy(Exception):
+    """Somebody else has held the lock for as long as we were ready to wait."""
+
+
+def write_whole(path: str, content: bytes | str, mode: int = 0o644, durable: bool = False) -> None:
+    """Give a file its content whole or not at all, with this mode from its first byte; durable: also over a power cut."""
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    # mkstemp opens with 0600.
+    handle, draft = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
+
+
+def write_json(path: str, document: Any, mode: int = 0o644, durable: bool = False) -> None:
+    """`write_whole` of a document as JSON."""
+    write_whole(path, json.dumps(document, indent=1) + "\n", mode, durable)
+
+
+def read_json(path: str) -> Any:
+    """The document in a file; None where there is none, or where it is not (yet) whole JSON."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LONGEST_JSON + 1)
+        return json.loads(data) if len(data) <= LONGEST_JSON else None
+    except (OSError, ValueError, RecursionError):  # of nesting that no writer of ours makes
+        return None
+
+
+def read_object(path: str) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is none."""
+    found = read_json(path)
+    return found if isinstance(found, dict) else {}
+
+
+@contextlib.contextmanager
+def locked(path: str, patience: float, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock of a file (made where it is missing) or of a folder; Busy after `patience` seconds.
+
+    `waiting` is called once if it has to wait.
+    """
+    folder = os.path.isdir(path)
+    flags = os.O_RDONLY | os.O_DIRECTORY if folder else os.O_RDWR | os.O_CREAT
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    try:
+        deadline = time.monotonic() + patience
+        told = False
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise Busy(path)
+            if not told:
+                waiting()
+                told = True
+            time.sleep(0.1)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True

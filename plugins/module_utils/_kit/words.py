@@ -1,0 +1,93 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Figures and tables as people read them: seconds, bytes, shares, columns. What was not measured is a dash."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, List, Optional, Sequence
+
+DASH = "-"
+
+
+def plural(count: int, noun: str) -> str:
+    """Such as `1 file` or `3 files`."""
+    return "%d %s" % (count, noun if count == 1 else noun + "s")
+
+
+def seconds_text(seconds: Optional[float]) -> str:
+    """A length of time in the two units that matter."""
+    if seconds is None:
+        return DASH
+    if seconds < 10:
+        return "%.1f s" % seconds
+    if seconds < 60:
+        return "%.0f s" % seconds
+    minutes, left = divmod(round(seconds), 60)
+    if minutes < 60:
+        return "%d min %02d s" % (minutes, left)
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return "%d h %02d min" % (hours, minutes)
+    return "%d d %d h" % divmod(hours, 24)
+
+
+def bytes_text(count: Optional[float]) -> str:
+    """An amount of data in decimal units."""
+    if count is None:
+        return DASH
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return "%.*f %s" % (1 if count < 100 * size else 0, count / size, unit)
+    return "%d B" % count
+
+
+def speed_text(tokens_per_second: Optional[float]) -> str:
+    """Tokens per second, as exact as is of use."""
+    if tokens_per_second is None:
+        return DASH
+    return "%.*f" % (0 if tokens_per_second >= 100 else 1, tokens_per_second)
+
+
+def share_text(share: Optional[float]) -> str:
+    """A share as a percentage."""
+    return DASH if share is None else "%.*f %%" % (1 if share < 0.0995 else 0, 100 * share)
+
+
+def loss_text(loss: Optional[float]) -> str:
+    """A loss or a figure of its kind."""
+    return DASH if loss is None else "%.4f" % loss
+
+
+def columns(rows: Sequence[Sequence[Any]], indent: str = "  ") -> List[str]:
+    """Lines with columns as wide as their widest cell."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return [indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "  ") -> List[str]:
+    """Columns with a header; a column in which nothing is known is left out."""
+    kept = [at for at in range(len(header)) if any(row[at] not in ("", DASH) for row in rows)]
+    return columns([[line[at] for at in kept] for line in [header, *rows]], indent)
+
+
+def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> List[str]:
+    """The table; on its side, a column for each host, where that fits the width and the table does not."""
+    upright = table(header, rows)
+    if not width or max(map(len, upright)) <= width:
+        return upright
+    kept = [at for at in range(1, len(header)) if any(row[at] not in ("", DASH) for row in rows)]
+    turned = table(
+        [header[0], *(row[0] for row in rows)], [[header[at], *(row[at] or DASH for row in rows)] for at in kept]
+    )
+    return turned if max(map(len, turned)) <= width else upright
+
+
+def plain_reason(message: str) -> str:
+    """Why a host could not be asked, without what Ansible says before it."""
+    said = re.sub(r"^Task failed: ", "", message.strip())
+    return re.sub(
+        r"^(Failed to connect to the host via ssh|Data could not be sent to remote host .*? over ssh): ", "", said
+    )

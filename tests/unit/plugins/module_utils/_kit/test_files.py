@@ -1,0 +1,99 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Writing whole files, reading JSON or nothing, locks with a limit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
+
+
+def test_a_file_gets_content_and_mode(tmp_path):
+    path = tmp_path / "secret"
+    files.write_whole(str(path), "KEY=1\n", 0o600)
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("KEY=1\n", 0o600)
+    files.write_whole(str(path), b"\xff", 0o644, durable=True)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"\xff", 0o644)
+    assert [one.name for one in tmp_path.iterdir()] == ["secret"]
+
+
+def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+
+    def full(*dummy):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_whole(str(path), "new")
+    assert path.read_text() == "old"
+    assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_json_is_read_as_it_was_written(tmp_path):
+    path = str(tmp_path / "state.json")
+    files.write_json(path, {"step": 3, "name": "Käthe"})
+    assert files.read_json(path) == files.read_object(path) == {"step": 3, "name": "Käthe"}
+
+
+@pytest.mark.parametrize("content", [b"", b'{"torn": ', b"\xff\xfe", b"\0" * 100, b"[" * 100_000, b'{"a":' * 50_000])
+def test_what_is_no_json_reads_as_nothing(tmp_path, content):
+    path = tmp_path / "state.json"
+    path.write_bytes(content)
+    assert files.read_json(str(path)) is None
+    assert files.read_object(str(path)) == {}
+
+
+@pytest.mark.parametrize("content", ["[1]", "3", '"text"', "null", "true"])
+def test_another_kind_of_document_is_no_object(tmp_path, content):
+    path = tmp_path / "state.json"
+    path.write_text(content)
+    assert files.read_object(str(path)) == {}
+
+
+def test_a_missing_file_reads_as_nothing(tmp_path):
+    assert files.read_json(str(tmp_path / "none")) is None
+    assert files.read_object(str(tmp_path)) == {}
+
+
+HOLD = """
+import fcntl, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(descriptor, fcntl.LOCK_EX)
+print(1, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds the lock of the folder until its standard input is closed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline()
+    yield process
+    process.stdin.close()
+    process.stdout.close()
+    process.wait()
+
+
+def test_a_lock_that_another_holds_is_not_waited_for_without_end(tmp_path, holder):
+    told = []
+    with pytest.raises(files.Busy), files.locked(str(tmp_path), 0.2, waiting=lambda: told.append(1)):
+        raise AssertionError("two have the lock")
+    assert told == [1]
+
+
+def test_a_lock_is_taken_when_it_gets_free(tmp_path, holder):
+    with files.locked(str(tmp_path), 60, waiting=holder.stdin.close):
+        pass
+    with files.locked(str(tmp_path / "file.lock"), 0):
+        assert (tmp_path / "file.lock").exists()

@@ -1,0 +1,57 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Figures and tables as people read them."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import words
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "-"),
+        (0, "0 B"),
+        (999, "999 B"),
+        (81_246, "81.2 kB"),
+        (2_500_000, "2.5 MB"),
+        (3e9, "3.0 GB"),
+        (4e12, "4.0 TB"),
+    ],
+)
+def test_bytes(count, text):
+    assert words.bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (59, "59 s"),
+        (61, "1 min 01 s"),
+        (3600, "1 h 00 min"),
+        (2e5, "2 d 7 h"),
+    ],
+)
+def test_seconds(seconds, text):
+    assert words.seconds_text(seconds) == text
+
+
+def test_columns_are_as_wide_as_their_widest_cell():
+    assert words.columns([("a", 1), ("long", 22)], "") == ["a     1", "long  22"]
+
+
+def test_a_column_in_which_nothing_is_known_is_left_out():
+    assert words.table(["host", "loss", "bpb"], [["desktop", "-", "3.1"], ["laptop", "", "-"]], "") == [
+        "host     bpb",
+        "desktop  3.1",
+        "laptop   -",
+    ]
+
+
+def test_what_ansible_says_before_the_reason_is_left_out():
+    assert words.plain_reason("Task failed: Failed to connect to the host via ssh: no route") == "no route"
