@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -18,10 +19,11 @@ from ansible import constants
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits, quiet_now, state_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import (
-    Patience,
-    Sight,
+    Observation,
+    Verdict,
     intervals,
     judge,
 )
@@ -38,12 +40,13 @@ UNSEEN: dict[str, Any] = {"state": None, "step": None}
 def answered_within(wait: Any) -> Iterator[None]:
     """A connection to a host that froze carries nothing and never breaks; it is given up a while after its answer was due."""
     seconds = wait["timeout"] if isinstance(wait, dict) else wait
+    seconds_to_wait = int(seconds or 0) + ANSWER_SECONDS
 
     def give_up(number: int, frame: Any) -> None:
-        raise AnsibleConnectionFailure("the host gives no answer")
+        raise AnsibleConnectionFailure(f"the host gave no answer within {seconds_to_wait} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(int(seconds or 0) + ANSWER_SECONDS)
+    signal.alarm(seconds_to_wait)
     try:
         yield
     finally:
@@ -80,17 +83,17 @@ class Ledger:
         return self.folder / (host.encode().hex() + ".json")
 
 
-def sight_of(entry: dict[str, Any], now: float) -> Sight:
+def observation(entry: dict[str, Any], now: float) -> Observation:
     """A ledger entry as the judgement wants it."""
     asked = now - entry.get("asked", now)
-    return Sight(
+    return Observation(
         run=entry.get("run") or UNSEEN,
         age=now - entry.get("begun", now),
         # Where a loop still waits for the answer of a host that froze, this is how long.
-        unreachable=now - entry["unreachable_since"]
-        if entry.get("unreachable_since")
-        else max(0.0, asked - LOOK_SECONDS),
+        silent=now - entry["silent_since"] if entry.get("silent_since") else max(0.0, asked - LOOK_SECONDS),
+        quiet=now - entry["worked"] if entry.get("worked") else math.inf,
         ended=now - entry["ended_since"] if entry.get("ended_since") else 0.0,
+        over=entry.get("over"),
     )
 
 
@@ -158,7 +161,6 @@ class ActionModule(PatientAction):
                 "stall_minimum": {"type": "float", "default": 45.0},
                 "timeout": {"type": "float", "default": 300.0},
                 "lost_after": {"type": "float", "default": 600.0},
-                "mute_after": {"type": "float", "default": 0.0},
             }
         )
         host = variables["inventory_hostname"]
@@ -166,27 +168,28 @@ class ActionModule(PatientAction):
         entry = ledger.read(host) or {"begun": time.time()}
         problem = self._look(options, entry, variables, ledger)
         if problem:
+            ledger.write(host, {**entry, "over": "failed"})
             return {**result, **problem, "over": True, "run": entry.get("run") or UNSEEN}
         ledger.write(host, entry)
-        now = time.time()
-        sights = {name: sight_of(ledger.read(name), now) for name in {*options["hosts"], host}}
-        patience = Patience(
-            options["stall_factor"],
-            options["stall_minimum"],
-            options["timeout"],
-            options["lost_after"],
-            options["mute_after"],
-        )
-        verdict = judge(host, sights, patience, options["first_step"])
+        verdict = self._judge(host, ledger, options)
+        if verdict:
+            ledger.write(host, {**entry, "over": verdict.verdict})
         result.update(
             changed=False,
             run=entry.get("run") or UNSEEN,
-            reachable=not entry.get("unreachable_since"),
+            reachable=not entry.get("silent_since"),
             over=verdict is not None,
             verdict=verdict.verdict if verdict else None,
             sentence=verdict.sentence if verdict else None,
         )
         return result
+
+    def _judge(self, host: str, ledger: Ledger, options: dict[str, Any]) -> Verdict | None:
+        """With what the loops of the other hosts have seen."""
+        now = time.time()
+        seen = {name: observation(ledger.read(name), now) for name in {*options["hosts"], host}}
+        limits = Limits(options["stall_factor"], options["stall_minimum"], options["timeout"])
+        return judge(host, seen, limits, options["first_step"], options["lost_after"])
 
     def _look(
         self, options: dict[str, Any], entry: dict[str, Any], variables: dict[str, Any], ledger: Ledger
@@ -201,13 +204,17 @@ class ActionModule(PatientAction):
         ledger.write(variables["inventory_hostname"], entry)
         seen = self.ask(RUN_INFO, arguments, variables)
         if seen is None:
-            entry.setdefault("unreachable_since", entry["asked"])
+            entry.setdefault("silent_since", entry["asked"])
             return None
         if seen.get("failed") or "run" not in seen:
             return {"failed": True, "msg": seen.get("msg", "run_info gave no answer"), **seen}
         now = time.time()
         entry.update(run=seen["run"], seen=now)
-        entry.pop("unreachable_since", None)
-        if seen["run"]["state"] in ENDED:
+        entry.pop("silent_since", None)
+        if quiet_now(seen["run"]) == 0:
+            entry["worked"] = now
+        if state_of(seen["run"]) in ENDED:
             entry.setdefault("ended_since", now)
+        else:
+            entry.pop("ended_since", None)
         return None

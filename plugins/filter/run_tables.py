@@ -53,6 +53,8 @@ class FilterModule:
         """What templates may use."""
         return {
             "closing_table": closing_table,
-            "status_table": lambda results: run_table.status_table(rows_of(results), width()),
-            "status_data": lambda results: run_table.status_data(rows_of(results)),
+            "status_table": lambda results, stall_factor=5.0: run_table.status_table(
+                rows_of(results), width(), float(stall_factor)
+            ),
+            "status_data": lambda results, stall_factor=5.0: run_table.status_data(rows_of(results), float(stall_factor)),
         }

@@ -173,11 +173,24 @@ run:
     idle_seconds:
       description: Seconds since the last sign of progress, while it runs.
       type: float
+    busy:
+      description: >-
+        Share of one core that the rank's processes used or, being ready to run, waited for during this look. Null where it was not measured.
+      type: float
+    session_age:
+      description: Seconds since the session was started, while it runs, by the host's own clock.
+      type: float
+    trainer:
+      description: Which trainer the plan names, V(ours), V(path) or V(git).
+      type: str
+    timeout_seconds:
+      description: The plan's time limit for what has no usual length.
+      type: float
     step_age:
       description: Seconds since the last step was made, while it runs, by the host's own clock.
       type: float
     heartbeat_age:
-      description: Seconds since the trainer's last sign of life, by the host's own clock.
+      description: Age of the trainer's heartbeat, by the host's own clock.
       type: float
     error:
       description: Why it crashed, in one sentence.

@@ -41,23 +41,17 @@ options:
     type: float
     default: 5
   stall_minimum:
-    description: No run is called stalled before it showed no progress for this many seconds.
+    description: No run is called stalled before it showed no progress, and used no CPU, for this many seconds.
     type: float
     default: 45
   timeout:
-    description: Seconds that the start of the run may take, and the first steps.
+    description: Seconds that the start of the run may take, and any step of a rank that uses CPU; evaluating and saving may take three times as long.
     type: float
     default: 300
   lost_after:
-    description: Seconds after which a host that cannot be reached is given up.
+    description: Seconds after which a host that gives no answer is given up.
     type: float
     default: 600
-  mute_after:
-    description:
-      - Seconds in which every rank must have said something of itself, else they wait at the rendezvous. V(0) is for a trainer that never
-        says anything.
-    type: float
-    default: 0
 attributes:
   action:
     description: It runs on the controller and looks at the host through M(nanochat.ddp.run_info).
@@ -98,7 +92,7 @@ over:
 verdict:
   description: >-
     Why: V(finished), V(stopped), V(crashed), V(stalled) (no rank makes progress), V(orphaned) (runs on while another rank crashed), V(lost)
-    (cannot be reached), V(missing) (nothing was started) or V(started) (with O(first_step)).
+    (gave no answer), V(missing) (nothing was started) or V(started) (with O(first_step)).
   returned: when watching is over
   type: str
 sentence:

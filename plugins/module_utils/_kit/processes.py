@@ -119,9 +119,25 @@ def start_ticks(pid: int, proc: str = "/proc") -> int:
 
 def descendants(table: dict[int, Process], roots: Iterable[int]) -> set[int]:
     """The pids of all children of the roots, and of theirs; without the roots themselves."""
+    return _below({one.pid: one.ppid for one in table.values()}, roots)
+
+
+def offspring(roots: Iterable[int], proc: str = "/proc") -> set[int]:
+    """The same of all processes there are, for who needs nothing but their pids."""
+    parents = {}
+    for entry in os.listdir(proc):
+        if entry.isdigit():
+            try:
+                parents[int(entry)] = int(_stat(os.path.join(proc, entry))[1][1])
+            except (OSError, ValueError, IndexError):
+                continue
+    return _below(parents, roots)
+
+
+def _below(parents: dict[int, int], roots: Iterable[int]) -> set[int]:
     children: dict[int, list[int]] = {}
-    for one in table.values():
-        children.setdefault(one.ppid, []).append(one.pid)
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
     found: set[int] = set()
     waiting = list(roots)
     while waiting:

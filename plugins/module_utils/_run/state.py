@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import Effort, busy_share, effort_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import events_of_log
 
 ABSENT = "absent"
@@ -36,6 +37,8 @@ IDLE_PEEK_SECONDS = 1.0  # while only an end would be news
 LOG_BYTES = 64 * 1024
 RECENT_STEPS = 10  # speed "now"
 ETA_STEPS = 50  # pace for the time left, with the pauses for evaluations and saves in it
+BUSY_SECONDS = 1.0  # over so long the use of CPU is measured where there was no progress for IDLE_SECONDS
+IDLE_SECONDS = 10.0
 FRESH_SECONDS = 10.0  # a heartbeat is renewed every second; one of this age still counts as life
 
 Event = Dict[str, Any]
@@ -234,6 +237,9 @@ def describe_events(events: List[Event]) -> Dict[str, Any]:
 # "RuntimeError: ...", also behind a rank's prefix; torchrun's own summary of a failed child says nothing new.
 _ERROR_LINE = re.compile(r"^(?:\[[^\]]*\]:?\s*)*((?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b(?:: .*)?)$")
 _HOLLOW = ("ChildFailedError", "SignalException", "KeyboardInterrupt")
+# torchrun ends the log with a box of its own about the failed child, and lines of its logger about it.
+_RULER = re.compile(r"^(={8,}|-{8,})$")
+_AGENT = re.compile(r"^(?:\[[^\]]*\]:?\s*)*[EWI]\d{4} \S+ +\d+ torch/|^Traceback \(most recent call last\):|^\s")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -250,12 +256,25 @@ def plain_line(line: str) -> str:
 
 
 def error_line(lines: List[str]) -> Optional[str]:
-    """The line of a log that names the error; without one, the last line."""
+    """The line of a log that names the error; without one, the last line that is not torchrun's own."""
+    lines = _without_box(lines)
     for line in reversed(lines):
         match = _ERROR_LINE.match(line.strip())
         if match and not any(word in match.group(1) for word in _HOLLOW):
             return match.group(1)
-    return lines[-1] if lines else None
+    own = [line for line in lines if not _AGENT.match(line) and not any(word in line for word in _HOLLOW)]
+    return own[-1].strip() if own else None
+
+
+def _without_box(lines: List[str]) -> List[str]:
+    """The lines without rulers and without torchrun's box, which says FAILED below its first ruler and ends with another one."""
+    kept, inside = [], False
+    for line, following in zip(lines, [*lines[1:], ""]):
+        if _RULER.match(line.strip()):
+            inside = line.startswith("=") and following.rstrip().endswith(" FAILED") or (inside and line.startswith("-"))
+        elif not inside:
+            kept.append(line)
+    return kept
 
 
 # -- the whole picture ------------------------------------------------------------------------------------------------
@@ -365,6 +384,10 @@ EMPTY: Dict[str, Any] = dict(
     collective=None,
     eta_seconds=None,
     idle_seconds=None,
+    busy=None,
+    session_age=None,
+    trainer=None,
+    timeout_seconds=None,
     step_age=None,
     error=None,
     last_lines=[],
@@ -406,6 +429,8 @@ def read_run(
         world=told["world"] or heartbeat.get("world") or plan.get("world"),
         steps=_steps(told, heartbeat, plan),
         plan_digest=plan.get("digest"),
+        trainer=_of(plan, "trainer").get("source"),
+        timeout_seconds=finite(plan.get("timeout_seconds")),
         exit_code=session.get("exit_code"),
         signal=session.get("signal"),
         started=finite(session.get("started")) or told["started"],
@@ -418,9 +443,37 @@ def read_run(
     run["eta_seconds"] = _eta(run["state"], run)
     run.update(_beat(heartbeat, run, now))
     run["idle_seconds"] = _idle(run, now)
-    if run["state"] == RUNNING and run["stepped"] is not None:
-        run["step_age"] = max(0.0, now - run["stepped"])
+    if run["state"] == RUNNING:
+        run["session_age"] = None if run["started"] is None else max(0.0, now - run["started"])
+        run["step_age"] = None if run["stepped"] is None else max(0.0, now - run["stepped"])
     return run
+
+
+def read_effort(run_dir: str, rank: Optional[int]) -> Optional[Effort]:
+    """How hard the rank's processes have worked so far; None where there are none."""
+    session = read_object(os.path.join(run_dir, "session.json"))
+    if session.get("ended") is not None:
+        return None
+    rank = find_rank(run_dir, {}, session) if rank is None else rank
+    return effort_of(session, read_object(os.path.join(run_dir, "heartbeat-rank%d.json" % (rank or 0))))
+
+
+def _measure_busy(run: Dict[str, Any], first: Optional[Effort], sleep: Callable[[float], None] = time.sleep) -> None:
+    """The share of a core that a running rank works, since the first reading; a moment is waited where it matters and that was just now."""
+    if run["state"] != RUNNING or first is None:
+        return
+    left = BUSY_SECONDS - (time.monotonic() - first.at)
+    idle = run["idle_seconds"]
+    if left > 0 and (idle is None or idle > IDLE_SECONDS):
+        sleep(left)
+        left = 0.0
+    if left <= 0:
+        run["busy"] = busy_share(first, read_effort(run["run_dir"], run["rank"]))
+
+
+def _of(document: Dict[str, Any], key: str) -> Dict[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def _idle(run: Dict[str, Any], now: float) -> Optional[float]:
@@ -446,9 +499,7 @@ def _this_session(told: Dict[str, Any], session: Dict[str, Any]) -> Dict[str, An
 
 def _steps(told: Dict[str, Any], heartbeat: Dict[str, Any], plan: Dict[str, Any]) -> Optional[int]:
     """How many steps the run has; from what was measured before what was planned."""
-    training = plan.get("training")
-    planned = training.get("iterations") if isinstance(training, dict) else None
-    return told["steps"] or _positive(heartbeat.get("steps")) or _positive(planned)
+    return told["steps"] or _positive(heartbeat.get("steps")) or _positive(_of(plan, "training").get("iterations"))
 
 
 def _beat(heartbeat: Dict[str, Any], run: Dict[str, Any], now: float) -> Dict[str, Any]:
@@ -535,10 +586,13 @@ def look(params: Dict[str, Any]) -> Dict[str, Any]:
     if run_dir is None:
         return dict(EMPTY)
     wait = params.get("wait")
+    first = read_effort(run_dir, rank)
     if wait:
         known = Wait(wait["state"], wait["step"], wait["at_least"], wait["timeout"])
         wait_for_news(lambda: read_run(run_dir, rank, lines=0, limit=PEEK_BYTES), known)
-    return read_run(run_dir, rank, lines=params["lines"])
+    run = read_run(run_dir, rank, lines=params["lines"])
+    _measure_busy(run, first)
+    return run
 
 
 def say(mark: str, params: Dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ Every figure comes from run_info, which has it from the metrics; what was not me
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -20,6 +21,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     seconds_text,
     share_text,
     speed_text,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import (
+    NO_HEARTBEAT,
+    STALLED,
+    Limits,
+    Rank,
+    quiet_now,
+    shown,
+    state_of,
 )
 
 FEW_HOSTS = 4
@@ -161,33 +171,46 @@ STATUS = (
 )
 
 
-def state_text(run: Mapping[str, Any], stalled_after: float = 60.0) -> str:
-    """The state with what one must know of it."""
-    state = str(run.get("state") or "not reached")
+def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
+    """The state with what one must know of it; the mark is that of liveness.shown."""
+    state = str(state_of(run) or "not reached")
     if state in ("absent", "prepared"):
         return "never started" if state == "absent" else "prepared, not started"
     if state == "crashed":
         return "crashed (code %s)" % run["exit_code"] if run.get("exit_code") is not None else "crashed"
-    usual = run.get("step_seconds")
-    idle = run.get("idle_seconds")
-    patient = run.get("phase") in ("eval", "sample", "save", "start", "rendezvous", "agree", "resume")
-    if state == "running" and (run.get("heartbeat_age") or 0) > 45:
-        return "no sign of life %s" % since_text(run["heartbeat_age"])
-    if state == "running" and idle is not None and usual and not patient and idle > max(stalled_after, 5 * usual):
+    if mark == NO_HEARTBEAT:
+        return "no heartbeat %s" % since_text(run["heartbeat_age"])
+    idle = run.get("idle_seconds") if run.get("idle_seconds") is not None else run.get("session_age")
+    if mark == STALLED and idle is not None:
         return "stalled %s" % since_text(idle)
     if state == "running" and run.get("step") is None:
         return "starting%s" % (" (%s)" % run["phase"] if run.get("phase") else "")
     return state
 
 
-def _status_row(row: Row) -> List[str]:
+def marks(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, str]:
+    """What liveness says of the hosts of a run, as far as one look at each of them tells."""
+    limits = Limits(factor=stall_factor, timeout=first_known(rows, "timeout_seconds") or Limits().timeout)
+    ranks = {
+        row["host"]: Rank(
+            row["run"],
+            quiet_now(row["run"]),
+            row["run"].get("session_age") or 0.0,
+            0.0 if row.get("reachable", True) else math.inf,
+        )
+        for row in rows
+    }
+    return shown(ranks, limits)
+
+
+def _status_row(row: Row, mark: Optional[str]) -> List[str]:
     run = row["run"]
     checkpoint = run.get("checkpoint") or {}
     steps = run.get("steps")
     return [
         row["host"],
         DASH if run.get("rank") is None else str(run["rank"]),
-        state_text(run) if row.get("reachable", True) else "cannot be reached",
+        state_text(run, mark) if row.get("reachable", True) else "no answer",
         steps_text(run) if steps else DASH,
         "not a number" if run.get("diverged") else loss_text(run.get("loss") or run.get("last_loss")),
         loss_text(run.get("val_bpb")),
@@ -196,7 +219,7 @@ def _status_row(row: Row) -> List[str]:
         share_text(run.get("wait_share")),
         bytes_text(run.get("memory_bytes")),
         DASH if checkpoint.get("step") is None else "step %s" % checkpoint["step"],
-        DASH if run.get("state") != "running" or stands_still(run) else seconds_text(run.get("eta_seconds")),
+        DASH if run.get("state") != "running" or mark else seconds_text(run.get("eta_seconds")),
     ]
 
 
@@ -211,19 +234,14 @@ def since_text(seconds: float) -> str:
     return "for %s" % seconds_text(seconds) if seconds < HOUR else "since %s" % clock_text(time.time() - seconds)
 
 
-def stands_still(run: Mapping[str, Any]) -> bool:
-    """Whether it is said to run and makes no progress."""
-    return run.get("state") == "running" and state_text(run).startswith(("stalled", "no sign of life"))
-
-
-def course_text(rows: Sequence[Row], now: float) -> str:
+def course_text(rows: Sequence[Row], now: float, stalls: bool = False) -> str:
     """When the run began and ended, or how long it will take yet."""
     runs = [row["run"] for row in rows]
     began = min((run["started"] for run in runs if run.get("started")), default=None)
     if began is None:
         return ""
     if any(run.get("state") == "running" for run in runs):
-        eta = None if any(map(stands_still, runs)) else first_known(rows, "eta_seconds")
+        eta = None if stalls else first_known(rows, "eta_seconds")
         left = "" if eta is None else ", %s left, until about %s" % (seconds_text(eta), clock_text(now + eta))
         return ", began %s, %s ago%s" % (clock_text(began), seconds_text(max(0.0, now - began)), left)
     ended = max((run["ended"] for run in runs if run.get("ended")), default=None)
@@ -236,25 +254,26 @@ def course_text(rows: Sequence[Row], now: float) -> str:
     )
 
 
-def _headline(rows: Sequence[Row], names: Sequence[str]) -> str:
+def _headline(rows: Sequence[Row], names: Sequence[str], stalls: bool) -> str:
     if all(row["run"].get("state") is None for row in rows):
-        return "no host can be reached"
+        return "no host answers"
     if names and any(row["run"].get("state") not in (None, "absent") for row in rows):
-        return "run %s%s" % (names[0], course_text(rows, time.time()))
+        return "run %s%s" % (names[0], course_text(rows, time.time(), stalls))
     return "no run%s on any host" % (" %s" % names[0] if names else "")
 
 
-def status_table(rows: Sequence[Row], width: int = 0) -> str:
+def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0) -> str:
     """One screen: what every host does, then what is wrong in a sentence each; a width of 0 sets no limit."""
     rows = by_rank(rows)
     names = sorted({str(row["run"]["run"]) for row in rows if row["run"].get("run")})
-    lines = [_headline(rows, names)]
-    lines += fitting_table(STATUS, [_status_row(row) for row in rows], width)
+    marked = marks(rows, stall_factor)
+    lines = [_headline(rows, names, bool(marked))]
+    lines += fitting_table(STATUS, [_status_row(row, marked.get(row["host"])) for row in rows], width)
     if len(names) > 1:
         lines += [
             "  %s: run %s" % (row["host"], row["run"]["run"]) for row in rows if row["run"].get("run") != names[0]
         ]
-    slow = None if any(stands_still(row["run"]) for row in rows) else slowest(rows)
+    slow = None if marked else slowest(rows)
     if slow is not None:
         lines.append("  slow one: %s (it waits least, so the others wait for it)" % slow["host"])
     if any(row["run"].get("identical") is False for row in rows):
@@ -264,15 +283,15 @@ def status_table(rows: Sequence[Row], width: int = 0) -> str:
             lines.append("  %s: %s" % (row["host"], row["problem"]))
         if row["run"].get("error"):
             lines.append("  %s: %s" % (row["host"], row["run"]["error"]))
-    if any(stands_still(row["run"]) or row["run"].get("state") == "crashed" for row in rows):
+    if marked or any(state_of(row["run"]) == "crashed" for row in rows):
         lines.append("  the playbook nanochat.ddp.doctor finds out why")
     return "\n".join(lines)
 
 
-def status_data(rows: Sequence[Row]) -> Dict[str, Any]:
+def status_data(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, Any]:
     """The same for programs."""
     rows = by_rank(rows)
-    slow = slowest(rows)
+    slow, marked = slowest(rows), marks(rows, stall_factor)
     return {
         "run": first_known(rows, "run"),
         "slowest": slow["host"] if slow is not None else None,
@@ -281,7 +300,7 @@ def status_data(rows: Sequence[Row]) -> Dict[str, Any]:
                 row["run"],
                 reachable=row.get("reachable", True),
                 problem=row.get("problem"),
-                shown=state_text(row["run"]),
+                shown=state_text(row["run"], marked.get(row["host"])),
             )
             for row in rows
         },

@@ -1,0 +1,61 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How hard the processes of a rank work: the CPU they use, and the time for which they are ready to run and wait for a core.
+
+The second counts as much as the first: on a machine with twenty busy processes a rank gets a tenth of a core and is at work all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+
+
+class Effort(NamedTuple):
+    """Seconds of work by the processes of a rank so far, and when that was read."""
+
+    at: float
+    seconds: float
+
+
+def effort_of(session: Mapping[str, Any], heartbeat: Mapping[str, Any], proc: str = "/proc") -> Optional[Effort]:
+    """The work of the session's child and all its descendants, and of the process that beats; None where there are none."""
+    roots = [pid for pid in (session.get("child_pid"), heartbeat.get("pid")) if isinstance(pid, int)]
+    pids = {*roots, *processes.offspring(roots, proc)} if roots else set()
+    found = [seconds for pid in pids for seconds in _seconds(proc, pid)]
+    return Effort(time.monotonic(), sum(found)) if found else None
+
+
+def busy_share(first: Optional[Effort], second: Optional[Effort]) -> Optional[float]:
+    """The work between two readings as a share of one core."""
+    if first is None or second is None or second.at <= first.at:
+        return None
+    return round(max(0.0, second.seconds - first.seconds) / (second.at - first.at), 3)
+
+
+def _seconds(proc: str, pid: int) -> Iterator[float]:
+    """Of every thread: nanoseconds on a core, and nanoseconds ready to run."""
+    folder = os.path.join(proc, str(pid), "task")
+    for name in _names(folder):
+        fields = _text(os.path.join(folder, name, "schedstat")).split()
+        if len(fields) > 1:
+            yield (int(fields[0]) + int(fields[1])) / 1e9
+
+
+def _names(folder: str) -> List[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""

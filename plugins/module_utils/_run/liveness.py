@@ -1,0 +1,158 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one place that decides whether a run makes progress: run_watch, the status and the doctor all ask here.
+
+Three rules. What a rank itself reported outweighs what its process looks like. A process that uses CPU, or waits in a queue for a core,
+is at work, so on a busy machine nothing is called stalled that only takes long. And a run stalls as a whole: one rank that evaluates or
+saves keeps the others waiting for a good reason.
+
+Pure functions of what run_info returned.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING
+
+HEARTBEAT_SECONDS = 45.0  # the trainer renews its heartbeat every second
+AWAY_SECONDS = 20.0  # a host may give no answer for so long before the others are asked whether they miss it
+BUSY = 0.5  # share of one core that a rank at work uses or waits for; the heartbeat of one that waits needs far less
+STALLED = "stalled"
+NO_HEARTBEAT = "no heartbeat"
+
+
+class Limits(NamedTuple):
+    """How long what may take, in seconds."""
+
+    factor: float = 5.0  # usual steps that one step may take
+    minimum: float = 45.0  # but at least this many seconds
+    timeout: float = 300.0  # the plan's: what has no usual length
+    start: float = 75.0  # until the first steps are made
+
+
+class Rank(NamedTuple):
+    """What is known of one rank."""
+
+    run: Mapping[str, Any]  # as run_info returns it
+    quiet: float = math.inf  # seconds since its processes were last seen to use CPU; infinite where nobody saw it
+    age: float = 0.0  # seconds since it was started, as far as is known
+    silent: float = 0.0  # seconds for which its host has given no answer
+
+
+class Patience(NamedTuple):
+    """Seconds without progress: of a rank that uses no CPU, and of one that does."""
+
+    idle: str
+    working: str
+
+
+# The one table of patience. A step has a usual length, what needs a disk or has no usual length is given the plan's timeout or three of them.
+PATIENCE: Dict[Optional[str], Patience] = {
+    "start": Patience("start", "timeout"),
+    "rendezvous": Patience("start", "timeout"),
+    "agree": Patience("start", "timeout"),
+    "resume": Patience("timeout", "long"),
+    "data": Patience("step", "long"),
+    "forward_backward": Patience("step", "timeout"),
+    "sync": Patience("step", "timeout"),
+    "optimizer": Patience("step", "timeout"),
+    "eval": Patience("long", "long"),
+    "sample": Patience("long", "long"),
+    "save": Patience("long", "long"),
+    "end": Patience("step", "timeout"),
+    # A trainer that does not tell its phases evaluates and saves all the same.
+    None: Patience("step", "long"),
+}
+
+
+def patience(run: Mapping[str, Any], limits: Limits, bereft: bool = False) -> Tuple[float, float]:
+    """The seconds without progress that a rank is given, without and with use of CPU.
+
+    Bereft: another rank is known to be missing, so that a rank without use of CPU waits for nothing else.
+    """
+    idle, working = PATIENCE.get(run.get("phase"), PATIENCE[None])
+    seconds = {
+        "start": min(limits.timeout, limits.start),
+        "step": _step_seconds(run, limits),
+        "timeout": limits.timeout,
+        "long": 3 * limits.timeout,
+    }
+    without = limits.minimum if bereft else seconds[idle]
+    return without, max(without, seconds[idle], seconds[working])
+
+
+def _step_seconds(run: Mapping[str, Any], limits: Limits) -> float:
+    """The first steps set no measure."""
+    if run.get("step_seconds") is None or (run.get("steps_counted") or 0) < 2:
+        return min(limits.timeout, max(limits.start, limits.minimum))
+    return max(limits.minimum, limits.factor * float(run["step_seconds"]))
+
+
+def state_of(run: Mapping[str, Any]) -> Optional[str]:
+    """The state of a rank; one that has reported its error has crashed, though its processes may still be ending."""
+    if run.get("state") == RUNNING and run.get("end_reason") == "error":
+        return CRASHED
+    return run.get("state")
+
+
+def quiet_now(run: Mapping[str, Any]) -> float:
+    """Seconds since a rank used CPU as far as a single look tells."""
+    return 0.0 if (run.get("busy") or 0.0) >= BUSY else math.inf
+
+
+def is_mute(run: Mapping[str, Any]) -> bool:
+    """Whether a rank has told nothing of itself: it loads its libraries or waits at the rendezvous, or is of another trainer."""
+    return run.get("phase") is None and run.get("step") is None and run.get("idle_seconds") is None
+
+
+def has_no_heartbeat(rank: Rank, limits: Limits) -> bool:
+    """Whether the trainer of a rank has stopped renewing its heartbeat, and not for being busy."""
+    age = rank.run.get("heartbeat_age") or 0.0
+    return min(age, rank.quiet) > HEARTBEAT_SECONDS or age > max(HEARTBEAT_SECONDS, limits.timeout)
+
+
+def idle_seconds(rank: Rank) -> Optional[float]:
+    """Seconds without progress; None for a trainer that never tells its progress."""
+    if is_mute(rank.run):
+        return rank.age if rank.run.get("trainer") == "ours" else None
+    idle = rank.run.get("idle_seconds")
+    return None if idle is None else float(idle)
+
+
+def is_stuck(rank: Rank, limits: Limits, bereft: bool = False) -> Optional[bool]:
+    """Whether a rank makes no progress; None where it neither tells nor shows by its use of CPU."""
+    if has_no_heartbeat(rank, limits):
+        return True
+    idle = idle_seconds(rank)
+    if idle is None:
+        return False if rank.quiet <= limits.minimum else None
+    without, working = (
+        (limits.minimum if bereft else min(limits.timeout, limits.start), limits.timeout)
+        if is_mute(rank.run)
+        else patience(rank.run, limits, bereft)
+    )
+    return min(idle, rank.quiet) > without or idle > working
+
+
+def is_stalled(ranks: Mapping[str, Rank], limits: Limits) -> bool:
+    """Whether the run as a whole makes no progress: of the ranks that run and can be asked none does.
+
+    A rank that neither tells nor shows anything decides nothing, so other trainers, of which only the first rank tells its steps, are
+    judged by that one.
+    """
+    away = {name for name, rank in ranks.items() if rank.silent > AWAY_SECONDS}
+    near = [rank for name, rank in ranks.items() if state_of(rank.run) == RUNNING and name not in away]
+    bereft = bool(away) or any(has_no_heartbeat(rank, limits) for rank in near)
+    found = [is_stuck(rank, limits, bereft) for rank in near]
+    return True in found and False not in found
+
+
+def shown(ranks: Mapping[str, Rank], limits: Limits) -> Dict[str, str]:
+    """What is to be said of the ranks of a run beside their states: those without heartbeat, and all where the run stalls."""
+    running = {name: rank for name, rank in ranks.items() if state_of(rank.run) == RUNNING}
+    marks = {name: STALLED for name in running} if is_stalled(ranks, limits) else {}
+    marks.update({name: NO_HEARTBEAT for name, rank in running.items() if has_no_heartbeat(rank, limits)})
+    return marks
