@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import bundle, diagnose
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 
 
 class FilterModule:

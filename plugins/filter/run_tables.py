@@ -56,5 +56,7 @@ class FilterModule:
             "status_table": lambda results, stall_factor=5.0: run_table.status_table(
                 rows_of(results), width(), float(stall_factor)
             ),
-            "status_data": lambda results, stall_factor=5.0: run_table.status_data(rows_of(results), float(stall_factor)),
+            "status_data": lambda results, stall_factor=5.0: run_table.status_data(
+                rows_of(results), float(stall_factor)
+            ),
         }

@@ -92,6 +92,7 @@ evidence:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.gather import collect
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
 
 
 def main() -> None:
@@ -105,7 +106,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     wanted = module.params
-    evidence = collect(wanted["run_dir"], wanted["rank"], wanted["peers"], wanted["probe_port"], module.run_command)
+    evidence = collect(wanted["run_dir"], wanted["rank"], wanted["peers"], wanted["probe_port"], runner(module))
     module.exit_json(changed=False, evidence=evidence)
 
 

@@ -481,13 +481,19 @@ CATALOGUE.update(
 # What the doctor can say of a run that stands still or died.
 CATALOGUE.update(
     {
-        "rank-host-unreachable": Kind(
+        "rank-host-no-answer": Kind(
             ERROR,
-            "A host of the run cannot be reached",
+            "A host of the run gives no answer",
             "The other ranks wait for it at the next collective until their timeout.",
             "See that the machine is on and awake and its network is up, then: ansible-playbook train.yml -i INVENTORY --tags restart",
             (12, 19),
             ("UNREACHABLE", "Connection timed out", "No route to host"),
+        ),
+        "rank-not-examined": Kind(
+            ERROR,
+            "The evidence of a rank could not be gathered",
+            "Without it nothing can be said for certain about the run.",
+            "Remove the cause that is named, then: ansible-playbook nanochat.ddp.doctor -i INVENTORY",
         ),
         "rank-oom": Kind(
             ERROR,

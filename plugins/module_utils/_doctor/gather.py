@@ -4,7 +4,7 @@
 """What one host can tell about a rank that stands still or died: gathered in a few seconds, changing nothing.
 
 Everything comes from /proc, /sys, the run folder and the trainer's own answer to a request for its stacks. What may not be
-read is left out; the judge (_doctor.py) works with what is there.
+read is left out; the judge (judge.py) works with what is there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import busy_share
 
 Run = Callable[[List[str]], Tuple[int, str, str]]
 
@@ -44,9 +45,10 @@ def collect(run_dir: str, rank: int, peers: List[Dict[str, Any]], probe_port: in
     state = run_state.read_run(run_dir, rank, lines=30)
     pid = trainer_pid(run_dir, rank)
     ask(run_dir, rank, pid)
-    first = counters(pid)
+    first, before = counters(pid), run_state.read_effort(run_dir, rank)
     time.sleep(SAMPLE_SECONDS)
-    second = counters(pid)
+    second, after = counters(pid), run_state.read_effort(run_dir, rank)
+    state["busy"] = busy_share(before, after)
     return {
         "rank": rank,
         "run": state,

@@ -30,7 +30,11 @@ class Limits(NamedTuple):
     factor: float = 5.0  # usual steps that one step may take
     minimum: float = 45.0  # but at least this many seconds
     timeout: float = 300.0  # the plan's: what has no usual length
-    start: float = 75.0  # until the first steps are made
+
+    @property
+    def start(self) -> float:
+        """Until the first steps are made."""
+        return min(self.timeout, 5 / 3 * self.minimum)
 
 
 class Rank(NamedTuple):
@@ -49,7 +53,8 @@ class Patience(NamedTuple):
     working: str
 
 
-# The one table of patience. A step has a usual length, what needs a disk or has no usual length is given the plan's timeout or three of them.
+# The one table of patience. A step has a usual length; what needs a disk, or has no usual length, is given the plan's timeout
+# or three times that.
 PATIENCE: Dict[Optional[str], Patience] = {
     "start": Patience("start", "timeout"),
     "rendezvous": Patience("start", "timeout"),
@@ -75,7 +80,7 @@ def patience(run: Mapping[str, Any], limits: Limits, bereft: bool = False) -> Tu
     """
     idle, working = PATIENCE.get(run.get("phase"), PATIENCE[None])
     seconds = {
-        "start": min(limits.timeout, limits.start),
+        "start": limits.start,
         "step": _step_seconds(run, limits),
         "timeout": limits.timeout,
         "long": 3 * limits.timeout,
@@ -87,7 +92,7 @@ def patience(run: Mapping[str, Any], limits: Limits, bereft: bool = False) -> Tu
 def _step_seconds(run: Mapping[str, Any], limits: Limits) -> float:
     """The first steps set no measure."""
     if run.get("step_seconds") is None or (run.get("steps_counted") or 0) < 2:
-        return min(limits.timeout, max(limits.start, limits.minimum))
+        return limits.start
     return max(limits.minimum, limits.factor * float(run["step_seconds"]))
 
 
@@ -130,7 +135,7 @@ def is_stuck(rank: Rank, limits: Limits, bereft: bool = False) -> Optional[bool]
     if idle is None:
         return False if rank.quiet <= limits.minimum else None
     without, working = (
-        (limits.minimum if bereft else min(limits.timeout, limits.start), limits.timeout)
+        (limits.minimum if bereft else limits.start, limits.timeout)
         if is_mute(rank.run)
         else patience(rank.run, limits, bereft)
     )
@@ -153,6 +158,6 @@ def is_stalled(ranks: Mapping[str, Rank], limits: Limits) -> bool:
 def shown(ranks: Mapping[str, Rank], limits: Limits) -> Dict[str, str]:
     """What is to be said of the ranks of a run beside their states: those without heartbeat, and all where the run stalls."""
     running = {name: rank for name, rank in ranks.items() if state_of(rank.run) == RUNNING}
-    marks = {name: STALLED for name in running} if is_stalled(ranks, limits) else {}
+    marks = dict.fromkeys(running, STALLED) if is_stalled(ranks, limits) else {}
     marks.update({name: NO_HEARTBEAT for name, rank in running.items() if has_no_heartbeat(rank, limits)})
     return marks

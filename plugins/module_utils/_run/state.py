@@ -271,7 +271,9 @@ def _without_box(lines: List[str]) -> List[str]:
     kept, inside = [], False
     for line, following in zip(lines, [*lines[1:], ""]):
         if _RULER.match(line.strip()):
-            inside = line.startswith("=") and following.rstrip().endswith(" FAILED") or (inside and line.startswith("-"))
+            inside = (line.startswith("=") and following.rstrip().endswith(" FAILED")) or (
+                inside and line.startswith("-")
+            )
         elif not inside:
             kept.append(line)
     return kept

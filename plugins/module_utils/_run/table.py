@@ -271,7 +271,9 @@ def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0)
     lines += fitting_table(STATUS, [_status_row(row, marked.get(row["host"])) for row in rows], width)
     if len(names) > 1:
         lines += [
-            "  %s: run %s" % (row["host"], row["run"]["run"]) for row in rows if row["run"].get("run") != names[0]
+            "  %s: run %s" % (row["host"], row["run"]["run"])
+            for row in rows
+            if row["run"].get("run") not in (None, names[0])
         ]
     slow = None if marked else slowest(rows)
     if slow is not None:

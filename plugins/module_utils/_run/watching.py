@@ -95,7 +95,9 @@ def _ended(run: Mapping[str, Any]) -> Verdict:
     if run["state"] == STOPPED:
         return Verdict(STOPPED, "was stopped before its end, %s" % _where(run))
     if run["state"] == RUNNING:
-        return Verdict(CRASHED, "ended with an error, %s: %s" % (_where(run), run.get("end_error") or "it said nothing"))
+        return Verdict(
+            CRASHED, "ended with an error, %s: %s" % (_where(run), run.get("end_error") or "it said nothing")
+        )
     code = "with code %s" % run["exit_code"] if run.get("exit_code") is not None else "without an exit code"
     return Verdict(CRASHED, "crashed %s, %s: %s" % (code, _where(run), run.get("error") or "it said nothing"))
 

@@ -369,7 +369,7 @@ def test_field_19_a_stopped_rank_is_named(watched, found):
 def test_field_19_a_frozen_host_is_named(watched, found):
     container = "ddp-faults-laptop"
     verdict, took = judged(watched, lambda: podman("pause", container), lambda: podman("unpause", container))
-    assert (verdict["code"], verdict["host"]) == ("rank-host-unreachable", "laptop")
+    assert (verdict["code"], verdict["host"]) == ("rank-host-no-answer", "laptop")
     goes_on(watched)
     found("the worker freezes as a whole", verdict["code"], took, "watch")
 

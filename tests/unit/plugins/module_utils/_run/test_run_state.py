@@ -164,6 +164,33 @@ def test_another_trainer_without_metrics_finishes_by_its_exit_code(folder: Folde
     assert folder.read()["state"] == "finished"
 
 
+BOX = """\
+E1121 22:01:02.123 4711 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 0 (pid: 4712)
+Traceback (most recent call last):
+  File "/venv/bin/torchrun", line 8, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+scripts.base_train FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 0)
+  exitcode  : 1 (pid: 4712)
+============================================================
+"""
+
+
+def test_torchruns_box_is_not_taken_for_the_error() -> None:
+    said = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
+    assert run_state.error_line([*f"step 00003\n[rank1]: {said}\n{BOX}".splitlines()]) == said
+    assert run_state.error_line(f"no documents in /data\n{BOX}".splitlines()) == "no documents in /data"
+    assert run_state.error_line(BOX.splitlines()) is None
+    assert run_state.error_line(["==== results ====", "========", "all is lost"]) == "all is lost"
+
+
 def test_the_error_is_the_trainers_sentence_or_the_logs_line(folder: Folder) -> None:
     folder.put("session.json", session(ended=1020.0, exit_code=1))
     log = folder.path / "log" / "rank0.log"

@@ -1,0 +1,51 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What became of the question to one host: evidence, or why there is none.
+
+A host that cannot be reached, one that did not answer in time and one on which the module failed are three different things.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, NamedTuple, Optional
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plain_reason
+
+Evidence = Mapping[str, Any]
+UNREACHABLE = "unreachable"
+TIMED_OUT = "timed out"
+FAILED = "failed"
+
+
+class Answer(NamedTuple):
+    """The evidence of a host; without it what kind of failure that was, and in words."""
+
+    evidence: Optional[Evidence]
+    failure: Optional[str] = None
+    words: str = ""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing came back from the host."""
+        return self.failure in (UNREACHABLE, TIMED_OUT)
+
+
+def answer_of(result: Any) -> Answer:
+    """The registered result of doctor_info on a host, whatever became of the task there."""
+    if not isinstance(result, Mapping):
+        return Answer(None, FAILED, "could not be examined: the host was not asked")
+    if isinstance(result.get("evidence"), Mapping):
+        return Answer(result["evidence"])
+    said = (plain_reason(str(result.get("msg") or "")).splitlines() or [""])[0]
+    if result.get("unreachable"):
+        return Answer(None, UNREACHABLE, "cannot be reached" + (": %s" % said if said else ""))
+    if result.get("timedout"):
+        period = result["timedout"].get("period")
+        return Answer(None, TIMED_OUT, "gave no answer within %s s" % period if period else "gave no answer in time")
+    return Answer(None, FAILED, "could not be examined: %s" % (said or "the host was not asked"))
+
+
+def answers_of(results: Mapping[str, Any]) -> Dict[str, Answer]:
+    """By host."""
+    return {str(host): answer_of(result) for host, result in results.items()}

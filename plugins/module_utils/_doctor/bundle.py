@@ -1,0 +1,44 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""All that the doctor has seen, for a file that may be shown to others."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, Mapping, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import answers_of
+
+# Variables that the plan sets itself; whatever else is in the environment may be a secret.
+OPEN_NAMES = re.compile(
+    r"(NANOCHAT|OMP|GLOO|NCCL|PYTHON|TORCH)[A-Z_]*|CUDA_VISIBLE_DEVICES|GLIBC_TUNABLES",
+)
+MASK = "***"
+
+
+def bundle(
+    plan: Mapping[str, Any], results: Mapping[str, Any], secrets: Sequence[Mapping[str, Any]] = ()
+) -> Dict[str, Any]:
+    """The plan and all evidence, without the values of secrets and of variables that others chose."""
+    nodes = [dict(node, env=masked_env(node.get("env") or {})) for node in plan["nodes"]]
+    values = {str(value) for one in secrets for value in one.values() if len(str(value)) > 3}
+    hosts = {host: answer.evidence or answer.words for host, answer in answers_of(results).items()}
+    whole = {"plan": dict(plan, nodes=nodes), "hosts": hosts}
+    return dict(without(whole, sorted(values, key=len, reverse=True)))
+
+
+def masked_env(env: Mapping[str, Any]) -> Dict[str, Any]:
+    return {name: value if OPEN_NAMES.fullmatch(name) else MASK for name, value in env.items()}
+
+
+def without(found: Any, secrets: Sequence[str]) -> Any:
+    """The same with every secret masked, however deep it lies."""
+    if isinstance(found, Mapping):
+        return {key: without(value, secrets) for key, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [without(value, secrets) for value in found]
+    if isinstance(found, str):
+        for secret in secrets:
+            found = found.replace(secret, MASK)
+    return found

@@ -1,0 +1,119 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the evidence of one rank says by itself: its words, its use of CPU, and why it may be slow."""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, Optional, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer, Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import BUSY
+
+LATE = 0.2  # seconds a second that its threads may be ready to run and have no core
+PRESSED = 40.0  # percent of the time that somebody may wait for the disk
+
+
+def error_of(found: Evidence) -> str:
+    """What the rank says of its end; it may have written that while its processes are still ending."""
+    return str(found["run"].get("error") or found["run"].get("end_error") or "")
+
+
+def busy(found: Evidence) -> float:
+    return float((found.get("process") or {}).get("cpu_share", 0.0))
+
+
+def works(found: Evidence) -> bool:
+    """Whether a rank uses CPU or, where others take all cores, is ready to."""
+    return max(busy(found), found["run"].get("busy") or 0.0) >= BUSY
+
+
+def recorded(found: Evidence) -> Optional[int]:
+    """The number of the last collective in Gloo's flight record."""
+    number = ((found.get("dump") or {}).get("flight") or {}).get("last_seq")
+    return number if isinstance(number, int) else None
+
+
+def innermost(found: Evidence) -> str:
+    """The innermost line of the main thread's stack."""
+    stacks = (found.get("dump") or {}).get("stacks") or {}
+    frames: Sequence[str] = stacks.get("MainThread") or []
+    return frames[-1] if frames else ""
+
+
+def slow_reasons(found: Evidence) -> List[str]:
+    """Why a rank may be slow, as far as its host tells."""
+    system, process, reasons = found.get("system") or {}, found.get("process") or {}, []
+    if system.get("swapped_pages_per_second", 0) > 50 or process.get("swapped_bytes", 0) > 256 * 2**20:
+        reasons.append("it is swapping (%s of it are out)" % bytes_text(process.get("swapped_bytes", 0)))
+    others, late = found.get("others") or [], process.get("waits_for_core", 0.0)
+    taken = sum(one["cpu_share"] for one in others)
+    if others and (late > LATE or taken + max(busy(found), 1.0) > system.get("cpus", 1)):
+        first = others[0]
+        told = "pid %d of %s (%s) takes %.1f cores" % (
+            first["pid"],
+            first["user"],
+            first["command"],
+            first["cpu_share"],
+        )
+        reasons.append(
+            told + (", and it waits for a core %d %% of the time" % min(100, round(100 * late)) if late > LATE else "")
+        )
+    elif late > 2 * LATE:
+        reasons.append("it waits for a core %d %% of the time" % min(100, round(100 * late)))
+    return reasons + held_back(system)
+
+
+def held_back(system: Mapping[str, Any]) -> List[str]:
+    """What slows everything on a host."""
+    reasons, pressure = [], system.get("pressure") or {}
+    if (pressure.get("io") or 0.0) > PRESSED:
+        reasons.append("something there waits for the disk %d %% of the time" % round(pressure["io"]))
+    if (pressure.get("memory") or 0.0) > PRESSED / 2:
+        reasons.append("something there waits for memory %d %% of the time" % round(pressure["memory"]))
+    if system.get("throttled"):
+        reasons.append("its cores are slowed because they are too hot")
+    if system.get("limited", 0.0) > 0.1:
+        reasons.append(
+            "a limit of its control group holds it back for %d %% of the time" % round(100 * system["limited"])
+        )
+    return reasons
+
+
+def lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> List[str]:
+    """What a verdict rests on, a few lines a host; the names say what each host is called."""
+    told = []
+    for host, name in names.items():
+        found = answers[host].evidence
+        told.append("%s: %s" % (name, describe(found) if found else answers[host].words))
+        if found and innermost(found):
+            told.append("  stack: " + innermost(found))
+        if found and (error_of(found) or found["run"].get("last_lines")):
+            told.append("  said: " + (error_of(found) or str(found["run"]["last_lines"][-1])))
+    return told
+
+
+def describe(found: Evidence) -> str:
+    run, process, system = found["run"], found.get("process") or {}, found.get("system") or {}
+    parts = [
+        run["state"],
+        "step %s" % run.get("step"),
+        "phase %s for %.0f s" % (run.get("phase"), run.get("phase_seconds") or 0.0),
+    ]
+    if run.get("collective") is not None:
+        parts.append("collective %s" % run["collective"])
+    if recorded(found) is not None:
+        parts.append("last of Gloo's record %d" % (recorded(found) or 0))
+    if process:
+        parts.append(
+            "process %d state %s, %d %% of a core, %s"
+            % (process["pid"], process["state"], round(100 * process["cpu_share"]), bytes_text(process["memory_bytes"]))
+        )
+    if system:
+        parts.append(
+            "load %.1f on %d cores, %s free memory"
+            % (system["load1"], system["cpus"], bytes_text(system["memory_available"]))
+        )
+    parts += ["%s %s" % (peer, how) for peer, how in sorted((found.get("links") or {}).items())]
+    return ", ".join(parts)

@@ -1,0 +1,206 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a run makes progress: the same answer for the watcher, the status and the doctor."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import (
+    PATIENCE,
+    Limits,
+    Rank,
+    is_stalled,
+    quiet_now,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
+
+STEPPING = {"state": "running", "step": 40, "done": 41, "steps": 1000, "step_seconds": 2.0, "steps_counted": 39,
+            "idle_seconds": 1.0, "phase": "sync", "phase_seconds": 1.0, "heartbeat_age": 0.5, "trainer": "ours", "busy": 0.02}  # fmt: skip
+MUTE = {
+    "step": None,
+    "phase": None,
+    "idle_seconds": None,
+    "heartbeat_age": None,
+    "step_seconds": None,
+    "steps_counted": 0,
+}
+OTHERS = {"phase": None, "heartbeat_age": None, "trainer": "git"}  # of another trainer only rank 0 tells its steps
+
+
+def rank(**more: Any) -> dict[str, Any]:
+    return {**EMPTY, **STEPPING, **more}
+
+
+LATE = {"heartbeat_age": 50.0, "idle_seconds": 50.0}
+IMPORTS = {**MUTE, "session_age": 120.0}
+FIRST = {"steps_counted": 0, "step_seconds": None}
+
+# What two ranks look like, and whether their run stalls.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "both save for 40 s on a slow disk": (
+        rank(phase="save", idle_seconds=40.0),
+        rank(phase="save", idle_seconds=40.0),
+        False,
+    ),
+    "both save for 10 minutes": (rank(phase="save", idle_seconds=600.0), rank(phase="save", idle_seconds=600.0), False),
+    "both save for more than three timeouts": (
+        rank(phase="save", idle_seconds=901.0),
+        rank(phase="save", idle_seconds=901.0),
+        True,
+    ),
+    "one saves, one waits for it": (rank(phase="save", idle_seconds=100.0), rank(idle_seconds=100.0), False),
+    "one evaluates, one waits for it": (
+        rank(phase="eval", idle_seconds=100.0, busy=1.0),
+        rank(idle_seconds=100.0),
+        False,
+    ),
+    "one writes samples, one waits for it": (rank(phase="sample", idle_seconds=100.0), rank(idle_seconds=100.0), False),
+    "both read a checkpoint": (
+        rank(phase="resume", idle_seconds=200.0),
+        rank(phase="resume", idle_seconds=200.0),
+        False,
+    ),
+    "both wait at a step": (rank(idle_seconds=46.0), rank(idle_seconds=46.0), True),
+    "both wait, not yet for long": (rank(idle_seconds=44.0), rank(idle_seconds=44.0), False),
+    "steps of 30 s": (rank(step_seconds=30.0, idle_seconds=140.0), rank(step_seconds=30.0, idle_seconds=140.0), False),
+    "one computes on a busy machine": (
+        rank(phase="forward_backward", idle_seconds=100.0, busy=0.9),
+        rank(idle_seconds=100.0),
+        False,
+    ),
+    "one computes for longer than the timeout": (rank(idle_seconds=301.0, busy=1.0), rank(idle_seconds=301.0), True),
+    "one makes progress": (rank(), rank(idle_seconds=500.0), False),
+    "one has no heartbeat": (rank(**LATE), rank(idle_seconds=49.0), True),
+    "one has no heartbeat, but computes": (
+        rank(**LATE, busy=0.8),
+        rank(idle_seconds=49.0),
+        False,
+    ),
+    "one has no heartbeat, one evaluates and computes": (
+        rank(**LATE),
+        rank(phase="eval", idle_seconds=61.0, busy=1.0),
+        False,
+    ),
+    "one has no heartbeat, one evaluates and waits": (
+        rank(**LATE),
+        rank(phase="eval", idle_seconds=61.0),
+        True,
+    ),
+    "both import their libraries on a busy machine": (
+        rank(**IMPORTS, busy=1.2),
+        rank(**IMPORTS, busy=0.9),
+        False,
+    ),
+    "one waits at the rendezvous for one that imports": (
+        rank(**IMPORTS, busy=0.0),
+        rank(**IMPORTS, busy=0.9),
+        False,
+    ),
+    "both wait at the rendezvous": (
+        rank(**MUTE, session_age=80.0, busy=0.0),
+        rank(**MUTE, session_age=80.0, busy=0.0),
+        True,
+    ),
+    "the first step takes long, with CPU": (
+        rank(**FIRST, idle_seconds=200.0, busy=1.0),
+        rank(idle_seconds=90.0),
+        False,
+    ),
+    "another trainer, rank 0 steps": (rank(**OTHERS), rank(**{**MUTE, **OTHERS}), False),
+    "another trainer, both stopped": (
+        rank(**OTHERS, idle_seconds=220.0),
+        rank(**{**MUTE, **OTHERS}, session_age=900.0),
+        True,
+    ),
+    "another trainer evaluates": (
+        rank(**OTHERS, idle_seconds=220.0, busy=1.0),
+        rank(**{**MUTE, **OTHERS}, session_age=900.0),
+        False,
+    ),
+    "another trainer, rank 1 computes": (
+        rank(**OTHERS, idle_seconds=100.0),
+        rank(**{**MUTE, **OTHERS}, busy=0.9),
+        False,
+    ),
+}
+
+PLAN = {
+    "run": "d4",
+    "timeout_seconds": 300,
+    "master": {"host": "a", "address": "10.0.0.1", "port": 29500},
+    "nodes": [{"host": host, "rank": at, "address": f"10.0.0.{at + 1}", "nic": "eth0"} for at, host in enumerate("ab")],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whether_a_run_stalls(case: str) -> None:
+    first, second, stalls = CASES[case]
+    ranks = {host: Rank(run, quiet_now(run), run["session_age"] or 0.0) for host, run in (("a", first), ("b", second))}
+    assert is_stalled(ranks, Limits()) is stalls
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_watch_status_and_doctor_agree(case: str) -> None:
+    first, second, stalls = CASES[case]
+    seen = {host: Observation(run, quiet=quiet_now(run)) for host, run in (("a", first), ("b", second))}
+    watched = {host: judge(host, seen, Limits()) for host in seen}
+    assert {verdict is not None for verdict in watched.values()} == {stalls}
+    table = run_table.status_table(
+        [{"host": host, "run": {**one.run, "timeout_seconds": 300.0}} for host, one in seen.items()]
+    )
+    assert ("stalled" in table or "no heartbeat" in table) is (stalls or "no heartbeat, one evaluates" in case)
+    told = diagnose(
+        PLAN,
+        {host: {"evidence": evidence(one.run, peer)} for (host, one), peer in zip(seen.items(), "ba", strict=True)},
+    )
+    # A rank that computes for longer than the timeout is examined, and found to be slow.
+    alarm = told["verdict"]["severity"] == "error"
+    assert alarm is (stalls and "computes" not in case)
+
+
+def evidence(run: Any, peer: str) -> dict[str, Any]:
+    process = {
+        "pid": 7,
+        "state": "S",
+        "cpu_share": run["busy"] or 0.0,
+        "memory_bytes": 0,
+        "swapped_bytes": 0,
+        "waits_in": "",
+    }
+    return {
+        "run": run,
+        "process": process,
+        "links": {peer: "refused"},
+        "system": {},
+        "others": [],
+        "sockets": [],
+        "dump": None,
+    }
+
+
+def test_a_host_that_gives_no_answer_is_missed_only_if_the_others_wait() -> None:
+    away, limits = Rank({}, silent=60.0), Limits()
+    assert not is_stalled({"a": Rank(rank()), "b": away}, limits)
+    assert not is_stalled({"a": Rank(rank(phase="eval", idle_seconds=100.0), quiet=1.0), "b": away}, limits)
+    assert is_stalled({"a": Rank(rank(phase="eval", idle_seconds=100.0), quiet=math.inf), "b": away}, limits)
+    assert not is_stalled({"b": away}, limits)
+
+
+def test_use_of_cpu_counts_from_when_it_was_last_seen() -> None:
+    limits, waits = Limits(), rank(idle_seconds=100.0)
+    assert not is_stalled({"a": Rank(waits, quiet=44.0)}, limits)
+    assert is_stalled({"a": Rank(waits, quiet=46.0)}, limits)
+
+
+def test_every_phase_of_the_trainer_has_its_patience() -> None:
+    source = (Path(__file__).resolve().parents[5] / "trainer" / "nanochat" / "metrics.py").read_text(encoding="utf-8")
+    told = source.partition("PHASES = (")[2].partition(")")[0]
+    assert {phase.strip(' \n"') for phase in told.split(",") if phase.strip()} == {phase for phase in PATIENCE if phase}
