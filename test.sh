@@ -38,7 +38,7 @@ run_lint() {
     tools/lint.sh "$TRAINER_VENV"
 }
 
-run_unit() { (cd "$COLLECTION" && PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit); }
+run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-10000} PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit); }
 
 run_integration() {
     need_packages chromium openssh-server openssh-client

@@ -109,7 +109,7 @@ def fresh(rules: Rules, heard: Hearing, now: float) -> Dict[str, Word]:
 def present(own: Own, words: Mapping[str, Word]) -> Dict[str, Word]:
     """Those among them that hear us too, are not over, and so can train with us; a link that is cut one way is none."""
     me = own.word.host
-    return {host: word for host, word in words.items() if me in word.hears and word.state not in OVER}
+    return {host: word for host, word in words.items() if me in word.hears and word.state not in (ASKING, *OVER)}
 
 
 def circle(rules: Rules, own: Own, around: Mapping[str, Word]) -> Tuple[str, ...]:
@@ -204,7 +204,7 @@ def _gather(rules: Rules, own: Own, words: Dict[str, Word], now: float) -> Tuple
         return started, START
     if own.word.state == PROMISED and _still_offered(own, words) and now - own.since <= rules.begin:
         return own, ""
-    busy = any(word.state in (TRAINING, ENDING, ASKING) for word in around.values())
+    busy = any(word.state in (TRAINING, ENDING) for word in around.values())
     if own.word.state == OFFERED:
         return _offering(rules, own, words, now)
     if own.word.state == PROMISED:
@@ -276,7 +276,7 @@ def _still_offered(own: Own, words: Mapping[str, Word]) -> bool:
     """Whether the host that offered what we promised does so still (one that is silent may)."""
     assert own.word.generation is not None
     caller = words.get(own.word.generation.members[0])
-    return caller is None or caller.promised == own.word.promised and caller.state in (OFFERED, TRAINING)
+    return caller is None or (caller.promised == own.word.promised and caller.state in (OFFERED, TRAINING))
 
 
 def _begin_promised(own: Own, words: Mapping[str, Word], now: float) -> Optional[Own]:
@@ -320,10 +320,11 @@ def _train(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
     words, mine = fresh(rules, heard, now), own.word.generation
     assert mine is not None
     for word in words.values():
-        if word.regroup == mine.number and own.word.regroup != mine.number:
-            # Its rank ends ours with it; the word is passed on, for who does not hear the first host just then.
-            return own._replace(word=own.word._replace(regroup=mine.number), clean=True), ""
-    if mine.members[0] == own.word.host and own.word.regroup != mine.number:
+        if word.regroup == mine.number:
+            # Ended by each for itself, so that a rank whose others are gone already does not hang.
+            ended = change(own, now, ENDING, regroup=mine.number, why=word.why)
+            return ended._replace(then=IDLE, clean=True), FINISH_STEP
+    if mine.members[0] == own.word.host:
         return _lead(rules, own, heard, now)
     return own, ""
 
@@ -381,14 +382,22 @@ def _lead(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]
 
 
 def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
-    """The rank ended well before the last step: to begin anew with others, or because a user stopped the run?"""
+    """The rank ended well before the last step: to begin anew with others, or because a user stopped the run?
+
+    Whoever hears nobody that knows waits on: it must not go on alone with a run that was stopped.
+    """
     mine = own.word.generation
     assert mine is not None
-    for word in words.values():
-        if word.regroup == mine.number:
+    asking = 1
+    for host, word in words.items():
+        if host in mine.members and word.started >= mine.number and word.state not in (TRAINING, ENDING, ASKING, *OVER):
+            return change(own, now, IDLE)._replace(clean=True)
+        if word.regroup == mine.number or word.started > mine.number:
             return change(own, now, IDLE, regroup=mine.number)._replace(clean=True)
-    if now - own.since > rules.lost:
-        return change(own, now, STOPPED, why="it was asked to stop")
+        asking += host in mine.members and word.state == ASKING
+    if asking > 1 and now - own.since > rules.begin:
+        # Who knew is gone, and it did not stop more than one of us.
+        return change(own, now, IDLE)._replace(clean=True)
     return own
 
 

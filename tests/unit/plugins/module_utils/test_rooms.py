@@ -15,7 +15,7 @@ UTILS = Path(__file__).resolve().parents[4] / "plugins" / "module_utils"
 FLOORS = [
     ["_contract", "_kit"],
     ["_probe", "_plan", "_firewall", "_trainer", "_shards", "_session", "_run"],
-    ["_preflight", "_doctor"],
+    ["_preflight", "_doctor", "_keeper"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(UTILS.rglob("*.py"))

@@ -263,12 +263,13 @@ class World:
         if self.random.random() < 0.5:
             some = set(self.random.sample(names, self.random.randint(1, len(names))))
             returned = any(self.hosts[name].own.returned or self.hosts[name].back_at for name in some)
-            if m.may_train(self.rules, some) and not returned:
+            asking = any(self.hosts[name].own.word.state == m.ASKING for name in some)
+            if m.may_train(self.rules, some) and not returned and not asking:
                 return some
         return set(names)
 
 
-def prove(first, count, ticks=70):
+def prove(first, count, ticks=45):
     """Run schedules; returns what happened in them, and how long a sufficient set took to train again."""
     events, waits = collections.Counter(), []
     for seed in range(first, first + count):
