@@ -11,8 +11,10 @@ short_description: Prepare the run folder of a node
 version_added: 0.1.0
 description:
   - Makes the run folder and writes the plan into it as C(plan.json), whole or not at all.
-  - If the run starts anew, because O(fresh) asks for it or because the plan is for another model or other data, what the earlier
-    run wrote (metrics, logs, checkpoints) is moved to C(previous/) in the same folder. One earlier generation is kept.
+  - If the run starts from scratch, because O(fresh) asks for it or because the trainer is not told to go on, what the earlier run
+    wrote (metrics, logs, checkpoints) is moved to C(previous/1), C(previous/2) and so on in the same folder, with its plan.
+    Nothing that was set aside is ever replaced.
+  - Fails where checkpoints are there that training under this plan would not go on from, unless O(fresh=true).
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 options:
@@ -50,11 +52,21 @@ EXAMPLES = r"""
 
 RETURN = r"""
 set_aside:
-  description: Names of the outputs that were moved to C(previous/), or would be in check mode.
+  description: Names of the outputs that were moved to RV(place), or would be in check mode.
   type: list
   elements: str
   returned: success
   sample: [base_checkpoints, log, metrics-rank0.jsonl]
+place:
+  description: The folder to which they were moved, or V(null).
+  type: str
+  returned: success
+  sample: /mnt/data/nanochat/runs/d4/previous/1
+checkpoint:
+  description: The newest step among the checkpoints that were moved, or V(null) if there was none.
+  type: int
+  returned: success
+  sample: 250
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -149,6 +149,9 @@ run:
     steps_counted:
       description: How many steps the mean speed and the share of waiting are made of.
       type: int
+    previous:
+      description: The outputs that a fresh start set aside last. C(path), C(checkpoint) (their newest step) and C(count) of such generations.
+      type: dict
     sampled:
       description: Whether the metrics are so long that only their beginning and newest part were read.
       type: bool

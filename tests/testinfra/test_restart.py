@@ -179,7 +179,8 @@ def test_what_has_finished_stays_as_it_is_until_it_is_asked_for_anew(lab):
     assert {host: file_of(lab, host, f"metrics-rank{RANK[host]}.jsonl") for host in HOSTS} == before
     lab.play(*FEW_STEPS, "-e", "ddp_fresh=true")
     for host in HOSTS:
-        assert file_of(lab, host, f"previous/metrics-rank{RANK[host]}.jsonl") == before[host]
+        newest = lab.on(host, f"ls {HOME[host]}/nanochat-ddp/runs/again/previous | sort -n | tail -n 1").strip()
+        assert file_of(lab, host, f"previous/{newest}/metrics-rank{RANK[host]}.jsonl") == before[host]
         assert events(lab, host, "start")[-1]["resumed_from"] is None
         assert events(lab, host, "end")[-1]["identical"] is True
 

@@ -5,5 +5,45 @@
 
 from __future__ import annotations
 
+import glob
+import os
+import re
+from typing import Any, List
+
 # The files of a tokenizer folder.
 TOKENIZER = ("tokenizer.pkl", "token_bytes.pt")
+# A run's name is also that of its folder and part of its sessions' names, so it is a plain word.
+RUN_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,47}"
+RUN_NAME_HELP = "1 to 48 letters, digits, - or _, for example d4-trial"
+PLAN = "plan.json"
+SESSION = "session.json"
+# Earlier generations of a run's outputs, numbered.
+PREVIOUS = "previous"
+CHECKPOINTS = "base_checkpoints"
+
+
+class RunNameError(ValueError):
+    """Something is called a run that cannot be one; the text is for the user."""
+
+
+def plain_run_name(name: Any) -> str:
+    """The name of a run, wherever it came from; whatever could lead out of the folder of the runs is refused."""
+    if not isinstance(name, str) or not re.fullmatch(RUN_NAME, name):
+        raise RunNameError(f"{str(name)[:80]!r} is no name of a run (ddp_run); it must be {RUN_NAME_HELP}.")
+    return name
+
+
+def checkpoint_steps(run_dir: str) -> List[int]:
+    """The steps of the checkpoints in a run folder or in one of its earlier generations, in order."""
+    pattern = os.path.join(glob.escape(run_dir), CHECKPOINTS, "*", "meta_*.json")
+    found = (re.search(r"meta_(\d+)\.json$", path) for path in glob.glob(pattern))
+    return sorted({int(match.group(1)) for match in found if match})
+
+
+def generations(run_dir: str) -> List[int]:
+    """The numbers of the earlier generations of outputs that are kept in a run folder."""
+    try:
+        names = os.listdir(os.path.join(run_dir, PREVIOUS))
+    except OSError:
+        return []
+    return sorted(int(name) for name in names if re.fullmatch("[0-9]{1,9}", name))

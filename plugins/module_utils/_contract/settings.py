@@ -15,6 +15,8 @@ import math
 import re
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RUN_NAME, RUN_NAME_HELP
+
 RUN = "run"
 HOST = "host"
 
@@ -74,12 +76,12 @@ SETTINGS: list[Setting] = [
         "The run", RUN,
         ("ddp_profile", "str", "smoke", {"choices": ("smoke", "real")},
          "Where settings that are left empty come from: a ten-step trial, or the real training."),
-        ("ddp_run", "str", None, {"pattern": "[A-Za-z0-9][A-Za-z0-9_-]{0,47}", "empty": "d and the depth, for example d4"},
+        ("ddp_run", "str", None, {"pattern": RUN_NAME, "empty": "d and the depth, for example d4"},
          "The name of the run, of its folder and of its sessions on every host."),
         ("ddp_resume", "bool", True, {},
          "Go on from the newest checkpoint that every rank has, so that an interruption costs little."),
         ("ddp_fresh", "bool", False, {},
-         "Start anew: what the run wrote before is moved to previous/ in its folder."),
+         "Start anew: what the run wrote before is kept in its folder, in previous/1, previous/2 and so on."),
         ("ddp_strict", "bool", False, {},
          "Stop before training also when preflight has only warnings."),
         ("ddp_timeout", "int", 300, {"low": 10},
@@ -347,7 +349,7 @@ WANTED = {
     "range": "LOW-HIGH with at least 100 ports between 1024 and 65535, for example 40000-40999",
 }
 PATTERN_HELP = {
-    "ddp_run": "1 to 48 letters, digits, - or _, for example d4-trial",
+    "ddp_run": RUN_NAME_HELP,
     "ddp_window_pattern": "the letters S and L, for example SSSL",
     "ddp_torch": "a version, for example 2.13.0",
     "ddp_torch_index": "auto, default, or a URL",

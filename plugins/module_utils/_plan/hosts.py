@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from typing import Any, Mapping, NamedTuple, Sequence, Union
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
@@ -29,6 +30,14 @@ class Host(NamedTuple):
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
+
+
+def home_expanded(path: str, host: Host) -> str:
+    """A path with ~ as that host's user means it."""
+    home = host.fact("host", "home")
+    if path == "~" or path.startswith("~/"):
+        return os.path.normpath(home + path[1:]) if home else path
+    return os.path.normpath(path)
 
 
 class Link(NamedTuple):

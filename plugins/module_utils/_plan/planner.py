@@ -9,26 +9,28 @@ so that the same job has the same digest tomorrow.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 from typing import Any, Mapping, NamedTuple, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     batch,
+    data_set,
     host_checks,
     model_size,
     settings_checks,
     source_checks,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import argv, choose, env, run_name
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Chooser,
     Host,
     Link,
+    home_expanded,
     neighbours,
     pythons,
     ranks,
@@ -129,11 +131,6 @@ def resolved(hosts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[s
         raise PlanError(error.problems) from error
 
 
-def digest_of(document: Any) -> str:
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 class Planner:
     """The steps from resolved settings to the document; every step adds what is wrong to `problems`."""
 
@@ -178,6 +175,7 @@ class Planner:
             *chooser.problems,
             *obstacles,
             *source_checks.obstacles(self.settings, plan, self.hosts, self.here),
+            *([] if self.settings["ddp_fresh"] else lost_checkpoints(self.hosts, plan)),
         ]
         if self.problems or (obstacles and not self.tolerant):
             raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
@@ -249,7 +247,7 @@ class Planner:
         by_rank = sorted(self.hosts, key=lambda host: order[host.name])
         master = by_rank[0]
         model = model_size.describe(self.shape)
-        data = self.data(source_checks.data_host(run, self.hosts, order))
+        data = data_set.document(run, self.hosts, order, self.path_here)
         plan: dict[str, Any] = {
             "format": FORMAT,
             "run": self.choice.name,
@@ -304,26 +302,6 @@ class Planner:
             "tracker_port": run["ddp_tracker_port"],
             "tracker_bind": run["ddp_tracker_bind"],
         }
-
-    def data(self, name: str) -> dict[str, Any]:
-        run = self.settings
-        source = run["ddp_data_source"]
-        # A host that is not of this job is told of by then, and only something to look at is wanted.
-        at = next((host for host in self.hosts if host.name == name), self.hosts[0])
-        library = at.fact("python", "library")
-        paths = run["ddp_data_paths"] or ([library] if source == "text" and library else [])
-        document: dict[str, Any] = {
-            "source": source,
-            "host": at.name,
-            "paths": [self.path_here(path) if source == "controller" else home_expanded(path, at) for path in paths]
-            if source != "url"
-            else [],
-            "url": run["ddp_data_url"].rstrip("/") if source == "url" else None,
-            "shards": run["ddp_data_shards"],
-            "vocab_size": run["ddp_vocab_size"],
-            "names": collection_names(run["ddp_data_shards"], run["ddp_data_last_shard"]) if source == "url" else None,
-        }
-        return {"id": f"{source}-{digest_of(document)[:8]}", **document}
 
     def path_here(self, path: str) -> str:
         """A path of the controller as it is meant there."""
@@ -432,21 +410,23 @@ class Planner:
         return {name: self.settings["ddp_" + name] for name in names}
 
 
-def home_expanded(path: str, host: Host) -> str:
-    """A path with ~ as that host's user means it."""
-    home = host.fact("host", "home")
-    if path == "~" or path.startswith("~/"):
-        return os.path.normpath(home + path[1:]) if home else path
-    return os.path.normpath(path)
+def lost_checkpoints(hosts: Sequence[Host], plan: Mapping[str, Any]) -> list[str]:
+    """Checkpoints that are there and that training under this plan would not go on from: a start would set them aside."""
+    told: dict[str, list[str]] = {}
+    for host in hosts:
+        steps = host.fact("run", "checkpoints") or []
+        found = lineage.differences(host.fact("run", "lineage") or {}, plan) if steps else []
+        if found:
+            told.setdefault(lineage.in_words(found), []).append(f"step {max(steps)} on {host.name}")
+    return [
+        f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training would not go on from: {why}. Set that back to go "
+        "on; or give the new training a name of its own (ddp_run); or set aside what is there with -e ddp_fresh=true."
+        for why, where in told.items()
+    ]
 
 
 def is_git(source: str) -> bool:
     return bool(re.match(r"(https?|git|ssh|file)://|git@|[\w.-]+@[\w.-]+:", source)) or source.endswith(".git")
-
-
-def collection_names(count: int, last: int) -> list[str]:
-    """The first shards of the collection, and its last one for validation."""
-    return [f"shard_{number:05d}.parquet" for number in [*range(count - 1), last]]
 
 
 def measured_speed(host: Host) -> float | None:

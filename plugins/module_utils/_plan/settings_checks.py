@@ -22,7 +22,7 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
         *model_problems(shape),
         *schedule_problems(run),
         *port_problems(run),
-        *data_problems(run, hosts),
+        *data_problems(run),
         *source_problems(run, choice),
         *local_problems(run, hosts, choice),
         *precision_problems(run, hosts, choice),
@@ -54,10 +54,8 @@ def port_problems(run: Mapping[str, Any]) -> Iterator[str]:
         yield f"ddp_tracker_port and ddp_port are both {run['ddp_port']}; they must differ."
 
 
-def data_problems(run: Mapping[str, Any], hosts: Sequence[Host]) -> Iterator[str]:
-    source, paths, names = run["ddp_data_source"], run["ddp_data_paths"], [host.name for host in hosts]
-    if run["ddp_data_host"] and run["ddp_data_host"] not in names:
-        yield f"ddp_data_host is {run['ddp_data_host']}, which is no host of this job; {' or '.join(names)} would do."
+def data_problems(run: Mapping[str, Any]) -> Iterator[str]:
+    source, paths = run["ddp_data_source"], run["ddp_data_paths"]
     where = "the controller" if source == "controller" else run["ddp_data_host"] or "the master"
     if source in ("host", "controller") and not paths:
         yield f"ddp_data_source is {source}, but ddp_data_paths is empty; it must name the folder of shards on {where}."

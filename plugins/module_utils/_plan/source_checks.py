@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import ON_A_HOST, holders, maker
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, ranks
 
-# Of a folder whose shards are made or taken by a host of the job, and of one that lies on the controller.
-ON_A_HOST = ("text", "host")
 CONTROLLER = "the controller"
-
-
-def data_host(run: Mapping[str, Any], hosts: Sequence[Host], order: Mapping[str, int]) -> str:
-    """The host on which the data set is made or fetched before all have it: as set, else the master."""
-    return str(run["ddp_data_host"] or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name)
 
 
 def folders_of(run: Mapping[str, Any], hosts: Sequence[Host], name: str) -> list[str]:
     """The folders of the settings that this host is to look at."""
-    wanted = run["ddp_data_source"] in ON_A_HOST and data_host(run, hosts, ranks(hosts)[0]) == name
+    wanted = run["ddp_data_source"] in ON_A_HOST and maker(run, hosts, ranks(hosts)[0]) == name
     return list(run["ddp_data_paths"]) if wanted else []
 
 
@@ -56,9 +50,12 @@ def data(
     run: Mapping[str, Any], planned: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
 ) -> Iterator[str]:
     """Folders of data that are not there or hold too little, unless the data set was made of them already."""
-    (host,) = [one for one in hosts if one.name == planned["host"]]
-    if any(entry["id"] == planned["id"] for entry in host.fact("data") or []):
+    if holders(hosts, planned["id"]):
         return
+    names = [one.name for one in hosts]
+    if run["ddp_data_host"] and run["ddp_data_host"] not in names:
+        yield f"ddp_data_host is {run['ddp_data_host']}, which is no host of this job; {' or '.join(names)} would do."
+    (host,) = [one for one in hosts if one.name == planned["host"]]
     is_here = planned["source"] == "controller"
     seen = here.get("folders") if is_here else host.fact("folders")
     for number, path in enumerate(run["ddp_data_paths"] if planned["source"] != "url" else []):

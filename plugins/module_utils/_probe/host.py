@@ -16,6 +16,8 @@ import sys
 import time
 from typing import Any, Callable, Optional, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import checkpoint_steps
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import (
@@ -501,21 +503,14 @@ def name_by_root(holders: list[dict[str, Any]], run: Run, find: Find, prefix: li
 def run_facts(folder: str) -> dict[str, Any]:
     plan = json_file(os.path.join(folder, "plan.json")) or {}
     session = json_file(os.path.join(folder, "session.json"))
-    checkpoints = sorted(
-        int(match.group(1))
-        for match in (
-            re.search(r"meta_(\d+)\.json$", path)
-            for path in glob.glob(os.path.join(glob.escape(folder), "base_checkpoints", "*", "meta_*.json"))
-        )
-        if match
-    )
     return {
         "path": folder,
         "exists": os.path.isdir(folder),
         "plan_digest": plan.get("digest"),
         "rows": rows_of(plan),
+        "lineage": lineage.of_plan(plan),
         "session": session,
-        "checkpoints": checkpoints,
+        "checkpoints": checkpoint_steps(folder),
     }
 
 

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from typing import Any, Dict, List, Optional
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import document, lineage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    CHECKPOINTS,
+    PLAN,
+    PREVIOUS,
+    SESSION,
+    checkpoint_steps,
+    generations,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
 
-# What a run writes beside what it was given; all of it moves when a run starts anew.
-OUTPUTS = ("base_checkpoints", "report", "log", "session.json")
+# What a run writes beside what it was given; all of it moves when a run starts from scratch.
+OUTPUTS = (CHECKPOINTS, "report", "log", SESSION)
 OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank")
-PREVIOUS = "previous"
-PLAN = "plan.json"
 
 
 class RunFolderError(Exception):
@@ -29,43 +34,50 @@ def read_plan(run_dir: str) -> Optional[Dict[str, Any]]:
     return read_object(os.path.join(run_dir, PLAN)) or None
 
 
-def continues(deployed: Optional[Dict[str, Any]], plan: Dict[str, Any]) -> bool:
-    """Whether checkpoints made under the deployed plan are of use under the new one: same model, same data."""
-    if deployed is None:
-        return True
-    return bool(
-        deployed.get("model") == plan["model"]
-        and (deployed.get("data") or {}).get("id") == (plan.get("data") or {}).get("id")
-    )
+def starts_over(plan: Dict[str, Any]) -> bool:
+    """Whether the trainer is started without being told to go on from a checkpoint, so that it would write over those that are there."""
+    argv = [word for node in document.items(plan, "nodes") for word in document.words(node, "argv")]
+    return bool(argv) and not any(word.startswith("--resume") for word in argv)
 
 
 def outputs(run_dir: str) -> List[str]:
     """Names of all that an earlier run wrote, in order."""
     try:
         names = os.listdir(run_dir)
+        written = [name for name in names if name in OUTPUTS or name.startswith(OUTPUT_PREFIXES)]
+        return sorted(name for name in written if not _is_empty_folder(os.path.join(run_dir, name)))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunFolderError(f"The run folder {run_dir} cannot be read: {error.strerror}.") from error
-    return sorted(name for name in names if name in OUTPUTS or name.startswith(OUTPUT_PREFIXES))
 
 
-def set_aside(run_dir: str, names: List[str]) -> None:
-    """Move outputs into previous/, which keeps one generation.
+def _is_empty_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path)
 
-    The new generation is gathered first and takes the name last, so that whatever interrupts this, one whole generation is left.
+
+def next_place(run_dir: str) -> str:
+    """Where the next generation goes; nothing that was set aside before is ever replaced."""
+    return os.path.join(run_dir, PREVIOUS, str(max(generations(run_dir), default=0) + 1))
+
+
+def set_aside(run_dir: str, names: List[str], deployed: Optional[Dict[str, Any]]) -> str:
+    """Move outputs into a folder of their own, with the plan that they were made under; returns that folder.
+
+    What interrupts this leaves a part here and a part there, and the rest goes to the next number: nothing is ever lost.
     """
-    previous = os.path.join(run_dir, PREVIOUS)
+    place = next_place(run_dir)
     try:
-        gathered = tempfile.mkdtemp(prefix=PREVIOUS + ".", dir=run_dir)
+        os.makedirs(place)
+        if deployed is not None:
+            write_whole(os.path.join(place, PLAN), plan_text(deployed))
         for name in names:
-            os.rename(os.path.join(run_dir, name), os.path.join(gathered, name))
-        shutil.rmtree(previous, ignore_errors=True)
-        os.rename(gathered, previous)
+            os.rename(os.path.join(run_dir, name), os.path.join(place, name))
     except OSError as error:
         raise RunFolderError(
-            f"The earlier outputs in {run_dir} could not be moved to {previous}: {error.strerror}."
+            f"The earlier outputs in {run_dir} could not be moved to {place}: {error.strerror}."
         ) from error
+    return place
 
 
 def plan_text(plan: Dict[str, Any]) -> str:
@@ -81,19 +93,36 @@ def write_plan(run_dir: str, plan: Dict[str, Any]) -> None:
         raise RunFolderError(f"The plan could not be written to {run_dir}: {error.strerror}.") from error
 
 
+def refuse_loss(run_dir: str, deployed: Optional[Dict[str, Any]], plan: Dict[str, Any]) -> bool:
+    """Whether training would start from step 0 beside outputs that are there; refused where these are checkpoints of another plan."""
+    found = lineage.differences(deployed or {}, plan)
+    steps = checkpoint_steps(run_dir)
+    if found and steps:
+        raise RunFolderError(
+            f"{run_dir} holds checkpoints up to step {max(steps)} that training would not go on from: {lineage.in_words(found)}. "
+            "Set that back to go on, give the new training a name of its own (ddp_run), or set aside what is there with "
+            "ddp_fresh=true."
+        )
+    return bool(found) or (bool(steps) and starts_over(plan))
+
+
 def prepare(run_dir: str, plan: Dict[str, Any], fresh: bool, dry: bool) -> Dict[str, Any]:
     """Bring the folder to the plan; with dry, only say what would be done."""
     deployed = read_plan(run_dir)
-    aside = outputs(run_dir) if fresh or not continues(deployed, plan) else []
+    aside = outputs(run_dir) if fresh or refuse_loss(run_dir, deployed, plan) else []
+    steps = checkpoint_steps(run_dir) if aside else []
     rewrite = deployed != plan or not os.path.isdir(os.path.join(run_dir, "log"))
+    place = next_place(run_dir) if aside else None
     if not dry:
         if aside:
-            set_aside(run_dir, aside)
+            place = set_aside(run_dir, aside, deployed)
         if rewrite or aside:
             write_plan(run_dir, plan)
     return {
         "changed": bool(rewrite or aside),
         "set_aside": aside,
+        "place": place,
+        "checkpoint": max(steps, default=None),
         "diff": {
             "before_header": os.path.join(run_dir, PLAN),
             "after_header": os.path.join(run_dir, PLAN),

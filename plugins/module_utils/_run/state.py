@@ -16,6 +16,12 @@ import re
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    PREVIOUS,
+    checkpoint_steps,
+    generations,
+    plain_run_name,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import Effort, busy_share, effort_of
@@ -395,6 +401,7 @@ EMPTY: Dict[str, Any] = dict(
     last_lines=[],
     log=None,
     sampled=False,
+    previous=None,
     **describe_events([]),
 )
 
@@ -441,6 +448,7 @@ def read_run(
         last_lines=tail[-lines:] if lines else [],
         log=log,
         sampled=not metrics.complete,
+        previous=previous_of(run_dir),
     )
     run["eta_seconds"] = _eta(run["state"], run)
     run.update(_beat(heartbeat, run, now))
@@ -476,6 +484,15 @@ def _measure_busy(run: Dict[str, Any], first: Optional[Effort], sleep: Callable[
 def _of(document: Dict[str, Any], key: str) -> Dict[str, Any]:
     found = document.get(key)
     return found if isinstance(found, dict) else {}
+
+
+def previous_of(run_dir: str) -> Optional[Dict[str, Any]]:
+    """The newest of the generations that were set aside, how many there are, and the newest step of its checkpoints."""
+    numbers = generations(run_dir)
+    if not numbers:
+        return None
+    place = os.path.join(run_dir, PREVIOUS, str(numbers[-1]))
+    return {"path": place, "count": len(numbers), "checkpoint": max(checkpoint_steps(place), default=None)}
 
 
 def _idle(run: Dict[str, Any], now: float) -> Optional[float]:
@@ -578,7 +595,7 @@ def find_run_dir(params: Dict[str, Any]) -> Optional[str]:
         return str(params["run_dir"])
     base = str(params["base_dir"])
     if params.get("run"):
-        return os.path.join(base, "runs", str(params["run"]))
+        return os.path.join(base, "runs", plain_run_name(params["run"]))
     return newest_run(base)
 
 

@@ -119,7 +119,7 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
         slow = slowest(rows)
         if slow is not None:
             lines.append("  the others wait for %s, which waits least itself" % slow["host"])
-    return "\n".join([*lines, *_checkpoint_lines(rows)])
+    return "\n".join([*lines, *_checkpoint_lines(rows), *_previous_lines(rows)])
 
 
 def _checkpoint_lines(rows: Sequence[Row]) -> List[str]:
@@ -134,6 +134,18 @@ def _checkpoint_lines(rows: Sequence[Row]) -> List[str]:
         "  checkpoint of step %s on %s: %s" % (step, ", ".join(hosts), folder)
         for (step, folder), hosts in places.items()
     ]
+
+
+def _previous_lines(rows: Sequence[Row]) -> List[str]:
+    """Where a fresh start put what was there before."""
+    lines = []
+    for row in rows:
+        kept = row["run"].get("previous")
+        if isinstance(kept, Mapping):
+            newest = kept.get("checkpoint")
+            what = "no checkpoint" if newest is None else "checkpoints up to step %s" % newest
+            lines.append("  set aside before on %s: %s (%s)" % (row["host"], kept.get("path"), what))
+    return lines
 
 
 def counted_text(counts: Mapping[str, int]) -> str:

@@ -431,7 +431,7 @@ def test_data_and_checkpoints_that_are_there_need_no_room_again():
         "run": {"exists": True, "session": None, "checkpoints": [5, 10, 15]},
         "python": {**laptop()["python"], "venv": {"exists": True}},
     }
-    assert make_plan(hosts({}, two={"disk": little, **there})).plan["digest"] == plan["digest"]
+    assert make_plan(hosts({}, {"data": there["data"]}, {"disk": little, **there})).plan["digest"] == plan["digest"]
 
 
 def test_two_nodes_in_one_folder_are_refused():

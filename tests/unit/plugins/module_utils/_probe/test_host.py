@@ -176,6 +176,7 @@ def test_what_an_earlier_run_left(tmp_path):
         "exists": False,
         "plan_digest": None,
         "rows": {},
+        "lineage": {"model": {}, "data": {}},
         "session": None,
         "checkpoints": [],
     }

@@ -1,0 +1,32 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Parts of a plan, a session or an event as they were read from a file, which may hold anything: torn, edited, or of another version."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+
+def section(document: Any, name: str) -> Dict[str, Any]:
+    """A dictionary within a document; empty where there is none."""
+    found = document.get(name) if isinstance(document, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def items(document: Any, name: str) -> List[Dict[str, Any]]:
+    """The dictionaries of a list within a document."""
+    found = document.get(name) if isinstance(document, dict) else None
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def words(document: Any, name: str) -> List[str]:
+    """The texts of a list within a document."""
+    found = document.get(name) if isinstance(document, dict) else None
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
+
+def number(document: Any, name: str) -> int:
+    """A whole number within a document; 0 where there is none, or none that a machine can hold."""
+    found = document.get(name) if isinstance(document, dict) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) and abs(found) < 2**63 else 0

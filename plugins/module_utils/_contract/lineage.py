@@ -1,0 +1,84 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What of a plan a checkpoint depends on: the one answer to whether training under a new plan goes on from what is there.
+
+The plan asks it of the probes, before anything is changed; the run folder asks it again before it moves anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
+
+# Parts of the plan's sections that decide, and the setting by which each is known to people.
+MODEL = {
+    "depth": "ddp_depth",
+    "aspect_ratio": "ddp_aspect_ratio",
+    "head_dim": "ddp_head_dim",
+    "sequence": "ddp_sequence",
+    "window_pattern": "ddp_window_pattern",
+    "vocab_size": "ddp_vocab_size",
+}
+# Of a data set the id alone decides; these say why it differs, each group where nothing before it does.
+DATA: Tuple[Dict[str, str], ...] = (
+    {
+        "source": "ddp_data_source",
+        "url": "ddp_data_url",
+        "shards": "ddp_data_shards",
+        "vocab_size": "ddp_vocab_size",
+        "last": "ddp_data_last_shard",
+    },
+    {"paths": "ddp_data_paths"},
+    {"host": "ddp_data_host"},
+    {"id": "the data set"},
+)
+
+
+class Difference(NamedTuple):
+    """One thing that differs: its name, what it was when the checkpoints were made, and what it is to be."""
+
+    name: str
+    was: str
+    now: str
+
+
+def of_plan(plan: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
+    """What a checkpoint made under this plan depends on; empty sections where the plan does not say."""
+    model, data = section(plan, "model"), dict(section(plan, "data"))
+    names = data.get("names")
+    data.setdefault("last", names[-1] if isinstance(names, list) and names else None)
+    return {
+        "model": {key: model[key] for key in MODEL if key in model},
+        "data": {key: data.get(key) for group in DATA for key in group} if data.get("id") else {},
+    }
+
+
+def differences(deployed: Mapping[str, Any], plan: Mapping[str, Any]) -> List[Difference]:
+    """Why checkpoints made under the deployed plan are of no use under the new one; empty where training goes on from them."""
+    was, now = of_plan(deployed), of_plan(plan)
+    found = _differing(MODEL, {key: was["model"].get(key, now["model"].get(key)) for key in MODEL}, now["model"])
+    if was["data"] and was["data"]["id"] != now["data"].get("id"):
+        told = (_differing(group, was["data"], now["data"]) for group in DATA)
+        found += next((group for group in told if group), [])
+    return list(dict.fromkeys(found))
+
+
+def _differing(names: Mapping[str, str], was: Mapping[str, Any], now: Mapping[str, Any]) -> List[Difference]:
+    return [
+        Difference(name, _words(was.get(key)), _words(now.get(key)))
+        for key, name in names.items()
+        if was.get(key) != now.get(key)
+    ]
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "not set"
+    return "not set" if value is None else str(value)
+
+
+def in_words(found: Sequence[Difference]) -> str:
+    """Such as `ddp_depth was 4 and is 8 now, ddp_data_shards was 3 and is 4 now`."""
+    return ", ".join("%s was %s and is %s now" % one for one in found)

@@ -1,0 +1,101 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The data set of a plan: what it is called, and which host makes it or has it already.
+
+Its id says what it holds and not which host brought it, so that training goes on from its checkpoints whichever hosts take part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Callable, Mapping, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, home_expanded
+
+# Where it is a host's own files that count, one that is named stands for other files than the next.
+ON_A_HOST = ("text", "host")
+
+
+def digest_of(document: Any) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def maker(run: Mapping[str, Any], hosts: Sequence[Host], order: Mapping[str, int]) -> str:
+    """The host on which the data set is made or fetched before all have it: as set, else the master."""
+    return str(run["ddp_data_host"] or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name)
+
+
+def holders(hosts: Sequence[Host], identifier: str) -> list[str]:
+    """The hosts whose store has it."""
+    return [host.name for host in hosts if any(entry.get("id") == identifier for entry in host.fact("data") or [])]
+
+
+def document(
+    run: Mapping[str, Any], hosts: Sequence[Host], order: Mapping[str, int], path_here: Callable[[str], str]
+) -> dict[str, Any]:
+    """The plan's section; path_here tells a path of the controller as it is meant there."""
+    source, is_here = run["ddp_data_source"], run["ddp_data_source"] == "controller"
+    names = collection_names(run["ddp_data_shards"], run["ddp_data_last_shard"]) if source == "url" else None
+    contents: dict[str, Any] = {
+        "source": source,
+        "paths": [path_here(path) if is_here else path for path in run["ddp_data_paths"]] if source != "url" else [],
+        "url": run["ddp_data_url"].rstrip("/") if source == "url" else None,
+        "shards": run["ddp_data_shards"],
+        "vocab_size": run["ddp_vocab_size"],
+        "names": names,
+    }
+    made_on = next((host for host in hosts if host.name == maker(run, hosts, order)), hosts[0])
+    known = _deployed(run, hosts, made_on, contents)
+    identifier = known.get("id") or _identifier(run, contents)
+    at = _place(run, hosts, order, identifier, str(known.get("host")), made_on)
+    return {"id": identifier, **contents, "host": at.name, "paths": _paths(source, contents["paths"], at)}
+
+
+def _identifier(run: Mapping[str, Any], contents: Mapping[str, Any]) -> str:
+    named = {"host": run["ddp_data_host"]} if contents["source"] in ON_A_HOST and run["ddp_data_host"] else {}
+    return f"{contents['source']}-{digest_of({**contents, **named})[:8]}"
+
+
+def _paths(source: str, paths: Sequence[str], at: Host) -> list[str]:
+    """As that host means them; without any, text is the library of its Python."""
+    if source not in ON_A_HOST:
+        return list(paths)
+    library = at.fact("python", "library")
+    return [home_expanded(path, at) for path in paths or ([library] if source == "text" and library else [])]
+
+
+def _deployed(
+    run: Mapping[str, Any], hosts: Sequence[Host], made_on: Host, contents: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The data set that this run has had so far, if the settings still mean it: a host may have been renamed or have left."""
+    present = [host.name for host in hosts]
+    paths = _paths(contents["source"], contents["paths"], made_on)
+    for host in hosts:
+        known = host.fact("run", "lineage", "data") or {}
+        same = all(known.get(key) == contents[key] for key in ("source", "url", "shards", "vocab_size"))
+        last = contents["names"][-1] if contents["names"] else None
+        is_text = contents["source"] == "text" and not contents["paths"]
+        other = contents["source"] in ON_A_HOST and run["ddp_data_host"] not in (None, known.get("host"))
+        same = same and known.get("last") == last and (is_text or known.get("paths") == paths)
+        if same and not (other and known.get("host") in present):
+            return dict(known)
+    return {}
+
+
+def _place(
+    run: Mapping[str, Any], hosts: Sequence[Host], order: Mapping[str, int], identifier: str, last: str, made_on: Host
+) -> Host:
+    """Where it comes from: a host that has it, rather than one that would make it once more; the same one as last time, if it may be."""
+    having = holders(hosts, identifier)
+    by_rank = sorted(hosts, key=lambda host: order.get(host.name, len(hosts)))
+    wanted = [run["ddp_data_host"], last, *(host.name for host in by_rank)]
+    name = next((name for name in wanted if name in having), made_on.name)
+    return next(host for host in hosts if host.name == name)
+
+
+def collection_names(count: int, last: int) -> list[str]:
+    """The first shards of the collection, and its last one for validation."""
+    return [f"shard_{number:05d}.parquet" for number in [*range(count - 1), last]]

@@ -1,0 +1,179 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checkpoints that are there: no setting gives them up unasked, and no change of the hosts makes them useless."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanError, make_plan
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+
+URL = {"ddp_data_source": "url"}
+TEXT = {"ddp_data_paths": ["/srv/text"]}
+SHARDS = {"ddp_data_source": "host", "ddp_data_paths": ["~/shards"]}
+
+
+def trained(known: list[dict[str, Any]], where: tuple[str, ...] = ("desktop", "laptop")) -> dict[str, Any]:
+    """What a run under the plan of these hosts leaves there, as the probes tell it; returns that plan."""
+    plan = make_plan(known).plan
+    for host in known:
+        if host["name"] in where:
+            host["probe"]["run"] = {
+                "exists": True,
+                "session": None,
+                "checkpoints": [5, 10],
+                "plan_digest": plan["digest"],
+                "lineage": lineage.of_plan(plan),
+            }
+            host["probe"]["data"] = [{"id": plan["data"]["id"], "shards": plan["data"]["shards"], "bytes": 5}]
+    return plan
+
+
+def set_all(known: list[dict[str, Any]], **settings: Any) -> list[dict[str, Any]]:
+    changed = copy.deepcopy(known)
+    for host in changed:
+        host["settings"].update(settings)
+    return changed
+
+
+def refusal(known: list[dict[str, Any]]) -> str:
+    with pytest.raises(PlanError) as caught:
+        make_plan(known)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("run", [{}, URL, TEXT, SHARDS])
+def test_the_same_plan_again_is_the_same(run):
+    known = hosts(run)
+    assert trained(known)["digest"] == make_plan(known).plan["digest"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ddp_data_shards": 4}, "ddp_data_shards was 3 and is 4 now"),
+        ({"ddp_run": "d4", "ddp_depth": 8}, "ddp_depth was 4 and is 8 now"),
+        ({"ddp_sequence": 256}, "ddp_sequence was 512 and is 256 now"),
+        (
+            {"ddp_vocab_size": 5000, "ddp_data_shards": 9},
+            "ddp_vocab_size was 4096 and is 5000 now, ddp_data_shards was 3 and is 9 now",
+        ),
+        ({"ddp_data_source": "url"}, "ddp_data_source was text and is url now"),
+        ({"ddp_data_paths": ["/srv/other"]}, "ddp_data_paths was /usr/lib/python3.11 and is /srv/other now"),
+    ],
+)
+def test_field_26_a_setting_that_would_give_up_checkpoints_is_refused(settings, said):
+    known = hosts()
+    trained(known)
+    problem = refusal(set_all(known, **settings))
+    assert said in problem, problem
+    for word in ("step 10 on desktop, step 10 on laptop", "ddp_run", "-e ddp_fresh=true"):
+        assert word in problem
+    assert make_plan(set_all(known, **settings, ddp_fresh=True)).plan["run"] == "d4"
+    make_plan(set_all(known, **{**settings, "ddp_run": "other"}), tolerant=True)
+
+
+def test_one_host_with_checkpoints_is_enough():
+    known = hosts()
+    trained(known, ("laptop",))
+    assert "step 10 on laptop)" in refusal(set_all(known, ddp_data_shards=4))
+
+
+def test_where_no_checkpoint_is_nothing_is_refused():
+    known = hosts()
+    trained(known)
+    for host in known:
+        host["probe"]["run"]["checkpoints"] = []
+    make_plan(set_all(known, ddp_data_shards=4))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ddp_iterations": 99},
+        {"ddp_total_batch": 4096},
+        {"ddp_torch": "2.12.0"},
+        {"ddp_port": 29600},
+        {"ddp_local_steps": 2},
+    ],
+)
+def test_what_a_checkpoint_does_not_depend_on_may_change(settings):
+    known = hosts()
+    trained(known)
+    assert make_plan(set_all(known, **settings)).plan["digest"] != known[0]["probe"]["run"]["plan_digest"]
+
+
+@pytest.mark.parametrize("run", [{}, URL, TEXT, SHARDS])
+@pytest.mark.parametrize(
+    "change", ["laptop alone", "other order", "other rank 0", "renamed", "first host gone and another there"]
+)
+def test_field_27_other_hosts_go_on_with_the_same_data(run, change):
+    known = hosts(run)
+    before = trained(known)
+    known = copy.deepcopy(known)
+    if change == "laptop alone":
+        known = known[1:]
+    elif change == "other order":
+        known.reverse()
+    elif change == "other rank 0":
+        known[0]["settings"]["ddp_rank"], known[1]["settings"]["ddp_rank"] = 1, 0
+    elif change == "renamed":
+        known[0]["name"] = "tower"
+    else:
+        known[0] = {**hosts(run)[0], "name": "third"}
+    after = make_plan(known).plan
+    assert after["data"]["id"] == before["data"]["id"]
+    having = [host["name"] for host in known if host["probe"]["data"]]
+    assert after["data"]["host"] in having, "a host that has the data does not make or fetch them once more"
+
+
+def test_a_host_that_is_named_for_the_data_may_be_renamed():
+    known = hosts({**TEXT, "ddp_data_host": "laptop"})
+    before = trained(known)
+    known = set_all(known, ddp_data_host="notebook")
+    known[1]["name"] = "notebook"
+    assert make_plan(known).plan["data"]["id"] == before["data"]["id"]
+
+
+def test_a_host_that_is_named_for_the_data_may_be_left_out_once_others_have_them():
+    known = hosts({**TEXT, "ddp_data_host": "laptop"})
+    before = trained(known)
+    after = make_plan(known[:1]).plan
+    assert (after["data"]["id"], after["data"]["host"]) == (before["data"]["id"], "desktop")
+    known[0]["probe"]["data"] = []
+    assert "ddp_data_host is laptop, which is no host of this job; desktop would do." in refusal(known[:1])
+
+
+def test_text_of_another_host_is_other_data():
+    known = hosts(TEXT)
+    trained(known)
+    assert "ddp_data_host was desktop and is laptop now" in refusal(set_all(known, ddp_data_host="laptop"))
+    same = make_plan(set_all(known, ddp_data_host="desktop")).plan
+    assert same["data"]["id"] == known[0]["probe"]["run"]["lineage"]["data"]["id"]
+
+
+def test_shards_of_a_collection_are_the_same_wherever_they_were_fetched():
+    known = hosts(URL)
+    before = trained(known)
+    after = make_plan(set_all(known, ddp_data_host="laptop")).plan
+    assert (after["data"]["id"], after["data"]["host"]) == (before["data"]["id"], "laptop")
+
+
+def test_a_new_python_does_not_make_other_data_of_the_library():
+    known = hosts()
+    before = trained(known)
+    known[0]["probe"]["python"]["library"] = "/usr/lib/python3.13"
+    assert make_plan(known).plan["data"]["id"] == before["data"]["id"]
+
+
+@pytest.mark.parametrize(
+    "found", [{}, {"data": None}, {"data": [], "model": 4}, {"data": {"id": "x", "names": {}}, "model": {}}]
+)
+def test_a_plan_in_the_folder_that_says_nothing_is_no_reason_to_refuse(found):
+    assert all(not name.startswith("ddp_depth") for name, *dummy in lineage.differences(found, make_plan(hosts()).plan))
+    lineage.differences(make_plan(hosts()).plan, found)

@@ -1,0 +1,142 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The run folder: given its plan, and what an earlier run wrote is never lost."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import folder
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import previous_of, read_run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table
+from ansible_collections.nanochat.ddp.plugins.modules import run_folder
+
+
+def plan(shards: int = 3, depth: int = 4, *words: str) -> dict[str, Any]:
+    argv = ["python", "-m", "scripts.base_train", *(words or ["--resume"])]
+    return {
+        "run": "d4",
+        "digest": f"{depth}-{shards}",
+        "model": {"depth": depth},
+        "data": {"id": f"text-{shards}", "source": "text", "shards": shards},
+        "nodes": [{"host": "node1", "argv": argv}],
+    }
+
+
+def train(run: Path, step: int | None = 10) -> None:
+    """What a run leaves; without a step, one that died before its first checkpoint."""
+    (run / "log").mkdir(parents=True, exist_ok=True)
+    (run / "log" / "rank0.log").write_text(f"to step {step}")
+    (run / "metrics-rank0.jsonl").write_text(f"{step}")
+    if step is not None:
+        checkpoints = run / "base_checkpoints" / "d4"
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        for name in ("model_%06d.pt", "meta_%06d.json"):
+            (checkpoints / (name % step)).write_text("{}")
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("change", [{"shards": 4}, {"depth": 8}])
+def test_field_26_checkpoints_of_another_plan_are_refused_and_stay(tmp_path, run_module, change):
+    told = run_module(run_folder, path=str(tmp_path), plan=plan())
+    train(tmp_path)
+    before = files(tmp_path)
+    assert told["changed"] and told["place"] is None
+    for check in (True, False):
+        told = run_module(run_folder, check, path=str(tmp_path), plan=plan(**change))
+        assert told["failed"]
+        assert "checkpoints up to step 10" in told["msg"] and "ddp_fresh" in told["msg"]
+        assert "ddp_data_shards was 3 and is 4 now" in told["msg"] or "ddp_depth was 4 and is 8 now" in told["msg"]
+        assert files(tmp_path) == before
+    assert not run_module(run_folder, path=str(tmp_path), plan=plan())["changed"], "set back, all is as it was"
+
+
+def test_generations_are_numbered_and_never_replaced(tmp_path, run_module):
+    run_module(run_folder, path=str(tmp_path), plan=plan())
+    for number, step in enumerate((10, None, 20, None), 1):
+        train(tmp_path, step)
+        dry = run_module(run_folder, True, path=str(tmp_path), plan=plan(), fresh=True)
+        told = run_module(run_folder, path=str(tmp_path), plan=plan(), fresh=True)
+        assert dry["place"] == told["place"] == str(tmp_path / "previous" / str(number))
+        assert dry["set_aside"] == told["set_aside"]
+        assert told["checkpoint"] == step
+        assert not (tmp_path / "base_checkpoints").exists()
+    kept = tmp_path / "previous"
+    assert files(kept / "1") == [
+        "base_checkpoints/d4/meta_000010.json", "base_checkpoints/d4/model_000010.pt", "log/rank0.log", "metrics-rank0.jsonl", "plan.json",
+    ]  # fmt: skip
+    assert (kept / "3" / "base_checkpoints" / "d4" / "model_000020.pt").exists()
+    assert json.loads((kept / "1" / "plan.json").read_text()) == plan()
+    assert run_module(run_folder, path=str(tmp_path), plan=plan(), fresh=True)["set_aside"] == [], (
+        "nothing was written since"
+    )
+
+
+def test_what_an_older_version_set_aside_stays(tmp_path):
+    folder.prepare(str(tmp_path), plan(), False, False)
+    train(tmp_path / "previous", 7)
+    train(tmp_path)
+    assert folder.prepare(str(tmp_path), plan(), True, False)["place"].endswith("previous/1")
+    assert (tmp_path / "previous" / "base_checkpoints" / "d4" / "model_000007.pt").exists()
+
+
+def test_a_run_without_checkpoints_makes_way(tmp_path):
+    folder.prepare(str(tmp_path), plan(), False, False)
+    train(tmp_path, None)
+    told = folder.prepare(str(tmp_path), plan(shards=4), False, False)
+    assert told["set_aside"] == ["log", "metrics-rank0.jsonl"]
+    assert json.loads((tmp_path / "plan.json").read_text()) == plan(shards=4)
+
+
+def test_a_trainer_that_is_not_told_to_go_on_does_not_write_over_checkpoints(tmp_path):
+    folder.prepare(str(tmp_path), plan(), False, False)
+    train(tmp_path)
+    anew = plan(3, 4, "--depth=4")
+    assert folder.prepare(str(tmp_path), plan(3, 4, "--resume-from-step=10"), False, False)["set_aside"] == []
+    assert folder.prepare(str(tmp_path), anew, False, False)["checkpoint"] == 10
+    assert folder.prepare(str(tmp_path), anew, False, False)["set_aside"] == []
+
+
+def test_an_interrupted_move_loses_nothing(tmp_path, monkeypatch):
+    folder.prepare(str(tmp_path), plan(), False, False)
+    train(tmp_path)
+    rename = os.rename
+
+    def full(source: str, target: str) -> None:
+        if source.endswith("metrics-rank0.jsonl"):
+            raise OSError(5, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(folder.os, "rename", full)
+    with pytest.raises(folder.RunFolderError, match="previous/1"):
+        folder.prepare(str(tmp_path), plan(), True, False)
+    monkeypatch.undo()
+    folder.prepare(str(tmp_path), plan(), True, False)
+    left = files(tmp_path / "previous")
+    assert {"1/base_checkpoints/d4/model_000010.pt", "1/log/rank0.log", "2/metrics-rank0.jsonl"} <= set(left)
+
+
+def test_its_place_is_said_at_the_end(tmp_path):
+    folder.prepare(str(tmp_path), plan(), False, False)
+    train(tmp_path)
+    folder.prepare(str(tmp_path), plan(), True, False)
+    place = str(tmp_path / "previous" / "1")
+    assert previous_of(str(tmp_path)) == {"path": place, "count": 1, "checkpoint": 10}
+    shown = closing_table([{"host": "node1", "run": read_run(str(tmp_path))}])
+    assert f"set aside before on node1: {place} (checkpoints up to step 10)" in shown
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b"[]", b"null", b'{"model": 4, "data": []}', b"\xff\xfe", b"[" * 3000])
+def test_a_torn_plan_in_the_folder_harms_nothing(tmp_path, torn):
+    (tmp_path / "plan.json").write_bytes(torn)
+    train(tmp_path)
+    assert folder.prepare(str(tmp_path), plan(), False, False)["set_aside"] == []
+    assert (tmp_path / "base_checkpoints" / "d4" / "model_000010.pt").exists()
