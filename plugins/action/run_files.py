@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError, apply_piece, have_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError, plain_run_name
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import (
+    BIG,
+    SMALL,
+    CopyError,
+    apply_piece,
+    have_of,
+    place_of,
+)
 
 ROUNDS = 1000
 
@@ -32,15 +41,16 @@ class ActionModule(ActionBase):
             seen = self._ask({**arguments, "room": 0}, {}, variables)
             if seen.get("failed"):
                 return {**result, **seen}
-            name = arguments["run"] = seen["run"]
+            name = arguments["run"] = seen.get("run")
         if not name:
             return {**result, "changed": False, "run": None, "folder": None, "files": []}
-        host = variables["inventory_hostname"].replace("/", "_")
-        folder = Path(arguments["dest"]).expanduser().absolute() / name / host
         try:
+            # It becomes a folder here, whoever named it.
+            runs = Path(arguments["dest"]).expanduser().absolute() / plain_run_name(name)
+            folder = runs / variables["inventory_hostname"].replace("/", "_")
             written = self._copy(arguments, folder, variables)
-        except (CopyError, OSError) as error:
-            message = f"Files of the run {name} could not be brought to {folder}: {error}"
+        except (CopyError, RunNameError, OSError) as error:
+            message = f"Files of the run {str(name)[:80]!r} could not be brought from {variables['inventory_hostname']}: {error}"
             return {**result, "failed": True, "msg": message}
         there = written is not None
         result.update(changed=bool(written), run=name if there else None, folder=str(folder) if there else None)
@@ -60,29 +70,34 @@ class ActionModule(ActionBase):
             seen = self._ask(arguments, have, variables)
             if seen.get("failed"):
                 raise CopyError(str(seen.get("msg")))
-            if seen["run"] is None:
+            if seen.get("run") is None:
                 return None
-            written |= {part["path"] for part in [*seen["pieces"], *seen["whole"]]}
+            pieces, whole = items(seen, "pieces"), items(seen, "whole")
+            for part, patterns in [*((part, SMALL) for part in pieces), *((part, BIG) for part in whole)]:
+                place_of(str(folder), part.get("path"), patterns)
+                written.add(part["path"])
             if self._task.check_mode:
                 return written
-            for part in seen["pieces"]:
+            for part in pieces:
                 apply_piece(str(folder), part)
-            if not seen["more"]:
-                for part in seen["whole"]:
-                    self._fetch(seen["run_dir"], part, folder)
+            if not seen.get("more"):
+                for part in whole:
+                    self._fetch(str(seen["run_dir"]), part, folder)
                 return written
         raise CopyError(f"there is more than {ROUNDS} pieces of it")
 
     def _fetch(self, run_dir: str, part: dict[str, Any], folder: Path) -> None:
         """A big file by the connection's own means, under its name only once it is whole."""
-        path = folder / part["path"]
+        path = Path(place_of(str(folder), part["path"], BIG))
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{path.name}.new-{os.getpid()}")
         try:
             self._connection.fetch_file(f"{run_dir}/{part['path']}", str(beside))
-            if beside.stat().st_size != part["size"]:
-                raise CopyError(f"{part['path']} came with {beside.stat().st_size} of {part['size']} bytes")
-            os.utime(beside, (part["mtime"], part["mtime"]))
+            if beside.stat().st_size != part.get("size"):
+                raise CopyError(f"{part['path']} came with {beside.stat().st_size} of {part.get('size')} bytes")
+            # An own stamp of the host; the file is taken for the same as long as it stands.
+            stamp = number(part, "mtime")
+            os.utime(beside, (stamp, stamp))
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)

@@ -105,6 +105,7 @@ import stat
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
 
 
@@ -182,7 +183,7 @@ def difference(
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec={
             "path": {"type": "path", "required": True},
             "env": {"type": "dict", "no_log": True},

@@ -253,6 +253,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import FirewallError, port_range
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import Limits, Peer, check
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_responder import (
@@ -318,7 +319,7 @@ def stopped(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec=ARGUMENTS,
         supports_check_mode=True,
         required_if=[("state", "listening", ["address"]), ("state", "checked", ["address"])],

@@ -72,6 +72,7 @@ bytes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import ReportError, make_report
 
 
@@ -93,7 +94,7 @@ def write(module: AnsibleModule, path: str, text: str) -> bool:
 
 def main() -> None:
     """Make the page."""
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec=dict(
             runs=dict(type="list", elements="path", required=True),
             page=dict(type="path", required=True),

@@ -87,8 +87,9 @@ files:
 import os
 from typing import Any, Dict
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import Have, missing_files
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError, had, missing_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ONE_RUN, WHICH_RUN, find_run_dir
 
 ARGUMENTS: Dict[str, Any] = dict(
@@ -102,16 +103,19 @@ ARGUMENTS: Dict[str, Any] = dict(
 
 def main() -> None:
     """Answer with what the controller lacks."""
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec=ARGUMENTS,
         **ONE_RUN,
         supports_check_mode=True,
     )
-    run_dir = find_run_dir(module.params)
+    try:
+        run_dir = find_run_dir(module.params)
+        have = {path: had(known) for path, known in module.params["have"].items()}
+    except (RunNameError, CopyError) as error:
+        module.fail_json(msg=str(error))
     if run_dir is None or not os.path.isdir(run_dir):
         module.exit_json(changed=False, run=None, run_dir=run_dir, pieces=[], whole=[], more=False)
         return
-    have = {path: Have(**known) for path, known in module.params["have"].items()}
     found = missing_files(run_dir, have, module.params["checkpoints"], module.params["room"])
     module.exit_json(changed=False, run=os.path.basename(run_dir.rstrip("/")), run_dir=run_dir, **found)
 

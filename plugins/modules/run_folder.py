@@ -69,12 +69,12 @@ checkpoint:
   sample: 250
 """
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import RunFolderError, prepare
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec={
             "path": {"type": "path", "required": True},
             "plan": {"type": "dict", "required": True},

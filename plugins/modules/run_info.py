@@ -237,18 +237,22 @@ run:
       elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import LOOK, ONE_RUN, look
 
 
 def main() -> None:
     """Read the run folder and answer."""
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec=LOOK,
         **ONE_RUN,
         supports_check_mode=True,
     )
-    module.exit_json(changed=False, run=look(module.params))
+    try:
+        module.exit_json(changed=False, run=look(module.params))
+    except RunNameError as error:
+        module.fail_json(msg=str(error))
 
 
 if __name__ == "__main__":

@@ -92,7 +92,8 @@ log:
 
 from typing import Any, Dict
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log import read_log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ONE_RUN, WHICH_RUN
 
@@ -108,12 +109,15 @@ ARGUMENTS: Dict[str, Any] = dict(
 
 def main() -> None:
     """Read the log and answer."""
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec=ARGUMENTS,
         **ONE_RUN,
         supports_check_mode=True,
     )
-    module.exit_json(changed=False, **read_log(module.params))
+    try:
+        module.exit_json(changed=False, **read_log(module.params))
+    except RunNameError as error:
+        module.fail_json(msg=str(error))
 
 
 if __name__ == "__main__":

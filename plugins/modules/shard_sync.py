@@ -278,7 +278,7 @@ links:
 
 import platform
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import ShardsError
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.sync import Request, run
 
@@ -334,7 +334,7 @@ REQUIRED_IF = [
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec=SPEC, required_if=REQUIRED_IF, supports_check_mode=True)
+    module = checked_module(argument_spec=SPEC, required_if=REQUIRED_IF, supports_check_mode=True)
     given = module.params
     request = Request(
         host=given["host"] or platform.node(),

@@ -175,6 +175,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
@@ -274,7 +275,7 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec={
             "name": {"type": "str", "required": True},
             "state_dir": {"type": "path", "required": True},

@@ -74,7 +74,7 @@ removed:
 import os
 import platform
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import (
     TreeError,
     apply,
@@ -94,7 +94,7 @@ SPEC = {
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
+    module = checked_module(argument_spec=SPEC, supports_check_mode=True)
     dest, wanted, contents = module.params["dest"], module.params["files"], module.params["contents"]
     host = module.params["host"] or platform.node()
     if not wanted or not all(is_inside(path) for path in wanted):

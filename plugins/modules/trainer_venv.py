@@ -166,6 +166,7 @@ reason:
 import os
 import platform
 import shutil
+import sys
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -281,7 +282,11 @@ def main() -> None:
 
     tags: dict[str, str] | None = None
     try:
-        base = find_interpreter(run, module.get_bin_path, given["python"] or "", given["python_minimum"], host)
+        # To remove an environment takes none to make one with.
+        python, minimum = (
+            (sys.executable, "3.0") if given["state"] == "absent" else (given["python"] or "", given["python_minimum"])
+        )
+        base = find_interpreter(run, module.get_bin_path, python, minimum, host)
         tags = base.tags
         venv = Venv(wish, run, base)
         # An environment of somebody else's is only read, and may lie where this user cannot even put a lock.

@@ -17,6 +17,14 @@ RUN_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,47}"
 RUN_NAME_HELP = "1 to 48 letters, digits, - or _, for example d4-trial"
 PLAN = "plan.json"
 SESSION = "session.json"
+# The runner of a session and what it was last given.
+SESSION_FILES = ".session"
+# What says that a folder is ours: a data set or packages, files that were brought, packages that were fetched.
+MANIFEST = "manifest.json"
+DEPLOYED = ".deployed.json"
+WHEELS = ".wheels.json"
+# What a step of training takes on this host.
+MEASURED = "measured.json"
 # Earlier generations of a run's outputs, numbered.
 PREVIOUS = "previous"
 CHECKPOINTS = "base_checkpoints"

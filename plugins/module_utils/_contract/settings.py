@@ -34,7 +34,6 @@ NOT_SETTINGS = frozenset(
         "ddp_tolerant",
         "ddp_plan_file",
         "ddp_json",
-        "ddp_become",
         "ddp_purge",
     ]
 )

@@ -18,6 +18,7 @@ import re
 import zlib
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, section, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
 
 SMALL = ("plan.json", "session.json", "heartbeat-rank*.json", "metrics-rank*.jsonl", "log/*.log", "report/*")
@@ -31,6 +32,18 @@ class Have(NamedTuple):
     size: int
     sha256: str
     mtime: float
+
+
+class CopyError(Exception):
+    """What is said of a file does not fit to what is there, or leads out of the folder; the text is for the user."""
+
+
+def had(known: Any) -> Have:
+    """What the other side says it has of a file."""
+    try:
+        return Have(int(known["size"]), str(known["sha256"]), float(known["mtime"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise CopyError("have must tell size, sha256 and mtime of each file, not %.80r" % (known,)) from None
 
 
 def sha256_of(data: bytes) -> str:
@@ -60,12 +73,12 @@ def masked(data: bytes) -> bytes:
     """A plan without its secrets: the values of the environment that env_secret names are not for results folders."""
     try:
         plan = json.loads(data)
-    except ValueError:
+        for node in items(plan, "nodes"):
+            environment = section(node, "env")
+            environment.update({name: MASK for name in words(node, "env_secret") if name in environment})
+        return (json.dumps(plan, indent=1, sort_keys=True) + "\n").encode()
+    except (ValueError, RecursionError):
         return data
-    for node in plan.get("nodes") or []:
-        environment = node.get("env") or {}
-        environment.update({name: MASK for name in node.get("env_secret") or [] if name in environment})
-    return (json.dumps(plan, indent=1, sort_keys=True) + "\n").encode()
 
 
 def content(run_dir: str, path: str) -> Optional[bytes]:
@@ -143,26 +156,46 @@ def missing_files(run_dir: str, have: Dict[str, Have], checkpoints: bool, room: 
     return {"pieces": pieces, "more": more, "whole": big_files(run_dir, have) if checkpoints else []}
 
 
-class CopyError(Exception):
-    """A piece does not fit to what is there; the text is for the user."""
+# What a host may hand over beside the small files.
+BIG = ("base_checkpoints/*/model_*.pt", "base_checkpoints/*/meta_*.json")
+# The most that a piece may come to; a host that is not what it was could send one that unpacks to anything.
+LONGEST_PIECE = 1 << 28
+
+
+def place_of(folder: str, path: Any, patterns: Any) -> str:
+    """Where a file that a host names belongs below the folder; whatever is no file of a run, or leads out, is refused."""
+    plain = isinstance(path, str) and "\0" not in path and matches(path, patterns)
+    if not plain or any(part in ("", ".", "..") for part in path.split("/")):
+        raise CopyError(
+            "the host offers %.200r, which is no file of a run; is it still the host that it was?" % (path,)
+        )
+    place = os.path.join(folder, path)
+    if not os.path.realpath(place).startswith(os.path.realpath(folder) + os.sep):
+        raise CopyError("%s leads out of %s, by a link that lies there; remove that link" % (path, folder))
+    return place
 
 
 def apply_piece(folder: str, part: Dict[str, Any]) -> None:
     """Put a piece where it belongs, the file changing all at once; the digest must fit."""
-    path = os.path.join(folder, part["path"])
-    if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
-        raise CopyError("%s is no path below %s" % (part["path"], folder))
-    before = b""
-    if part["offset"]:
-        with open(path, "rb") as stream:
-            before = stream.read(part["offset"])
-    data = before + zlib.decompress(base64.b64decode(part["data"]))
-    if sha256_of(data) != part["sha256"]:
+    path = place_of(folder, part.get("path"), SMALL)
+    try:
+        before = _beginning(path, int(part["offset"])) if part["offset"] else b""
+        unpacking = zlib.decompressobj()
+        data = before + unpacking.decompress(base64.b64decode(part["data"]), LONGEST_PIECE)
+        fits = not unpacking.unconsumed_tail and sha256_of(data) == part["sha256"]
+    except (KeyError, TypeError, ValueError, OverflowError, OSError, zlib.error) as error:
+        raise CopyError("%s came in a form that cannot be read (%s)" % (part.get("path"), error)) from error
+    if not fits:
         raise CopyError(
             "%s does not fit to what was collected before; remove %s and collect again" % (part["path"], path)
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
     write_whole(path, data)
+
+
+def _beginning(path: str, count: int) -> bytes:
+    with open(path, "rb") as stream:
+        return stream.read(count)
 
 
 def have_of(folder: str) -> Dict[str, Dict[str, Any]]:

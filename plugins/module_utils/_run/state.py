@@ -16,6 +16,7 @@ import re
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     PREVIOUS,
     checkpoint_steps,
@@ -330,7 +331,7 @@ def find_rank(run_dir: str, plan: Dict[str, Any], session: Dict[str, Any]) -> Op
     found = {int(match.group(1)) for match in ranks if match}
     if len(found) == 1:
         return found.pop()
-    nodes = [node for node in plan.get("nodes") or [] if node.get("run_dir") == run_dir]
+    nodes = [node for node in items(plan, "nodes") if node.get("run_dir") == run_dir]
     return nodes[0].get("rank") if len(nodes) == 1 else None
 
 
@@ -438,7 +439,7 @@ def read_run(
         world=told["world"] or heartbeat.get("world") or plan.get("world"),
         steps=_steps(told, heartbeat, plan),
         plan_digest=plan.get("digest"),
-        trainer=_of(plan, "trainer").get("source"),
+        trainer=section(plan, "trainer").get("source"),
         timeout_seconds=finite(plan.get("timeout_seconds")),
         exit_code=session.get("exit_code"),
         signal=session.get("signal"),
@@ -481,11 +482,6 @@ def _measure_busy(run: Dict[str, Any], first: Optional[Effort], sleep: Callable[
         run["busy"] = busy_share(first, read_effort(run["run_dir"], run["rank"]))
 
 
-def _of(document: Dict[str, Any], key: str) -> Dict[str, Any]:
-    found = document.get(key)
-    return found if isinstance(found, dict) else {}
-
-
 def previous_of(run_dir: str) -> Optional[Dict[str, Any]]:
     """The newest of the generations that were set aside, how many there are, and the newest step of its checkpoints."""
     numbers = generations(run_dir)
@@ -518,7 +514,7 @@ def _this_session(told: Dict[str, Any], session: Dict[str, Any]) -> Dict[str, An
 
 def _steps(told: Dict[str, Any], heartbeat: Dict[str, Any], plan: Dict[str, Any]) -> Optional[int]:
     """How many steps the run has; from what was measured before what was planned."""
-    return told["steps"] or _positive(heartbeat.get("steps")) or _positive(_of(plan, "training").get("iterations"))
+    return told["steps"] or _positive(heartbeat.get("steps")) or _positive(section(plan, "training").get("iterations"))
 
 
 def _beat(heartbeat: Dict[str, Any], run: Dict[str, Any], now: float) -> Dict[str, Any]:

@@ -17,11 +17,10 @@ import os
 import shutil
 from typing import Any, Callable, Iterator, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 
-MANIFEST = "manifest.json"
 DIGESTS = ".digests.json"
 LOCK = ".lock"
 # How long one process may wait for another that writes into the same folder.

@@ -22,10 +22,10 @@ import time
 import urllib.parse
 from typing import Any, NamedTuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     CHUNK,
-    MANIFEST,
     Digests,
     Entry,
     ShardsError,

@@ -9,11 +9,10 @@ import os
 import time
 from typing import Any, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share, url
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
-    MANIFEST,
     Digests,
     Entry,
     ShardsError,

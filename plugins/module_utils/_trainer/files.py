@@ -18,9 +18,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import DEPLOYED
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
 
-RECORD = ".deployed.json"
 LEFT_OUT = (".*", "__pycache__", "*.pyc", "venv", "node_modules", "*.egg-info")
 LARGEST_TREE = 64_000_000
 
@@ -89,7 +89,7 @@ def _digest_at(path: str) -> str:
 
 
 def _recorded(folder: str) -> list[str]:
-    recorded = read_object(os.path.join(folder, RECORD)).get("files")
+    recorded = read_object(os.path.join(folder, DEPLOYED)).get("files")
     return (
         [path for path in recorded if isinstance(path, str) and is_inside(path)] if isinstance(recorded, list) else []
     )
@@ -112,7 +112,7 @@ def apply(folder: str, wanted: Mapping[str, str], difference: Difference, conten
         os.unlink(os.path.join(folder, path))
         _drop_empty(folder, os.path.dirname(path))
     record = {"digest": digest_of(wanted), "files": sorted(wanted)}
-    _write(os.path.join(folder, RECORD), json.dumps(record, indent=1).encode())
+    _write(os.path.join(folder, DEPLOYED), json.dumps(record, indent=1).encode())
 
 
 def _write(path: str, content: bytes) -> None:

@@ -142,7 +142,7 @@ def test_absent_removes_it_once(run_module, path):
         ({"A": True}, "the value of A is bool"),
         ({"A": None}, "the value of A is NoneType"),
         ({"A": ["a"]}, "the value of A is list"),
-        ({"A": "a\0b"}, "the value of A holds a NUL byte"),
+        ({"A": "a\0b"}, "A holds a NUL byte"),
         ({"A": "x" * 131072}, "A is 131074 bytes long"),
     ],
 )

@@ -222,7 +222,6 @@ def test_nothing_to_stop_needs_no_tmux_and_no_folder(play, host, tmp_path, state
     [
         ({"argv": []}, "argv must begin with a program, not with nothing"),
         ({"argv": ["-c"]}, "argv must begin with a program, not with '-c'"),
-        ({"argv": ["a", "b\0"]}, "a word of argv holds a NUL byte"),
         ({"argv": ["/no/python"]}, "/no/python does not exist or cannot be executed"),
         ({"chdir": "/no"}, "its folder /no does not exist"),
         ({"env_file": "/no/env"}, "its environment /no/env does not exist"),
@@ -234,6 +233,11 @@ def test_refuses_what_cannot_run(play, host, options, words):
 
     assert result["failed"] and words in result["msg"] and "session job" in result["msg"]
     assert not host.sessions
+
+
+def test_a_word_that_no_program_could_get_is_named(play, host):
+    result = play(argv=["a", "b\0"])
+    assert result["failed"] and "argv[1] holds a NUL byte" in result["msg"] and not host.sessions
 
 
 def test_tmuxs_own_words_are_passed_on(play, host):

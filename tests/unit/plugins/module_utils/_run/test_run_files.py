@@ -114,7 +114,7 @@ def test_a_piece_that_does_not_fit_changes_nothing(there: Path, here: Path) -> N
 
 def test_no_piece_leads_out_of_the_folder(here: Path) -> None:
     part = run_files.piece("../evil", b"x", None, 99)
-    with pytest.raises(run_files.CopyError, match="no path below"):
+    with pytest.raises(run_files.CopyError, match="is no file of a run"):
         run_files.apply_piece(str(here), part)
 
 

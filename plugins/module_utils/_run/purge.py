@@ -1,0 +1,188 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What jobs keep below a base folder, and its removal: only what carries our own mark, and nothing while anything there lives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from typing import Any, Dict, Iterator, List, NamedTuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    DEPLOYED,
+    MANIFEST,
+    MEASURED,
+    PLAN,
+    RUN_NAME,
+    SESSION,
+    SESSION_FILES,
+    WHEELS,
+    plain_run_name,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import state
+
+# Names that only we give: of data sets, and of what a run folder holds before its plan is there.
+DATA_NAME = "(text|url|host|controller)-[0-9a-f]{8}"
+PREPARED = {"data", "tokenizer", "log", "base_data", "base_data_climbmix"}
+# Folders into which files are brought, beside those of others.
+BROUGHT = ("trainer", "tools")
+ENV_MARK = b"# Written by nanochat.ddp"
+
+
+class PurgeError(Exception):
+    """Why nothing was removed; the text is for the user."""
+
+
+class Findings(NamedTuple):
+    """What is to go, what stays although it lies where we put things, and who lives below the folder."""
+
+    remove: List[str]
+    stay: List[str]
+    live: List[str]
+
+
+def look(base: str, run: str, everything: bool) -> Findings:
+    """What a purge of a run, or of everything, would come to; changes nothing."""
+    runs = os.path.join(base, "runs")
+    if not everything:
+        folder = os.path.join(runs, plain_run_name(run))
+        there = os.path.isdir(folder)
+        ours = there and is_run_folder(folder)
+        return Findings([folder] if ours else [], [folder] if there and not ours else [], list(_living([folder])))
+    folders = [path for path in _below(runs) if os.path.isdir(path)]
+    tracker = os.path.join(base, "tracker")
+    remove, stay = _sorted_by(folders, is_run_folder)
+    for parent, is_ours in (("data", is_data_set), ("wheels", is_wheels)):
+        mine, others = _sorted_by(_below(os.path.join(base, parent)), is_ours)
+        remove, stay = remove + mine, stay + others
+    for parent in BROUGHT:
+        remove += [path for path in _deployed(os.path.join(base, parent)) if os.path.lexists(path)]
+    if os.path.isdir(tracker):
+        (remove if _is_tracker(tracker) else stay).append(tracker)
+    measured = os.path.join(base, MEASURED)
+    if os.path.isfile(measured) and read_object(measured):
+        remove.append(measured)
+    return Findings(remove, stay, list(_living([*folders, tracker])))
+
+
+def purge(base: str, run: str, everything: bool, dry: bool) -> Dict[str, Any]:
+    """Remove what `look` found; refuses while anything of it lives."""
+    found = look(base, run, everything)
+    if found.live:
+        raise PurgeError(
+            f"{' and '.join(found.live)} below {base}, so nothing was removed there; stop it first: "
+            "ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run=NAME"
+        )
+    parents = ("runs", "data", "wheels", *BROUGHT) if everything else ("runs",)
+    if not dry:
+        for path in found.remove:
+            _remove(path)
+        for parent in parents:
+            _drop_empty(os.path.join(base, parent), deep=parent in BROUGHT)
+    # What lies beside our files in the folders of the trainer stays, and with it the folder.
+    left = [os.path.join(base, name) for name in BROUGHT if everything and not dry]
+    stay = [*found.stay, *(path for path in left if os.path.isdir(path))]
+    return {"changed": bool(found.remove), "removed": found.remove, "stayed": stay}
+
+
+# -- whose is it ------------------------------------------------------------------------------------------------------
+
+
+def is_run_folder(path: str) -> bool:
+    """Whether a folder is one of a run: by its name, and by the plan, the session or the prepared data in it."""
+    if os.path.islink(path) or not re.fullmatch(RUN_NAME, os.path.basename(path)):
+        return False
+    plan, session = read_object(os.path.join(path, PLAN)), read_object(os.path.join(path, SESSION))
+    if isinstance(plan.get("nodes"), list) or str(session.get("session")).startswith("nanochat-"):
+        return True
+    names = set(os.listdir(path))
+    return SESSION_FILES in names or names <= PREPARED
+
+
+def is_data_set(path: str) -> bool:
+    """Whether a folder is a data set: by its manifest, or by a name of ours where making it was cut short."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        return False
+    manifest = read_object(os.path.join(path, MANIFEST))
+    return isinstance(manifest.get("shards"), list) or re.fullmatch(DATA_NAME, os.path.basename(path)) is not None
+
+
+def is_wheels(path: str) -> bool:
+    """Whether a folder holds packages that we fetched or were handed on."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        return False
+    described = read_object(os.path.join(path, MANIFEST))
+    return bool(read_object(os.path.join(path, WHEELS))) or isinstance(described.get("files"), list)
+
+
+def _is_tracker(path: str) -> bool:
+    try:
+        with open(os.path.join(path, "env"), "rb") as file:
+            return not os.path.islink(path) and file.read(len(ENV_MARK)) == ENV_MARK
+    except OSError:
+        return False
+
+
+def _deployed(folder: str) -> List[str]:
+    """The files that we brought into a folder, and the record of them."""
+    record = os.path.join(folder, DEPLOYED)
+    listed = read_object(record).get("files")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    inside = [name for name in names if not os.path.isabs(name) and ".." not in name.split("/") and "\0" not in name]
+    return [*(os.path.join(folder, name) for name in inside), record] if inside else []
+
+
+def _sorted_by(paths: List[str], is_ours: Any) -> tuple[List[str], List[str]]:
+    return [path for path in paths if is_ours(path)], [path for path in paths if not is_ours(path)]
+
+
+def _below(folder: str) -> List[str]:
+    try:
+        return sorted(os.path.join(folder, name) for name in os.listdir(folder))
+    except OSError:
+        return []
+
+
+# -- does it live -----------------------------------------------------------------------------------------------------
+
+
+def _living(folders: List[str]) -> Iterator[str]:
+    """What runs for these folders, in words: a session, whoever is left of one, or a trainer that was started by hand."""
+    table = processes.processes()
+    markers = {one.marker: one for one in table.values() if one.marker and one.state not in ("Z", "X")}
+    for folder in folders:
+        told = read_object(os.path.join(folder, SESSION))
+        last = read_object(os.path.join(folder, SESSION_FILES, "launch.json"))
+        ids = {one for one in (told.get("id"), last.get("id")) if isinstance(one, str)}
+        left = [markers[one] for one in ids if one in markers]
+        if left:
+            yield f"{told.get('session') or last.get('session') or folder} runs (process {left[0].pid})"
+        elif state.read_run(folder, lines=0, limit=state.PEEK_BYTES)["state"] == state.RUNNING:
+            yield f"a training runs in {folder}"
+
+
+# -- its removal ------------------------------------------------------------------------------------------------------
+
+
+def _remove(path: str) -> None:
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            os.unlink(path)
+    except OSError as error:
+        raise PurgeError(f"{error.filename or path} could not be removed: {error.strerror}") from error
+
+
+def _drop_empty(folder: str, deep: bool) -> None:
+    """A folder of ours goes with the last that is in it; what Python generated beside files that we brought counts for nothing."""
+    for root, dummy, dummy_files in os.walk(folder, topdown=False) if deep else [(folder, [], [])]:
+        if os.path.basename(root) == "__pycache__" and not os.path.islink(root):
+            shutil.rmtree(root, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rmdir(root)

@@ -1,0 +1,97 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: purge
+short_description: Remove what jobs keep on a host
+version_added: 0.1.0
+description:
+  - Removes the folder of one run, or everything that this collection keeps below a base folder but the trainer's Python.
+  - Takes only what carries our own mark (the plan of a run, the manifest of a data set, the record of files that were brought);
+    the files of others stay, wherever they lie, and are named.
+  - Refuses, and removes nothing, while a session or a training of what is to go lives.
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+options:
+  base_dir:
+    description: The base folder.
+    type: path
+    required: true
+  what:
+    description: V(run) for the folder of O(run), V(all) for all runs, data sets, packages, trainer's files and the tracker.
+    type: str
+    choices: [run, all]
+    required: true
+  run:
+    description: Name of the run, for O(what=run).
+    type: str
+attributes:
+  check_mode:
+    description: Says what would be removed, and refuses as it would.
+    support: full
+  diff_mode:
+    description: Shows what is removed.
+    support: full
+  idempotent:
+    description: A second run finds nothing to remove.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Remove the run's folder, checkpoints included
+  nanochat.ddp.purge:
+    base_dir: /mnt/data/nanochat
+    what: run
+    run: d4
+
+- name: Remove everything that jobs keep there
+  nanochat.ddp.purge:
+    base_dir: /mnt/data/nanochat
+    what: all
+"""
+
+RETURN = r"""
+removed:
+  description: What was removed, or would be in check mode.
+  returned: success
+  type: list
+  elements: str
+  sample: [/mnt/data/nanochat/runs/d4]
+stayed:
+  description: What lies where this collection puts things, but is not its own.
+  returned: success
+  type: list
+  elements: str
+  sample: [/mnt/data/nanochat/data/photos]
+"""
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.purge import PurgeError, purge
+
+
+def main() -> None:
+    module = checked_module(
+        argument_spec={
+            "base_dir": {"type": "path", "required": True},
+            "what": {"type": "str", "choices": ["run", "all"], "required": True},
+            "run": {"type": "str"},
+        },
+        required_if=[("what", "run", ["run"])],
+        supports_check_mode=True,
+    )
+    given = module.params
+    try:
+        result = purge(given["base_dir"], given["run"] or "", given["what"] == "all", module.check_mode)
+    except (PurgeError, RunNameError) as error:
+        module.fail_json(msg=str(error))
+    removed = "".join(f"{path}\n" for path in result["removed"])
+    module.exit_json(diff={"before": removed, "after": ""}, **result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Collecting from a host that is not what it was: nothing is written but the files of a run in that host's own folder."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.action import run_files as action
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
+
+
+def piece(path: Any, content: bytes = b"x", **more: Any) -> dict[str, Any]:
+    return {**(files.piece("log/rank0.log", content, None, 9999) or {}), "path": path, **more}
+
+
+class Host:
+    """A host that answers what it likes."""
+
+    def __init__(self, **answer: Any) -> None:
+        self.answer = {"run": "d4", "run_dir": "/srv/runs/d4", "pieces": [], "whole": [], "more": False, **answer}
+        self.fetched: list[str] = []
+
+    def fetch_file(self, source: str, target: str) -> None:
+        self.fetched.append(target)
+        Path(target).write_bytes(b"evil")
+
+
+@pytest.fixture
+def collect(tmp_path, monkeypatch):
+    """`collect(host, **arguments)`; returns what the action says."""
+
+    def run(host: Host, check: bool = False, **arguments: Any) -> dict[str, Any]:
+        task = SimpleNamespace(
+            action="nanochat.ddp.run_files", args={"dest": str(tmp_path / "runs"), "base_dir": "~/b", **arguments},
+            async_val=0, check_mode=check, diff=False, environment=[], delegate_to=None,
+        )  # fmt: skip
+        context = SimpleNamespace(check_mode=check, become=False, remote_user="me", diff=False, no_log=False)
+        host_shell = SimpleNamespace(tmpdir="unused")
+        host._shell = host_shell
+        made = action.ActionModule(task, host, context, None, None, None)
+        monkeypatch.setattr(made, "_execute_module", lambda *dummy, **dummy_more: dict(host.answer))
+        return made.run(task_vars={"inventory_hostname": "node1"})
+
+    return run
+
+
+def written(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+OUTSIDE = [
+    "../../../evil", "/etc/evil", "log/../../evil.log", "log/../evil.log", "metrics-rank0.jsonl/..", ".", "", "evil", "run.sh",
+    "base_checkpoints/../../model_1.pt", "base_checkpoints/./model_000001.pt", "log/a\0.log", None, 7,
+    ["log/a.log"], {"a": 1}, "log//x.log",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("path", OUTSIDE)
+@pytest.mark.parametrize("kind", ["pieces", "whole"])
+def test_a_host_writes_nothing_outside_its_folder(collect, tmp_path, kind, path, check):
+    offered = piece(path) if kind == "pieces" else {"path": path, "size": 4, "mtime": 5}
+    host = Host(**{kind: [offered]})
+    told = collect(host, check)
+    assert told["failed"] and "node1" in told["msg"] and "which is no file of a run" in told["msg"]
+    assert (written(tmp_path), host.fetched) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["../..", "..", "/root", "a/b", ".ssh", 5, ["x"], "x" * 60, "d4\0"])
+def test_the_name_of_a_run_that_a_host_makes_up_is_refused(collect, tmp_path, name):
+    told = collect(Host(run=name, pieces=[piece("log/rank0.log")]))
+    assert told["failed"] and "no name of a run" in told["msg"]
+    assert written(tmp_path) == []
+
+
+def test_a_link_in_the_folder_leads_nowhere(collect, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs" / "d4" / "node1").mkdir(parents=True)
+    (tmp_path / "runs" / "d4" / "node1" / "log").symlink_to(tmp_path / "elsewhere")
+    told = collect(Host(pieces=[piece("log/rank0.log")]))
+    assert told["failed"] and "leads out of" in told["msg"]
+    assert written(tmp_path) == []
+
+
+def test_what_is_a_file_of_the_run_arrives(collect, tmp_path):
+    checkpoint = "base_checkpoints/d4/model_000005.pt"
+    host = Host(pieces=[piece("log/rank0.log", b"a\n")], whole=[{"path": checkpoint, "size": 4, "mtime": 5}])
+    told = collect(host)
+    assert (told["run"], told["files"]) == ("d4", [checkpoint, "log/rank0.log"])
+    assert written(tmp_path) == [f"runs/d4/node1/{checkpoint}", "runs/d4/node1/log/rank0.log"]
+    assert (tmp_path / "runs/d4/node1/log/rank0.log").read_bytes() == b"a\n"
+    assert (tmp_path / "runs/d4/node1" / checkpoint).stat().st_mtime == 5
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"data": 5},
+        {"data": "%%%"},
+        {"sha256": "0" * 64},
+        {"offset": "x"},
+        {"offset": 10**30},
+        {"data": None},
+        {"sha256": None},
+    ],
+)
+def test_a_spoilt_piece_is_a_sentence(collect, tmp_path, spoilt):
+    told = collect(Host(pieces=[piece("log/rank0.log", **spoilt)]))
+    assert told["failed"] and "log/rank0.log" in told["msg"]
+    assert written(tmp_path) == []
+
+
+def test_a_piece_that_unpacks_without_end_is_cut(collect, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST_PIECE", 1000)
+    data = b"\0" * 5000
+    told = collect(Host(pieces=[piece("log/rank0.log", data, sha256=hashlib.sha256(data).hexdigest())]))
+    assert told["failed"] and written(tmp_path) == []
