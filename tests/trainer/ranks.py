@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -97,7 +98,8 @@ def serve(module: str, function: str, arguments: Sequence[object]) -> None:
     except UserError as error:
         print(error, file=sys.stderr, flush=True)
         if comm is not None:
-            comm.give_up(str(error))
+            comm.give_up(str(error), error.cause, error.blames)
+        print(json.dumps({"cause": error.cause.value, "blames": error.blames}), flush=True)
         os._exit(2)
     comm.close()
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from numpy import full, int32
 from pyarrow import parquet as pq
 
 from nanochat import dataloader, tokenizer
-from nanochat.common import UserError
+from nanochat.causes import Cause
+from nanochat.common import DataError, UserError
 from nanochat.dataloader import Loader, Waiting
 from nanochat.tokenizer import Tokenizer
 from scripts.parity_loader import replay
@@ -251,4 +254,80 @@ def test_an_error_of_the_thread_comes_out_again_and_again(tmp_path: Path, tokens
     for dummy in range(2):
         with pytest.raises(UserError, match="without text"):
             loader.next_batch()
+    loader.close()
+
+
+class Panic(BaseException):
+    """What a panic of Rust looks like from Python."""
+
+
+class Odd:
+    """A tokenizer that does something odd to some text."""
+
+    bos = 0
+
+    def __init__(self, does: Any) -> None:
+        self.does = does
+
+    def encode_documents(self, texts: list[str], threads: int) -> list[list[int]]:
+        self.does()
+        return [[0, 1, 2, 3] for dummy in texts]
+
+
+def odd_loader(folder: Path, does: Any, **options: Any) -> Loader:
+    for name in ("a", "b"):
+        write_shard(folder / f"{name}.parquet", [f"text {n}" for n in range(20)])
+    return Loader(Odd(does), folder, "train", 1, 8, 0, 1, **options)  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_that_panics_is_told_with_file_and_row_group(tmp_path: Path) -> None:
+    def panic() -> None:
+        raise Panic("called `Result::unwrap()` on an `Err` value")
+
+    loader = odd_loader(tmp_path, panic)
+    for dummy in range(2):
+        with pytest.raises(
+            DataError, match=r"row group 0 of .*a\.parquet holds a text that cannot be tokenized \(Panic"
+        ):
+            loader.next_batch()
+    loader.close()
+
+
+def test_a_million_blanks_end_with_a_sentence(tmp_path: Path, tokens: Tokenizer) -> None:
+    for name in ("a", "b"):
+        write_shard(tmp_path / f"{name}.parquet", ["x" + " " * 1_100_000 + "y"])
+    loader = Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
+    with pytest.raises(DataError, match=r"row group 0 of .*a\.parquet"):
+        loader.next_batch()
+    loader.close()
+
+
+def test_a_reader_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
+    loader = odd_loader(tmp_path, lambda: None)
+    loader._ahead.packer.batch = sys.exit  # type: ignore[method-assign]
+    loader._ahead._put = lambda made: None  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="the thread that reads the data is gone"):
+        for dummy in range(10):
+            loader.next_batch()
+
+
+def test_a_disk_that_gives_nothing_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    release = threading.Event()
+    loader = odd_loader(tmp_path, release.wait, patience=0.6)
+    with pytest.raises(
+        DataError, match=r"no data came for \d+ s; the last that was read is row group 0 of .*a\.parquet"
+    ):
+        loader.next_batch()
+    release.set()
+    loader.close()
+
+
+def test_whoever_waits_for_data_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataloader, "STOP_SECONDS", 0.5)
+    release = threading.Event()
+    loader = odd_loader(tmp_path, release.wait, interrupted=lambda: True)
+    with pytest.raises(UserError, match="asked to stop while waiting for data") as caught:
+        loader.next_batch()
+    assert caught.value.cause is Cause.STOPPED
+    release.set()
     loader.close()

@@ -10,17 +10,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nanochat.causes import Cause
 from nanochat.comm import Comm
 from nanochat.common import UserError
 
 MISSING = "nothing"
+# What a difference is called, by the first word of the fact.
+DIFFERENCES = {
+    "shard": Cause.DATA_DIFFER,
+    "tokenizer": Cause.DATA_DIFFER,
+    "torch": Cause.TORCH_DIFFERS,
+    "code": Cause.CODE_DIFFERS,
+}
 
 
 def code_digest(folder: Path = Path(__file__).parent) -> str:
@@ -62,7 +70,15 @@ def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
         for rank, one in enumerate(told)
     )
     more = f" (and {len(differing) - 1} more: {', '.join(differing[1:4])})" if differing[1:] else ""
-    raise UserError(f"the ranks differ in {differing[0]}: {values}{more}; start every rank with the same.")
+    text = f"the ranks differ in {differing[0]}: {values}{more}; start every rank with the same."
+    cause = DIFFERENCES.get(differing[0].partition(" ")[0], Cause.SETTINGS_DIFFER)
+    raise UserError(text, cause, minority([one["facts"].get(differing[0], MISSING) for one in told]))
+
+
+def minority(values: Sequence[str]) -> list[int]:
+    """The ranks that have something else than more than half of all; nobody if there is no such half."""
+    most = max(values, key=values.count)
+    return [rank for rank, value in enumerate(values) if value != most] if 2 * values.count(most) > len(values) else []
 
 
 def tensor_digest(tensor: Tensor) -> str:
@@ -95,6 +111,8 @@ def check_identical(comm: Comm, tensors: Mapping[str, Tensor], when: str) -> str
             listed = ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
             raise UserError(
                 f"the ranks hold different weights {when}; the first tensor that differs is {name} ({listed}); "
-                "resume from the last checkpoint, and suspect memory or CPU of the rank that stands alone."
+                "resume from the last checkpoint, and suspect memory or CPU of the rank that stands alone.",
+                Cause.WEIGHTS_DIFFER,
+                minority(values),
             )
     return hashlib.sha256(json.dumps(told[0]).encode()).hexdigest()[:16]

@@ -27,7 +27,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from nanochat.common import UserError
+from nanochat.causes import Cause
+from nanochat.common import BadCheckpoint, UserError, disk_cause
 
 # Our part of the optimizer's file; upstream's loader passes over keys that it does not know.
 LOADER_KEY = "nanochat_ddp_loader"
@@ -101,7 +102,8 @@ def save(
     # torch wraps what the disk says into a RuntimeError of its own.
     except (OSError, RuntimeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
-        raise NotSaved(f"rank {rank} could not save step {step} to {folder}: {why}.") from None
+        cause = disk_cause(error) if isinstance(error, OSError) else Cause.DISK_FAILED
+        raise NotSaved(f"rank {rank} could not save step {step} to {folder}: {why}.", cause) from None
     return Saved(str(folder / list_name(step, rank)), sum(file.bytes for file in written), time.perf_counter() - begun)
 
 
@@ -186,7 +188,7 @@ class Incoming:
         self.file.close()
         if self.hashing.sha256.hexdigest() != sha256:
             self.fresh.unlink()
-            raise UserError(f"{self.place} did not arrive as it was sent; start again.")
+            raise BadCheckpoint(f"{self.place} did not arrive as it was sent; start again.")
         self.fresh.rename(self.place)
 
 
@@ -205,7 +207,7 @@ def _names(folder: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UserError(f"cannot read the checkpoints in {folder}: {error.strerror or error}.") from None
+        raise BadCheckpoint(f"cannot read the checkpoints in {folder}: {error.strerror or error}.") from None
 
 
 def whole_steps(folder: Path, rank: int, deep: bool = True) -> list[int]:
@@ -259,18 +261,18 @@ def _load(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise UserError(f"there is no checkpoint file {path}.") from None
+        raise BadCheckpoint(f"there is no checkpoint file {path}.") from None
     # A damaged file may raise nearly anything from within the unpickler.
     except Exception as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"the checkpoint file {path} cannot be read: {first.rstrip('.')}.") from None
+        raise BadCheckpoint(f"the checkpoint file {path} cannot be read: {first.rstrip('.')}.") from None
 
 
 def load_model(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """The weights by name."""
     found = _load(folder / model_name(step))
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
-        raise UserError(f"the checkpoint file {folder / model_name(step)} does not hold a model's weights.")
+        raise BadCheckpoint(f"the checkpoint file {folder / model_name(step)} does not hold a model's weights.")
     # torch.compile puts this before every name, and upstream saves what it compiled.
     return {name.removeprefix("_orig_mod."): value for name, value in found.items()}
 
@@ -281,9 +283,9 @@ def load_meta(folder: Path, step: int) -> Json:
     try:
         meta = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"the checkpoint file {path} cannot be read: {error}.") from None
+        raise BadCheckpoint(f"the checkpoint file {path} cannot be read: {error}.") from None
     if not isinstance(meta, dict) or not isinstance(meta.get("model_config"), dict):
-        raise UserError(f"the checkpoint file {path} does not say what model it belongs to.")
+        raise BadCheckpoint(f"the checkpoint file {path} does not say what model it belongs to.")
     return meta
 
 
@@ -291,7 +293,7 @@ def load_optimizer(folder: Path, step: int, rank: int) -> tuple[Json, Json | Non
     """One rank's optimizer state, and the state of its data loader if we wrote it."""
     found = _load(folder / optimizer_name(step, rank))
     if not isinstance(found, dict):
-        raise UserError(
+        raise BadCheckpoint(
             f"the checkpoint file {folder / optimizer_name(step, rank)} does not hold an optimizer's state."
         )
     return found, found.pop(LOADER_KEY, None)

@@ -4,8 +4,9 @@
 """Everything that one rank says to the others: the only file that touches torch.distributed.
 
 Tensors travel over Gloo (NCCL where they live on a GPU), small facts as JSON through the rendezvous store.
-Every exchange has a name and a time limit. Once a second each rank leaves in the store where it is; when an
-exchange fails, that is read to say which rank did not come. In one process alone everything is a no-op.
+Every exchange has a name and a time limit, which also holds where the store itself falls silent. Once a second each rank
+leaves in the store where it is; when an exchange fails, that is read to say which rank did not come. In one process alone
+everything is a no-op.
 
     comm = connect(read_ranks(), "cpu", timeout=300)
     comm.all_reduce(tensor, "the loss")
@@ -22,21 +23,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from nanochat.causes import Cause
 from nanochat.common import ENVIRON, Ranks, UserError
+from nanochat.rendezvous import Rendezvous, StoreSilent, within
 
 # Gloo gives up connecting only after five times its timeout; all ranks are known to be there by then, so it is short.
 CONNECT_SECONDS = 10.0
 BEAT_SECONDS = 1.0
 # Long enough for a living rank to beat twice.
 ROLL_CALL_SECONDS = 2.5 * BEAT_SECONDS
-# A rank that beat before and falls silent for so long will not come any more.
+# A rank that beat before and falls silent for so long will not come any more; nor will a store that does not answer.
 SILENCE_SECONDS = 30.0
+# Between two looks no more than this counts as the others' silence: a rank that was itself suspended heard nobody.
+LOOK_SECONDS = 2.0
 # A rank that is busy with disk or evaluation, but lives, is waited for so many times longer than one in a collective.
 PATIENCE = 20
 CHUNK_BYTES = 16 * 2**20
@@ -45,12 +50,30 @@ CHUNK_BYTES = 16 * 2**20
 AGENTS_KEY = "torchelastic/agent/terminal_state/num_members"
 AGENTS_SECONDS, AGENTS_LEAVE_SECONDS = 10.0, 0.5
 
+T = TypeVar("T")
+
 # Called with the phase, the step and the number of the last exchange.
 OnPhase = Callable[[str, int, int], None]
 
 
 class CommError(UserError):
     """An exchange between ranks failed; the text says with whom, in which phase and what to do."""
+
+
+class Farewell(NamedTuple):
+    """What a rank that ended with an error left for the others."""
+
+    error: str
+    cause: Cause
+    blames: list[int]
+
+
+class Verdict(NamedTuple):
+    """Why an exchange failed."""
+
+    text: str
+    cause: Cause
+    blames: list[int]
 
 
 class Seen(NamedTuple):
@@ -62,7 +85,7 @@ class Seen(NamedTuple):
     step: int
     collective: int
     alive: bool
-    left: str | None
+    left: Farewell | None
 
     @property
     def name(self) -> str:
@@ -110,15 +133,11 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
             f"WORLD_SIZE={ranks.world}, but MASTER_ADDR and MASTER_PORT do not say where rank 0 is; use torchrun."
         )
     serves = ranks.rank == 0 and not _agent_serves(environ)
+    limit = timedelta(seconds=timeout)
     try:
-        store = TCPStore(
-            address,
-            int(port),
-            ranks.world,
-            serves,
-            timedelta(seconds=timeout),
-            wait_for_workers=False,
-            multi_tenant=True,
+        store = within(
+            timeout + CONNECT_SECONDS,
+            lambda: TCPStore(address, int(port), ranks.world, serves, limit, wait_for_workers=False, multi_tenant=True),
         )
     except (RuntimeError, dist.DistError) as error:
         what = "serve" if serves else "reach"
@@ -130,7 +149,9 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
         )
         raise CommError(
             f"rank {ranks.rank} ({socket.gethostname()}) could not {what} the rendezvous at {address}:{port} "
-            f"within {timeout:g} s: {why}; {todo}{'.' if serves else '?'}"
+            f"within {timeout:g} s: {why}; {todo}{'.' if serves else '?'}",
+            Cause.PORT_TAKEN if "EADDRINUSE" in str(error) else Cause.STORE_LOST,
+            [0],
         ) from None
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"nanochat/{attempt}", store)
@@ -141,9 +162,13 @@ def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
         torch.cuda.set_device(comm.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     seconds = min(CONNECT_SECONDS, comm.timeout / 5)
+    limit = timedelta(seconds=seconds)
     try:
-        dist.init_process_group(
-            backend, store=comm.store, rank=comm.rank, world_size=comm.world, timeout=timedelta(seconds=seconds)
+        comm.ask(
+            lambda store: dist.init_process_group(
+                backend, store=store, rank=comm.rank, world_size=comm.world, timeout=limit
+            ),
+            5 * seconds + comm.silence,
         )
     except (RuntimeError, dist.DistError) as error:
         nic = environ.get("GLOO_SOCKET_IFNAME")
@@ -151,7 +176,9 @@ def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
             f"{comm.name} met all {comm.world} ranks at the rendezvous, but no data connection to another rank came up "
             f"within {5 * seconds:g} s ({_first_line(error)}); let the hosts reach each other on the ports of "
             f"net.ipv4.ip_local_port_range, and check that GLOO_SOCKET_IFNAME ({nic or 'not set'}) is the interface "
-            "between them."
+            "between them.",
+            Cause.LINK_LOST,
+            [],
         ) from None
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=comm.timeout))
 
@@ -164,7 +191,7 @@ class Comm:
     ) -> None:
         self.rank, self.local_rank, self.world = ranks
         self.timeout = timeout
-        self.store = store
+        self.rendezvous = Rendezvous(store) if store is not None else None
         self.host = socket.gethostname()
         # What all ranks do in the same order is counted: phases and collectives, but not what goes from one to another.
         self.phase, self.step, self.collective = "start", -1, 0
@@ -180,6 +207,16 @@ class Comm:
     def name(self) -> str:
         """How this rank is called in messages."""
         return f"rank {self.rank} ({self.host})"
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a beat after which a rank, and without an answer after which the store, is given up."""
+        return min(SILENCE_SECONDS, self.timeout)
+
+    def ask(self, call: Callable[[Store], T], seconds: float | None = None) -> T:
+        """What the call makes of the store, which must answer in time."""
+        assert self.rendezvous is not None
+        return self.rendezvous.ask(self.silence if seconds is None else seconds, call)
 
     # -- where this rank is
 
@@ -261,56 +298,64 @@ class Comm:
 
     def exchange(self, what: str, value: Any, patient: bool = False) -> list[Any]:
         """Every rank's value, in rank order. Patient: a rank that lives may take PATIENCE times the time limit."""
-        if self.store is None:
+        if self.rendezvous is None:
             return [value]
         number, self._exchanges = self._exchanges, self._exchanges + 1
         self.collective += 1
-        self.store.set(f"x/{number}/{self.rank}", json.dumps(value))
         begun = time.perf_counter()
+        self._tell(f"x/{number}/{self.rank}", json.dumps(value), what)
         found = [json.loads(self._await(f"x/{number}/{rank}", rank, what, patient)) for rank in range(self.world)]
         self.wait_seconds += time.perf_counter() - begun
         if number:
             # Whoever answered this exchange has read the last one.
-            self.store.delete_key(f"x/{number - 1}/{self.rank}")
+            self._forget(f"x/{number - 1}/{self.rank}", what)
         return found
 
     def barrier(self, what: str) -> None:
         """Go on when all ranks are here; for phases in which a rank may be busy for long (saving, sampling)."""
         self.exchange(what, None, patient=True)
 
-    def _await(self, key: str, rank: int, what: str, patient: bool) -> bytes:
-        assert self.store is not None
-        begun = beat_at = time.monotonic()
-        limit, pause, beat = self.timeout * (PATIENCE if patient else 1), 0.001, b""
+    def _tell(self, key: str, value: str, what: str) -> None:
+        self._asked(lambda store: store.set(key, value), what)
+
+    def _forget(self, key: str, what: str) -> None:
+        self._asked(lambda store: store.delete_key(key), what)
+
+    def _asked(self, call: Callable[[Store], T], what: str) -> T:
+        begun = time.monotonic()
         try:
-            while not self.store.check([key]):
-                now, heard = time.monotonic(), self._heard(rank)
-                if heard != beat:
-                    beat, beat_at = heard, now
-                silent = bool(beat) and now - beat_at > min(SILENCE_SECONDS, self.timeout)
-                if silent or now - begun > limit or self.store.check([f"left/{rank}"]):
-                    raise self._explain(what, None, now - begun)
-                time.sleep(pause)
-                pause = min(2 * pause, 0.1)
-            return bytes(self.store.get(key))
+            return self.ask(call)
         except (RuntimeError, dist.DistError) as error:
             raise self._explain(what, error, time.monotonic() - begun) from None
 
-    def _heard(self, rank: int) -> bytes:
-        assert self.store is not None
-        return bytes(self.store.get(f"at/{rank}")) if self.store.check([f"at/{rank}"]) else b""
+    def _await(self, key: str, rank: int, what: str, patient: bool) -> bytes:
+        """The value of a key that another rank sets; not awaited from one that has left or whose heartbeat ended."""
+        begun = looked = time.monotonic()
+        limit, pause, beat, silent = self.timeout * (PATIENCE if patient else 1), 0.001, b"", 0.0
+        while True:
+            value, heard, left = self._asked(lambda store: _look(store, key, rank), what)
+            if value is not None:
+                return value
+            now = time.monotonic()
+            silent = silent + min(now - looked, LOOK_SECONDS) if heard and heard == beat else 0.0
+            beat, looked = heard, now
+            if left or silent > self.silence or now - begun > limit:
+                raise self._explain(what, None, now - begun)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
 
     # -- the beacon, and what is read from it when an exchange fails
 
     def _start_beating(self, store: Any) -> None:
         def beat() -> None:
             count = 0
-            with contextlib.suppress(RuntimeError, dist.DistError):
-                while not self._quiet.is_set():
-                    where = [count, self.host, self.phase, self.step, self.collective]
+            while not self._quiet.is_set():
+                where = [count, self.host, self.phase, self.step, self.collective]
+                # Whatever the store may say, the next beat is tried: a store that comes back must hear of us.
+                with contextlib.suppress(RuntimeError, dist.DistError):
                     store.set(f"at/{self.rank}", json.dumps(where))
-                    count += 1
-                    self._quiet.wait(BEAT_SECONDS)
+                count += 1
+                self._quiet.wait(BEAT_SECONDS)
 
         self._beacon = threading.Thread(target=beat, name="beacon", daemon=True)
         self._beacon.start()
@@ -324,101 +369,121 @@ class Comm:
     def _explain(self, what: str, error: Exception | None, seconds: float) -> CommError:
         """Turn a failed exchange into the sentence that names the rank which did not come."""
         seen: list[Seen] = []
-
-        def call() -> None:
+        if not isinstance(error, StoreSilent):
             # A store that is gone or does not answer tells us nothing, which is told below.
             with contextlib.suppress(RuntimeError, dist.DistError):
-                seen.extend(self._roll_call())
-
-        # A frozen store would hold us for ever: the roll is called by a thread that may be left behind.
-        caller = threading.Thread(target=call, name="roll call", daemon=True)
-        caller.start()
-        caller.join(2 * ROLL_CALL_SECONDS)
+                seen = self.ask(self._roll_call, 2 * ROLL_CALL_SECONDS)
         why = f" ({_first_line(error)})" if error is not None else ""
         at = f"phase {self.phase}" + (f" of step {self.step}" if self.step >= 0 else "")
-        return CommError(f"{self.name} stopped in {at}, after {seconds:.0f} s for {what}{why}: {self._verdict(seen)}.")
+        verdict = self._verdict(seen)
+        text = f"{self.name} stopped in {at}, after {seconds:.0f} s for {what}{why}: {verdict.text}."
+        return CommError(text, verdict.cause, verdict.blames)
 
-    def _roll_call(self) -> list[Seen]:
+    def _roll_call(self, store: Store) -> list[Seen]:
         others = [rank for rank in range(self.world) if rank != self.rank]
-        assert self.store is not None
-        first = {rank: self._heard(rank) for rank in others}
-        last, left, until = dict(first), dict.fromkeys(others, ""), time.monotonic() + ROLL_CALL_SECONDS
+        first = {rank: _beat_of(store, rank) for rank in others}
+        last, left, until = dict(first), dict.fromkeys(others, b""), time.monotonic() + ROLL_CALL_SECONDS
         while time.monotonic() < until and any(last[r] == first[r] and not left[r] for r in others):
             time.sleep(0.1)
             for rank in others:
-                last[rank] = self._heard(rank)
-                left[rank] = self.store.get(f"left/{rank}").decode() if self.store.check([f"left/{rank}"]) else ""
+                last[rank], left[rank] = _beat_of(store, rank), _value(store, f"left/{rank}") or b""
         rows = []
         for rank in others:
             host, phase, step, collective = json.loads(last[rank] or b'[0, "never seen", "start", -1, 0]')[1:]
-            rows.append(Seen(rank, host, phase, step, collective, last[rank] != first[rank], left[rank] or None))
+            farewell = _farewell(left[rank]) if left[rank] else None
+            rows.append(Seen(rank, host, phase, step, collective, last[rank] != first[rank], farewell))
         return rows
 
-    def _verdict(self, seen: Sequence[Seen]) -> str:
+    def _verdict(self, seen: Sequence[Seen]) -> Verdict:
         if not seen:
-            return (
+            text = (
                 "the rendezvous does not answer any more, so rank 0 or its host is gone; look there first, then resume"
             )
+            return Verdict(text, Cause.STORE_LOST, [0])
         for rank in seen:
             if rank.left is not None:
-                return f"{rank.name} has given up, saying: {rank.left.rstrip('.')}"
+                text = f"{rank.name} has given up, saying: {rank.left.error.rstrip('.')}"
+                return Verdict(text, rank.left.cause, rank.left.blames)
         silent = [rank for rank in seen if not rank.alive]
         if silent:
             told = " and ".join(f"{rank.name}, last seen in {rank.last}" for rank in silent)
-            return f"no sign of life from {told}; look whether its process, host and network are up, then resume"
+            text = f"no sign of life from {told}; look whether its process, host and network are up, then resume"
+            return Verdict(text, Cause.PEER_LOST, [rank.rank for rank in silent])
         behind = [rank for rank in seen if rank.collective < self.collective]
         if behind:
             told = " and ".join(f"{rank.name} did not come, it lives and is in {rank.last}" for rank in behind)
-            return f"{told}; look what holds it up there, or raise --timeout-seconds"
-        return "every rank lives and came, so the connection between them broke; look at the network, then resume"
+            text = f"{told}; look what holds it up there, or raise --timeout-seconds"
+            return Verdict(text, Cause.PEER_LATE, [rank.rank for rank in behind])
+        text = "every rank lives and came, so the connection between them broke; look at the network, then resume"
+        return Verdict(text, Cause.LINK_LOST, [])
 
     # -- the end
 
-    def give_up(self, reason: str) -> None:
+    def give_up(self, reason: str, cause: Cause = Cause.BUG, blames: Sequence[int] | None = None) -> None:
         """Leave word for the others that this rank ends with an error, so that they need not wait or wonder."""
-        store = self.store
-        if store is None:
+        if self.rendezvous is None:
             return
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError, dist.DistError):
-                store.set(f"left/{self.rank}", " ".join(reason.split()))
-                # Who serves the store stays until the others have had time to read it.
-                time.sleep(ROLL_CALL_SECONDS if self.rank == 0 else 0.0)
-
-        teller = threading.Thread(target=tell, daemon=True)
-        teller.start()
-        teller.join(2 * ROLL_CALL_SECONDS)
+        blamed = [self.rank] if blames is None else list(blames)
+        word = json.dumps({"error": " ".join(reason.split()), "cause": cause.value, "blames": blamed})
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            self.ask(lambda store: store.set(f"left/{self.rank}", word), 2 * ROLL_CALL_SECONDS)
+            # Who serves the store stays until the others have had time to read it.
+            time.sleep(ROLL_CALL_SECONDS if self.rank == 0 else 0.0)
 
     def close(self) -> None:
         """End together: nobody takes the store or a connection away while another still needs it."""
-        if self.store is None:
+        if self.rendezvous is None:
             return
+        what = "the end of the run"
         self.enter("end")
-        self.barrier("the end of the run")
+        self.barrier(what)
         self.stop_beating()
         dist.destroy_process_group()
         if self.rank == 0:
             for rank in range(1, self.world):
-                self._await(f"bye/{rank}", rank, "the end of the run", patient=False)
+                self._await(f"bye/{rank}", rank, what, patient=False)
         else:
-            self.store.set(f"bye/{self.rank}", "1")
+            self._tell(f"bye/{self.rank}", "1", what)
+
+
+def _value(store: Store, key: str) -> bytes | None:
+    return bytes(store.get(key)) if store.check([key]) else None
+
+
+def _beat_of(store: Store, rank: int) -> bytes:
+    return _value(store, f"at/{rank}") or b""
+
+
+def _look(store: Store, key: str, rank: int) -> tuple[bytes | None, bytes, bool]:
+    """The value of a key if it is there, else the last beat of the rank that is to set it and whether that has left."""
+    value = _value(store, key)
+    return (value, b"", False) if value is not None else (None, _beat_of(store, rank), store.check([f"left/{rank}"]))
+
+
+def _farewell(word: bytes) -> Farewell:
+    said = json.loads(word)
+    return Farewell(said["error"], Cause(said["cause"]), said["blames"])
 
 
 def outlast_agents(comm: Comm, environ: Mapping[str, str] = ENVIRON) -> None:
     """Rank 0's last act: torchrun's agent above it serves the store, and those of the other hosts complain at length
     if it is gone before they are."""
     others = int(environ.get("GROUP_WORLD_SIZE", "1")) - 1
-    if comm.rank or not others or not isinstance(comm.store, PrefixStore) or not _agent_serves(environ):
+    if comm.rank or not others or comm.rendezvous is None or not _agent_serves(environ):
         return
-    store, until = comm.store.underlying_store, time.monotonic() + AGENTS_SECONDS
+    until = time.monotonic() + AGENTS_SECONDS
     key = f"{environ.get('TORCHELASTIC_RUN_ID', '')}/{AGENTS_KEY}"
     with contextlib.suppress(RuntimeError, dist.DistError):
         while time.monotonic() < until:
-            if store.check([key]) and int(store.get(key)) >= others:
+            if comm.ask(lambda store: _ended_agents(store, key), AGENTS_SECONDS) >= others:
                 time.sleep(AGENTS_LEAVE_SECONDS)
                 return
             time.sleep(0.05)
+
+
+def _ended_agents(store: Store, key: str) -> int:
+    assert isinstance(store, PrefixStore)
+    return int(_value(store.underlying_store, key) or b"0")
 
 
 def _agent_serves(environ: Mapping[str, str]) -> bool:

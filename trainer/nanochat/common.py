@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
+
+from nanochat.causes import Cause
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The names under which Linux lists instructions that multiply bfloat16 natively (x86, then Arm).
@@ -23,7 +27,28 @@ ENVIRON: Mapping[str, str] = MappingProxyType(os.environ)
 
 
 class UserError(Exception):
-    """Something the user can put right; its text is one whole sentence and is all that they are shown."""
+    """Something the user can put right; its text is one whole sentence and is all that they are shown.
+
+    blames: the ranks at fault, as far as is known; None stands for the rank that raises.
+    """
+
+    usual = Cause.BAD_SETTINGS
+
+    def __init__(self, text: str, cause: Cause | None = None, blames: Sequence[int] | None = None) -> None:
+        super().__init__(text)
+        self.cause, self.blames = cause or self.usual, blames
+
+
+class DataError(UserError):
+    """Shards or a tokenizer that cannot be used."""
+
+    usual = Cause.BAD_DATA
+
+
+class BadCheckpoint(UserError):
+    """A checkpoint that cannot be gone on from."""
+
+    usual = Cause.BAD_CHECKPOINT
 
 
 class Ranks(NamedTuple):
@@ -78,14 +103,21 @@ def checkpoint_dir(tag: str, environ: Mapping[str, str] = ENVIRON) -> Path:
 
 def writable_folder(path: Path, what: str) -> Path:
     """Make the folder if need be and prove that a file can be made in it, so that a run cannot fail at its first save."""
-    probe = path / f".writable-{os.getpid()}"
+    # Two containers may have equal process ids and one folder.
+    probe = path / f".writable-{secrets.token_hex(8)}"
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write to {path}, the folder for {what}: {error.strerror or error}.") from None
+        cause = disk_cause(error)
+        raise UserError(f"cannot write to {path}, the folder for {what}: {error.strerror or error}.", cause) from None
     return path
+
+
+def disk_cause(error: OSError) -> Cause:
+    """What a disk's error is called."""
+    return Cause.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Cause.DISK_FAILED
 
 
 def read_ranks(environ: Mapping[str, str] = ENVIRON) -> Ranks:
@@ -177,5 +209,6 @@ def check_memory(needed: int, what: str, limit: int | None) -> None:
     if limit is not None and needed > limit:
         raise UserError(
             f"{what} needs about {needed / 2**30:.1f} GiB for weights, gradients and optimizer, "
-            f"but this machine allows {limit / 2**30:.1f} GiB; lower --depth, --aspect-ratio or --device-batch-size."
+            f"but this machine allows {limit / 2**30:.1f} GiB; lower --depth, --aspect-ratio or --device-batch-size.",
+            Cause.OOM,
         )

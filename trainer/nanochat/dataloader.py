@@ -16,9 +16,12 @@ computes; what position() and state() say always belongs to the batch handed out
 from __future__ import annotations
 
 import bisect
+import contextlib
+import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,13 +30,16 @@ import numpy as np
 import torch
 
 from nanochat import dataset
-from nanochat.common import UserError
+from nanochat.causes import Cause
+from nanochat.common import DataError, UserError
 from nanochat.tokenizer import Tokenizer
 
 DOCUMENTS_AT_ONCE = 128
 BUFFER_DOCUMENTS = 1000
 BATCHES_AHEAD = 2
 MOST_THREADS = 8
+# Reading is given up after so many seconds without progress, and so many after the run was asked to stop.
+PATIENCE_SECONDS, STOP_SECONDS, POLL_SECONDS = 300.0, 10.0, 0.5
 START = {"pq_idx": 0, "rg_idx": -1, "epoch": 1}
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
@@ -160,8 +166,22 @@ class Packer:
 
     def _read_more(self) -> None:
         texts, self.cursor = next(self.slices)
-        for ids in self.tokenizer.encode_documents(texts, self.threads):
+        try:
+            encoded = self.tokenizer.encode_documents(texts, self.threads)
+        except (MemoryError, DataError):
+            raise
+        # tiktoken panics on some texts, such as a million blanks in a row, and a panic of Rust is no Exception.
+        except BaseException as error:
+            raise DataError(
+                f"{self.place()} holds a text that cannot be tokenized ({type(error).__name__}: "
+                f"{dataset.first_line(error)}); cut its documents into shorter ones, or leave that file out."
+            ) from None
+        for ids in encoded:
             self.waiting.add(np.array(ids, dtype=np.int32))
+
+    def place(self) -> str:
+        """Where this rank reads now."""
+        return f"row group {self.cursor.rg_idx} of {self.reader.shards[self.cursor.pq_idx].path}"
 
 
 class Loader:
@@ -179,7 +199,10 @@ class Loader:
         position: Mapping[str, int] | None = None,
         state: Mapping[str, Any] | None = None,
         threads: int = 0,
+        patience: float = PATIENCE_SECONDS,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
+        """patience: seconds without progress after which nothing more is expected; interrupted: whether to wait no more."""
         shards = dataset.inspect_split(folder, split, world)
         self.rank, self.world, self.files = rank, world, [shard.path.name for shard in shards]
         threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
@@ -189,7 +212,7 @@ class Loader:
         elif position is not None:
             packer.resume_near(_checked(position, len(shards), folder))
         self.last: Batch | None = None
-        self._ahead = _Ahead(packer.batch)
+        self._ahead = _Ahead(packer, patience, interrupted)
 
     def _is_ours(self, state: Mapping[str, Any]) -> bool:
         """Whether a state was kept by this very rank over these very files; else only the position can be of use."""
@@ -232,33 +255,35 @@ def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[s
     missing = START.keys() - position.keys()
     if missing or not 0 <= position["pq_idx"] < files:
         at = dict(position)
-        raise UserError(
+        raise DataError(
             f"the checkpoint's place in the data, {at}, does not exist in {folder}, which has {files} file(s)."
         )
     return position
 
 
 class _Ahead:
-    """Calls a function again and again in a thread, keeping a few results ready; its errors come out of take()."""
+    """Packs batches in a thread, keeping a few ready; however the thread ends, take() says so."""
 
-    def __init__(self, make: Callable[[], Batch]) -> None:
-        self._ready: queue.Queue[Batch | Exception] = queue.Queue(BATCHES_AHEAD)
+    def __init__(self, packer: Packer, patience: float, interrupted: Callable[[], bool]) -> None:
+        self.packer, self.patience, self.interrupted = packer, patience, interrupted
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(BATCHES_AHEAD)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(make,), name="dataloader", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="dataloader", daemon=True)
         self._thread.start()
 
-    def _run(self, make: Callable[[], Batch]) -> None:
+    def _run(self) -> None:
         while not self._closed.is_set():
-            made: Batch | Exception
+            made: Batch | BaseException
             try:
-                made = make()
-            except Exception as error:
+                made = self.packer.batch()
+            # Whatever ends this thread, the training thread must hear of it.
+            except BaseException as error:
                 made = error
             self._put(made)
-            if isinstance(made, Exception):
+            if isinstance(made, BaseException):
                 return
 
-    def _put(self, made: Batch | Exception) -> None:
+    def _put(self, made: Batch | BaseException) -> None:
         while not self._closed.is_set():
             try:
                 self._ready.put(made, timeout=0.1)
@@ -268,12 +293,36 @@ class _Ahead:
 
     def take(self) -> Batch:
         """The next result."""
-        made = self._ready.get()
-        if isinstance(made, Exception):
+        made = self._next()
+        if isinstance(made, BaseException):
             # It stays at hand: the thread is gone, and whoever asks again must not wait for ever.
             self._ready.put(made)
             raise made
         return made
+
+    def _next(self) -> Batch | BaseException:
+        began = moved = time.monotonic()
+        cursor, asked = self.packer.cursor, math.inf
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._ready.get(timeout=POLL_SECONDS)
+            now = time.monotonic()
+            if self.packer.cursor != cursor:
+                cursor, moved = self.packer.cursor, now
+            asked = min(asked, now) if self.interrupted() else math.inf
+            if now - asked > STOP_SECONDS:
+                raise UserError(
+                    f"asked to stop while waiting for data, which has not come for {now - began:.0f} s from "
+                    f"{self.packer.place()}; the steps since the last checkpoint are not saved.",
+                    Cause.STOPPED,
+                )
+            if now - moved > self.patience:
+                raise DataError(
+                    f"no data came for {now - moved:.0f} s; the last that was read is {self.packer.place()}; "
+                    "look at that disk, then resume."
+                )
+            if not self._thread.is_alive() and self._ready.empty():
+                raise DataError(f"the thread that reads the data is gone; it was at {self.packer.place()}.")
 
     def close(self) -> None:
         """Stop making more."""

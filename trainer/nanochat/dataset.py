@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from nanochat.common import UserError
+from nanochat.common import DataError
 
 TEXT = "text"
 
@@ -32,9 +32,9 @@ def shard_paths(folder: Path) -> list[Path]:
     try:
         paths = sorted(path for path in folder.iterdir() if path.name.endswith(".parquet"))
     except OSError as error:
-        raise UserError(f"cannot read the data folder {folder}: {error.strerror or error}.") from None
+        raise DataError(f"cannot read the data folder {folder}: {error.strerror or error}.") from None
     if not paths:
-        raise UserError(f"there are no parquet files in {folder}; python -m scripts.make_shards makes some from text.")
+        raise DataError(f"there are no parquet files in {folder}; python -m scripts.make_shards makes some from text.")
     return paths
 
 
@@ -42,7 +42,7 @@ def split_paths(folder: Path, split: str) -> list[Path]:
     """The shards of "train" (all but the last) or "val" (the last)."""
     paths = shard_paths(folder)
     if len(paths) < 2:
-        raise UserError(
+        raise DataError(
             f"{folder} holds only {paths[0].name}, but the last file is validation; put at least two shards there."
         )
     return paths[:-1] if split == "train" else paths[-1:]
@@ -53,13 +53,13 @@ def open_shard(path: Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path} is not a whole parquet file ({first_line(error)}); copy or make it anew.") from None
+        raise DataError(f"{path} is not a whole parquet file ({first_line(error)}); copy or make it anew.") from None
     schema = file.schema_arrow
     if TEXT not in schema.names:
-        raise UserError(f"{path} has no column named {TEXT}, only {', '.join(schema.names) or 'none at all'}.")
+        raise DataError(f"{path} has no column named {TEXT}, only {', '.join(schema.names) or 'none at all'}.")
     kind = schema.field(TEXT).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise UserError(f"the column {TEXT} of {path} holds {kind} and not strings.")
+        raise DataError(f"the column {TEXT} of {path} holds {kind} and not strings.")
     return file
 
 
@@ -68,11 +68,11 @@ def read_group(file: pq.ParquetFile, path: Path, group: int) -> list[str]:
     try:
         texts = file.read_row_group(group, columns=[TEXT]).column(TEXT).to_pylist()
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise UserError(
+        raise DataError(
             f"row group {group} of {path} cannot be read ({first_line(error)}); copy or make the file anew."
         ) from None
     if None in texts:
-        raise UserError(f"row group {group} of {path} holds a document without text; make the file anew.")
+        raise DataError(f"row group {group} of {path} holds a document without text; make the file anew.")
     return [str(text) for text in texts]
 
 
@@ -90,7 +90,7 @@ def inspect(paths: list[Path]) -> list[Shard]:
             meta = file.metadata
             shards.append(Shard(path, tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))))
         if not sum(shards[-1].group_rows):
-            raise UserError(f"{path} holds no documents.")
+            raise DataError(f"{path} holds no documents.")
     return shards
 
 
@@ -99,7 +99,7 @@ def check_shares(shards: list[Shard], split: str, world: int) -> None:
     for rank in range(world):
         if not any(sum(shard.group_rows[rank::world]) for shard in shards):
             most = max(len(shard.group_rows) for shard in shards)
-            raise UserError(
+            raise DataError(
                 f"rank {rank} of {world} would get no {split} documents: {shards[0].path.parent} has at most {most} row "
                 f"group(s) in a {split} file; make shards with at least {world} row groups each (--docs-per-group)."
             )

@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nanochat import prometheus
+from nanochat.causes import Cause
 from nanochat.common import Ranks, base_dir, writable_folder
 from nanochat.metrics import Heartbeat, Metrics, memory_bytes
 from nanochat.settings import Settings, user_config
@@ -21,6 +26,10 @@ class Journal:
     """Metrics, heartbeat and printed lines of one rank; the first rank of each host prints."""
 
     def __init__(self, settings: Settings, ranks: Ranks) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            # Samples may hold what the terminal's encoding does not know.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         self.folder = Path(settings.run_dir) if settings.run_dir else base_dir()
         writable_folder(self.folder, "metrics")
         self.settings, self.rank, self.prints = settings, ranks.rank, ranks.local_rank == 0
@@ -45,9 +54,10 @@ class Journal:
             self.metrics.listeners.append(self.tracker.take)
 
     def say(self, line: str) -> None:
-        """A line of this host's log."""
+        """A line of this host's log; one that cannot be written must not end a training."""
         if self.prints:
-            print(line, flush=True)
+            with contextlib.suppress(OSError, ValueError):
+                print(line, flush=True)
 
     def record(self, kind: str, step: int, **values: Any) -> None:
         """An event for metrics-rankN.jsonl, remembered for the summary at the end."""
@@ -73,10 +83,14 @@ class Journal:
         """The mean over the steps of this process, the one just made included."""
         return (self._seconds + last) / (self.steps + 1)
 
-    def end(self, reason: str, error: str | None = None) -> None:
+    def end(
+        self, reason: str, error: str | None = None, cause: Cause | None = None, blames: Sequence[int] = ()
+    ) -> None:
         """The last event and the last beat."""
+        code = (cause or Cause(reason)).value
         self.metrics.write(
-            "end", self._step, reason=reason, error=error, seconds=time.monotonic() - self.began, steps=self.steps,
+            "end", self._step, reason=reason, error=error, cause=code, blames=list(blames),
+            seconds=time.monotonic() - self.began, steps=self.steps,
             identical=self.identical, wait_seconds=self.waited,
             tokens_per_second=self._tokens / self._seconds if self._seconds else 0.0, **self.known,
         )  # fmt: skip

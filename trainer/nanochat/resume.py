@@ -20,7 +20,7 @@ import torch
 
 from nanochat import checkpoint_manager as checkpoints
 from nanochat.comm import CHUNK_BYTES, Comm
-from nanochat.common import UserError, writable_folder
+from nanochat.common import BadCheckpoint, writable_folder
 
 Json = dict[str, Any]
 
@@ -104,12 +104,12 @@ def choose_step(comm: Comm, folder: Path, wanted: int, own: bool = False) -> Fou
     if second is not None:
         return second
     if wanted >= 0:
-        raise UserError(
+        raise BadCheckpoint(
             f"--resume-from-step {wanted}: no rank has a whole checkpoint of that step in {folder}; "
             f"there are files of steps {', '.join(map(str, checkpoints.steps_in(folder))) or 'none'}."
         )
     if damaged:
-        raise UserError(
+        raise BadCheckpoint(
             f"no checkpoint in {folder} is whole on any rank (damaged: {', '.join(map(str, damaged))}); "
             "move them away to start from the beginning."
         )

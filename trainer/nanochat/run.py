@@ -19,7 +19,7 @@ from nanochat import common, dataset, numerics, tokenizer
 from nanochat.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.checkpoint_manager import load_meta, load_model, load_optimizer, sweep
 from nanochat.comm import Comm
-from nanochat.common import DtypeChoice, UserError
+from nanochat.common import BadCheckpoint, DtypeChoice, UserError
 from nanochat.dataloader import Loader
 from nanochat.fused import TrainingPass
 from nanochat.journal import Journal
@@ -123,7 +123,10 @@ class Run:
     def loader(self, split: str, **place: Any) -> Loader:
         """This rank's batches of one split."""
         micro, length = self.settings.device_batch_size, self.settings.max_seq_len
-        return Loader(self.tokenizer, self.data_dir, split, micro, length, self.comm.rank, self.comm.world, **place)
+        return Loader(
+            self.tokenizer, self.data_dir, split, micro, length, self.comm.rank, self.comm.world,
+            patience=self.settings.timeout_seconds, interrupted=lambda: self.stop_asked, **place,
+        )  # fmt: skip
 
 
 def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
@@ -139,7 +142,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
     asked, settings = settings, fit(settings, plan.num_iterations, comm.world)
     shares = rank_shares(settings, plan.total_batch_size, comm.world)
     comm.enter("agree", 0)
-    agree(comm, facts(settings, dtype, matmul, data_dir))
+    agree(comm, facts(settings, device, dtype, matmul, data_dir))
     route = numerics.setup().route if device == "cpu" else device
     check_memory(config, device, settings.local_steps > 0)
     model = GPT(config).to(device)
@@ -212,10 +215,12 @@ def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
     return plan
 
 
-def facts(settings: Settings, dtype: DtypeChoice, matmul: str, data_dir: Path) -> dict[str, Any]:
+def facts(settings: Settings, device: str, dtype: DtypeChoice, matmul: str, data_dir: Path) -> dict[str, Any]:
     """What every rank must have alike before the first step."""
     folder = common.tokenizer_dir()
     return {
+        # A GPU talks by NCCL and a CPU by Gloo: they would wait for each other until the timeout.
+        "device": device,
         "setting": shared_config(settings),
         "dtype": dtype.name,
         "matmul": matmul,
@@ -368,14 +373,14 @@ def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> Non
 def check_same_model(run: Run, meta: dict[str, Any], step: int) -> None:
     """Refuse weights of another shape, naming what differs, and a run that would be over before it goes on."""
     if step > run.plan.num_iterations:
-        raise UserError(
+        raise BadCheckpoint(
             f"the checkpoint in {run.checkpoints} is of step {step}, but this run ends at step "
             f"{run.plan.num_iterations}; give a larger --num-iterations, or --resume-from-step."
         )
     for name, value in dataclasses.asdict(run.model.config).items():
         kept = meta["model_config"].get(name, value)
         if kept != value:
-            raise UserError(
+            raise BadCheckpoint(
                 f"the checkpoint of step {step} in {run.checkpoints} has {name} {kept}, but this run has {value}; "
                 "give the settings it was made with, or another --model-tag."
             )

@@ -20,7 +20,7 @@ import rustbpe
 import tiktoken
 import torch
 
-from nanochat.common import UserError
+from nanochat.common import DataError, UserError
 
 BOS = "<|bos|>"
 SPECIAL_TOKENS = (
@@ -58,7 +58,7 @@ class Tokenizer:
         try:
             return self.encoding.encode_single_token(name)
         except KeyError:
-            raise UserError(f"the tokenizer has no special token {name}; train it with scripts.tok_train.") from None
+            raise DataError(f"the tokenizer has no special token {name}; train it with scripts.tok_train.") from None
 
     def encode(self, text: str, bos: bool = False) -> list[int]:
         """The ids of one text; special tokens written in it are plain text."""
@@ -121,12 +121,12 @@ def load(folder: Path) -> Tokenizer:
         return Tokenizer(_unpickle(path.read_bytes()))
     except OSError as error:
         why = error.strerror or error
-        raise UserError(f"cannot read the tokenizer {path}: {why}; python -m scripts.tok_train trains one.") from None
+        raise DataError(f"cannot read the tokenizer {path}: {why}; python -m scripts.tok_train trains one.") from None
     except UserError:
         raise
     # A damaged pickle may raise nearly anything, from EOFError to MemoryError; tiktoken raises ValueError.
     except Exception as error:
-        raise UserError(
+        raise DataError(
             f"{path} is not a tokenizer: {error}; copy it again or train one with scripts.tok_train."
         ) from None
 
@@ -137,12 +137,12 @@ def load_token_bytes(folder: Path, vocab_size: int) -> torch.Tensor:
     try:
         sizes = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise UserError(f"there is no {path}, which the evaluation needs; run python -m scripts.tok_train.") from None
+        raise DataError(f"there is no {path}, which the evaluation needs; run python -m scripts.tok_train.") from None
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} cannot be read: {first}; copy it again or run scripts.tok_train.") from None
+        raise DataError(f"{path} cannot be read: {first}; copy it again or run scripts.tok_train.") from None
     if not isinstance(sizes, torch.Tensor) or sizes.ndim != 1 or len(sizes) != vocab_size:
-        raise UserError(
+        raise DataError(
             f"{path} does not match the tokenizer beside it, which has {vocab_size} tokens; copy both again."
         )
     return sizes
@@ -152,7 +152,7 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn merges from texts."""
     merges = vocab_size - len(SPECIAL_TOKENS)
     if merges < 256:
-        raise UserError(
+        raise DataError(
             f"--vocab-size {vocab_size}: must be at least {256 + len(SPECIAL_TOKENS)} "
             f"(256 bytes and {len(SPECIAL_TOKENS)} special tokens)."
         )
@@ -176,7 +176,7 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
             folder.rename(former)
         fresh.rename(folder)
     except OSError as error:
-        raise UserError(f"cannot write the tokenizer to {folder}: {error.strerror or error}.") from None
+        raise DataError(f"cannot write the tokenizer to {folder}: {error.strerror or error}.") from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(former, ignore_errors=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nanochat import checkpoint_manager
 from nanochat.agreement import check_identical
+from nanochat.causes import Cause
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.common import UserError
 from nanochat.engine import SAMPLE_PROMPTS, complete
@@ -100,7 +101,9 @@ def train_step(run: Run) -> bool:
     if not math.isfinite(total):
         raise UserError(
             f"the loss is {total} at step {step}, so this step's weights are spoilt; "
-            "resume from the last checkpoint with lower learning rates or float32."
+            "resume from the last checkpoint with lower learning rates or float32.",
+            Cause.NON_FINITE_LOSS,
+            [],
         )
     wait, sent = run.comm.take_counters()
     finish_step(run, total, Timing(time.perf_counter() - began, run.feed.take_seconds(), passed, wait, sent), position)
@@ -206,7 +209,7 @@ def save(run: Run, final: bool) -> None:
         run.journal.say(f"warning: {error} All checkpoints before the last good one make room for it.")
         error = write(run, contents)
     if error and final:
-        raise NotSaved(error)
+        raise error
     if error:
         run.journal.say(f"warning: {error} Training goes on; the last checkpoint is still whole.")
         return
@@ -215,15 +218,16 @@ def save(run: Run, final: bool) -> None:
     checkpoint_manager.prune(run.checkpoints, run.comm.rank, run.settings.keep_checkpoints, run.saved)
 
 
-def write(run: Run, contents: Mapping[str, Any]) -> str | None:
+def write(run: Run, contents: Mapping[str, Any]) -> NotSaved | None:
     """Every rank writes its part of a checkpoint; what the first one says that could not."""
-    step, error = run.progress.step, None
+    step, failed = run.progress.step, None
     try:
         saved = checkpoint_manager.save(run.checkpoints, step, run.comm.rank, **contents)
         run.journal.record("checkpoint", step, **saved._asdict())
     except NotSaved as failure:
-        error = str(failure)
-    return next((one for one in run.comm.exchange("the checkpoint", error, patient=True) if one), None)
+        failed = [str(failure), failure.cause.value]
+    told = run.comm.exchange("the checkpoint", failed, patient=True)
+    return next((NotSaved(one[0], Cause(one[1]), [rank]) for rank, one in enumerate(told) if one), None)
 
 
 def make_room(run: Run) -> bool:

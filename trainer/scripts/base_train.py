@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 
+from nanochat.causes import Cause
 from nanochat.comm import Comm, connect, outlast_agents
 from nanochat.common import UserError, choose_device, exit_code, read_ranks
 from nanochat.journal import Journal
@@ -40,10 +41,11 @@ def main() -> int:
         run.feed.loader.close()
         comm.close()
     except UserError as error:
-        return fail(journal, comm, str(error))
+        return fail(journal, comm, error)
     except KeyboardInterrupt:
-        return fail(journal, comm, "interrupted before the first step.")
-    except Exception as error:
+        return fail(journal, comm, UserError("interrupted before the first step.", Cause.STOPPED))
+    # Also what no library should raise, such as the panics of those that are written in Rust.
+    except BaseException as error:
         return fail(journal, comm, unexpected(journal, error))
     journal.end(reason)
     outlast_agents(comm)
@@ -61,23 +63,38 @@ def stop_when_asked(run: Run) -> None:
     signal.signal(signal.SIGINT, ask)
 
 
-def unexpected(journal: Journal, error: Exception) -> str:
-    """A sentence for what nobody foresaw; the stack goes into a file, for whoever mends it."""
+def unexpected(journal: Journal, error: BaseException) -> UserError:
+    """A sentence for what nobody foresaw; the stack goes into a file, for whoever puts it right."""
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return "the memory of this machine is not enough; lower --device-batch-size, --max-seq-len or --depth."
-    path = journal.folder / f"crash-{os.getpid()}.txt"
-    with contextlib.suppress(OSError):
-        path.write_text(traceback.format_exc(), encoding="utf-8")
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}; this is a mistake of ours, its stack is in {path}."
+        text = "the memory of this machine is not enough; lower --device-batch-size, --max-seq-len or --depth."
+        return UserError(text, Cause.OOM)
+    path, stack = journal.folder / f"crash-{os.getpid()}.txt", traceback.format_exc()
+    try:
+        path.write_text(stack, encoding="utf-8", errors="backslashreplace")
+        place = f"its stack is in {path}"
+    except OSError as failure:
+        place = f"its stack cannot be written to {path} ({failure.strerror or failure}); {innermost(error)}"
+    text = f"{type(error).__name__}: {lines[0].rstrip('.')}; this is a mistake of ours, {place}."
+    return UserError(text, Cause.BUG)
 
 
-def fail(journal: Journal, comm: Comm | None, error: str) -> int:
+def innermost(error: BaseException) -> str:
+    """Where an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"it was raised in {frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename}"
+
+
+def fail(journal: Journal, comm: Comm | None, error: UserError) -> int:
     """Say why, also to the other ranks, and go without waiting for exchanges that no one will finish."""
-    print(f"error: {' '.join(error.split())}", file=sys.stderr, flush=True)
-    journal.end("error", error)
+    text = " ".join(str(error).split())
+    # A full disk under the log must not keep the other ranks from hearing why.
+    with contextlib.suppress(OSError, ValueError):
+        print(f"error: {text}", file=sys.stderr, flush=True)
+    blames = [journal.rank] if error.blames is None else list(error.blames)
+    journal.end("error", text, error.cause, blames)
     if comm is not None and comm.world > 1:
-        comm.give_up(error)
+        comm.give_up(text, error.cause, blames)
         os._exit(EXIT_ERROR)
     return EXIT_ERROR
 

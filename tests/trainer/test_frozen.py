@@ -1,0 +1,41 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A rank that freezes in any phase, also the one that serves the store, is named by the other, which ends by itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import ranks
+
+PHASES = ("rendezvous", "agree", "resume", "data", "step", "sync", "eval", "sample", "save", "meeting", "end")
+CASES = [f"{phase}:{rank}" for phase in PHASES for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All cases by one process, since most of their time is waiting."""
+    done = subprocess.run(
+        [sys.executable, str(ranks.HERE / "freeze_ranks.py"), str(tmp_path_factory.mktemp("frozen")), *CASES],
+        env=ranks.environment(0, 1, 0, {}), capture_output=True, text=True, timeout=1200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return {one["case"]: one for one in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_field_19_a_rank_frozen_in_any_phase_holds_nobody(case: str, told: dict[str, Any]) -> None:
+    one, frozen = told[case], int(case[-1])
+    assert one["froze"], one
+    assert one["code"] == 2, one
+    errors = [line for line in one["output"].splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, one
+    assert "Traceback" not in one["output"]
+    assert one["end"]["reason"] == "error"
+    assert one["end"]["cause"] == ("peer-lost" if frozen else "store-lost"), one
+    assert one["end"]["blames"] == [frozen], one
