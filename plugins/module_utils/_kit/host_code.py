@@ -62,7 +62,9 @@ def _collect(name: str, found: dict[str, str]) -> None:
 def _source(name: str) -> str:
     """The source of a file of ours, also out of the archive in which Ansible brings a module to the host."""
     loader: Any = importlib.import_module(name).__loader__
-    return str(loader.get_source(name))
+    source = loader.get_source(name)
+    # Ansible's own loader of collections, on the controller, returns bytes.
+    return source.decode("utf-8") if isinstance(source, bytes) else str(source)
 
 
 def _imported(source: str) -> list[str]:

@@ -34,3 +34,16 @@ def test_each_source_comes_after_what_it_needs(module):
 def test_what_another_room_lends_is_found():
     names = [name.rpartition(".")[2] for name, dummy_source in host_code.sources(runner.__name__)]
     assert names == ["processes", "files", "reaper", "runner"]
+
+
+def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
+    """As the one by which Ansible loads a collection on the controller."""
+    source = host_code.sources(server.__name__)
+
+    class Loader:
+        @staticmethod
+        def get_source(name):
+            return dict(source)[name].encode("utf-8")
+
+    monkeypatch.setattr(host_code.importlib, "import_module", lambda name: type("module", (), {"__loader__": Loader}))
+    assert host_code.sources(server.__name__) == source
