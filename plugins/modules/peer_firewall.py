@@ -14,6 +14,8 @@ description:
     closes exactly that again. Everything else in the rule set stays byte for byte as it was.
   - Does nothing where nothing blocks, or where the peers are let in already.
   - Without root it changes nothing and does not fail; RV(commands) then holds what the owner of the host can run.
+  - Only rules that the packets of the peers can meet count as blocking. What another program keeps (fail2ban, Docker, libvirt, Kubernetes)
+    is left alone; where it keeps a peer out, RV(foreign) tells.
   - In nftables and iptables the rules stand at the head of the very chains that filter what comes in, for an accept
     elsewhere would not prevent their drop. ufw and firewalld get rules of their own kind.
   - The rules survive a reboot with ufw and firewalld, and with nftables and iptables where the distribution loads a
@@ -24,8 +26,8 @@ options:
   name:
     description:
       - Name of the job. It marks the rules, so that those of this job and no others are changed or removed.
+      - Without it O(state=absent) removes the rules of all jobs of which no process lives on this host.
     type: str
-    required: true
   peers:
     description:
       - IPv4 and IPv6 addresses that are let in.
@@ -36,6 +38,19 @@ options:
   ports:
     description:
       - Ports (V(29500)) and ranges of ports (V(32768-60999)) that are opened.
+    type: list
+    elements: str
+    default: []
+  known:
+    description:
+      - Names of jobs that may have rules here, for O(state=absent) without O(name). Rules of firewalld hold no name, so there only
+        those of these jobs are found. Without root the commands for the owner are made for these jobs.
+    type: list
+    elements: str
+    default: []
+  keep:
+    description:
+      - Names of jobs whose rules stay, for O(state=absent) without O(name).
     type: list
     elements: str
     default: []
@@ -93,6 +108,11 @@ EXAMPLES = r"""
     name: d4
     state: absent
   become: true
+
+- name: Close whatever no running job needs
+  nanochat.ddp.peer_firewall:
+    state: absent
+  become: true
 """
 
 RETURN = r"""
@@ -127,6 +147,18 @@ blocking:
   elements: str
   returned: always
   sample: ["inet filter input: tcp dport 32768-60999 ct state new drop"]
+foreign:
+  description: Rules of other programs by which packets of the peers may end. They are told and left alone.
+  type: list
+  elements: str
+  returned: always
+  sample: ["iptables -A f2b-recidive -s 192.168.1.11/32 -j REJECT"]
+closed:
+  description: The jobs whose rules were removed, where no name was given.
+  type: list
+  elements: str
+  returned: always
+  sample: [d4, d8]
 persistent:
   description: Whether the rules survive a reboot.
   type: bool
@@ -145,16 +177,25 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, settle
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import FirewallError, marker, wanted_rules
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
+    MARK,
+    NAME,
+    FirewallError,
+    marker,
+    wanted_rules,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import live_runs
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "name": {"type": "str", "required": True},
+            "name": {"type": "str"},
             "peers": {"type": "list", "elements": "str", "default": []},
             "ports": {"type": "list", "elements": "str", "default": []},
+            "known": {"type": "list", "elements": "str", "default": []},
+            "keep": {"type": "list", "elements": "str", "default": []},
             "proto": {"type": "str", "choices": ["tcp"], "default": "tcp"},
             "backend": {
                 "type": "str",
@@ -163,17 +204,20 @@ def main() -> None:
             },
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
+        required_if=[("state", "present", ["name"])],
         supports_check_mode=True,
     )
     params = module.params
     try:
         request = Request(
-            mark=marker(params["name"]),
+            mark=MARK if params["name"] is None and params["state"] == "absent" else marker(params["name"] or ""),
             wanted=wanted_rules(params["peers"], params["ports"], params["proto"]),
             present=params["state"] == "present",
             backend=params["backend"],
             check=module.check_mode,
             root=os.geteuid() == 0,
+            known=tuple(name for name in params["known"] if NAME.match(name)),
+            keep=(*params["keep"], *live_runs()),
         )
         module.exit_json(**settle(runner(module), request))
     except FirewallError as error:

@@ -34,6 +34,7 @@ NOT_SETTINGS = frozenset(
         "ddp_tolerant",
         "ddp_plan_file",
         "ddp_json",
+        "ddp_rights",
         "ddp_purge",
     ]
 )

@@ -15,6 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.firewalld i
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.iptables import Iptables
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.nftables import Nftables
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
+    MARK,
     Change,
     FirewallError,
     Forbidden,
@@ -38,29 +39,71 @@ class Request(NamedTuple):
     backend: str = "auto"
     check: bool = False
     root: bool = True
+    # For state absent without a name: whose rules may be here, and whose stay.
+    known: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
 
 
-def firewalls_in_force(all_of_them: dict[str, Backend]) -> list[Backend]:
-    """Those that may drop; ufw and firewalld stand for the iptables rules that they write."""
-    front = [all_of_them[name] for name in ("ufw", "firewalld") if all_of_them[name].in_force()]
+def firewalls_in_force(all_of_them: dict[str, Backend], wanted: Sequence[Rule]) -> list[Backend]:
+    """Those that may end the peers' packets; ufw and firewalld stand for the iptables rules that they write."""
+    front = [all_of_them[name] for name in ("ufw", "firewalld") if all_of_them[name].in_force(wanted)]
     below = ["nftables"] if front else ["nftables", "iptables"]
-    return front + [all_of_them[name] for name in below if all_of_them[name].in_force()]
+    return front + [all_of_them[name] for name in below if all_of_them[name].in_force(wanted)]
 
 
 def settle(run: Run, request: Request) -> dict[str, Any]:
     """Bring the host's firewall to what is asked and tell what was done."""
+    return _settle_one(run, request) if request.mark != MARK else close_all(run, request)
+
+
+def close_all(run: Run, request: Request) -> dict[str, Any]:
+    """Remove the rules of all jobs but those that are to stay."""
+    backends = [kind(run, MARK) for kind in BACKENDS.values()]
+    names: Sequence[str] = request.known
+    if request.root:
+        try:
+            names = sorted(set().union(*(backend.names(request.known) for backend in backends)))
+        except Forbidden:
+            pass
+    total = _result("none", False, "no rules of this collection are here")
+    for name in names:
+        if name not in request.keep:
+            total = _sum_of(total, _settle_one(run, request._replace(mark=MARK + name)), name)
+    return total
+
+
+def _sum_of(total: dict[str, Any], one: dict[str, Any], name: str) -> dict[str, Any]:
+    """What was done for several jobs, as one result."""
+    result = dict(one, changed=total["changed"] or one["changed"], persistent=True)
+    result["commands"] = list(dict.fromkeys(total["commands"] + one["commands"]))
+    result["diff"] = {when: total["diff"][when] + one["diff"][when] for when in ("before", "after")}
+    result["closed"] = total["closed"] + ([name] if one["changed"] else [])
+    return result
+
+
+def _settle_one(run: Run, request: Request) -> dict[str, Any]:
+    """The same for the rules of one job."""
     backends = {name: kind(run, request.mark) for name, kind in BACKENDS.items()}
     if request.backend == "none":
         return _result("none", False, NOTHING + " (by your setting)")
     if not request.root:
         return _for_the_owner(backends, request)
     try:
-        chosen = [backends[request.backend]] if request.backend != "auto" else firewalls_in_force(backends)
-        active = bool(chosen) and any(backend.in_force() for backend in chosen)
-        # What is closed may have been opened while another firewall was in force.
-        asked = list(backends.values()) if not request.present and request.backend == "auto" else chosen
-        changes = [(backend, backend.change(request.wanted if request.present else [])) for backend in asked]
-        return _carry_out(run, request, chosen, active, changes)
+        if not request.present:
+            # What is closed may have been opened while another firewall was in force.
+            asked = list(backends.values()) if request.backend == "auto" else [backends[request.backend]]
+            changes = [(backend, backend.change([])) for backend in asked]
+            chosen = [backend for backend, change in changes if change.steps or change.before]
+            return _carry_out(run, request, chosen, bool(chosen), changes)
+        chosen = (
+            [backends[request.backend]] if request.backend != "auto" else firewalls_in_force(backends, request.wanted)
+        )
+        active = bool(chosen) and any(backend.in_force(request.wanted) for backend in chosen)
+        changes = [(backend, backend.change(request.wanted)) for backend in chosen]
+        result = _carry_out(run, request, chosen, active, changes)
+        if not result["commands"]:
+            result["foreign"] = walls_of_others(list(backends.values()), request.wanted)
+        return result
     except Forbidden as error:
         return dict(_for_the_owner(backends, request), message=str(error))
 
@@ -93,6 +136,14 @@ def walls(chosen: list[Backend], wanted: Sequence[Rule]) -> list[str]:
     """The owner's rules that stand in the way; only told, so a tool that cannot list them is no failure."""
     try:
         return [line for backend in chosen for line in backend.walls(wanted)][:MOST_WALLS]
+    except FirewallError:
+        return []
+
+
+def walls_of_others(backends: list[Backend], wanted: Sequence[Rule]) -> list[str]:
+    """What other programs keep out, only told as well."""
+    try:
+        return [line for backend in backends for line in backend.walls_of_others(wanted)][:MOST_WALLS]
     except FirewallError:
         return []
 
@@ -161,6 +212,8 @@ def _result(backend: str, active: bool, message: str) -> dict[str, Any]:
         "rules": [],
         "commands": [],
         "blocking": [],
+        "foreign": [],
+        "closed": [],
         "persistent": True,
         "needs_root": False,
         "message": message,

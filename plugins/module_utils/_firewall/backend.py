@@ -32,8 +32,8 @@ class Backend(ABC):
         self.root = root
 
     @abstractmethod
-    def in_force(self) -> bool:
-        """Whether this firewall is active and could drop a connection from somewhere."""
+    def in_force(self, wanted: Sequence[Rule]) -> bool:
+        """Whether this firewall is active and could end packets that these rules would let in."""
 
     @abstractmethod
     def change(self, wanted: Sequence[Rule]) -> Change:
@@ -42,6 +42,14 @@ class Backend(ABC):
     @abstractmethod
     def walls(self, wanted: Sequence[Rule]) -> list[str]:
         """The owner's rules by which such packets may end, in the firewall's own words; the first ones suffice."""
+
+    def walls_of_others(self, wanted: Sequence[Rule]) -> list[str]:
+        """Where such packets may end in what another program keeps (a ban of fail2ban's), which is told and left alone."""
+        return []
+
+    @abstractmethod
+    def names(self, known: Sequence[str]) -> set[str]:
+        """The names of all jobs that have rules here; `known` for a firewall whose rules can hold none."""
 
     @abstractmethod
     def suspected(self) -> bool:

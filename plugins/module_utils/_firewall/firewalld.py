@@ -15,10 +15,12 @@ from typing import NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
+    MARK,
     Change,
     FirewallError,
     Rule,
     Step,
+    concerns,
     covers,
     port_range,
 )
@@ -92,8 +94,18 @@ def _inside(peer: str, source: str) -> bool:
 
 def is_open(zone: Zone, rule: Rule) -> bool:
     """Whether a zone lets the peer in already."""
-    denials = [rich for rich in zone.rich if rich.endswith(("reject", "drop")) or " reject " in rich]
+    denials = [
+        rich
+        for rich in zone.rich
+        if (rich.endswith(("reject", "drop")) or " reject " in rich) and concerns(plain(rich), [rule])
+    ]
     return zone.target == "ACCEPT" or (covers(zone.ports, rule) and not denials)
+
+
+def plain(rich: str) -> str:
+    """A rich rule in the words in which other firewalls say the same."""
+    said = re.sub(r'\bsource address="([^"]+)"', r"from \1", rich)
+    return re.sub(r'\bport port="([^"]+)"', r"port \1", said)
 
 
 class Firewalld(Backend):
@@ -101,12 +113,39 @@ class Firewalld(Backend):
 
     name = "firewalld"
 
-    def in_force(self) -> bool:
+    def in_force(self, wanted: Sequence[Rule]) -> bool:
+        return self._runs()
+
+    def _runs(self) -> bool:
         return self.run(["firewall-cmd", "--state"])[0] == 0
 
+    def names(self, known: Sequence[str]) -> set[str]:
+        """A rich rule holds no comment, so only names that are known from elsewhere can be looked for."""
+        found = []
+        for argv in self._listings():
+            found += [rich for zone in parse_zones(self.tool(*argv)).values() for rich in zone.rich]
+        return {name for name in known if any(own_rule(rich, MARK + name) for rich in found)}
+
+    def _listings(self) -> list[list[str]]:
+        """The commands that list the zones; of a firewalld that does not run, those that it will have when it does."""
+        if self._runs():
+            return [["firewall-cmd", "--list-all-zones"], ["firewall-cmd", "--permanent", "--list-all-zones"]]
+        # Without root, or in a container without D-Bus, that says nothing either.
+        there = self.run(["firewall-offline-cmd", "--version"])[0] == 0
+        return [["firewall-offline-cmd", "--list-all-zones"]] if there else []
+
+    def _change_stopped(self) -> Change:
+        """The rules of a firewalld that does not run: what it would bring back when it is started can be taken away."""
+        own = [pair for argv in self._listings() for pair in self._own(parse_zones(self.tool(*argv)))]
+        steps = [
+            Step(["firewall-offline-cmd", f"--zone={name}", f"--remove-rich-rule={rich_rule(rule, self.mark)}"])
+            for name, rule in own
+        ]
+        return Change(steps, [f"zone {name}: {rule.text()}" for name, rule in own], [])
+
     def change(self, wanted: Sequence[Rule]) -> Change:
-        if not self.in_force():
-            return Change([], [], [])
+        if not self._runs():
+            return self._change_stopped()
         zones = parse_zones(self.tool("firewall-cmd", "--list-all-zones"))
         default = self.tool("firewall-cmd", "--get-default-zone").strip()
         placed = [(zone_for(rule.peer, self._nic(rule.peer), zones, default), rule) for rule in wanted]

@@ -10,12 +10,18 @@ import shlex
 from typing import NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import (
+    Packets,
+    foreign,
+    iptables_rule,
+    packets_of,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     Change,
     Rule,
     Step,
-    concerns,
     file_text,
+    marked_names,
 )
 
 HARMLESS = {"ACCEPT", "RETURN", "LOG", "NFLOG", "MARK", "CONNMARK", "CT", "TRACE", ""}
@@ -30,17 +36,15 @@ class Family(NamedTuple):
     files: tuple[tuple[str, str], ...]
 
 
-FAMILIES = (
-    Family(
-        4, "iptables", 32, (("etc/iptables/rules.v4", "netfilter-persistent"), ("etc/sysconfig/iptables", "iptables"))
-    ),
-    Family(
-        6,
-        "ip6tables",
-        128,
-        (("etc/iptables/rules.v6", "netfilter-persistent"), ("etc/sysconfig/ip6tables", "ip6tables")),
-    ),
-)
+FILES = {
+    4: (("etc/iptables/rules.v4", "netfilter-persistent"), ("etc/sysconfig/iptables", "iptables")),
+    6: (("etc/iptables/rules.v6", "netfilter-persistent"), ("etc/sysconfig/ip6tables", "ip6tables")),
+}
+FAMILIES = (Family(4, "iptables", 32, FILES[4]), Family(6, "ip6tables", 128, FILES[6]))
+# Beside iptables-nft the kernel still follows the tables that iptables-legacy made; nothing loads these at boot.
+LEGACY = (Family(4, "iptables-legacy", 32, ()), Family(6, "ip6tables-legacy", 128, ()))
+# A kernel without IPv6 or without the filter table has no such rules.
+NO_TABLES = ("incompatible", "Address family not supported", "Table does not exist", "can't initialize")
 
 
 def words_of(rule: Rule, bits: int, mark: str) -> list[str]:
@@ -54,39 +58,38 @@ def _target(words: Sequence[str]) -> str:
     return next((after for flag, after in zip(words, words[1:]) if flag in ("-j", "-g")), "")
 
 
-def blocks(listing: str) -> bool:
-    """Whether a packet for INPUT could meet anything but acceptance (`iptables -S`)."""
-    rules: dict[str, list[str]] = {}
-    policy = "ACCEPT"
+def ends_of(listing: str, packets: Sequence[Packets], of_others: bool = False) -> list[str]:
+    """The lines of `iptables -S` by which one of these packets may end on its way through INPUT.
+
+    Chains that another program keeps are not followed, or with `of_others` those alone count.
+    """
+    lines: dict[str, list[str]] = {}
     for line in listing.splitlines():
         words = split(line)
-        if words[:2] == ["-P", "INPUT"]:
-            policy = words[2]
-        elif words[:1] == ["-A"]:
-            rules.setdefault(words[1], []).append(_target(words))
-        elif words[:1] == ["-N"]:
-            rules.setdefault(words[1], [])
-    return policy != "ACCEPT" or _drops("INPUT", rules, set())
+        if words[:1] == ["-N"] or words[:1] == ["-A"]:
+            lines.setdefault(words[1], []).extend([line] if words[0] == "-A" else [])
+    found: list[str] = []
+    for one in packets:
+        found += [line for line in _ends("INPUT", lines, one, set(), of_others) if line not in found]
+    if packets and not of_others:
+        found += re.findall(r"^-P INPUT (?!ACCEPT).*", listing, re.M)
+    return found
 
 
-def _drops(chain: str, rules: dict[str, list[str]], seen: set[str]) -> bool:
+def _ends(chain: str, lines: dict[str, list[str]], packets: Packets, seen: set[str], of_others: bool) -> list[str]:
     seen.add(chain)
-    for target in rules.get(chain, []):
-        if target in rules:
-            if target not in seen and _drops(target, rules, seen):
-                return True
-        elif target not in HARMLESS:
-            return True
-    return False
-
-
-def ends_packets(line: str, listing: str) -> bool:
-    """Whether a rule of INPUT or of a chain of the owner's ends a packet itself."""
-    words = split(line)
-    if words[:1] != ["-A"] or words[1] in ("FORWARD", "OUTPUT"):
-        return False
-    target = _target(words)
-    return target not in HARMLESS and f"-N {target}" not in listing.splitlines()
+    found: list[str] = []
+    for line in lines.get(chain, []):
+        words = split(line)[2:]
+        target = _target(words)
+        if iptables_rule(packets, words) is False:
+            continue
+        if target in lines:
+            if target not in seen and (of_others or not foreign(target)):
+                found += _ends(target, lines, packets, seen, of_others)
+        elif target not in HARMLESS and foreign(chain) is of_others:
+            found.append(line)
+    return found
 
 
 def split(line: str) -> list[str]:
@@ -135,14 +138,32 @@ class Iptables(Backend):
         argv = [family.tool, "-w", "-S"]
         code, _dummy, err = self.run(argv)
         # Tables that native nft made are the nftables backend's.
-        return "" if code == 127 or (code and "incompatible" in err) else self.tool(*argv)
+        return "" if code == 127 or (code and any(words in err for words in NO_TABLES)) else self.tool(*argv)
 
-    def in_force(self) -> bool:
-        return any(blocks(self._listing(family)) for family in FAMILIES)
+    def _families(self) -> list[Family]:
+        """The two tools, and those of the old tables where there are some beside them."""
+        old = []
+        if "legacy" not in self.run(["iptables", "--version"])[1]:
+            old = [family for family in LEGACY if re.search(r"^-A|^-P INPUT (?!ACCEPT)", self._listing(family), re.M)]
+        return [*FAMILIES, *old]
+
+    def _ends(self, family: Family, wanted: Sequence[Rule], of_others: bool = False) -> list[str]:
+        mine = [rule for rule in wanted if rule.family == family.version]
+        return ends_of(self._listing(family), packets_of(mine, self.run), of_others) if mine else []
+
+    def in_force(self, wanted: Sequence[Rule]) -> bool:
+        return any(self._ends(family, wanted) for family in self._families())
+
+    def names(self, known: Sequence[str]) -> set[str]:
+        listings = [self._listing(family) for family in self._families()]
+        saved = [file_text(self.at(name)) or "" for files in FILES.values() for name, dummy in files]
+        return marked_names(
+            "\n".join(line for text in [*listings, *saved] for line in text.splitlines() if "-A INPUT" in line)
+        )
 
     def change(self, wanted: Sequence[Rule]) -> Change:
         total = Change([], [], [], True)
-        for family in FAMILIES:
+        for family in self._families():
             part = self._family_change(family, [rule for rule in wanted if rule.family == family.version])
             total = Change(
                 total.steps + part.steps,
@@ -155,7 +176,7 @@ class Iptables(Backend):
 
     def _family_change(self, family: Family, wanted: Sequence[Rule]) -> Change:
         listing = self._listing(family)
-        if not blocks(listing):
+        if not ends_of(listing, packets_of(wanted, self.run)):
             wanted = []
         mine = own_rules(listing, self.mark)
         present = [rule_of(words) for words in mine]
@@ -192,12 +213,15 @@ class Iptables(Backend):
 
     def walls(self, wanted: Sequence[Rule]) -> list[str]:
         found: list[str] = []
-        for family in FAMILIES:
-            mine = [rule for rule in wanted if rule.family == family.version]
-            listing = self._listing(family) if mine else ""
-            lines = [line for line in listing.splitlines() if ends_packets(line, listing) and concerns(line, mine)]
-            found += lines or re.findall(r"^-P INPUT (?!ACCEPT).*", listing, re.M)
+        for family in self._families():
+            ends = self._ends(family, wanted)
+            found += [line for line in ends if not line.startswith("-P")] or ends
         return found
+
+    def walls_of_others(self, wanted: Sequence[Rule]) -> list[str]:
+        return [
+            f"iptables {line}" for family in self._families() for line in self._ends(family, wanted, of_others=True)
+        ]
 
     def suspected(self) -> bool:
         return any(self.service("is-active", unit) for unit in ("netfilter-persistent", "iptables"))

@@ -16,6 +16,13 @@ import tempfile
 from typing import Any, NamedTuple, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import (
+    Packets,
+    foreign,
+    nft_holds,
+    nft_match,
+    packets_of,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     Change,
     FirewallError,
@@ -23,6 +30,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules impor
     Step,
     concerns,
     file_text,
+    marked_names,
     with_block,
 )
 
@@ -51,6 +59,7 @@ class Ruleset:
         self.base: dict[Chain, dict[str, Any]] = {}
         self.rules: dict[Chain, list[dict[str, Any]]] = {}
         self.maps: dict[tuple[str, str, str], Any] = {}
+        self.sets: dict[tuple[str, str], dict[str, Any]] = {}
         for entry in objects:
             self._take(entry)
 
@@ -67,33 +76,57 @@ class Ruleset:
         elif "map" in entry:
             found = entry["map"]
             self.maps[(found["family"], found["table"], found["name"])] = found.get("elem", [])
+        elif "set" in entry:
+            found = entry["set"]
+            self.sets.setdefault((found["family"], found["table"]), {})[found["name"]] = found.get("elem", [])
 
-    def blocking(self) -> list[Chain]:
-        """The base chains of the native rule set in which an incoming packet may end."""
-        inet = [key for key in self.base if key[0] in ("ip", "ip6", "inet")]
+    def blocking(self, packets: Sequence[Packets], of_others: bool = False) -> list[Chain]:
+        """The base chains of the owner's own rule set in which one of these packets may end, or those of other programs."""
+        inet = [key for key in self.base if key[0] in ("ip", "ip6", "inet") and foreign(key[1]) is of_others]
         chains = [key for key in inet if not (managed(key) if self.iptables else key[1] == "firewalld")]
-        return [key for key in chains if self.base[key].get("policy") == "drop" or self._drops(key, set())]
+        return [key for key in chains if any(self._ends(key, one) for one in packets)]
 
-    def _drops(self, chain: Chain, seen: set[Chain]) -> bool:
+    def _ends(self, chain: Chain, packets: Packets) -> bool:
+        if chain[0] != "inet" and (chain[0] == "ip6") != (packets.rule.family == 6):
+            return False
+        return self.base[chain].get("policy") == "drop" or self._drops(chain, packets, set())
+
+    def _drops(self, chain: Chain, packets: Packets, seen: set[Chain]) -> bool:
         seen.add(chain)
-        return any(self._verdict(chain, rule.get("expr", []), seen) for rule in self.rules.get(chain, []))
+        return any(self._rule_drops(chain, rule.get("expr", []), packets, seen) for rule in self.rules.get(chain, []))
 
-    def _verdict(self, chain: Chain, part: Any, seen: set[Chain]) -> bool:
-        """Whether any verdict inside an expression drops, through jumps and verdict maps as well."""
-        if isinstance(part, list):
-            return any(self._verdict(chain, item, seen) for item in part)
-        if isinstance(part, str) and part.startswith("@"):
-            elements = self.maps.get((chain[0], chain[1], part[1:]))
-            return elements is not None and self._verdict(chain, elements, seen)
+    def _rule_drops(self, chain: Chain, parts: Any, packets: Packets, seen: set[Chain]) -> bool:
+        """Whether a rule ends these packets, unless one of its conditions keeps them from it."""
+        sets = self.sets.get(chain[:2], {})
+        for part in parts:
+            if "match" in part and nft_match(packets, part["match"], sets) is False:
+                return False
+            if "vmap" in part:
+                if any(
+                    self._verdict(chain, verdict, packets, seen) for verdict in self._met(chain, part["vmap"], packets)
+                ):
+                    return True
+            elif self._verdict(chain, part, packets, seen):
+                return True
+        return False
+
+    def _met(self, chain: Chain, vmap: dict[str, Any], packets: Packets) -> list[Any]:
+        """The verdicts of a map that these packets may come to."""
+        data = vmap.get("data")
+        pairs = data.get("set", []) if isinstance(data, dict) else self.maps.get((*chain[:2], str(data)[1:]), [])
+        sets = self.sets.get(chain[:2], {})
+        return [verdict for value, verdict in pairs if nft_holds(packets, vmap.get("key"), value, sets) is not False]
+
+    def _verdict(self, chain: Chain, part: Any, packets: Packets, seen: set[Chain]) -> bool:
         if not isinstance(part, dict):
             return False
         if any(verdict in part for verdict in VERDICTS):
             return True
         for word in ("jump", "goto"):
             target = (chain[0], chain[1], (part.get(word) or {}).get("target", ""))
-            if target in self.rules and target not in seen and self._drops(target, seen):
+            if target in self.rules and target not in seen and self._drops(target, packets, seen):
                 return True
-        return any(self._verdict(chain, value, seen) for value in part.values())
+        return False
 
     def own(self, mark: str) -> list[Own]:
         """Our rules, wherever they are."""
@@ -146,15 +179,30 @@ class Nftables(Backend):
     def _ruleset(self) -> Ruleset:
         text = self.tool("nft", "-j", "list", "ruleset") if self.there("nft") else ""
         # Tables that look like iptables' own, but that it cannot handle or that no iptables is there for, are native.
-        return Ruleset(text, all(self.run([tool, "-w", "-S"])[0] == 0 for tool in ("iptables", "ip6tables")))
+        return Ruleset(text, all(self._sees(tool) for tool in ("iptables", "ip6tables")))
 
-    def in_force(self) -> bool:
-        return bool(self._ruleset().blocking())
+    def _sees(self, tool: str) -> bool:
+        """Whether this iptables keeps its rules in nftables, where it would see these."""
+        return self.run([tool, "-w", "-S"])[0] == 0 and "legacy" not in self.run([tool, "--version"])[1]
+
+    def in_force(self, wanted: Sequence[Rule]) -> bool:
+        return bool(self._ruleset().blocking(packets_of(wanted, self.run)))
+
+    def names(self, known: Sequence[str]) -> set[str]:
+        comments = [rule.get("comment") for rules in self._ruleset().rules.values() for rule in rules]
+        saved = [
+            line
+            for name in FILES
+            for line in (file_text(self.at(name)) or "").splitlines()
+            if line.startswith("# BEGIN ")
+        ]
+        return marked_names("\n".join([*(str(comment) for comment in comments if comment), *saved]))
 
     def change(self, wanted: Sequence[Rule]) -> Change:
         ruleset = self._ruleset()
         own = ruleset.own(self.mark)
-        targets = [(chain, rule) for chain in ruleset.blocking() for rule in wanted if fits(chain, rule)]
+        chains = ruleset.blocking(packets_of(wanted, self.run))
+        targets = [(chain, rule) for chain in chains for rule in wanted if fits(chain, rule)]
         present = [(entry.chain, entry.rule) for entry in own]
         steps = [
             Step(["nft", *words_of(chain, rule, self.mark)])
@@ -202,11 +250,15 @@ class Nftables(Backend):
     def walls(self, wanted: Sequence[Rule]) -> list[str]:
         chains = chain_lines(self.tool("nft", "list", "ruleset"))
         found = []
-        for chain in self._ruleset().blocking():
+        for chain in self._ruleset().blocking(packets_of(wanted, self.run)):
             lines = [line for line in ends(chain, chains, set()) if concerns(line, wanted)]
             policy = re.findall(r"\bpolicy drop\b", " ".join(chains.get(chain, [])))
             found += [f"{' '.join(chain)}: {line}" for line in lines or policy]
         return found
+
+    def walls_of_others(self, wanted: Sequence[Rule]) -> list[str]:
+        chains = self._ruleset().blocking(packets_of(wanted, self.run), of_others=True)
+        return [f"nft chain {' '.join(chain)}" for chain in chains]
 
     def suspected(self) -> bool:
         texts = [file_text(self.at(name)) or "" for name in FILES]

@@ -101,6 +101,12 @@ def marker(name: str) -> str:
     return MARK + name
 
 
+def marked_names(text: str) -> set[str]:
+    """The names of all jobs whose mark stands in a text, such as a comment or a file."""
+    found = re.findall(rf"{re.escape(MARK)}([A-Za-z0-9][A-Za-z0-9._,-]*)", text)
+    return {name for names in found for name in names.split(",") if NAME.match(name)}
+
+
 def address(text: str) -> str:
     """An address in its canonical form; a zone (fe80::1%eth0) is dropped, for rules know none."""
     plain = str(text).strip().partition("%")[0]

@@ -71,7 +71,7 @@ class Ufw(Backend):
 
     name = "ufw"
 
-    def in_force(self) -> bool:
+    def in_force(self, wanted: Sequence[Rule]) -> bool:
         if self.run(["ufw", "version"])[0] == 127:
             return False
         status = self.tool("ufw", "status", "verbose")
@@ -79,11 +79,17 @@ class Ufw(Backend):
             return False
         default = re.search(r"^Default: (\w+) \(incoming\)", status, re.M)
         # The shown rules say only what the owner added; a default of allow with no denial lets everybody in.
-        return not default or default.group(1) != "allow" or bool(self._denials())
+        return not default or default.group(1) != "allow" or any(concerns(line, wanted) for line in self._denials())
 
-    def _denials(self) -> list[Spec]:
+    def _denials(self) -> list[str]:
         added = parse_added(self.tool("ufw", "show", "added"))
-        return [spec for spec in added if {"deny", "reject", "limit"} & set(spec)]
+        return [" ".join(spec) for spec in added if {"deny", "reject", "limit"} & set(spec)]
+
+    def names(self, known: Sequence[str]) -> set[str]:
+        if self.run(["ufw", "version"])[0] == 127:
+            return set()
+        entries = parse_added(self.tool("ufw", "show", "added")).values()
+        return set().union(*(entry.jobs or set() for entry in entries))
 
     def change(self, wanted: Sequence[Rule]) -> Change:
         if self.run(["ufw", "version"])[0] == 127:
@@ -112,7 +118,7 @@ class Ufw(Backend):
         return Step(["ufw", "delete", *entry.spec])
 
     def walls(self, wanted: Sequence[Rule]) -> list[str]:
-        denials = [" ".join(spec) for spec in self._denials()]
+        denials = self._denials()
         default = re.findall(r"^Default: (?:deny|reject) \(incoming\)", self.tool("ufw", "status", "verbose"), re.M)
         return [f"ufw {line}" for line in denials if concerns(line, wanted)] or default
 

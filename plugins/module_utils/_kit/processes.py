@@ -103,6 +103,17 @@ def processes(proc: str = "/proc") -> dict[int, Process]:
     return {one.pid: one for one in found if one is not None}
 
 
+def live_runs(proc: str = "/proc") -> set[str]:
+    """The names of all runs of which a process lives on this host, whoever started it; root sees them all."""
+    found = set()
+    for entry in os.listdir(proc):
+        if entry.isdigit():
+            variables = _variables(os.path.join(proc, entry))
+            if SESSION_VARIABLE in variables and variables.get("NANOCHAT_BASE_DIR"):
+                found.add(os.path.basename(variables["NANOCHAT_BASE_DIR"].rstrip("/")))
+    return found
+
+
 def alive(pid: int, start: int | None, proc: str = "/proc") -> bool:
     """Whether the very process that started at this tick (None: any with this pid) still runs; a zombie does not."""
     try:
@@ -192,13 +203,21 @@ def _uid(folder: str) -> int:
 
 def _environment(folder: str) -> tuple[str | None, bool]:
     """The session's marker and whether torchrun started this as a worker; nothing where it may not be read."""
+    variables = _variables(folder)
+    return variables.get(SESSION_VARIABLE), "TORCHELASTIC_RUN_ID" in variables
+
+
+def _variables(folder: str) -> dict[str, str]:
+    """The environment with which a process was started; empty where it may not be read."""
     try:
         entries = _read(os.path.join(folder, "environ")).split(b"\0")
     except OSError:
-        return None, False
-    prefix = SESSION_VARIABLE.encode() + b"="
-    marker = next((os.fsdecode(entry[len(prefix) :]) for entry in entries if entry.startswith(prefix)), None)
-    return marker, any(entry.startswith(b"TORCHELASTIC_RUN_ID=") for entry in entries)
+        return {}
+    return {
+        os.fsdecode(name): os.fsdecode(value)
+        for name, equals, value in (one.partition(b"=") for one in entries)
+        if equals
+    }
 
 
 def _listening(proc: str) -> Iterator[tuple[str, int, int, str]]:

@@ -68,8 +68,10 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
     wall = evidence.firewalls.get(pair.peer) or {}
     if wall.get("needs_root") and wall.get("commands"):
         seen += f"; {wall['backend']} is in force on {pair.peer} and there is no root here"
-        yield finding("no-sudo", pair.peer, seen, pair.host, remedy=f"On {pair.peer}: {' ; '.join(wall['commands'])}")
-    elif evidence.before_network and wall.get("commands"):
+        by_owner = f"otherwise its owner opens them on {pair.peer}: {' ; '.join(wall['commands'])}"
+        remedy = f"Add -K (--ask-become-pass) where the user's password gives the rights of root; {by_owner}"
+        yield finding("no-sudo", pair.peer, seen, pair.host, remedy=remedy)
+    elif evidence.before_network and evidence.plan["manage_firewall"] and wall.get("commands"):
         yield finding(
             "port-to-be-opened",
             pair.peer,
@@ -103,6 +105,8 @@ def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:
     """What is known of firewalls where ours has nothing to add."""
     if any(port["error"] == "forbidden" for port in pair.closed):
         return f"; a rule for outgoing packets on {pair.host} forbids it"
+    if wall.get("foreign"):
+        return f"; another program on {pair.peer} keeps it out: {' ; '.join(wall['foreign'])}"
     facts = evidence.fact(pair.peer, "firewall") or {}
     if wall.get("rules"):
         return (

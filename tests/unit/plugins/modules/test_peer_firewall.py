@@ -25,6 +25,8 @@ class Iptables:
 
     def run(self, argv, **kwargs):
         words = argv[1:]
+        if words == ["--version"]:
+            return 0, "iptables v1.8.9 (nf_tables)\n", ""
         if "-S" in words:
             return 0, "\n".join(["-P INPUT DROP", *self.rules]) + "\n", ""
         if self.refuses:
@@ -128,3 +130,21 @@ def test_field_02_without_root_nothing_fails_and_nothing_changes(run_module, ipt
 def test_none_is_left_alone(run_module, iptables):
     assert run_module(peer_firewall, backend="none", **OPEN)["changed"] is False
     assert iptables.changes == []
+
+
+def test_field_29_without_a_name_what_no_live_run_needs_is_closed(run_module, iptables, monkeypatch):
+    for name in ("d4", "d8", "nanochat-tracker"):
+        run_module(peer_firewall, **{**OPEN, "name": name})
+    monkeypatch.setattr(peer_firewall, "live_runs", lambda: {"d8"})
+    planned = run_module(peer_firewall, state="absent", keep=["nanochat-tracker"], _check_mode=True)
+    assert (planned["changed"], planned["closed"]) == (True, ["d4"])
+    done = run_module(peer_firewall, state="absent", keep=["nanochat-tracker"])
+    assert (done["changed"], done["closed"], done["diff"]) == (True, ["d4"], planned["diff"])
+    assert sum("nanochat.ddp:d8" in rule for rule in iptables.rules) == len(RULES)
+    assert not any("nanochat.ddp:d4" in rule for rule in iptables.rules)
+    assert not run_module(peer_firewall, state="absent", keep=["nanochat-tracker"])["changed"]
+
+
+def test_opening_takes_a_name(run_module, iptables):
+    failed = run_module(peer_firewall, peers=OPEN["peers"], ports=OPEN["ports"])
+    assert "name" in failed["msg"]

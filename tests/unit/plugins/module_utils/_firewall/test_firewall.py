@@ -10,6 +10,7 @@ import json
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall import firewalld, iptables, nftables, rules, ufw
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, settle
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import Packets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ MARK = "nanochat.ddp:d4"
 FOUR = rules.Rule("192.168.1.11", 29500, 29500)
 WIDE = rules.Rule("192.168.1.11", 32768, 60999)
 SIX = rules.Rule("fd00::11", 29500, 29500)
+PACKETS = Packets(FOUR, "eth0", ("127.0.0.1", "192.168.1.10", "fd00::10"))
 
 
 def script(**answers):
@@ -197,14 +199,20 @@ def test_ufw_never_takes_the_owners_rule_for_its_own():
         ("Status: active\nDefault: deny (incoming), allow (outgoing)\n", "", True),
         ("Status: active\nDefault: allow (incoming), allow (outgoing)\n", "ufw allow 22\n", False),
         ("Status: active\nDefault: allow (incoming), allow (outgoing)\n", "ufw deny 29500/tcp\n", True),
+        ("Status: active\nDefault: allow (incoming), allow (outgoing)\n", "ufw deny 23/tcp\n", False),
+        ("Status: active\nDefault: allow (incoming), allow (outgoing)\n", "ufw deny from 203.0.113.7\n", False),
     ],
 )
 def test_ufw_is_in_force_where_it_may_block(status, added, blocks):
     run = script(ufw_version="0.36", ufw_status_verbose=status, ufw_show_added=added)
-    assert ufw.Ufw(run, MARK).in_force() is blocks
+    assert ufw.Ufw(run, MARK).in_force([FOUR]) is blocks
 
 
 # iptables
+
+
+F2B = "-P INPUT ACCEPT\n-N f2b-sshd\n-A INPUT -p tcp -m multiport --dports 22 -j f2b-sshd\n"
+IN = "-P INPUT ACCEPT\n-A INPUT "
 
 
 @pytest.mark.parametrize(
@@ -212,16 +220,59 @@ def test_ufw_is_in_force_where_it_may_block(status, added, blocks):
     [
         ("-P INPUT ACCEPT\n", False),
         ("-P INPUT DROP\n", True),
-        ("-P INPUT ACCEPT\n-A INPUT -p tcp -j REJECT\n", True),
-        ("-P INPUT ACCEPT\n-N f2b\n-A INPUT -j f2b\n-A f2b -j RETURN\n", False),
-        ("-P INPUT ACCEPT\n-N f2b\n-A INPUT -j f2b\n-A f2b -s 1.2.3.4/32 -j DROP\n", True),
+        (IN + "-p tcp -j REJECT\n", True),
+        (IN + "-p udp -j REJECT\n", False),
+        (IN + "-p tcp -m tcp --dport 25 -j DROP\n", False),
+        (IN + "-p tcp -m multiport --dports 80,29000:30000 -j DROP\n", True),
+        (IN + "-s 10.0.0.0/8 -j DROP\n", False),
+        (IN + "! -s 10.0.0.0/8 -j DROP\n", True),
+        (IN + "! -s 192.168.1.0/24 -j DROP\n", False),
+        (IN + "-i docker0 -j DROP\n", False),
+        (IN + "! -i lo -d 127.0.0.0/8 -j DROP\n", False),
+        (IN + "-i eth+ -j DROP\n", True),
+        (IN + "-d 172.17.0.2/32 ! -i docker0 -j DROP\n", False),
+        (IN + "-m conntrack --ctstate INVALID -j DROP\n", False),
+        (IN + "-p tcp -m tcp --tcp-flags FIN,SYN FIN,SYN -j DROP\n", False),
+        (IN + "-m limit --limit 5/min -j DROP\n", True),
+        (IN + "-m set --match-set f2b-recidive src -j DROP\n", False),
+        (IN + "-m set --match-set others src -j DROP\n", True),
+        ("-P INPUT ACCEPT\n-N mine\n-A INPUT -j mine\n-A mine -j RETURN\n", False),
+        ("-P INPUT ACCEPT\n-N mine\n-A INPUT -j mine\n-A mine -s 1.2.3.4/32 -j DROP\n", False),
+        ("-P INPUT ACCEPT\n-N mine\n-A INPUT -j mine\n-A mine -s 192.168.1.11/32 -j DROP\n", True),
+        (F2B + "-A f2b-sshd -s 1.2.3.4/32 -j REJECT\n-A f2b-sshd -j RETURN\n", False),
+        ("-P INPUT ACCEPT\n-N KUBE-FIREWALL\n-A INPUT -j KUBE-FIREWALL\n-A KUBE-FIREWALL -j DROP\n", False),
         ("-P INPUT ACCEPT\n-N a\n-N b\n-A INPUT -j a\n-A a -g b\n-A b -j a\n", False),
         ("-P INPUT ACCEPT\n-P FORWARD DROP\n-A FORWARD -j DROP\n", False),
         ("", False),
     ],
 )
-def test_iptables_blocks_where_a_packet_for_this_host_may_end(listing, blocks):
-    assert iptables.blocks(listing) is blocks
+def test_field_30_iptables_blocks_only_where_the_peers_packets_may_end(listing, blocks):
+    assert bool(iptables.ends_of(listing, [PACKETS])) is blocks
+
+
+def test_field_30_a_ban_of_fail2bans_is_told_and_left_alone():
+    listing = F2B.replace("-m multiport --dports 22 ", "") + "-A f2b-sshd -s 192.168.1.11/32 -j REJECT\n"
+    result = settle(script(iptables_w_S=listing), request())
+    assert (result["changed"], result["commands"]) == (False, [])
+    assert result["foreign"] == ["iptables -A f2b-sshd -s 192.168.1.11/32 -j REJECT"]
+
+
+@pytest.mark.parametrize(
+    "words", ["Address family not supported by protocol", "Table does not exist (do you need to insmod?)"]
+)
+def test_a_kernel_without_ipv6_has_no_ip6tables(words):
+    run = script(iptables_w_S="-P INPUT DROP\n", ip6tables_w_S=(3, "", f"can't initialize ip6tables table: {words}"))
+    assert iptables.Iptables(run, MARK).change([FOUR]).after == [FOUR.text()]
+    assert iptables.Iptables(run, MARK).change([]).steps == []
+
+
+def test_old_tables_beside_iptables_nft_are_opened_too():
+    answers = {"iptables_w_S": "-P INPUT ACCEPT\n", "iptableslegacy_w_S": "-P INPUT DROP\n"}
+    change = iptables.Iptables(script(iptables_version="iptables v1.8.9 (nf_tables)", **answers), MARK).change([FOUR])
+    assert [step.argv[0] for step in change.steps] == ["iptables-legacy"]
+    assert not change.persistent
+    old = iptables.Iptables(script(iptables_version="iptables v1.8.9 (legacy)", **answers), MARK)
+    assert old.change([FOUR]).steps == []  # the tool itself is the old one
 
 
 def own_line(rule):
@@ -296,7 +347,7 @@ BAD = {"chain": {"family": "inet", "table": "filter", "name": "bad"}}
         ([base(), nft_rule({"reject": {}})], True),
         ([base(), BAD, nft_rule(JUMP)], False),
         ([base(), BAD, nft_rule(JUMP), nft_rule({"drop": None}, chain="bad")], True),
-        ([base(), nft_rule({"vmap": {"key": {}, "data": {"set": [["invalid", {"drop": None}]]}}})], True),
+        ([base(), nft_rule({"vmap": {"key": {}, "data": {"set": [["new", {"drop": None}]]}}})], True),
         (
             [
                 base(),
@@ -310,11 +361,80 @@ BAD = {"chain": {"family": "inet", "table": "filter", "name": "bad"}}
     ],
 )
 def test_nftables_blocks_in_native_chains_where_a_packet_may_end(objects, blocks):
-    assert bool(ruleset(*objects).blocking()) is blocks
+    assert bool(ruleset(*objects).blocking([PACKETS])) is blocks
+
+
+def met(op, right, **left):
+    return {"match": {"op": op, "left": left, "right": right}}
+
+
+def payload(protocol, field):
+    return {"payload": {"protocol": protocol, "field": field}}
+
+
+def named_set(name, *elements):
+    return {"set": {"family": "inet", "table": "filter", "name": name, "elem": list(elements)}}
+
+
+SADDR, DPORT, STATE = payload("ip", "saddr"), payload("tcp", "dport"), {"ct": {"key": "state"}}
+NETWORK = {"prefix": {"addr": "192.168.0.0", "len": 16}}
+FIB = {"fib": {"result": "oif", "flags": ["saddr", "iif"]}}
+SYN_FIN = {"&": [payload("tcp", "flags"), {"|": ["fin", "syn"]}]}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "blocks"),
+    [
+        ([met("==", 22, **DPORT)], False),
+        ([met("==", {"range": [29000, 30000]}, **DPORT)], True),
+        ([met("!=", {"set": [22, 29500]}, **DPORT)], False),
+        ([met("!=", 22, **DPORT)], True),
+        ([met("==", 29500, **payload("udp", "dport"))], False),
+        ([met("==", "192.168.1.11", **SADDR)], True),
+        ([met("==", NETWORK, **SADDR), met("==", 22, **DPORT)], False),
+        ([met("!=", NETWORK, **SADDR)], False),
+        ([met("==", {"range": ["192.168.1.1", "192.168.1.20"]}, **SADDR)], True),
+        ([met("==", "@bad", **SADDR)], False),
+        ([met("==", "@banned", **SADDR)], True),
+        ([met("==", "@unknown", **SADDR)], True),
+        ([met("==", "fd00::11", **payload("ip6", "saddr"))], False),
+        ([met("==", "172.17.0.2", **payload("ip", "daddr")), met("!=", "docker0", meta={"key": "iifname"})], False),
+        ([met("==", "192.168.1.10", **payload("ip", "daddr"))], True),
+        ([met("==", "br-*", meta={"key": "iifname"})], False),
+        ([met("==", "eth*", meta={"key": "iifname"})], True),
+        ([met("==", "tcp", meta={"key": "l4proto"})], True),
+        ([met("==", "ipv6", meta={"key": "nfproto"})], False),
+        ([met("in", "invalid", **STATE)], False),
+        ([met("in", "new", **STATE)], True),
+        ([met("==", False, **FIB)], False),
+        ([met("==", {"|": ["fin", "syn"]}, **SYN_FIN)], False),
+        ([met("==", "syn", **SYN_FIN)], True),
+        ([met("==", 1, meta={"key": "mark"})], True),
+        ([{"vmap": {"key": STATE, "data": {"set": [["invalid", {"drop": None}], ["new", {"accept": None}]]}}}], False),
+        ([{"vmap": {"key": DPORT, "data": {"set": [[22, {"accept": None}], [29500, {"drop": None}]]}}}], True),
+    ],
+)
+def test_field_30_nftables_blocks_only_where_the_peers_packets_may_end(conditions, blocks):
+    sets = [named_set("bad", "1.2.3.4", {"elem": {"val": "5.6.7.8", "expires": 3}}), named_set("banned", FOUR.peer)]
+    verdict = [] if "vmap" in conditions[0] else [{"drop": None}]
+    rule = nft_rule(*conditions, *verdict)
+    assert bool(ruleset(base(), *sets, rule).blocking([PACKETS])) is blocks
+
+
+@pytest.mark.parametrize("table", ["f2b-table", "docker-bridges", "kube-proxy", "libvirt_network", "netavark"])
+@pytest.mark.parametrize("hook", ["input", "prerouting"])
+def test_field_30_tables_of_other_programs_are_left_alone(table, hook):
+    objects = [base("chain", table=table, hook=hook), nft_rule({"drop": None}, chain="chain", table=table)]
+    assert ruleset(*objects).blocking([PACKETS]) == []
+    assert ruleset(*objects).blocking([PACKETS], of_others=True) == [("inet", table, "chain")]
+    told = settle(script(nft=json.dumps({"nftables": objects})), request())
+    assert (told["changed"], told["foreign"]) == (False, [f"nft chain inet {table} chain"])
 
 
 def test_a_table_that_only_looks_like_iptables_is_native():
-    assert ruleset(base("INPUT", "drop", "filter", "ip"), iptables=False).blocking() == [("ip", "filter", "INPUT")]
+    assert ruleset(base("INPUT", "drop", "filter", "ip"), iptables=False).blocking([PACKETS]) == [
+        ("ip", "filter", "INPUT")
+    ]
 
 
 def change_nft(objects, *wanted, root="/nowhere"):
@@ -439,6 +559,85 @@ def test_firewalld_knows_its_rules_from_those_of_other_jobs_and_of_the_owner():
     assert firewalld.own_rule(firewalld.rich_rule(WIDE, MARK), MARK) == WIDE
     assert firewalld.own_rule(firewalld.rich_rule(WIDE, MARK), MARK + "2") is None
     assert -32768 <= firewalld.priority(MARK) < 0
+
+
+def test_a_denial_of_other_packets_does_not_close_an_open_zone():
+    zones = ZONES.replace("enp4s0\n  sources:\n  ports:", "enp4s0\n  sources:\n  ports: 1025-65535/tcp")
+    assert change_firewalld(zones, zones, FOUR).steps == []
+    closed = zones.replace("10.0.0.1", "192.168.1.0/24")
+    assert len(change_firewalld(closed, closed, FOUR).steps) == 2
+
+
+def test_rules_of_a_stopped_firewalld_are_taken_away_as_well():
+    offline = {"firewallofflinecmd_version": "1.3", "firewallofflinecmd_listallzones": with_rich(FOUR)}
+    run = script(firewallcmd_state=(252, "", "not running"), **offline)
+    [step] = firewalld.Firewalld(run, MARK).change([]).steps
+    assert step.argv == [
+        "firewall-offline-cmd",
+        "--zone=public",
+        f"--remove-rich-rule={firewalld.rich_rule(FOUR, MARK)}",
+    ]
+
+
+# Closing what is left over
+
+
+class Host:
+    """A machine whose firewalls do what they are told, as far as these tests tell them."""
+
+    def __init__(self, added="", listing="-P INPUT DROP\n"):
+        self.added, self.listing = added, listing
+
+    def __call__(self, argv):
+        if argv[:2] == ["ufw", "show"]:
+            return 0, self.added, ""
+        if argv[:2] == ["ufw", "delete"]:
+            kept = [line for line in self.added.splitlines(True) if " ".join(argv[2:]) not in line]
+            self.added = "".join(kept)
+        elif argv[0] == "ufw" and "comment" in argv:
+            lines = self.added.splitlines(True)
+            words = " ".join(argv[1 : argv.index("comment")])
+            self.added = "".join(f"ufw {words} comment '{argv[-1]}'\n" if words in line else line for line in lines)
+        elif argv[:3] == ["iptables", "-w", "-S"]:
+            return 0, self.listing, ""
+        elif argv[:3] == ["iptables", "-w", "-D"]:
+            self.listing = "".join(x for x in self.listing.splitlines(True) if iptables.split(x)[2:] != argv[4:])
+        elif argv[0] != "ufw":
+            return 127, "", "not installed"
+        return 0, "", ""
+
+
+def left_over(**more):
+    return request(**{"mark": rules.MARK, "wanted": [], "present": False, "check": False, **more})
+
+
+def test_field_29_the_rules_of_earlier_runs_go_and_those_of_a_live_one_stay():
+    e5 = own_line(WIDE).replace("d4", "e5")
+    host = Host(ADDED, "-P INPUT DROP\n" + own_line(FOUR) + e5 + "-A INPUT -i lo -j ACCEPT\n")
+    result = settle(host, left_over(keep=("e5",)))
+    assert (result["changed"], result["closed"]) == (True, ["d4"])
+    assert "nanochat.ddp:e5'" in host.added
+    assert host.listing == "-P INPUT DROP\n" + e5 + "-A INPUT -i lo -j ACCEPT\n"
+    assert not settle(host, left_over(keep=("e5",)))["changed"]
+    assert settle(host, left_over())["closed"] == ["e5"]
+    assert "nanochat.ddp" not in host.added + host.listing
+    assert "hi there" in host.added
+
+
+def test_field_29_a_firewalld_is_asked_for_the_jobs_that_are_known():
+    answers = {"firewallcmd_state": "running\n", "firewallcmd_listallzones": with_rich(FOUR)}
+    run = script(**answers, firewallcmd_getdefaultzone="public\n", firewallcmd_permanent_listallzones=with_rich(FOUR))
+    found = settle(run, left_over(check=True, known=("d8", "d4")))
+    assert (found["closed"], len(found["commands"])) == (["d4"], 2)
+    assert not settle(run, left_over(check=True, known=("d8",)))["changed"]
+
+
+def test_field_29_blocks_of_all_jobs_are_found_in_the_file_that_is_loaded_at_boot(tmp_path):
+    (tmp_path / "etc").mkdir()
+    text = rules.with_block("flush ruleset\n", MARK, ["one"])
+    (tmp_path / "etc/nftables.conf").write_text(rules.with_block(text, rules.MARK + "e5", ["two"]))
+    found = nftables.Nftables(script(nft='{"nftables": []}'), rules.MARK, str(tmp_path)).names([])
+    assert found == {"d4", "e5"}
 
 
 # Choosing

@@ -134,11 +134,27 @@ def test_field_01_a_port_that_the_network_step_opens_is_no_error():
     assert (one["code"], one["severity"]) == ("port-to-be-opened", "info")
 
 
+def test_a_port_that_nobody_is_to_open_is_an_error_at_once():
+    known = evidence(tried=BLOCKED, firewalls={"laptop": WALL}, before_network=True)
+    one = only(known._replace(plan={**known.plan, "manage_firewall": False}))
+    assert (one["code"], one["severity"]) == ("port-blocked", "error")
+    assert one["remedy"] == "On laptop: sudo ufw prepend allow x"
+
+
+def test_field_30_what_another_program_keeps_out_is_told():
+    wall = {**WALL, "commands": [], "backend": "none", "foreign": ["iptables -A f2b-x -s 192.168.1.10/32 -j REJECT"]}
+    assert (
+        "another program on laptop keeps it out: iptables -A f2b-x"
+        in only(evidence(tried=BLOCKED, firewalls={"laptop": wall}))["seen"]
+    )
+
+
 def test_field_02_without_sudo_the_owner_gets_the_commands():
     wall = dict(WALL, needs_root=True)
     one = only(evidence(tried=BLOCKED, firewalls={"laptop": wall}, before_network=True))
     assert (one["code"], one["severity"]) == ("no-sudo", "error")
     assert "sudo ufw prepend allow x" in one["remedy"]
+    assert "-K" in one["remedy"]
 
 
 def test_field_02_without_sudo_an_open_way_is_no_finding():

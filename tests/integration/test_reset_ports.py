@@ -1,0 +1,103 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What reset closes and leaves, what comes back after a reboot, and who becomes root on the way."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
+
+pytestmark = pytest.mark.skipif(not able(), reason="needs the right to make network namespaces")
+WALL = """
+table inet owner {
+  chain input {
+    type filter hook input priority filter; policy drop;
+    ct state established,related accept
+  }
+}
+table inet f2b-table {
+  set addr-set-sshd {
+    type ipv4_addr
+    elements = { 203.0.113.7 }
+  }
+  chain f2b-chain {
+    type filter hook input priority filter - 1; policy accept;
+    tcp dport 22 ip saddr @addr-set-sshd reject
+  }
+}
+"""
+
+
+@pytest.fixture
+def lan(tmp_path):
+    made = Lan(tmp_path)
+    for number in (0, 1):
+        made.run(number, "nft", "-f", "-", text=WALL)
+    yield made
+    made.close()
+
+
+def rules(lan: Lan) -> list[str]:
+    return [lan.run(number, "nft", "list", "ruleset") for number in (0, 1)]
+
+
+def opened(lan: Lan, number: int = 0) -> set[str]:
+    """The runs that have rules on a host."""
+    text = lan.run(number, "nft", "list", "ruleset")
+    return {line.split("nanochat.ddp:")[1].split('"')[0] for line in text.splitlines() if "nanochat.ddp:" in line}
+
+
+def play(lan: Lan, name: str, *words: str, **settings: object) -> str:
+    done = lan.playbook(f"nanochat.ddp.{name}", *words, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_field_29_reset_closes_what_earlier_runs_opened_and_not_what_a_live_one_needs(lan, tmp_path):
+    before = rules(lan)
+    for run in ("d4", "d8", "other"):
+        play(lan, "train", "--tags", "network", ddp_run=run)
+    assert opened(lan) == {"d4", "d8", "other"}
+    assert "f2b-chain" in rules(lan)[0].split("nanochat.ddp:other")[-1]  # ours are all in the owner's chain
+
+    marked = ["NANOCHAT_DDP_SESSION=x", "NANOCHAT_BASE_DIR=/elsewhere/runs/other"]
+    live = lan.start(0, "env", *marked, sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
+    try:
+        assert live.stdout.readline() == "up\n"
+        assert "changed=1" in play(lan, "reset", "--check")
+        assert opened(lan) == {"d4", "d8", "other"}
+        play(lan, "reset")
+        # Both hosts are namespaces of this machine and see the same processes.
+        assert opened(lan, 0) == opened(lan, 1) == {"other"}
+    finally:
+        live.kill()
+        live.communicate()
+    play(lan, "reset")
+    assert rules(lan) == before
+    assert play(lan, "reset").count("changed=0") == 2
+
+
+def test_a_reset_of_one_run_leaves_the_others(lan):
+    for run in ("d4", "d8"):
+        play(lan, "train", "--tags", "network", ddp_run=run)
+    play(lan, "reset", "-e", "ddp_run=d4")
+    assert opened(lan) == {"d8"}
+
+
+@pytest.mark.parametrize("where", ["inventory", "option"])
+def test_nobody_becomes_root_but_for_the_firewall(lan, tmp_path, where):
+    """A `sudo` that notes who asks for it; the user is root here, so no task needs it at all."""
+    log = tmp_path / "asked"
+    sudo = tmp_path / "sudo"
+    sudo.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit 1\n')
+    sudo.chmod(0o755)
+    settings = {"ansible_become_exe": str(sudo), **({"ansible_become": True} if where == "inventory" else {})}
+    words = ["-b"] if where == "option" else []
+    play(lan, "plan", *words, **settings)
+    play(lan, "train", "--tags", "network", *words, **settings)
+    play(lan, "status", *words, **settings)
+    play(lan, "reset", *words, **settings)
+    assert not log.exists(), log.read_text()

@@ -1,0 +1,49 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What holds for all playbooks and roles, read from their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def plays():
+    """Every play of every playbook that has hosts of its own."""
+    for path in sorted((ROOT / "playbooks").glob("*.yml")):
+        for play in yaml.safe_load(path.read_text()):
+            if "hosts" in play:
+                yield path.name, play
+
+
+def tasks():
+    """Every task of every role, those of blocks as well."""
+    for path in sorted((ROOT / "roles").glob("*/tasks/*.yml")):
+        waiting = list(yaml.safe_load(path.read_text()))
+        while waiting:
+            task = waiting.pop()
+            for part in ("block", "rescue", "always"):
+                waiting += task.get(part, [])
+            yield str(path.relative_to(ROOT)), task
+
+
+def test_no_play_makes_everything_root():
+    assert {name for name, play in plays() if play["vars"]["ansible_become"] is not False} == set()
+
+
+def test_a_task_that_needs_root_says_so_by_the_variable_that_wins():
+    """`become: true` of a task is beaten by the play's variable."""
+    assert [(path, task["name"]) for path, task in tasks() if task.get("become")] == []
+    root = {path.split("/")[1] for path, task in tasks() if "ansible_become" in task.get("vars", {})}
+    assert root == {"network", "preflight", "probe", "tracker"}
+
+
+def test_whatever_moves_packets_between_hosts_opens_the_ports_first():
+    """Rules that nobody saved are gone after a reboot."""
+    [train] = [play for name, play in plays() if name == "train.yml"]
+    [network] = [role for role in train["roles"] if role["role"].endswith("network")]
+    assert {"network", "data", "rehearse", "launch", "restart"} <= set(network["tags"])
