@@ -165,20 +165,16 @@ reason:
 
 import os
 import platform
-import shutil
-import sys
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import (
-    Venv,
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
+    Interpreter,
     VenvError,
-    Wish,
-    building,
-    fetch_wheels,
     find_interpreter,
-    wheels_ready,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish, fetch_wheels, wheels_ready
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv, building
 
 SPEC = {
     "path": {"type": "path", "required": True},
@@ -196,6 +192,7 @@ SPEC = {
     },
     "lock_seconds": {"type": "int", "default": 1800},
 }
+NO_PYTHON = Interpreter("", (3, 0, 0), "", False, False, False, "")
 # pip must install into the environment whatever the user's settings say about other places; the rest of them stands.
 PIP_ENVIRONMENT = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_TARGET": "", "PIP_PREFIX": "", "PYTHONPATH": ""}
 
@@ -212,7 +209,7 @@ def present(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
     if not is_ready and not module.check_mode:
         venv.build(state)
     if is_ready or not module.check_mode:
-        found = venv.packages() if state == "foreign" else venv.stamp()
+        found = {**venv.stamp(), **venv.packages()}
     for warning in venv.warnings:
         module.warn(warning)
     after = sorted(venv.wish.requirements)
@@ -240,8 +237,8 @@ def absent(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
         )
     before = venv.stamp().get("requirements", [])
     if not module.check_mode:
-        if state != "absent":
-            shutil.rmtree(venv.wish.path)
+        venv.refuse_in_use()
+        venv.discard()
         os.unlink(venv.wish.path + ".lock")
     return {"changed": state != "absent", "packages": {}, "install": [], "diff": diff(before, [])}
 
@@ -282,11 +279,10 @@ def main() -> None:
 
     tags: dict[str, str] | None = None
     try:
-        # To remove an environment takes none to make one with.
-        python, minimum = (
-            (sys.executable, "3.0") if given["state"] == "absent" else (given["python"] or "", given["python_minimum"])
-        )
-        base = find_interpreter(run, module.get_bin_path, python, minimum, host)
+        # To remove an environment takes no Python that could make one.
+        base = NO_PYTHON
+        if given["state"] != "absent":
+            base = find_interpreter(run, module.get_bin_path, given["python"] or "", given["python_minimum"], host)
         tags = base.tags
         venv = Venv(wish, run, base)
         # An environment of somebody else's is only read, and may lie where this user cannot even put a lock.

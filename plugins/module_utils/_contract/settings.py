@@ -198,7 +198,7 @@ SETTINGS: list[Setting] = [
         ("ddp_venv_dir", "str", None, {"pattern": "[/~].*", "empty": "venv in the base folder"},
          "The trainer's Python; nodes on one machine may share it."),
         ("ddp_python", "str", None, {"pattern": "[/~].*", "empty": "one that all hosts have, if there is one"},
-         "Python 3.11 or newer that the trainer's is made with."),
+         "Python 3.10 or newer that the trainer's is made with."),
         ("ddp_address", "str", None, {"empty": "that of the NIC that leads to them"},
          "Address by which the peers reach this host."),
         ("ddp_nic", "str", None, {"empty": "the one that leads to the peers"},

@@ -38,8 +38,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
 )
 
 FORMAT = 1
-# The oldest Python that this collection's trainer runs on, and that PyTorch does.
-OLDEST_PYTHON = {"ours": (3, 11), "path": (3, 10), "git": (3, 10)}
+# The oldest Python that PyTorch runs on.
+OLDEST_PYTHON = (3, 10)
 # What a nanochat checkout imports beside the packages that its trainer and ours have in common.
 UPSTREAM_PACKAGES = ("filelock", "jinja2", "psutil", "pyyaml", "requests", "tokenizers", "wandb")
 # Versions of Python by how sure it is that every package has a wheel for them.
@@ -315,7 +315,7 @@ class Planner:
 
     @property
     def oldest_python(self) -> tuple[int, int]:
-        return OLDEST_PYTHON[self.source]
+        return OLDEST_PYTHON
 
     def trainer(self) -> dict[str, Any]:
         run = self.settings

@@ -279,6 +279,8 @@ def software(evidence: Evidence) -> Iterable[Finding]:
     torches = {host: result.get("torch") for host, result in evidence.gloo.items()} or {
         host: evidence.fact(host, "python", "venv", "torch") for host in evidence.probes
     }
+    # On CPUs a build for CUDA computes the same.
+    torches = {host: str(version).partition("+")[0] if version else version for host, version in torches.items()}
     severity = None if evidence.rehearsal else WARNING
     yield from differing("torch-differs", torches, evidence, severity)
     wanted = evidence.plan["trainer"].get("torch")

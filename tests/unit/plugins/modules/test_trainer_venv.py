@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils import basic
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import venv
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import interpreter, venv
 from ansible_collections.nanochat.ddp.plugins.modules import trainer_venv
 
 INTERPRETER = {
@@ -32,11 +33,12 @@ class Tools:
         self.interpreter = dict(INTERPRETER)
         self.installed = {"torch": "2.13.0+cpu"}
         self.install = (0, "", "")
+        self.damaged: list[str] = []
         self.argvs: list[list[str]] = []
 
     def run(self, module, argv, **dummy):
         self.argvs.append(argv)
-        if venv.ASK_INTERPRETER in argv:
+        if interpreter.ASK_INTERPRETER in argv:
             return 0, json.dumps(self.interpreter), ""
         if "venv" in argv:
             (self.path / "bin").mkdir(parents=True)
@@ -45,7 +47,8 @@ class Tools:
         if "install" in argv:
             return self.install
         if venv.ASK_PACKAGES in argv:
-            return 0, json.dumps({"packages": self.installed, "cuda": None, "python": "3.11"}), ""
+            found = {"packages": self.installed, "cuda": None, "damaged": self.damaged, "python": "3.11"}
+            return 0, json.dumps(found), ""
         return 0, "3.11\n", ""
 
     @property
@@ -202,3 +205,70 @@ def test_absent_removes_what_was_made(make, tools):
 
     assert [one["changed"] for one in (would, done, again)] == [True, True, False]
     assert not tools.path.exists() and not tools.path.with_suffix(".lock").exists()
+
+
+def test_field_36_a_venv_that_was_changed_by_hand_heals(make, tools):
+    make()
+    tools.installed = {"torch": None}
+    assert make(_check_mode=True)["changed"]
+    healed = tools.installed = {"torch": "2.13.0+cpu"}
+    tools.argvs.clear()
+    assert not make()["changed"]
+
+    tools.installed = {"torch": "2.12.0"}
+    with_other = make(_check_mode=True)
+    assert with_other["changed"] and with_other["install"] == ["torch==2.13.0"]
+    tools.installed = healed
+    tools.damaged = ["torch/__init__.py"]
+    tools.argvs.clear()
+    assert make()["changed"]
+    assert any("venv" in argv for argv in tools.argvs)  # made from nothing
+
+
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_a_removal_that_is_interrupted_leaves_nothing_that_looks_like_somebody_else_s(make, tools, monkeypatch, state):
+    make()
+    tools.damaged = ["torch/__init__.py"]
+
+    def interrupted(path, *dummy, **more):
+        if not more.get("ignore_errors"):
+            (Path(path) / "pyvenv.cfg").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(venv.shutil, "rmtree", interrupted)
+        make(state=state)
+    tools.damaged = []
+    assert make()["changed"]
+    assert not make()["changed"]
+    assert not Path(f"{tools.path}.trash").exists() or make(state="absent")["changed"]
+
+
+def test_a_venv_is_not_changed_under_a_run_that_uses_it(make, tools, monkeypatch):
+    make()
+    argv = (f"{tools.path}/bin/python", "-m", "torch.distributed.run")
+    one = processes.Process(pid=7, ppid=1, uid=0, start=1, state="S", argv=argv, name="python", marker="x")
+    monkeypatch.setattr(processes, "processes", lambda: {7: one})
+    assert not make()["changed"]
+    for options in ({"requirements": ["torch==2.14.0"]}, {"state": "absent"}):
+        failed = make(**options)
+        assert (failed["failed"], failed["reason"]) == (True, "in-use")
+        assert "process 7" in failed["msg"]
+    assert (tools.path / venv.STAMP).exists()
+
+
+def test_offline_packages_that_were_handed_on_are_found_again(make, tools, tmp_path):
+    wheels = tmp_path / "wheels"
+    (wheels / "3.11-x86_64").mkdir(parents=True)
+    make(offline=True, wheels_dir=str(wheels))
+    assert str(wheels / "3.11-x86_64") in tools.installs[-1]
+    tools.install = (1, "", "ERROR: No matching distribution found for torch==2.14.0")
+    failed = make(offline=True, wheels_dir=str(wheels), requirements=["torch==2.14.0"])
+    assert failed["reason"] == "wheels"
+
+
+def test_an_environment_is_removed_without_a_python_that_could_make_one(make, tools, monkeypatch):
+    make()
+    monkeypatch.setattr(basic.AnsibleModule, "get_bin_path", lambda self, name, *dummy: None)
+    assert make(state="absent")["changed"]
+    assert not tools.path.exists()

@@ -405,11 +405,11 @@ def test_our_own_running_session_holds_its_port_rightly():
         ({"disk": {**laptop()["disk"], "writable": False}}, "but xiaoxin cannot write in"),
         (
             {"python": {**laptop()["python"], "candidates": [], "version": "3.9.2"}},
-            "laptop has no Python of 3.11 or newer (its own is 3.9.2)",
+            "laptop has no Python of 3.10 or newer (its own is 3.9.2)",
         ),
         (
             {"ddp_python": "/opt/python9"},
-            "ddp_python is /opt/python9 on laptop, which is no Python of 3.11 or newer there",
+            "ddp_python is /opt/python9 on laptop, which is no Python of 3.10 or newer there",
         ),
         ({"host": {**laptop()["host"], "arch": "riscv64"}}, "laptop is a machine of type riscv64"),
         (

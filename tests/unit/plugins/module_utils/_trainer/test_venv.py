@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import venv
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Interpreter, VenvError, Wish
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import interpreter, packages
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import Interpreter, VenvError
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
 
 BASE = Interpreter("/usr/bin/python3.11", (3, 11, 2), "x86_64", True, True, True, "glibc-2.36")
 
@@ -39,7 +40,7 @@ def host_with(**versions: str):
 
 def test_first_suitable_interpreter_is_taken():
     run, find = host_with(python3="3.9.2", python3_12="3.12.3", python3_13="")
-    assert venv.find_interpreter(run, find, "", "3.10", "worker").minor == "3.12"
+    assert interpreter.find_interpreter(run, find, "", "3.10", "worker").minor == "3.12"
 
 
 def test_too_old_python_is_named_with_its_version():
@@ -47,7 +48,7 @@ def test_too_old_python_is_named_with_its_version():
     with pytest.raises(
         VenvError, match=r"^worker: the trainer needs Python 3.11 or newer, but python3 is 3.9.2\. "
     ) as why:
-        venv.find_interpreter(run, find, "", "3.11", "worker")
+        interpreter.find_interpreter(run, find, "", "3.11", "worker")
     assert why.value.reason == "python"
     assert "ddp_python" in str(why.value)
 
@@ -55,13 +56,13 @@ def test_too_old_python_is_named_with_its_version():
 def test_missing_python_is_said():
     run, find = host_with()
     with pytest.raises(VenvError, match="but no python3 was found"):
-        venv.find_interpreter(run, find, "", "3.10", "worker")
+        interpreter.find_interpreter(run, find, "", "3.10", "worker")
 
 
 def test_named_python_is_the_only_one_looked_at():
     run, find = host_with(python3_11="3.11.2")
     with pytest.raises(VenvError, match="/opt/python/bin/python3 is not there or does not run"):
-        venv.find_interpreter(run, find, "/opt/python/bin/python3", "3.10", "worker")
+        interpreter.find_interpreter(run, find, "/opt/python/bin/python3", "3.10", "worker")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_named_python_is_the_only_one_looked_at():
 )
 def test_remedy_is_the_distribution_s_own_command(tmp_path, release, command):
     (tmp_path / "os-release").write_text(release)
-    assert command in venv.install_hint("python", release=str(tmp_path / "os-release"))
+    assert command in interpreter.install_hint("python", release=str(tmp_path / "os-release"))
 
 
 @pytest.mark.parametrize(
@@ -92,12 +93,12 @@ def test_remedy_is_the_distribution_s_own_command(tmp_path, release, command):
     ],
 )
 def test_installed_version_is_held_against_the_pin(requirement, version, met):
-    assert venv.meets(requirement, version) is met
+    assert packages.meets(requirement, version) is met
 
 
 @pytest.mark.parametrize(("name", "canonical"), [("Torch==1", "torch"), ("mlflow_skinny>=3", "mlflow-skinny")])
 def test_names_are_spelt_as_the_metadata_does(name, canonical):
-    assert venv.name_of(name) == canonical
+    assert packages.name_of(name) == canonical
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_names_are_spelt_as_the_metadata_does(name, canonical):
     ],
 )
 def test_pip_s_words_become_one_sentence(said, reason, sentence):
-    found = venv.explain(wish(), BASE, said)
+    found = packages.explain(wish(), BASE, said)
 
     assert found.reason == reason
     assert str(found).startswith("worker: the packages could not be installed in /base/venv: ")
@@ -135,16 +136,33 @@ def test_pip_s_words_become_one_sentence(said, reason, sentence):
 
 
 def test_wheels_of_another_python_are_told_as_such():
-    found = venv.explain(wish(offline=True), BASE, "ERROR: No matching distribution found for torch==2.13.0")
+    found = packages.explain(wish(offline=True), BASE, "ERROR: No matching distribution found for torch==2.13.0")
 
     assert found.reason == "wheels"
     assert "do not fit Python 3.11 on x86_64: torch==2.13.0" in str(found)
 
 
+class Pip:
+    """What pip says of torch in the default index, and of its settings."""
+
+    def __init__(self, requires=(), rc=0, settings=""):
+        self.requires, self.rc, self.settings, self.asked = requires, rc, settings, []
+
+    def __call__(self, argv):
+        self.asked.append(argv)
+        if "config" in argv:
+            return 0, self.settings, ""
+        metadata = {"name": "torch", "version": "2.13.0", "requires_dist": list(self.requires)}
+        return self.rc, json.dumps({"install": [{"metadata": metadata}]}), "ERROR: no such option: --report"
+
+
+NOWHERE = "http://127.0.0.1:1/whl/cpu"
+
+
 def test_index_that_does_not_answer_is_passed_over_with_a_warning():
     warnings: list = []
 
-    index, argv = venv.choose_index(wish(torch_index="http://127.0.0.1:1/whl/cpu"), warnings)
+    index, argv = packages.choose_index(wish(torch_index=NOWHERE), Pip(), ["pip"], warnings)
 
     assert (index, argv) == ("default", [])
     assert warnings == [
@@ -152,13 +170,49 @@ def test_index_that_does_not_answer_is_passed_over_with_a_warning():
     ]
 
 
+@pytest.mark.parametrize("pip", [Pip(["filelock", "nvidia-cublas-cu13==1; platform_system == 'Linux'"]), Pip(rc=2)])
+def test_field_37_a_build_for_cuda_is_never_taken_without_a_word(monkeypatch, pip):
+    monkeypatch.setattr(packages, "CPU_INDEX", NOWHERE)
+    with pytest.raises(VenvError, match="no CPU build of torch is to be had there") as why:
+        packages.choose_index(wish(), pip, ["pip"], [])
+    assert why.value.reason == "network"  # so that another host hands its packages on
+    assert "8.0 GB of disk" in str(why.value) and "ddp_torch_index: default" in str(why.value)
+    assert all("--dry-run" in argv for argv in pip.asked if "install" in argv)
+
+
+def test_a_default_index_that_has_a_cpu_build_serves_as_well(monkeypatch):
+    monkeypatch.setattr(packages, "CPU_INDEX", NOWHERE)
+    assert packages.choose_index(wish(), Pip(["filelock"]), ["pip"], []) == ("default", [])
+
+
 def test_index_that_answers_stands_beside_the_default(tmp_path):
     url = tmp_path.as_uri()
-    assert venv.choose_index(wish(torch_index=url), []) == (url, ["--extra-index-url", url])
+    assert packages.choose_index(wish(torch_index=url), Pip(), ["pip"], []) == (url, ["--extra-index-url", url])
 
 
 def test_default_index_asks_nobody_else():
-    assert venv.choose_index(wish(torch_index="default"), []) == ("default", [])
+    assert packages.choose_index(wish(torch_index="default"), Pip(), ["pip"], []) == ("default", [])
+
+
+def test_the_index_is_asked_through_pip_s_own_proxy(monkeypatch):
+    asked = []
+
+    def open_url(page, ca_path=None, **more):
+        asked.append((page, ca_path, packages.os.environ.get("https_proxy")))
+        raise OSError
+
+    monkeypatch.setattr(packages, "open_url", open_url)
+    said = ":env:.proxy='http://env:3128'\nglobal.cert='/etc/hosts'\nglobal.proxy='http://file:3128'\n"
+    settings = packages.pip_settings(Pip(settings=said), ["pip"])
+    assert not packages.answers("https://index.example/whl/cpu", settings)
+    assert asked == [("https://index.example/whl/cpu/torch/", "/etc/hosts", "http://env:3128")]
+    assert packages.os.environ.get("https_proxy") != "http://env:3128"
+
+
+def test_requirements_hold_for_the_python_that_they_name():
+    both = ['numpy==2.4.6;python_version>="3.11"', "numpy==2.2.6 ; python_version < '3.11'", "x==1; os_name=='nt'"]
+    assert packages.applying(both, "3.10") == ("numpy==2.2.6", both[2])
+    assert packages.applying(both, "3.14") == ("numpy==2.4.6", both[2])
 
 
 def test_environment_is_named_by_all_that_goes_into_it():
@@ -178,16 +232,32 @@ def test_wheels_for_another_python_and_machine_are_asked_for_by_tag(tmp_path):
 
     target = {"python": "3.12", "machine": "aarch64"}
     wanted = wish(wheels=str(tmp_path / "wheels"), torch_index="default")
-    venv.fetch_wheels(wanted, run, BASE, ["pip"], target)
+    packages.fetch_wheels(wanted, run, BASE, ["pip"], target)
 
     line = " ".join(asked[0])
     assert "--only-binary=:all:" in line and "--python-version 3.12" in line and "--abi cp312" in line
     assert "--platform manylinux_2_28_aarch64" in line and "--platform manylinux2014_aarch64" in line
     assert asked[0][-3:] == ["torch==2.13.0", "numpy==2.4.6", "pip"]
-    assert venv.wheels_ready(wanted, target)
-    assert not venv.wheels_ready(wanted, {**target, "python": "3.11"})
+    assert packages.wheels_ready(wanted, target)
+    assert not packages.wheels_ready(wanted, {**target, "python": "3.11"})
+
+
+def test_a_mac_fetches_wheels_for_linux(tmp_path):
+    asked = []
+
+    def run(argv):
+        asked.append(argv)
+        (tmp_path / "wheels.part").mkdir(exist_ok=True)
+        return 0, "", ""
+
+    wanted = wish(wheels=str(tmp_path / "wheels"), torch_index="default")
+    target = {"python": BASE.minor, "machine": BASE.machine}
+    packages.fetch_wheels(wanted, run, BASE._replace(system="Darwin"), ["pip"], target)
+    assert "manylinux_2_28_x86_64" in asked[0]
+    packages.fetch_wheels(wanted, run, BASE, ["pip"], target)
+    assert "--platform" not in asked[1]
 
 
 def test_no_room_is_said_before_anything_is_fetched(tmp_path):
     with pytest.raises(VenvError, match=rf"^worker: {tmp_path} has .* GB free, but .* need about 10{{9}} TB"):
-        venv.check_room(str(tmp_path), 999_999_999_999 * 10**9, "worker")
+        packages.check_room(str(tmp_path), 999_999_999_999 * 10**9, "worker")

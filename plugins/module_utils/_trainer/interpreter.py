@@ -1,0 +1,131 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which Python of this host the trainer's environment is made with, and what its owner would install where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Callable, NamedTuple
+
+INTERPRETERS = ("python3.11", "python3.12", "python3.13", "python3", "python3.14", "python3.10")
+
+Run = Callable[..., "tuple[int, str, str]"]
+
+# Runs on any Python 3, so that one which is too old can be named with its version.
+ASK_INTERPRETER = """
+import importlib.util, json, os, platform, sys
+has = lambda name: importlib.util.find_spec(name) is not None
+print(json.dumps({"version": list(sys.version_info[:3]), "executable": sys.executable, "machine": platform.machine(),
+    "system": platform.system(), "venv": has("venv"), "ensurepip": has("ensurepip"), "pip": has("pip"), "libc": list(platform.libc_ver())}))
+"""
+
+
+class VenvError(Exception):
+    """One sentence, and a word for the reason, by which a caller can choose another way."""
+
+    def __init__(self, text: str, reason: str = "other") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Interpreter(NamedTuple):
+    """A Python of this host."""
+
+    path: str
+    version: tuple[int, int, int]
+    machine: str
+    has_venv: bool
+    has_ensurepip: bool
+    has_pip: bool
+    libc: str
+    system: str = "Linux"
+
+    @property
+    def minor(self) -> str:
+        """Such as 3.11, the part of the version that compiled packages depend on."""
+        return f"{self.version[0]}.{self.version[1]}"
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What wheels must match."""
+        kind = f"{self.minor}-{self.machine}"
+        return {"python": self.minor, "machine": self.machine, "libc": self.libc, "kind": kind}
+
+
+def find_interpreter(run: Run, find: Callable[[str], str | None], wanted: str, minimum: str, host: str) -> Interpreter:
+    """The given Python, or the first suitable one of this host."""
+    seen = []
+    for name in [wanted] if wanted else INTERPRETERS:
+        path = name if os.path.isabs(name) else find(name)
+        found = _ask(run, path) if path else None
+        if found is None:
+            if wanted:
+                seen.append(f"{wanted} is not there or does not run")
+            continue
+        if found.version[:2] >= numbers(minimum):
+            return found
+        seen.append(f"{name} is {'.'.join(map(str, found.version))}")
+    what = "; ".join(dict.fromkeys(seen)) or "no python3 was found"
+    raise VenvError(
+        f"{host}: the trainer needs Python {minimum} or newer, but {what}. "
+        f"{install_hint('python')}, or name another one in ddp_python",
+        "python",
+    )
+
+
+def _ask(run: Run, path: str) -> Interpreter | None:
+    rc, out, _err = run([path, "-c", ASK_INTERPRETER])
+    try:
+        told = json.loads(out) if rc == 0 else None
+    except ValueError:
+        told = None
+    if not told:
+        return None
+    version = told["version"]
+    return Interpreter(
+        told["executable"] or path,
+        (version[0], version[1], version[2]),
+        told["machine"],
+        bool(told["venv"]),
+        bool(told["ensurepip"]),
+        bool(told["pip"]),
+        "-".join(told["libc"]) if any(told["libc"]) else "",
+        told.get("system", "Linux"),
+    )
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def install_hint(what: str, minor: str = "", release: str = "/etc/os-release") -> str:
+    """The command by which the owner of this host installs what is missing."""
+    try:
+        with open(release, encoding="utf-8") as file:
+            text = file.read()
+    except OSError:
+        text = ""
+    words = " ".join(re.findall(r"^(?:ID|ID_LIKE)=\"?([^\"\n]*)", text, re.M)).split()
+    version = minor or "3.11"
+    commands = {
+        "debian": {
+            "python": f"apt install python{version} python{version}-venv",
+            "venv": f"apt install python{version}-venv",
+        },
+        "fedora": {"python": f"dnf install python{version}", "venv": f"dnf install python{version}-pip"},
+        "rhel": {"python": f"dnf install python{version}", "venv": f"dnf install python{version}-pip"},
+        "arch": {"python": "pacman -S python", "venv": "pacman -S python-pip"},
+        "suse": {
+            "python": f"zypper install python{version.replace('.', '')}",
+            "venv": f"zypper install python{version.replace('.', '')}-pip",
+        },
+        "alpine": {"python": "apk add python3", "venv": "apk add py3-pip"},
+    }
+    words = ["debian" if word == "ubuntu" else word for word in words]
+    for word in words:
+        if word in commands:
+            return f"Install it there with `sudo {commands[word][what]}`"
+    return f"Install Python {version} with its venv module there"

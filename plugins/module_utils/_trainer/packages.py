@@ -1,0 +1,274 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where packages come from: requirements, indexes, wheels for hosts that reach none, and what pip's words mean."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from ansible.module_utils.urls import ConnectionError as UrlError
+from ansible.module_utils.urls import open_url
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_json, write_json
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
+    Interpreter,
+    Run,
+    VenvError,
+    numbers,
+)
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+ANSWER_SECONDS = 4
+SPACE_FOR_TORCH = 1_500_000_000
+CUDA_DOWNLOAD = 3_000_000_000
+CUDA_DISK = 8_000_000_000
+
+
+class Wish(NamedTuple):
+    """What the environment should be."""
+
+    host: str
+    path: str
+    requirements: tuple[str, ...]
+    torch_index: str  # auto, default or a URL
+    wheels: str  # a folder of wheels, or empty
+    offline: bool
+
+    def digest(self, minor: str) -> str:
+        """One name for what the environment is made from."""
+        text = json.dumps([sorted(self.requirements), self.torch_index, minor])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def name_of(requirement: str) -> str:
+    """The package's name as the metadata spells it."""
+    found = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
+    return re.sub(r"[-_.]+", "-", found.group(1)).lower() if found else requirement
+
+
+def meets(requirement: str, version: str | None) -> bool:
+    """Whether an installed version is the pinned one; 2.13.0+cpu is 2.13.0, since builds are told apart elsewhere."""
+    if version is None:
+        return False
+    pinned = re.match(r"[^=<>!~;@\[]+(?:\[[^\]]*\])?\s*==\s*([^\s;,*]+)\s*(?:;.*)?$", requirement)
+    if not pinned:
+        return True
+    wanted = pinned.group(1)
+    return wanted == version or ("+" not in wanted and wanted == version.split("+")[0])
+
+
+def applying(requirements: Sequence[str], minor: str) -> tuple[str, ...]:
+    """Those that hold for a Python; of markers only `python_version` is known here, the rest is left to pip."""
+    found = []
+    for one in requirements:
+        marker = re.match(r"(.*?)\s*;\s*python_version\s*(<|>=)\s*['\"](\d+)\.(\d+)['\"]\s*$", one)
+        if not marker:
+            found.append(one)
+        elif (numbers(minor) >= (int(marker.group(3)), int(marker.group(4)))) == (marker.group(2) == ">="):
+            found.append(marker.group(1))
+    return tuple(found)
+
+
+def choose_index(wish: Wish, run: Run, pip: Sequence[str], warnings: list[str]) -> tuple[str, list[str]]:
+    """PyTorch's own index beside the user's if it answers: its builds (+cpu) outrank those of the default index."""
+    url = CPU_INDEX if wish.torch_index == "auto" else wish.torch_index
+    if url in ("", "default") or os.environ.get("PIP_NO_INDEX"):
+        return "default", []
+    if answers(url, pip_settings(run, pip)):
+        return url, ["--extra-index-url", url]
+    if wish.torch_index == "auto":
+        refuse_cuda(wish, run, pip)
+    else:
+        warnings.append(
+            f"{wish.host}: {url} does not answer within {ANSWER_SECONDS} s, so torch comes from the default index"
+        )
+    return "default", []
+
+
+def refuse_cuda(wish: Wish, run: Run, pip: Sequence[str]) -> None:
+    """A build for CUDA is several times as large and of no use to a CPU, so it is never taken without a word."""
+    torch = [one for one in wish.requirements if name_of(one) == "torch"]
+    asked = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--no-input", "--quiet", "--report", "-"]
+    rc, out, err = run([*pip, *asked, *torch])
+    try:
+        installs = json.loads(out)["install"] if rc == 0 else []
+    except (ValueError, KeyError, TypeError):
+        installs = []
+    needs = [str(one) for part in installs for one in part["metadata"].get("requires_dist") or []]
+    if installs and not any(re.match(r"(nvidia|cuda)-", one) for one in needs):
+        return
+    why = "which has only a build for CUDA" if installs else last_line(err or out)
+    raise VenvError(
+        f"{wish.host}: no CPU build of torch is to be had there: {CPU_INDEX} does not answer within {ANSWER_SECONDS} s, and neither "
+        f"does the default index help ({why}). Connect the host, or let another one hand its packages on. "
+        f"`ddp_torch_index: default` takes the build for CUDA all the same: about {bytes_text(CUDA_DOWNLOAD)} to download and "
+        f"{bytes_text(CUDA_DISK)} of disk",
+        "network",
+    )
+
+
+def pip_settings(run: Run, pip: Sequence[str]) -> dict[str, str]:
+    """The proxy and certificates that pip would use, by its files and its environment."""
+    out = run([*pip, "config", "list"])[1]
+    pairs = re.findall(r"^(\S+)\.(proxy|cert)='(.*)'$", out, re.M)
+    # What the environment says wins over files.
+    return {name: value for dummy, name, value in sorted(pairs, key=lambda pair: pair[0] == ":env:")}
+
+
+def answers(url: str, settings: Mapping[str, str]) -> bool:
+    """Whether an index says anything about torch, asked the way pip would (proxies, certificates)."""
+    if url.startswith("file://"):
+        return os.path.isdir(urllib.request.url2pathname(urllib.parse.urlparse(url).path))
+    bundle = settings.get("cert") or os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
+    try:
+        page = url.rstrip("/") + "/torch/"
+        ca_path = bundle if bundle and os.path.isfile(bundle) else None
+        with proxied(settings.get("proxy")), open_url(
+            page, timeout=ANSWER_SECONDS, ca_path=ca_path, http_agent="nanochat.ddp"
+        ) as response:
+            return bool(response.status == 200)
+    except (OSError, ValueError, http.client.HTTPException, UrlError):
+        return False
+
+
+@contextlib.contextmanager
+def proxied(proxy: str | None) -> Iterator[None]:
+    """For a moment the environment names this proxy, as it does where pip needs no setting for it."""
+    before = dict(os.environ)
+    try:
+        if proxy:
+            os.environ.update(http_proxy=proxy, https_proxy=proxy)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+NETWORK = re.compile(
+    r"Failed to establish a new connection|Temporary failure in name resolution|Name or service not known|timed out|"
+    r"Network is unreachable|No route to host|Connection refused|Max retries exceeded|ConnectTimeout|ProxyError|"
+    r"Connection aborted|Connection reset|NewConnectionError|Cannot connect to proxy",
+    re.I,
+)
+NO_MATCH = re.compile(r"No matching distribution found for ([^\s(]+)")
+NEEDS_PYTHON = re.compile(r"(\S+) Requires-Python (>=[\d.]+)|requires a different Python: \S+ not in '([^']+)'")
+
+
+def explain(wish: Wish, base: Interpreter, text: str) -> VenvError:
+    """What pip said, as one sentence with what to do."""
+    who = f"{wish.host}: the packages could not be installed in {wish.path}"
+    if re.search(r"No space left on device|Disk quota exceeded", text):
+        return VenvError(
+            f"{who}: the disk is full ({free_text(wish.path)}); make room there (pip also needs some in TMPDIR), or "
+            "give another folder (ddp_venv_dir)",
+            "disk",
+        )
+    if re.search("CERTIFICATE_VERIFY_FAILED|certificate verify failed", text, re.I):
+        return VenvError(
+            f"{who}: the package index's certificate is not trusted there; name the right CA bundle in that user's "
+            "pip.conf (cert = ...) or set the clock right",
+            "network",
+        )
+    missing = NO_MATCH.search(text)
+    if wish.offline:
+        lacking = missing.group(1) if missing else last_line(text)
+        return VenvError(
+            f"{who}: the wheels in {wish.wheels} do not fit Python {base.minor} on {base.machine}: {lacking}; wheels must "
+            "be fetched for the same Python and architecture",
+            "wheels",
+        )
+    if NETWORK.search(text):
+        return VenvError(
+            f"{who}: no package index answers there ({last_line(text)}); connect the host, name an index it can reach in "
+            "that user's pip.conf, or set ddp_trainer_offline so that another host fetches the packages for it",
+            "network",
+        )
+    if missing:
+        old = f", which Python {base.minor} may be too old for" if NEEDS_PYTHON.search(text) else ""
+        return VenvError(f"{who}: no package index has {missing.group(1)} for Python {base.minor}{old}", "requirement")
+    return VenvError(f"{who}: pip said: {last_line(text)}", "other")
+
+
+def last_line(text: str) -> str:
+    """The line that says most: pip's last ERROR, or simply the last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("[notice]")]
+    errors = [line for line in lines if line.startswith(("ERROR:", "error:"))]
+    chosen = (errors or lines or ["nothing"])[-1]
+    return re.sub(r"^(ERROR|error):\s*", "", chosen)[:400].rstrip(".")
+
+
+def check_room(folder: str, need: int, host: str) -> None:
+    """Makes the parent folder and looks whether the packages will fit, before anything is fetched."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as why:
+        raise VenvError(f"{host}: {folder} cannot be made: {why.strerror}; give another folder (ddp_venv_dir)") from why
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise VenvError(
+            f"{host}: {folder} cannot be written by this user (id {os.getuid()}); give it to that user, or give another "
+            "folder (ddp_venv_dir)",
+            "folder",
+        )
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if free < need:
+        raise VenvError(
+            f"{host}: {folder} has {bytes_text(free)} free, but the trainer's packages need about {bytes_text(need)}; "
+            "make room there, or give another folder (ddp_venv_dir)",
+            "disk",
+        )
+
+
+def free_text(path: str) -> str:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return "free space unknown"
+    return f"{bytes_text(found.f_bavail * found.f_frsize)} free"
+
+
+def platforms(machine: str) -> list[str]:
+    """Names of the platforms whose wheels run on a Linux machine with a glibc of the last ten years, newest first."""
+    return [f"manylinux_2_{minor}_{machine}" for minor in range(36, 16, -1)] + [f"manylinux2014_{machine}"]
+
+
+def wheels_ready(wish: Wish, target: dict[str, str]) -> bool:
+    """Whether the folder of wheels was filled for these requirements and this target."""
+    return bool(read_json(os.path.join(wish.wheels, ".wheels.json")) == wheels_stamp(wish, target))
+
+
+def wheels_stamp(wish: Wish, target: dict[str, str]) -> dict[str, Any]:
+    """What a folder of wheels was filled for."""
+    return {"requirements": sorted(wish.requirements), "target": target, "index": wish.torch_index}
+
+
+def fetch_wheels(wish: Wish, run: Run, base: Interpreter, pip: list[str], target: dict[str, str]) -> None:
+    """Fills the folder of wheels for hosts with the target's Python and architecture."""
+    fresh = wish.wheels.rstrip("/") + ".part"
+    shutil.rmtree(fresh, ignore_errors=True)
+    check_room(fresh, SPACE_FOR_TORCH // 3, wish.host)
+    argv = [*pip, "download", "--no-input", "--disable-pip-version-check", "--retries", "2", "--only-binary=:all:"]
+    argv += ["--dest", fresh, *choose_index(wish, run, pip, [])[1]]
+    if [target["python"], target["machine"], "Linux"] != [base.minor, base.machine, base.system]:
+        tag = "cp" + target["python"].replace(".", "")
+        argv += ["--python-version", target["python"], "--implementation", "cp"]
+        argv += [part for abi in (tag, "abi3", "none") for part in ("--abi", abi)]
+        argv += [part for name in platforms(target["machine"]) for part in ("--platform", name)]
+    # pip itself comes along for hosts whose Python has no ensurepip.
+    rc, out, err = run([*argv, *applying(wish.requirements, target["python"]), "pip"])
+    if rc != 0:
+        raise explain(wish._replace(path=wish.wheels), base, out + "\n" + err)
+    write_json(os.path.join(fresh, ".wheels.json"), wheels_stamp(wish, target))
+    shutil.rmtree(wish.wheels, ignore_errors=True)
+    os.replace(fresh, wish.wheels)
