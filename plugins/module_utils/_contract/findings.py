@@ -80,6 +80,12 @@ CATALOGUE.update(
             "Run preflight, which measures it, or set ddp_speed for every host.",
             (17,),
         ),
+        "batch-adapted": Kind(
+            INFO,
+            "The batch was fitted to the hosts",
+            "Every host takes whole passes of whole rows, so what nobody set of the batch follows the number and speed of the hosts.",
+            "Nothing to do; ddp_total_batch and ddp_device_batch say it otherwise.",
+        ),
         "threads-over-cores": Kind(
             WARNING,
             "More threads than cores",

@@ -104,14 +104,14 @@ SETTINGS: list[Setting] = [
     ),
     *_rows(
         "The training", RUN,
-        ("ddp_device_batch", "int", None, {"low": 1, "empty": _PROFILE},
+        ("ddp_device_batch", "int", None, {"low": 1, "empty": "the profile's, or less where the hosts share rows better so"},
          "Rows in one pass through the model; more need more memory."),
-        ("ddp_total_batch", "int", None, {"low": 1, "empty": _PROFILE},
+        ("ddp_total_batch", "int", None, {"low": 1, "empty": "about the profile's, as the number of hosts divides it"},
          "Tokens in one step over all ranks."),
         ("ddp_iterations", "int", None, {"low": 1, "empty": _PROFILE},
          "Steps of the whole run."),
-        ("ddp_batch_split", "str", "equal", {"choices": ("equal", "threads", "speed")},
-         "How the rows of a step are shared out: equally, by threads, or by speed (ddp_speed, else as measured)."),
+        ("ddp_batch_split", "str", "auto", {"choices": ("auto", "equal", "threads", "speed")},
+         "How a step's rows are shared out: equally, by threads, by speed (ddp_speed or as measured), or auto: by speed where known."),
         ("ddp_eval_every", "int", None, {"low": -1, "empty": _PROFILE},
          "Steps between two measurements on the validation shard; -1 for none."),
         ("ddp_eval_tokens", "int", None, {"low": 1, "empty": _PROFILE},
@@ -208,7 +208,7 @@ SETTINGS: list[Setting] = [
         ("ddp_threads", "int", None, {"low": 1, "empty": "the physical cores this user may use"},
          "Threads that compute."),
         ("ddp_speed", "float", None, {"low": 0.001, "empty": "as measured"},
-         "Speed of this host against the others (ddp_batch_split speed)."),
+         "Speed of this host against the others (ddp_batch_split auto and speed)."),
     ),
 ]
 # fmt: on
@@ -475,6 +475,11 @@ def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, A
         for host, own in given.items()
     }
     return run, each
+
+
+def told(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> set[str]:
+    """The settings that somebody made, wherever."""
+    return {name for host, variables in hosts for name in read_host(host, variables)[0]}
 
 
 def _agree(given: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:

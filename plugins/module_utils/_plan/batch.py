@@ -5,11 +5,51 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Iterator, NamedTuple, Sequence
+
+# A total batch that nobody asked for may differ from the profile's by this much before passes are made smaller instead.
+NEAR = 1.5
+# A share-out of large passes is good enough at this part of the speed of a perfect one.
+GOOD = 0.95
 
 
 class BatchError(ValueError):
     """The batch cannot be shared out; the text says what would do."""
+
+
+class Asked(NamedTuple):
+    """What is wanted of a batch; total_batch and device_batch are those of the profile unless `told` says otherwise."""
+
+    sequence: int
+    total_batch: int
+    device_batch: int
+    told_total: bool
+    told_device: bool
+
+
+class Batch(NamedTuple):
+    """Rows of each rank in a step, in passes of device_batch rows."""
+
+    rows: list[int]
+    device_batch: int
+    total_batch: int
+
+
+def plan_batch(asked: Asked, weights: Sequence[float], equal: bool = False, deployed: Sequence[int] = ()) -> Batch:
+    """Share out a step by the ranks' weights; what nobody asked for adapts to the number of hosts.
+
+    With `equal` no share may differ. `deployed` are the shares that a run has had so far, which it keeps where they fit.
+    """
+    rows = total_rows(asked, len(weights), equal)
+    unit = asked.device_batch if asked.told_device else 1
+    if deployed and sum(deployed) == rows and all(share % unit == 0 for share in deployed):
+        shares = list(deployed)
+    elif len(set(weights)) == 1 and rows % (len(weights) * unit) == 0:
+        shares = [rows // len(weights)] * len(weights)
+    else:
+        shares = best_shares(asked, rows, weights)
+    device = asked.device_batch if asked.told_device else largest_pass(asked.device_batch, shares)
+    return Batch(shares, device, rows * asked.sequence)
 
 
 def multiples_near(value: int, unit: int) -> str:
@@ -18,24 +58,80 @@ def multiples_near(value: int, unit: int) -> str:
     return f"{below} or {below + unit}" if below else str(unit)
 
 
-def total_rows(total_batch: int, sequence: int, device_batch: int, world: int, equal: bool) -> int:
-    """Rows of a step over all ranks; refuses a batch that does not divide."""
-    passes = world if equal else 1
-    unit = sequence * device_batch * passes
-    if total_batch % unit or total_batch < unit:
-        times = f" x {world} hosts" if equal and world > 1 else ""
-        product = f"{sequence} x {device_batch}" + (f" x {world}" if times else "")
+def total_rows(asked: Asked, world: int, equal: bool) -> int:
+    """Rows of a step over all ranks; refuses a batch that was asked for and does not divide."""
+    if not asked.told_total:
+        return adapted_rows(asked, world)
+    total, sequence, device_batch = asked.total_batch, asked.sequence, asked.device_batch if asked.told_device else 1
+    unit = sequence * device_batch * (world if equal else 1)
+    if total % unit or total < unit:
+        names = [("ddp_sequence", sequence), ("ddp_device_batch", device_batch), (f"{world} hosts", world)]
+        used = [names[0], *([names[1]] if asked.told_device else []), *([names[2]] if equal and world > 1 else [])]
+        product = " x ".join(str(number) for dummy, number in used) + (f" = {unit}" if len(used) > 1 else "")
         raise BatchError(
-            f"ddp_total_batch {total_batch} is not a multiple of ddp_sequence x ddp_device_batch{times} = {product} = {unit}; "
-            f"{multiples_near(total_batch, unit)} would do."
+            f"ddp_total_batch {total} is not a multiple of {' x '.join(name for name, dummy in used)} = {product}; "
+            f"{multiples_near(total, unit)} would do."
         )
-    rows = total_batch // sequence
+    rows = total // sequence
     if rows // device_batch < world:
+        passes = f" of ddp_device_batch {device_batch}" if asked.told_device else ""
         raise BatchError(
-            f"ddp_total_batch {total_batch} has too few rows for {world} hosts of ddp_device_batch {device_batch}; "
+            f"ddp_total_batch {total} has too few rows for {world} hosts{passes}; "
             f"{sequence * device_batch * world} or more would do."
         )
     return rows
+
+
+def adapted_rows(asked: Asked, world: int) -> int:
+    """The profile's rows, or the nearest number of them that this many hosts can share equally."""
+    wanted = max(1, asked.total_batch // asked.sequence)
+    found = 0
+    for device_batch in pass_sizes(asked):
+        unit = device_batch * world
+        nearest = max(1, (wanted + unit // 2) // unit) * unit
+        if found == 0 or _apart(nearest, wanted) < _apart(found, wanted):
+            found = nearest
+        if _apart(found, wanted) <= NEAR:
+            break
+    return found
+
+
+def _apart(one: int, other: int) -> float:
+    return max(one, other) / min(one, other)
+
+
+def pass_sizes(asked: Asked) -> Iterator[int]:
+    """The sizes of a pass that may be taken, largest first."""
+    yield asked.device_batch
+    size = asked.device_batch // 2
+    while size and not asked.told_device:
+        yield size
+        size //= 2
+
+
+def best_shares(asked: Asked, rows: int, weights: Sequence[float]) -> list[int]:
+    """Shares of passes that are as large as goes without losing speed by it."""
+    best: list[int] = []
+    for size in pass_sizes(asked):
+        if rows % size or rows // size < len(weights):
+            continue
+        found = share(rows, size, weights)
+        if not best or efficiency(found, weights) > efficiency(best, weights):
+            best = found
+        if efficiency(best, weights) >= GOOD:
+            break
+    return best
+
+
+def efficiency(shares: Sequence[int], weights: Sequence[float]) -> float:
+    """The part of the ranks' whole speed that a step makes use of, since all wait for the last one."""
+    longest = max(rows / weight for rows, weight in zip(shares, weights))
+    return sum(shares) / (sum(weights) * longest)
+
+
+def largest_pass(device_batch: int, shares: Sequence[int]) -> int:
+    """The most rows up to device_batch by which every share can be passed."""
+    return max(size for size in range(1, device_batch + 1) if all(rows % size == 0 for rows in shares))
 
 
 def share(rows: int, device_batch: int, weights: Sequence[float]) -> list[int]:

@@ -17,13 +17,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import line
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
-    batch,
     data_set,
     host_checks,
     model_size,
     settings_checks,
     source_checks,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import BatchError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import argv, choose, env, run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
@@ -31,10 +31,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
     Link,
     home_expanded,
-    neighbours,
     pythons,
     ranks,
     version_of,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
+    adapted,
+    share_out,
+    threads_of,
+    weights_of,
 )
 
 FORMAT = 1
@@ -78,7 +83,8 @@ def make_plan(
     """
     run, each = resolved(hosts)
     known = [Host(host["name"], each[host["name"]], host.get("probe") or {}, host.get("error") or "") for host in hosts]
-    return Planner(run, known, requirements, tolerant, here or {}).outcome()
+    told = settings_utils.told([(host["name"], host["settings"]) for host in hosts])
+    return Planner(run, known, requirements, tolerant, here or {}, told).outcome()
 
 
 def questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -141,8 +147,10 @@ class Planner:
         requirements: Sequence[str],
         tolerant: bool,
         here: Mapping[str, Any],
+        told: set[str],
     ) -> None:
-        self.settings = run
+        self.settings = dict(run)
+        self.told = told
         self.hosts = hosts
         self.requirements = list(requirements)
         self.tolerant = tolerant
@@ -186,59 +194,27 @@ class Planner:
         return Outcome(plan, self.findings, self.controller())
 
     def rows(self) -> dict[str, int]:
-        """Rows of each host in a step."""
-        run = self.settings
-        split = run["ddp_batch_split"]
+        """Rows of each host in a step; what nobody set of the batch is settled with them."""
+        weights = weights_of(self.split, self.hosts)
+        self.problems += weights.problems
+        self.findings += weights.findings
         try:
-            total = batch.total_rows(
-                run["ddp_total_batch"], run["ddp_sequence"], run["ddp_device_batch"], len(self.hosts), split == "equal"
-            )
-        except batch.BatchError as error:
+            batch = share_out({**self.settings, "ddp_batch_split": self.split}, self.told, self.hosts, weights)
+        except BatchError as error:
             self.problems.append(str(error))
             return {}
-        deployed = self.deployed_rows()
-        if split == "speed" and sum(deployed.values()) == total:
-            return deployed
-        shares = batch.share(total, run["ddp_device_batch"], self.weights(split))
-        return {host.name: rows for host, rows in zip(self.hosts, shares)}
+        self.findings += adapted(self.settings, batch, len(self.hosts))
+        self.settings.update(ddp_total_batch=batch.total_batch, ddp_device_batch=batch.device_batch)
+        return {host.name: rows for host, rows in zip(self.hosts, batch.rows)}
 
-    def deployed_rows(self) -> dict[str, int]:
-        """The shares that the run has had so far: a run keeps them, or each new measurement would start it over."""
-        names = {host.name for host in self.hosts}
-        told = any(host.settings["ddp_speed"] for host in self.hosts)
-        found = [host.fact("run", "rows") or {} for host in self.hosts]
-        rows: dict[str, int] = found[0]
-        if self.settings["ddp_fresh"] or told or set(rows) != names or any(other != rows for other in found):
-            return {}
-        fits = all(share > 0 and share % self.settings["ddp_device_batch"] == 0 for share in rows.values())
-        return rows if fits else {}
-
-    def weights(self, split: str) -> list[float]:
-        if split == "equal":
-            return [1.0] * len(self.hosts)
-        threads = [float(self.threads(host)) for host in self.hosts]
-        if split == "threads":
-            return threads
-        speeds: list[float | None] = [host.settings["ddp_speed"] or measured_speed(host) for host in self.hosts]
-        known = [speed for speed in speeds if speed]
-        if len(known) == len(speeds):
-            return known
-        missing = [host.name for host, speed in zip(self.hosts, speeds) if not speed]
-        if not known:
-            self.findings.append(finding("speed-unknown", "", "no host's speed has been measured yet"))
-        else:
-            self.problems.append(
-                f"ddp_batch_split is speed, but of {' and '.join(missing)} no speed is known; run preflight, which measures it, or "
-                "set ddp_speed for every host."
-            )
-        return threads
+    @property
+    def split(self) -> str:
+        """Only our own trainer knows unequal shares."""
+        split = str(self.settings["ddp_batch_split"])
+        return "equal" if split == "auto" and not self.choice.ours else split
 
     def threads(self, host: Host) -> int:
-        """The physical cores this user may use, shared among the nodes of one machine."""
-        if host.settings["ddp_threads"]:
-            return int(host.settings["ddp_threads"])
-        cores = host.fact("cpu", "available_physical") or host.fact("cpu", "physical") or 1
-        return max(1, int(cores) // neighbours(host, self.hosts))
+        return threads_of(host, self.hosts)
 
     # The document
 
@@ -427,11 +403,6 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Mapping[str, Any]) -> list[str
 
 def is_git(source: str) -> bool:
     return bool(re.match(r"(https?|git|ssh|file)://|git@|[\w.-]+@[\w.-]+:", source)) or source.endswith(".git")
-
-
-def measured_speed(host: Host) -> float | None:
-    speed = host.fact("measured", "tokens_per_second")
-    return float(speed) if isinstance(speed, (int, float)) and speed > 0 else None
 
 
 def preference(entry: Mapping[str, Any], common: Any) -> tuple[bool, bool, int]:

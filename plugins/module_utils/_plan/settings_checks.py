@@ -78,7 +78,8 @@ def source_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
     if choice.ours:
         return
     for name, only in (("ddp_batch_split", "equal"), ("ddp_sync", "exact"), ("ddp_local_steps", 0)):
-        if run[name] != only:
+        # auto adapts to the trainer by itself.
+        if run[name] not in (only, "auto"):
             yield (
                 f"{name} is {run[name]}, which only this collection's own trainer knows; with ddp_trainer_source "
                 f"{run['ddp_trainer_source']} it must be {only}."

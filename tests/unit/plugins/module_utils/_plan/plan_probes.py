@@ -121,6 +121,23 @@ def hosts(
     return both
 
 
+def lan(count: int, run: dict[str, Any] | None = None, speeds: tuple[float, ...] = ()) -> list[dict[str, Any]]:
+    """Machines on one network; speeds: tokens per second as measured on them, in turn."""
+    found = []
+    for number in range(count):
+        address = f"192.168.1.{10 + number}"
+        others = [f"192.168.1.{10 + other}" for other in range(count) if other != number]
+        measured = {"tokens_per_second": speeds[number % len(speeds)]} if speeds else None
+        seen = probe(
+            f"h{number}",
+            [nic("eth0", "wired", f"{address}/24", speed=1000)],
+            [route(other, "eth0", address) for other in others],
+            measured=measured,
+        )
+        found.append({"name": f"h{number}", "settings": dict(run or {}), "probe": seen})
+    return found
+
+
 def one_machine(count: int = 2, run: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """Nodes that share one machine, each with its own folder."""
     found = []

@@ -6,14 +6,72 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import BatchError, share, total_rows
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import (
+    Asked,
+    Batch,
+    BatchError,
+    plan_batch,
+    share,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
+SMOKE = Asked(512, 2048, 2, False, False)
+
+
+def told(total=None, device=None):
+    return Asked(512, total or 2048, device or 2, total is not None, device is not None)
+
 
 def test_equal_shares():
-    assert total_rows(2048, 512, 2, 2, True) == 4
+    assert plan_batch(told(2048, 2), [1.0, 1.0], True) == Batch([2, 2], 2, 2048)
     assert share(4, 2, [1, 1]) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("world", "rows", "device"),
+    [(1, 4, 2), (2, 2, 2), (3, 2, 2), (4, 1, 1), (5, 1, 1), (6, 1, 1), (7, 1, 1), (12, 1, 1)],
+)
+def test_what_nobody_set_adapts_to_the_number_of_hosts(world, rows, device):
+    assert plan_batch(SMOKE, [1.0] * world, True) == Batch([rows] * world, device, rows * world * 512)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "rows", "device"),
+    [([3, 1], [3, 1], 1), ([1, 1], [2, 2], 2), ([2, 1], [3, 1], 1), ([4, 2, 1], [4, 1, 1], 1), ([1, 1.5], [2, 2], 2)],
+)
+def test_field_34_passes_become_smaller_where_that_uses_unequal_hosts_better(speeds, rows, device):
+    found = plan_batch(SMOKE, [float(one) for one in speeds])
+    assert (found.rows, found.device_batch) == (rows, device)
+
+
+def test_a_large_batch_keeps_large_passes():
+    found = plan_batch(Asked(512, 512 * 64, 8, True, False), [3.0, 1.0])
+    assert (found.rows, found.device_batch) == ([48, 16], 8)
+
+
+def test_a_run_keeps_the_shares_that_it_has_had():
+    assert plan_batch(SMOKE, [1.0, 1.0], deployed=[3, 1]).rows == [3, 1]
+    assert plan_batch(SMOKE, [3.0, 1.0], deployed=[2, 2]) == Batch([2, 2], 2, 2048)
+    assert plan_batch(told(device=2), [3.0, 1.0], deployed=[3, 1]).rows == [2, 2]
+    assert plan_batch(told(total=4096), [3.0, 1.0], deployed=[3, 1]).rows == [6, 2]
+
+
+@given(
+    sequence=st.sampled_from([128, 512, 1024]),
+    wanted=st.integers(1, 64),
+    device=st.integers(1, 9),
+    told_device=st.booleans(),
+    weights=st.lists(st.floats(0.05, 20), min_size=1, max_size=12),
+    equal=st.booleans(),
+)
+def test_nothing_that_was_not_asked_for_is_ever_refused(sequence, wanted, device, told_device, weights, equal):
+    weights = [1.0] * len(weights) if equal else weights
+    found = plan_batch(Asked(sequence, sequence * wanted, device, False, told_device), weights, equal)
+    assert found.total_batch == sum(found.rows) * sequence
+    assert all(rows > 0 and rows % found.device_batch == 0 for rows in found.rows)
+    assert found.device_batch == device if told_device else 1 <= found.device_batch <= device
+    assert len(set(found.rows)) == 1 or not equal
 
 
 def test_field_17_faster_hosts_take_more_rows():
@@ -23,21 +81,21 @@ def test_field_17_faster_hosts_take_more_rows():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("total", "device", "world", "equal", "sentence"),
     [
-        (
-            (2000, 512, 2, 2, True),
-            "ddp_total_batch 2000 is not a multiple of ddp_sequence x ddp_device_batch x 2 hosts = 512 x 2 x 2",
-        ),
-        ((2000, 512, 2, 2, True), "= 2048; 2048 would do."),
-        ((5000, 512, 2, 2, True), "4096 or 6144 would do."),
-        ((1000, 512, 2, 1, True), "= 512 x 2 = 1024; 1024 would do."),
-        ((1024, 512, 2, 2, False), "has too few rows for 2 hosts of ddp_device_batch 2; 2048 or more would do."),
+        (2000, 2, 2, True, "2000 is not a multiple of ddp_sequence x ddp_device_batch x 2 hosts = 512 x 2 x 2 = 2048"),
+        (2000, 2, 2, True, "= 2048; 2048 would do."),
+        (5000, 2, 2, True, "4096 or 6144 would do."),
+        (1000, 2, 1, True, "= 512 x 2 = 1024; 1024 would do."),
+        (2048, None, 3, True, "of ddp_sequence x 3 hosts = 512 x 3 = 1536; 1536 or 3072 would do."),
+        (1000, None, 1, True, "ddp_total_batch 1000 is not a multiple of ddp_sequence = 512; 512 or 1024 would do."),
+        (1024, 2, 2, False, "has too few rows for 2 hosts of ddp_device_batch 2; 2048 or more would do."),
+        (512, None, 2, False, "has too few rows for 2 hosts; 1024 or more would do."),
     ],
 )
-def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(arguments, sentence):
+def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(total, device, world, equal, sentence):
     with pytest.raises(BatchError) as caught:
-        total_rows(*arguments)
+        plan_batch(told(total, device), [1.0] * world, equal)
     assert sentence in str(caught.value)
 
 

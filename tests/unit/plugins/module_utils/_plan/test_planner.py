@@ -21,6 +21,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     GIGA,
     desktop,
     hosts,
+    lan,
     laptop,
     nic,
     one_machine,
@@ -160,6 +161,41 @@ def test_field_17_rows_follow_threads_or_speed():
     assert told.plan["training"]["rows"] == [8, 8]
     assert ("speed-unknown", "") in codes(make_plan(hosts(speeds)))
     assert "of laptop no speed is known" in refusal(hosts(speeds, {"ddp_speed": 2}))[0]
+
+
+@pytest.mark.parametrize("split", [None, "auto", "equal", "threads", "speed"])
+@pytest.mark.parametrize("profile", ["smoke", "real"])
+@pytest.mark.parametrize("speeds", [(), (900.0, 300.0), (400.0, 200.0, 100.0)])
+def test_field_34_any_number_of_hosts_with_nothing_set_is_fine(profile, split, speeds):
+    for count in range(1, 13):
+        settings = {"ddp_profile": profile, **({"ddp_batch_split": split} if split else {})}
+        training = make_plan(lan(count, settings, speeds)).plan["training"]
+        sequence = 512 if profile == "smoke" else 1024
+        assert len(training["rows"]) == count
+        assert training["total_batch"] == sum(training["rows"]) * sequence
+        assert all(rows > 0 and rows % training["device_batch"] == 0 for rows in training["rows"])
+        assert 4 / 1.5 <= sum(training["rows"]) <= max(6, count)
+
+
+def test_field_34_unequal_hosts_share_by_their_measured_speed_with_nothing_set():
+    outcome = make_plan(lan(2, speeds=(900.0, 300.0)))
+    assert (outcome.plan["training"]["rows"], outcome.plan["training"]["device_batch"]) == ([3, 1], 1)
+    assert flag(outcome.plan["nodes"][0], "rank-rows") == "3,1"
+    assert flag(outcome.plan["nodes"][0], "device-batch-size") == "1"
+    [said] = [found for found in outcome.findings if found["code"] == "batch-adapted"]
+    assert said["seen"] == "for 2 hosts ddp_device_batch 1 (the profile has 2): rows 3, 1"
+    # Alike, or measured beside each other on one machine.
+    assert make_plan(lan(2, speeds=(900.0, 850.0))).plan["training"]["rows"] == [2, 2]
+    beside = one_machine()
+    beside[0]["probe"]["measured"], beside[1]["probe"]["measured"] = {"tokens_per_second": 9}, {"tokens_per_second": 2}
+    assert make_plan(beside).plan["training"]["rows"] == [2, 2]
+    told = make_plan(lan(2, {"ddp_device_batch": 2}, (900.0, 300.0))).plan["training"]
+    assert (told["rows"], told["device_batch"]) == ([2, 2], 2)
+
+
+def test_another_trainer_shares_equally_by_itself():
+    outcome = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat"}, {"ddp_speed": 3}, {"ddp_speed": 1}))
+    assert outcome.plan["training"]["rows"] == [2, 2]
 
 
 def test_field_17_a_run_keeps_its_shares_whatever_is_measured_later():
