@@ -18,6 +18,8 @@ as_root() {
 # need_packages NAME...: Debian packages, installed only if they are missing.
 need_packages() {
     local missing=() name
+    # Whoever installs them is asked once, so Python is named along with the first that are missing.
+    find_python || set -- "$@" python3 python3-venv
     for name in "$@"; do
         dpkg-query -W -f '${db:Status-Status}\n' "$name" 2>/dev/null | grep -qx installed || missing+=("$name")
     done

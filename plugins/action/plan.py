@@ -109,7 +109,7 @@ def refuse_limit(hosts: list[str], playing: list[str] | None, tolerant: bool) ->
         raise PlanError(
             [
                 f"{', '.join(left_out)} is left out by --limit, but a run is of all its hosts; "
-                "run without --limit, or take the host out of the inventory."
+                f"run without --limit, or name the run's hosts in its place: -e target={','.join(playing or [])}."
             ]
         )
 

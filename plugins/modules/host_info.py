@@ -222,13 +222,19 @@ def main() -> None:
     )
 
     def run(argv: Sequence[str]) -> tuple[int, str, str]:
-        code, out, err = module.run_command(list(argv), environ_update={"LC_ALL": "C"}, handle_exceptions=True)
+        try:
+            code, out, err = module.run_command(list(argv), environ_update={"LC_ALL": "C"}, handle_exceptions=False)
+        except OSError as why:  # a link to nothing, or a program for another kind of machine
+            return 127, "", f"{argv[0]}: {why.strerror}"
         return int(code), str(out), str(err)
 
     def find(name: str) -> str | None:
         path = module.get_bin_path(name, opt_dirs=["/usr/sbin", "/sbin", "/usr/local/sbin"])
         return str(path) if path else None
 
+    for name, value in module.params.items():
+        if any("\0" in text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)):
+            module.fail_json(msg=f"{name} holds a NUL byte, which no name of a file or host can")
     module.exit_json(changed=False, probe=probe(run, find, **module.params))
 
 

@@ -70,6 +70,21 @@ def test_field_20_a_rank_that_never_comes_is_told_soon():
     assert result["seconds"] < 15
 
 
+def test_a_rank_that_starts_late_is_waited_for():
+    place = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "NANOCHAT_START_SECONDS": "55",
+    }
+    words = ["--timeout", "1", "--bytes", "65536"]
+    first = start("scripts.gloo_check", *words, RANK="0", **place)
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(8)
+    second = start("scripts.gloo_check", *words, RANK="1", **place)
+    assert [answer(first)["phase"], answer(second)["phase"]] == ["done", "done"]
+
+
 def test_what_torchrun_would_set_is_asked_for():
     result = answer(start("scripts.gloo_check", RANK="0"))
     assert result["code"] == 1

@@ -56,13 +56,17 @@ def first_line(error: BaseException) -> str:
 
 
 def join(environ: Mapping[str, str], timeout: float) -> tuple[int, int]:
-    """Rendezvous and full mesh. Gloo gives up connecting only after five times its time limit."""
+    """Rendezvous and full mesh. Gloo gives up connecting only after five times its time limit.
+
+    Ranks come to the rendezvous once they have imported PyTorch, which on a busy or slow host takes longer than all of this:
+    NANOCHAT_START_SECONDS says how long the others wait for them there.
+    """
     try:
         rank, world, port = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
         address = environ["MASTER_ADDR"]
     except (KeyError, ValueError) as error:
         raise PhaseError("start", f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed ({error})") from error
-    limit = timedelta(seconds=timeout)
+    limit = timedelta(seconds=max(timeout, float(environ.get("NANOCHAT_START_SECONDS") or 0)))
     serves = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     store = in_phase(
         "rendezvous",

@@ -101,7 +101,8 @@ def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, shares: 
         }
         if run["ddp_tracker"] == "mlflow":
             bind = run["ddp_tracker_bind"]
-            address = "127.0.0.1" if bind in ("0.0.0.0", "localhost") else bind
+            address = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(bind, bind)
+            address = f"[{address}]" if ":" in address else address
             own["tracker-uri"] = f"http://{address}:{run['ddp_tracker_port']}"
         if len(set(shares)) > 1:
             own["rank-rows"] = ",".join(str(rows) for rows in shares)

@@ -49,6 +49,8 @@ def way_in(error: str) -> str:
     """What would let Ansible in."""
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
         return "install Python there (sudo apt-get install python3), or name one as ansible_python_interpreter of that host"
+    if re.search(r"command not found|deserialization failed|Error executing command", error):
+        return "the Python that Ansible takes there does not run: name another one as ansible_python_interpreter of that host"
     return "see that it is on and that ssh to it works as the inventory says"
 
 

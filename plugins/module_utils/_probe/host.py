@@ -518,7 +518,12 @@ def rows_of(plan: dict[str, Any]) -> dict[str, int]:
     """The rows of each host under the plan that lies in the run's folder."""
     nodes = plan.get("nodes")
     nodes = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
-    return {str(node.get("host")): int(node.get("rows") or 0) for node in nodes}
+    return {str(node.get("host")): whole(node.get("rows")) for node in nodes}
+
+
+def whole(value: Any) -> int:
+    """A number of a file that may hold anything."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def data_sets(base: str) -> list[dict[str, Any]]:
@@ -526,12 +531,13 @@ def data_sets(base: str) -> list[dict[str, Any]]:
     found = []
     for path in sorted(glob.glob(os.path.join(glob.escape(base), "data", "*", "manifest.json"))):
         manifest = json_file(path) or {}
-        shards = manifest.get("shards") or []
+        listed = manifest.get("shards")
+        shards = listed if isinstance(listed, list) else []
         found.append(
             {
                 "id": manifest.get("id") or os.path.basename(os.path.dirname(path)),
                 "shards": len(shards),
-                "bytes": sum(int(shard.get("bytes") or 0) for shard in shards if isinstance(shard, dict)),
+                "bytes": sum(whole(shard.get("bytes")) for shard in shards if isinstance(shard, dict)),
             }
         )
     return found

@@ -14,7 +14,9 @@ import os
 import re
 import socket
 import struct
-from typing import Any, Callable, Sequence, Tuple
+import threading
+import time
+from typing import Any, Callable, Mapping, Sequence, Tuple
 
 try:
     import fcntl
@@ -24,6 +26,8 @@ except ImportError:  # the module is also imported for its documentation on othe
 Run = Callable[[Sequence[str]], Tuple[int, str, str]]
 
 NET = "/sys/class/net"
+# All names together may take this long; a name server that does not answer would otherwise cost tens of seconds for each.
+RESOLVE_SECONDS = 8.0
 OVERLAY_NAME = re.compile(
     r"^(tailscale|ts|wg|tun|tap|zt|nebula|utun|ppp|vpn|nordlynx|proton|cscotun|gpd|warp)[0-9a-z-]*$", re.I
 )
@@ -134,20 +138,38 @@ def promote_container_nics(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def addresses_by_ip(run: Run, ip_tool: str) -> dict[str, tuple[list[str], list[str]]]:
-    code, out, _dummy = run([ip_tool, "-j", "addr"])
-    try:
-        links = json.loads(out) if code == 0 else []
-    except ValueError:
-        links = []
     found: dict[str, tuple[list[str], list[str]]] = {}
-    for link in links:
+    for link in json_objects(run, [ip_tool, "-j", "addr"]):
         name = str(link.get("ifname", "")).split("@", 1)[0]
-        entries = [entry for entry in link.get("addr_info", []) if entry.get("local")]
-        found[name] = (
-            ["{}/{}".format(entry["local"], entry["prefixlen"]) for entry in entries if entry.get("family") == "inet"],
-            ["{}/{}".format(entry["local"], entry["prefixlen"]) for entry in entries if entry.get("family") == "inet6"],
+        entries = [entry for entry in objects_in(link.get("addr_info")) if entry.get("local") and not passing(entry)]
+        four, six = (
+            [
+                "{}/{}".format(entry["local"], entry.get("prefixlen"))
+                for entry in entries
+                if entry.get("family") == family
+            ]
+            for family in ("inet", "inet6")
         )
+        found[name] = (four, six)
     return found
+
+
+def passing(entry: Mapping[str, Any]) -> bool:
+    """A temporary IPv6 address is another one tomorrow, and a deprecated one is about to go."""
+    return entry.get("family") == "inet6" and bool(entry.get("temporary") or entry.get("deprecated"))
+
+
+def json_objects(run: Run, argv: Sequence[str]) -> list[dict[str, Any]]:
+    """The objects in the JSON list that a command prints; none where it prints something else."""
+    code, out, _dummy = run(list(argv))
+    try:
+        return objects_in(json.loads(out)) if code == 0 else []
+    except (ValueError, RecursionError):
+        return []
+
+
+def objects_in(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def ipv4_of(name: str) -> list[str]:
@@ -174,11 +196,30 @@ def ipv6_of(name: str) -> list[str]:
     return found
 
 
+def resolve_all(names: Sequence[str], patience: float = RESOLVE_SECONDS) -> dict[str, list[str]]:
+    """What all names stand for, looked up side by side; a name server that does not answer costs `patience` once.
+
+    The threads are daemons, for a look-up cannot be given up from outside.
+    """
+    found: dict[str, list[str]] = {}
+    threads = [
+        threading.Thread(target=lambda name=name: found.update({name: resolve(name)}), daemon=True)
+        for name in dict.fromkeys(names)
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + patience
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    told = dict(found)
+    return {name: told.get(name, []) for name in names}
+
+
 def resolve(name: str) -> list[str]:
     """The addresses that a name stands for on this host, in the order in which it would try them."""
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
+    except (OSError, ValueError):
         return []
     return list(dict.fromkeys(str(answer[4][0]).split("%", 1)[0] for answer in answers))
 
@@ -195,11 +236,7 @@ def route(peer: str, address: str, interfaces: list[dict[str, Any]], run: Run, i
     """How packets to an address would leave; nothing is sent to find out."""
     found: dict[str, Any] = {"peer": peer, "address": address, "nic": None, "source": None, "gateway": None}
     if ip_tool:
-        code, out, _dummy = run([ip_tool, "-j", "route", "get", address])
-        try:
-            answer = json.loads(out)[0] if code == 0 else {}
-        except (ValueError, IndexError):
-            answer = {}
+        answer = next(iter(json_objects(run, [ip_tool, "-j", "route", "get", address])), {})
         if answer.get("dev"):
             found.update(nic=answer["dev"], source=answer.get("prefsrc"), gateway=answer.get("gateway"))
             return found
@@ -227,10 +264,12 @@ def names_and_routes(
     peers: Sequence[str], interfaces: list[dict[str, Any]], run: Run, ip_tool: str | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What names resolve to here, and how each peer is reached."""
-    names: dict[str, Any] = {"own": resolve(socket.gethostname()), "peers": {}}
+    own = socket.gethostname()
+    told = resolve_all([own, *(peer for peer in peers if not is_address(peer))])
+    names: dict[str, Any] = {"own": told[own], "peers": {}}
     routes = []
     for peer in peers:
-        addresses = [peer] if is_address(peer) else resolve(peer)
+        addresses = [peer] if is_address(peer) else told[peer]
         if not is_address(peer):
             names["peers"][peer] = addresses
         if addresses:

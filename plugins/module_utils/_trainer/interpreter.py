@@ -82,9 +82,9 @@ def _ask(run: Run, path: str) -> Interpreter | None:
         told = json.loads(out) if rc == 0 else None
     except ValueError:
         told = None
-    if not told:
+    version = told.get("version") if isinstance(told, dict) else None
+    if not isinstance(told, dict) or not isinstance(version, list) or len(version) < 3:
         return None
-    version = told["version"]
     return Interpreter(
         told["executable"] or path,
         (version[0], version[1], version[2]),

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import yaml
@@ -40,6 +42,28 @@ def test_a_task_that_needs_root_says_so_by_the_variable_that_wins():
     assert [(path, task["name"]) for path, task in tasks() if task.get("become")] == []
     root = {path.split("/")[1] for path, task in tasks() if "ansible_become" in task.get("vars", {})}
     assert root == {"network", "preflight", "probe", "tracker"}
+
+
+def test_field_42_what_all_hosts_say_is_worked_out_once_and_not_by_every_host():
+    """A condition is evaluated for each host, so one over all ways between them would cost the third power of their number."""
+    told = [(path, task["name"]) for path, task in tasks() if "__preflight_ways_open" in str(task.get("when", ""))]
+    assert told == []
+    [once] = [
+        task for dummy, task in tasks() if "__preflight_ways_open" in str(task.get("ansible.builtin.set_fact", ""))
+    ]
+    assert once["run_once"] is True
+
+
+def test_an_inventory_that_cannot_be_read_stops_everything(tmp_path):
+    """YAML reads the name `off` as false; without care Ansible would go on with the hosts before it."""
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text("trainers:\n  hosts:\n    desk: {}\n    off: {}\n")
+    done = subprocess.run(
+        ["ansible-inventory", "-i", str(inventory), "--list"],
+        cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "desk" not in done.stdout
 
 
 def test_whatever_moves_packets_between_hosts_opens_the_ports_first():

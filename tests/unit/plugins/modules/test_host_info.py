@@ -51,3 +51,24 @@ def test_tools_that_fail_are_no_failure(monkeypatch, capsys):
 def test_a_port_that_is_no_number_is_refused(monkeypatch, capsys):
     result, dummy = call(monkeypatch, capsys, {"ports": ["https"]})
     assert result["failed"] and "ports" in result["msg"] and "https" in result["msg"]
+
+
+def test_a_python_that_does_not_run_is_passed_over(monkeypatch, capsys, tmp_path):
+    """A link to nothing, or a Python of a cross toolchain, says no more than that it is of no use."""
+    broken = tmp_path / "python3"
+    broken.write_bytes(b"\x7fELF of another machine")
+    broken.chmod(0o755)
+    link = tmp_path / "python3.12"
+    link.symlink_to(tmp_path / "gone")
+    monkeypatch.setattr(AnsibleModule, "get_bin_path", lambda self, name, **more: None)
+    for python in (broken, link):
+        with patch_module_args({"python": str(python), "base_dir": str(tmp_path)}), pytest.raises(SystemExit):
+            host_info.main()
+        result = json.loads(capsys.readouterr().out)
+        assert str(python) not in [one["executable"] for one in result["probe"]["python"]["candidates"]]
+
+
+@pytest.mark.parametrize("option", [{"base_dir": "/a\0b"}, {"peers": ["a", "b\0"]}, {"folders": ["\0"]}])
+def test_a_nul_byte_is_refused_by_the_option_s_name(monkeypatch, capsys, option):
+    result, dummy = call(monkeypatch, capsys, option)
+    assert result["failed"] and f"{next(iter(option))} holds a NUL byte" in result["msg"]

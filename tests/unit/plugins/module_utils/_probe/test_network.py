@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -181,3 +183,39 @@ def test_ufw_and_firewalld_are_seen_without_root(monkeypatch):
     files.clear()
     files.update({"/run/firewalld.pid": "77", "/proc/77/cmdline": "/usr/bin/python3\0/usr/sbin/firewalld\0--nofork"})
     assert net.firewall(answers({}), lambda name: None, [])["backend"] == "firewalld"
+
+
+@pytest.mark.parametrize(
+    "said", ["{}", "null", "[1, null]", '[{"ifname": 7, "addr_info": 3}]', "[" * 3000, "nonsense", '"x"']
+)
+def test_whatever_ip_says_is_no_traceback(said):
+    assert all(not four and not six for four, six in net.addresses_by_ip(lambda argv: (0, said, ""), "ip").values())
+    found = net.route("laptop", "192.0.2.1", [], lambda argv: (0, said, ""), "ip")
+    assert found["peer"] == "laptop"
+
+
+def test_addresses_that_will_be_others_tomorrow_are_left_out():
+    entries = [
+        {"family": "inet6", "local": "2001:db8::1", "prefixlen": 64},
+        {"family": "inet6", "local": "2001:db8::2", "prefixlen": 64, "temporary": True},
+        {"family": "inet6", "local": "2001:db8::3", "prefixlen": 64, "deprecated": True},
+    ]
+    said = json.dumps([{"ifname": "eth0", "addr_info": entries}])
+    assert net.addresses_by_ip(lambda argv: (0, said, ""), "ip") == {"eth0": ([], ["2001:db8::1/64"])}
+
+
+def test_field_42_a_name_server_that_does_not_answer_costs_its_time_once(monkeypatch):
+    never = threading.Event()
+
+    def getaddrinfo(name, *dummy, **more):
+        if name != "known":
+            never.wait(60)
+        return [(2, 1, 6, "", ("192.0.2.7", 0))]
+
+    monkeypatch.setattr(net.socket, "getaddrinfo", getaddrinfo)
+    begin = time.monotonic()
+    found = net.resolve_all(["known", *(f"h{number}" for number in range(20))], patience=0.5)
+    assert time.monotonic() - begin < 20
+    assert found.pop("known") == ["192.0.2.7"]
+    assert set(map(tuple, found.values())) == {()}
+    never.set()
