@@ -29,7 +29,7 @@ from scripts import base_train
 AT_ONCE = 4
 TIMEOUT = 10
 # Longer than any wait may take, and shorter than a test would like to wait.
-LATE = 150
+LATE = 300
 FLAGS = (
     "--num-iterations", "4", "--save-every", "2", "--eval-every", "2", "--eval-tokens", "400", "--sample-every", "2",
     "--timeout-seconds", str(TIMEOUT), "--resume",

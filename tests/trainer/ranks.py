@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 TRAINER = HERE.parents[1] / "trainer"
-PATIENCE_SECONDS = 120
+# Far more than needed: on a busy machine a rank may take a minute to start.
+PATIENCE_SECONDS = 400
 
 
 class Result(NamedTuple):

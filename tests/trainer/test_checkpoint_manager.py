@@ -19,6 +19,7 @@ import torch
 
 from nanochat import checkpoint_manager as checkpoints
 from nanochat import train
+from nanochat.causes import Cause
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.comm import connect
 from nanochat.common import Ranks, UserError
@@ -149,17 +150,21 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
         if len(checkpoints.whole_steps(folder, 0)) >= room:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "_check_space", check_space)
+    monkeypatch.setattr(checkpoints, "check_space", check_space)
     monkeypatch.setattr(train, "checkpoint", lambda run: {"optimizer": {}, "model": MODEL, "meta": META})
     monkeypatch.setattr(train, "prove_identical", lambda run, when: None)
     run: Any = SimpleNamespace(
-        settings=SimpleNamespace(keep_checkpoints=2), comm=connect(Ranks(0, 0, 1), "cpu", 5.0, {}),
+        settings=SimpleNamespace(keep_checkpoints=2, local_steps=0), unproven=None, comm=connect(Ranks(0, 0, 1), "cpu", 5.0, {}),
         checkpoints=tmp_path, progress=SimpleNamespace(step=0), saved=[],
-        journal=SimpleNamespace(say=said.append, record=lambda *what, **values: None),
+        journal=SimpleNamespace(say=said.append, record=lambda *what, **values: None, heartbeat=SimpleNamespace()),
         optimizer=SimpleNamespace(catch_up=lambda: None),
     )  # fmt: skip
     for run.progress.step in (10, 20, 30):
         train.save(run, final=False)
+        room = 3
+        assert checkpoints.whole_steps(tmp_path, 0)[-3:] == list(range(10, run.progress.step + 1, 10))[-3:]
+        # Only now is it known that these weights are sound.
+        train.prove_checkpoint(run, run.progress.step)
     assert checkpoints.whole_steps(tmp_path, 0) == [20, 30]
     assert sum(line.startswith("Saved checkpoint") for line in said) == 3
     room = 1
@@ -256,3 +261,39 @@ def test_bad_files_are_named_and_run_nothing(tmp_path: Path, capsys: pytest.Capt
 def test_a_folder_that_does_not_exist_holds_no_steps(tmp_path: Path) -> None:
     assert checkpoints.whole_steps(tmp_path / "none", 0) == []
     assert checkpoints.prune(tmp_path / "none", 0, 1, [1, 2]) == []
+
+
+def test_a_save_whose_list_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 10)
+    before = {path.name for path in tmp_path.iterdir()}
+    dump = checkpoints._dump
+
+    def refuse(value: dict[str, Any], file: Any) -> None:
+        if "files" in value:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        dump(value, file)
+
+    monkeypatch.setattr(checkpoints, "_dump", refuse)
+    with pytest.raises(NotSaved, match="No space left") as caught:
+        save(tmp_path, 20)
+    assert caught.value.cause is Cause.DISK_FULL
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_marks_of_killed_ranks_are_swept(tmp_path: Path) -> None:
+    mine, others = [".rank1-0123456789abcdef", ".writable-0123456789abcdef"], [".rank0-0123456789abcdef", "notes"]
+    for name in mine + others:
+        (tmp_path / name).touch()
+    checkpoints.sweep(tmp_path, 1)
+    assert {path.name for path in tmp_path.iterdir()} == set(others)
+
+
+def test_what_is_set_aside_is_numbered_and_nothing_is_replaced(tmp_path: Path) -> None:
+    assert checkpoints.set_aside(tmp_path, -1) is None
+    for dummy in range(2):
+        save(tmp_path, 10)
+        save(tmp_path, 20)
+        moved = checkpoints.set_aside(tmp_path, 10)
+    assert moved == (tmp_path / "earlier-2", [20])
+    assert checkpoints.whole_steps(tmp_path, 0) == [10]
+    assert [checkpoints.whole_steps(tmp_path / f"earlier-{n}", 0) for n in (1, 2)] == [[20], [20]]

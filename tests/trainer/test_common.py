@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,42 @@ def test_ctrl_c_shows_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert common.exit_code(interrupted) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_a_folder_is_tried_by_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in two containers, where process ids may be equal.
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    failures: list[UserError] = []
+
+    def probe() -> None:
+        for dummy in range(500):
+            try:
+                common.writable_folder(tmp_path, "checkpoints")
+            except UserError as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=probe) for dummy in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_products_in_bfloat16_are_refused_where_they_are_slow() -> None:
+    common.check_matmul("cpu", "bf16", frozenset(["avx512_bf16"]))
+    common.check_matmul("cpu", "fp32", frozenset())
+    common.check_matmul("cuda", "bf16", frozenset())
+    with pytest.raises(UserError, match="--matmul bf16 would be many times slower"):
+        common.check_matmul("cpu", "bf16", frozenset(["avx2"]))
+
+
+def test_what_cannot_be_computed_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="NANOCHAT_DTYPE=float16 is too coarse"):
+        common.choose_dtype("cuda", {"NANOCHAT_DTYPE": "float16"})
+    with pytest.raises(UserError, match="MPS does not have"):
+        common.choose_device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert common.choose_device("") == "cpu"

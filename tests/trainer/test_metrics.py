@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nanochat.metrics import Clock, Heartbeat, Metrics, memory_bytes
+from nanochat.metrics import Heartbeat, Metrics, memory_bytes
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -117,15 +117,6 @@ def test_field_19_the_heartbeat_says_what_is_being_done_and_since_when(tmp_path:
     }  # fmt: skip
     assert last["pid"] == os.getpid()
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
-def test_the_clock_gives_every_second_to_one_phase() -> None:
-    ticks = iter([0.0, 1.0, 4.0, 4.5, 10.0])
-    clock = Clock(lambda: next(ticks))
-    assert clock.enter("data") == "start"
-    assert clock.enter("sync") == "data"
-    assert clock.enter("data") == "sync"
-    assert clock.take() == {"start": 1.0, "data": 3.0 + 5.5, "sync": 0.5}
 
 
 def test_memory_is_what_this_process_holds() -> None:

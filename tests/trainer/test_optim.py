@@ -180,3 +180,10 @@ def test_every_parameter_has_one_optimizer() -> None:
     assert optimizer.dense["lm_head.weight"].group.lr == pytest.approx(0.004 * scale)
     assert optimizer.tables["value_embeds.1.weight"].group.lr == pytest.approx(0.1 * scale)
     assert optimizer.dense["smear_lambda"].group.lr == 0.2
+
+
+def test_momentum_goes_to_where_the_matrices_are() -> None:
+    """A checkpoint is read into the memory of the CPU."""
+    muon = optim.Muon({"m": torch.empty(4, 8, device="meta")}, 0.1)
+    muon.load_state_dict({"m": {"momentum_buffer": torch.ones(4, 8), "second_momentum_buffer": torch.ones(4, 1)}})
+    assert muon.momentum["m"].device.type == muon.second["m"].device.type == "meta"

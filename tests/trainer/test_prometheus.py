@@ -48,7 +48,7 @@ def step(number: int, **more: object) -> dict[str, object]:
 
 def test_events_become_series_with_type_and_help(tmp_path: Path) -> None:
     file = Textfile(tmp_path, "d4", 1, now=lambda: 0.0)
-    file.take({"kind": "start", "time": 1.0, "step": 0, "settings": {"num_iterations": 10}})
+    file.take({"kind": "start", "time": 1.0, "step": 0, "steps": 10, "settings": {}})
     for number in range(3):
         file.take(step(number))
     file.take({"kind": "eval", "time": 105.0, "step": 3, "val_bpb": 1.25})
@@ -67,7 +67,7 @@ def test_events_become_series_with_type_and_help(tmp_path: Path) -> None:
 @pytest.mark.parametrize("run", ["d4", 'a "quoted" \\ name', "two\nlines", "Zürich {}=,# 1"])
 def test_the_text_is_valid_to_the_letter(tmp_path: Path, run: str) -> None:
     file = Textfile(tmp_path, run, 3, now=lambda: 0.0)
-    file.take({"kind": "start", "time": 1.7e9, "step": 0, "settings": {"num_iterations": 10}})
+    file.take({"kind": "start", "time": 1.7e9, "step": 0, "steps": 10, "settings": {}})
     file.take(step(0, loss=1e-12, bytes_sent=1e22, wait_seconds=0.0, tokens_per_second=12345678901.5))
     file.take({"kind": "eval", "time": 1.7e9, "step": 0, "val_bpb": 1.0})
     file.take({"kind": "checkpoint", "time": 1.7e9, "step": 0})
@@ -127,3 +127,9 @@ def test_without_a_folder_nobody_listens(tmp_path: Path) -> None:
     assert take is not None
     take(step(0))
     assert (tmp_path / "nanochat_d4_rank0.prom").exists()
+
+
+def test_the_number_of_steps_is_the_one_that_was_worked_out(tmp_path: Path) -> None:
+    textfile = Textfile(tmp_path, "d4", 0)
+    textfile.take({"kind": "start", "time": 1.0, "steps": 700, "settings": {"num_iterations": -1}})
+    assert textfile.values["steps"] == 700.0

@@ -74,9 +74,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(before: int, after: int, tmp
     assert job.events("end")[-1]["identical"] is True
     steps = [event["step"] for event in job.events("step")]
     assert steps == list(range(STEPS))
-    # The loss goes on from where it was: fresh optimizer state or weights would show.
-    losses = [event["loss"] for event in job.events("step")]
-    assert abs(losses[6] - losses[5]) < 0.1
+    # That weights and optimizer are those of the checkpoint, test_faults shows.
 
 
 def test_sigterm_on_one_rank_saves_and_ends_all_well(tmp_path: Path, uninterrupted: dict[int, str]) -> None:

@@ -96,3 +96,9 @@ def test_field_09_ranks_may_differ_in_their_folder_only() -> None:
     here, there = parse(["--run-dir", "/a"]), parse(["--run-dir", "/b"])
     assert shared_config(here) == shared_config(there)
     assert shared_config(here) != shared_config(parse(["--matrix-lr", "0.03"]))
+
+
+def test_a_ratio_is_wanted_where_the_batch_is_worked_out_from_it() -> None:
+    with pytest.raises(UserError, match=r"--target-param-data-ratio 0\.0: must be more than 0"):
+        parse(["--num-iterations", "5", "--target-param-data-ratio", "0"])
+    assert parse(["--num-iterations", "5", "--target-param-data-ratio", "0", "--total-batch-size", "2048"])

@@ -32,9 +32,9 @@ DIFFERENCES = {
 
 
 def code_digest(folder: Path = Path(__file__).parent) -> str:
-    """A digest of this package's source files."""
+    """A digest of this package's source files, and of the script that runs it."""
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
+    for path in [*sorted(folder.glob("*.py")), *folder.parent.glob("scripts/base_train.py")]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -115,4 +115,9 @@ def check_identical(comm: Comm, tensors: Mapping[str, Tensor], when: str) -> str
                 Cause.WEIGHTS_DIFFER,
                 minority(values),
             )
-    return hashlib.sha256(json.dumps(told[0]).encode()).hexdigest()[:16]
+    return whole_digest(told[0])
+
+
+def whole_digest(each: Mapping[str, str]) -> str:
+    """The digest of all tensors together."""
+    return hashlib.sha256(json.dumps(each).encode()).hexdigest()[:16]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from nanochat.common import BadCheckpoint, UserError, disk_cause
 
 # Our part of the optimizer's file; upstream's loader passes over keys that it does not know.
 LOADER_KEY = "nanochat_ddp_loader"
+STEP_FILE = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})(?:_rank\d+)?\.(?:pt|json)")
 SPARE_BYTES = 16 * 2**20
 
 Json = dict[str, Any]
@@ -92,15 +94,20 @@ def save(
         contents[meta_name(step)] = lambda file: _dump(dict(meta), file)
     whole = dict(optimizer) if loader is None else {**optimizer, LOADER_KEY: dict(loader)}
     contents[optimizer_name(step, rank)] = lambda file: torch.save(whole, file)
+    placed: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _check_space(folder, _tensor_bytes(whole) + _tensor_bytes(model or {}))
-        written = _write_all(folder, rank, contents)
+        check_space(folder, _tensor_bytes(whole) + _tensor_bytes(model or {}))
+        written = _write_all(folder, rank, contents, placed)
         entry = {"format": 1, "step": step, "rank": rank, "files": [file._asdict() for file in written]}
-        _write_all(folder, rank, {list_name(step, rank): lambda file: _dump(entry, file)})
+        _write_all(folder, rank, {list_name(step, rank): lambda file: _dump(entry, file)}, placed)
         _force_folder(folder)
     # torch wraps what the disk says into a RuntimeError of its own.
     except (OSError, RuntimeError) as error:
+        # Without a list nothing would ever prune these.
+        for path in placed:
+            with contextlib.suppress(OSError):
+                path.unlink()
         why = (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
         cause = disk_cause(error) if isinstance(error, OSError) else Cause.DISK_FAILED
         raise NotSaved(f"rank {rank} could not save step {step} to {folder}: {why}.", cause) from None
@@ -119,7 +126,8 @@ def _tensor_bytes(value: Any) -> int:
     return sum(_tensor_bytes(item) for item in value) if isinstance(value, (list, tuple)) else 0
 
 
-def _check_space(folder: Path, needed: int) -> None:
+def check_space(folder: Path, needed: int) -> None:
+    """Refuse what would not fit before it is begun."""
     free = shutil.disk_usage(folder).free
     if free < needed + SPARE_BYTES:
         raise OSError(28, f"the disk has {free / 1e6:.0f} MB left, but the checkpoint needs {needed / 1e6:.0f} MB")
@@ -140,8 +148,13 @@ class _Hashing:
         self.file.flush()
 
 
-def _write_all(folder: Path, rank: int, contents: Mapping[str, Callable[[BinaryIO], None]]) -> list[_File]:
-    """Write every file beside its place first, so that a full disk is met before anything is replaced."""
+def _write_all(
+    folder: Path, rank: int, contents: Mapping[str, Callable[[BinaryIO], None]], placed: list[Path]
+) -> list[_File]:
+    """Write every file beside its place first, so that a full disk is met before anything is replaced.
+
+    placed: takes the files that have got their names, also where the next one does not.
+    """
     written, fresh = [], {name: folder / f".{name}.rank{rank}.tmp" for name in contents}
     try:
         for name, write in contents.items():
@@ -153,6 +166,7 @@ def _write_all(folder: Path, rank: int, contents: Mapping[str, Callable[[BinaryI
             written.append(_File(name, hashing.bytes, hashing.sha256.hexdigest()))
         for name, path in fresh.items():
             path.rename(folder / name)
+            placed.append(folder / name)
     finally:
         for path in fresh.values():
             with contextlib.suppress(OSError):
@@ -197,7 +211,7 @@ class Incoming:
 
 def steps_in(folder: Path) -> list[int]:
     """Every step of which the folder holds any file."""
-    found = (re.fullmatch(r"(?:model|meta|optim|ckpt)_(\d{6,})(?:_rank\d+)?\.(?:pt|json)", n) for n in _names(folder))
+    found = (STEP_FILE.fullmatch(name) for name in _names(folder))
     return sorted({int(match[1]) for match in found if match})
 
 
@@ -310,10 +324,11 @@ def prune(folder: Path, rank: int, keep: int, common: Collection[int]) -> list[i
     if keep < 1 or len(common) < keep:
         return []
     oldest = sorted(common)[-keep]
-    return [step for step in steps_in(folder) if step < oldest and _remove(folder, step, rank)]
+    return [step for step in steps_in(folder) if step < oldest and remove(folder, step, rank)]
 
 
-def _remove(folder: Path, step: int, rank: int) -> bool:
+def remove(folder: Path, step: int, rank: int) -> bool:
+    """Remove what this rank wrote for a step."""
     entry = folder / list_name(step, rank)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         names = [str(file["name"]) for file in json.loads(entry.read_bytes())["files"]]
@@ -325,6 +340,24 @@ def _remove(folder: Path, step: int, rank: int) -> bool:
     return False
 
 
+def set_aside(folder: Path, after: int) -> tuple[Path, list[int]] | None:
+    """Move the files of all later steps into a subfolder of their own; where they are now, and which steps."""
+    steps = [step for step in steps_in(folder) if step > after]
+    if not steps:
+        return None
+    place = next(path for number in itertools.count(1) if not (path := folder / f"earlier-{number}").exists())
+    try:
+        place.mkdir()
+        # The lists first: without one, a step that a crash cuts in two does not count.
+        for name in sorted(_names(folder), key=lambda name: name.startswith("ckpt_"), reverse=True):
+            if (match := STEP_FILE.fullmatch(name)) and int(match[1]) > after:
+                (folder / name).rename(place / name)
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(f"cannot move earlier checkpoints to {place}: {why}.", disk_cause(error)) from None
+    return place, steps
+
+
 def sweep(folder: Path, rank: int) -> None:
     """Remove what an interrupted save of this rank left behind."""
     for path in _leftovers(folder, rank):
@@ -333,4 +366,6 @@ def sweep(folder: Path, rank: int) -> None:
 
 
 def _leftovers(folder: Path, rank: int) -> Iterator[Path]:
-    return (folder / name for name in _names(folder) if re.fullmatch(rf"\..*\.rank{rank}\.tmp", name))
+    # Files half written, and the marks by which ranks of one folder find each other.
+    pattern = re.compile(rf"\..*\.rank{rank}\.tmp|\.rank{rank}-[0-9a-f]{{16}}|\.writable-[0-9a-f]{{16}}")
+    return (folder / name for name in _names(folder) if pattern.fullmatch(name))

@@ -42,6 +42,8 @@ ROLL_CALL_SECONDS = 2.5 * BEAT_SECONDS
 SILENCE_SECONDS = 30.0
 # Between two looks no more than this counts as the others' silence: a rank that was itself suspended heard nobody.
 LOOK_SECONDS = 2.0
+# For a glance that may as well fail.
+GLANCE_SECONDS = 1.0
 # A rank that is busy with disk or evaluation, but lives, is waited for so many times longer than one in a collective.
 PATIENCE = 20
 CHUNK_BYTES = 16 * 2**20
@@ -314,6 +316,21 @@ class Comm:
     def barrier(self, what: str) -> None:
         """Go on when all ranks are here; for phases in which a rank may be busy for long (saving, sampling)."""
         self.exchange(what, None, patient=True)
+
+    def post(self, key: str) -> None:
+        """Leave a word that any rank may look for."""
+        if self.rendezvous is None:
+            return
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            self.ask(lambda store: store.set(key, "1"))
+
+    def posted(self, key: str) -> bool:
+        """Whether any rank has left that word; a store that does not answer soon is not waited for."""
+        if self.rendezvous is None:
+            return False
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            return self.ask(lambda store: store.check([key]), GLANCE_SECONDS)
+        return False
 
     def _tell(self, key: str, value: str, what: str) -> None:
         self._asked(lambda store: store.set(key, value), what)

@@ -139,13 +139,11 @@ def choose_device(device_type: str) -> str:
         return device_type
     if device_type == "cuda" and not torch.cuda.is_available():
         raise UserError("--device-type cuda was asked for, but this torch sees no CUDA device; use --device-type cpu.")
-    if device_type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("--device-type mps was asked for, but this torch sees no MPS device; use --device-type cpu.")
+    if device_type == "mps":
+        raise UserError("--device-type mps: sums here need float64, which MPS does not have; use --device-type cpu.")
     if device_type:
         return device_type
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
@@ -163,6 +161,10 @@ def choose_dtype(device: str, environ: Mapping[str, str] = ENVIRON, flags: froze
     wanted = environ.get("NANOCHAT_DTYPE", "")
     if wanted and wanted not in DTYPES:
         raise UserError(f"NANOCHAT_DTYPE={wanted} is not one of {', '.join(DTYPES)}.")
+    if wanted == "float16":
+        raise UserError(
+            "NANOCHAT_DTYPE=float16 is too coarse to train with; use float32, or bfloat16 where it is native."
+        )
     if device == "cpu":
         return _cpu_dtype(wanted, cpu_flags() if flags is None else flags)
     if wanted:
@@ -172,10 +174,17 @@ def choose_dtype(device: str, environ: Mapping[str, str] = ENVIRON, flags: froze
     return DtypeChoice(torch.float32, "float32", f"this {device} device has no native bfloat16")
 
 
+def check_matmul(device: str, matmul: str, flags: frozenset[str] | None = None) -> None:
+    """Refuse products in bfloat16 on a CPU that does not have them."""
+    if device == "cpu" and matmul == "bf16" and not (cpu_flags() if flags is None else flags) & set(BF16_CPU_FLAGS):
+        raise UserError(
+            f"--matmul bf16 would be many times slower than fp32 on this CPU, which has none of "
+            f"{', '.join(BF16_CPU_FLAGS)}; use fp32."
+        )
+
+
 def _cpu_dtype(wanted: str, flags: frozenset[str]) -> DtypeChoice:
     native = [flag for flag in BF16_CPU_FLAGS if flag in flags]
-    if wanted == "float16":
-        raise UserError("NANOCHAT_DTYPE=float16 is too slow and too coarse for training on a CPU; use float32.")
     if wanted == "bfloat16" and not native:
         raise UserError(
             "NANOCHAT_DTYPE=bfloat16 would be many times slower than float32 on this CPU, "

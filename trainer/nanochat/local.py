@@ -35,6 +35,7 @@ from nanochat.settings import Settings, refuse
 from nanochat.sync import Sync
 
 IDS_TAG, FIRST_TAG = 3, 10
+STOP_KEY = "stop"
 # Rate and momentum of the steps from meeting to meeting, as DiLoCo has them (https://arxiv.org/abs/2311.08105).
 OUTER = (0.7, 0.9)
 # Of what is summed, so many elements travel together: with each piece that comes, a rank shows that it gets on.
@@ -96,6 +97,8 @@ class LocalSync(Sync):
         self.whole = [name for name in training.ready_order if not is_table(name)]
         self.made, self.last = 0, 0
         self._mine, self._stop = torch.empty(0, dtype=torch.int64), False
+        # The count of steps at which all ranks have agreed to meet, and whether the run ends there.
+        self._agreed: tuple[int, bool] | None = None
         self._seen = torch.zeros(len(self.parameters["transformer.wte.weight"]), dtype=torch.bool)
         self._touched: list[Touched] = []
         self._multipliers: dict[int, float] = {}  # of the learning rate, by step since the last meeting
@@ -118,17 +121,29 @@ class LocalSync(Sync):
     # -- a step of one's own
 
     def offer_ids(self, ids: Sequence[Tensor], stop: bool = False) -> None:
-        """Nobody else needs to know them."""
-        self._mine, self._stop = unique_ids(list(ids)).long(), stop
+        """Nobody else needs to know them; that this rank is to stop, all must see."""
+        self._mine = unique_ids(list(ids)).long()
+        if stop and not self._stop:
+            self.comm.post(STOP_KEY)
+        self._stop = stop
 
     def take_ids(self) -> tuple[Tensor, bool]:
-        """This rank's own token ids; whether any rank was asked to stop is asked before the step that a meeting follows."""
-        if not self._meets():
-            return self._mine, False
-        return self._mine, any(self.comm.exchange("the step before a meeting", self._stop, patient=True))
+        """This rank's own token ids, and whether the run ends after this step, in which all ranks meet.
+
+        Whoever sees that a rank is asked to stop, or is about to make the step of a regular meeting, tells the others
+        how many steps it has made; then all meet after the next step of the foremost.
+        """
+        if self._agreed is None and (self.meeting_in() == 1 or self._stop or self.comm.posted(STOP_KEY)):
+            told = self.comm.exchange("the step before a meeting", [self.made, self._stop], patient=True)
+            self._agreed = max(made for made, dummy in told) + 1, any(stop for dummy, stop in told)
+        return self._mine, self._meets() and self._agreed is not None and self._agreed[1]
 
     def _meets(self) -> bool:
-        return (self.made + 1) % self.every == 0 or self.made + 1 == self.last
+        return self._agreed is not None and self.made + 1 == self._agreed[0]
+
+    def meeting_in(self) -> int:
+        regular = self.every - self.made % self.every
+        return min(regular, self.last - self.made) if self.last > self.made else regular
 
     def start_step(self, token_ids: Tensor) -> None:
         if not self._touched:
@@ -145,6 +160,7 @@ class LocalSync(Sync):
         own = super().step(loss, schedule)
         self.made += 1
         self._multipliers[self.optimizer.steps] = schedule.lr_multiplier
+        self._agreed = None if meets else self._agreed
         # A rank whose loss is spoilt says so before the others take its weights.
         return self._meet(own) if meets and math.isfinite(own) else own
 
@@ -155,10 +171,10 @@ class LocalSync(Sync):
         ids = torch.cat([touched.ids for touched in self._touched])
         told = self.comm.exchange("the meeting of all ranks", [len(ids), loss], patient=True)
         parts, leaving = self._send_parts()
-        rows = self._swap_rows(ids, [count for count, dummy in told])
+        # What is sent arrives in this order: rows before the mean would make all ranks wait for them at the mean.
         self._take_mean(parts)
-        self._take_rows(rows)
         self.comm.wait(*leaving)
+        self._take_rows(self._swap_rows(ids, [count for count, dummy in told]))
         self._touched.clear()
         self._multipliers.clear()
         self._seen.zero_()
@@ -238,9 +254,11 @@ class LocalSync(Sync):
                 rows, sources, start = Rows(torch.empty(count, dtype=torch.int32), places, []), [rank], comm.receive
             for other in sources:
                 rows.pending.append(start(rows.ids, other, IDS_TAG, "the ids of rows"))
-                for number, (name, change) in enumerate(rows.changes.items()):
-                    tag = FIRST_TAG + 2 * (self.pieces + number)
-                    rows.pending.append(start(change, other, tag, f"the changes of {name}"))
+                tag = FIRST_TAG + 2 * self.pieces
+                for name, change in rows.changes.items():
+                    for piece in change.split(max(1, PIECE // change.size(1))):
+                        rows.pending.append(start(piece, other, tag, f"the changes of {name}"))
+                        tag += 1
             swapped.append(rows)
         return swapped
 

@@ -21,20 +21,6 @@ from typing import Any
 
 from nanochat.dump import answer_request, oom_kills
 
-PHASES = (
-    "start",
-    "rendezvous",
-    "agree",
-    "resume",
-    "data",
-    "forward_backward",
-    "sync",
-    "optimizer",
-    "eval",
-    "sample",
-    "save",
-    "end",
-)
 BEAT_SECONDS = 1.0
 
 
@@ -95,35 +81,16 @@ class Metrics:
             self._handle = None
 
 
-class Clock:
-    """Which phase this rank is in, and the seconds it spent in each; a change costs well under a microsecond's work."""
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._begun = now()
-        self._seconds: dict[str, float] = {}
-        self.phase = "start"
-
-    def enter(self, phase: str) -> str:
-        """Go over to a phase; returns the one left, for those who come back to it."""
-        now, before = self._now(), self.phase
-        self._seconds[before] = self._seconds.get(before, 0.0) + now - self._begun
-        self._begun, self.phase = now, phase
-        return before
-
-    def take(self) -> dict[str, float]:
-        """The seconds of each phase since this was last asked."""
-        self.enter(self.phase)
-        taken, self._seconds = self._seconds, {}
-        return taken
-
-
 class Heartbeat:
     """Renews heartbeat-rankN.json every second from a thread of its own; the training thread only sets fields."""
 
     def __init__(self, path: Path, rank: int, world: int, every: float = BEAT_SECONDS) -> None:
         self.path, self.rank, self.world, self.every = path, rank, world, every
         self.steps = 0
+        # What a launcher needs to know how long a stop may take.
+        self.step_seconds: float | None = None
+        self.save_seconds: float | None = None
+        self.meeting_in = 0
         # One tuple, so that the thread never sees half a change.
         self._at = (0, "start", time.time(), 0)
         self._stop = threading.Event()
@@ -156,6 +123,9 @@ class Heartbeat:
             "phase": phase,
             "phase_since": since,
             "collective": collective,
+            "step_seconds": self.step_seconds,
+            "save_seconds": self.save_seconds,
+            "meeting_in": self.meeting_in,
             "oom_kills": oom_kills(),
         }
         fresh = self.path.with_name(f".{self.path.name}.tmp")

@@ -66,7 +66,7 @@ class AdamWGroup:
 
 @dataclass(frozen=True)
 class LearningRates:
-    """As given on the command line, times the batch scale; fixed is what no scale applies to."""
+    """As given on the command line, times the batch scale."""
 
     embedding: float = 0.3
     unembedding: float = 0.008
@@ -253,8 +253,12 @@ class Muon:
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.momentum = {name: s["momentum_buffer"].clone() for name, s in state.items()}
-        self.second = {name: s["second_momentum_buffer"].clone() for name, s in state.items()}
+        self.momentum = {n: self._own(n, s["momentum_buffer"]) for n, s in state.items()}
+        self.second = {n: self._own(n, s["second_momentum_buffer"]) for n, s in state.items()}
+
+    def _own(self, name: str, loaded: Tensor) -> Tensor:
+        """A copy where the parameter is: a checkpoint is read into the memory of the CPU."""
+        return loaded.to(self.parameters[name].device, copy=True)
 
 
 def batches_by_shape(matrices: Mapping[str, Tensor]) -> list[list[str]]:

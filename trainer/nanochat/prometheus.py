@@ -69,8 +69,7 @@ class Textfile:
         kind, values = event.get("kind"), self.values
         values["last_event_timestamp_seconds"] = float(event["time"])
         if kind == "start":
-            steps = (event.get("settings") or {}).get("num_iterations") or 0
-            self._note("steps", steps if steps > 0 else None)
+            self._note("steps", event.get("steps"))
         elif kind == "step":
             self._note("step", event.get("step"))
             for key, name in STEP_KEYS.items():

@@ -9,6 +9,7 @@ the ranks take the newest step that any of them has whole, and who lacks it gets
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -20,7 +21,7 @@ import torch
 
 from nanochat import checkpoint_manager as checkpoints
 from nanochat.comm import CHUNK_BYTES, Comm
-from nanochat.common import BadCheckpoint, writable_folder
+from nanochat.common import BadCheckpoint, UserError, disk_cause, writable_folder
 
 Json = dict[str, Any]
 
@@ -127,16 +128,39 @@ def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
         return writer
     source = next(rank for rank, files in enumerate(told) if files)
     takes = writer is None and leader == comm.rank
-    for name, size, sha256 in told[source]:
-        place = checkpoints.optimizer_name(step, comm.rank) if name.startswith("optim_") else name
-        incoming = checkpoints.Incoming(folder, place, comm.rank) if takes else None
-        _carry(comm, folder / name if comm.rank == source else None, size, source, incoming)
-        if incoming is not None:
-            incoming.finish(sha256)
-    if takes:
-        _write_list(folder, step, comm.rank, told[source])
+    try:
+        _take_files(comm, folder, step, source, told[source], takes)
+    except OSError as error:
+        size = sum(size for dummy, size, dummy2 in told[source])
+        raise UserError(
+            f"step {step} ({size / 1e6:.0f} MB) cannot be copied from rank {source} to {folder}: "
+            f"{error.strerror or error}; make room or put that disk right, then resume.",
+            disk_cause(error),
+        ) from None
     comm.barrier(f"the arrival of step {step}")
     return leader if writer is None else writer
+
+
+def _take_files(comm: Comm, folder: Path, step: int, source: int, files: list[Any], takes: bool) -> None:
+    """All files of a step from the source to the ranks that take them; what came of a copy that failed does not stay."""
+    placed: list[Path] = []
+    try:
+        if takes:
+            checkpoints.check_space(folder, sum(size for dummy, size, dummy2 in files))
+        for name, size, sha256 in files:
+            place = checkpoints.optimizer_name(step, comm.rank) if name.startswith("optim_") else name
+            incoming = checkpoints.Incoming(folder, place, comm.rank) if takes else None
+            placed += [incoming.fresh, incoming.place] if incoming is not None else []
+            _carry(comm, folder / name if comm.rank == source else None, size, source, incoming)
+            if incoming is not None:
+                incoming.finish(sha256)
+        if takes:
+            _write_list(folder, step, comm.rank, files)
+    except BaseException:
+        for path in placed:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise
 
 
 def _listing(folder: Path, step: int, writer: int) -> list[tuple[str, int, str]]:

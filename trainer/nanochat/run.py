@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanochat import checkpoint_manager as checkpoints
 from nanochat import common, dataset, numerics, tokenizer
 from nanochat.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.checkpoint_manager import load_meta, load_model, load_optimizer, sweep
 from nanochat.comm import Comm
 from nanochat.common import BadCheckpoint, DtypeChoice, UserError
-from nanochat.dataloader import Loader
+from nanochat.dataloader import Cursor, Loader
 from nanochat.fused import TrainingPass
 from nanochat.journal import Journal
 from nanochat.local import MEETINGS, LocalSync, fit, make_local, spread
@@ -47,14 +48,10 @@ class Progress:
     training_seconds: float = 0.0
     min_val_bpb: float = math.inf
     val_bpb: float | None = None
-    first_loss: float | None = None
-    last_loss: float | None = None
     resumed_from: int | None = None
 
     def add_loss(self, loss: float) -> float:
         """Take one step's loss; returns the debiased running mean."""
-        self.first_loss = loss if self.first_loss is None else self.first_loss
-        self.last_loss = loss
         self.smooth_loss = SMOOTHING * self.smooth_loss + (1 - SMOOTHING) * loss
         return self.smooth_loss / (1 - SMOOTHING ** (self.step + 1))
 
@@ -114,6 +111,7 @@ class Run:
     progress: Progress
     feed: Feed
     saved: list[int] = dataclasses.field(default_factory=list)
+    unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
     stop_asked: bool = False
 
     @property
@@ -134,6 +132,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
     device = common.choose_device(settings.device_type)
     dtype = common.choose_dtype(device)
     matmul = settings.matmul if settings.matmul != "auto" else ("bf16" if dtype.name == "bfloat16" else "fp32")
+    common.check_matmul(device, matmul)
     data_dir, folder = common.data_dir(), common.checkpoint_dir(settings.tag)
     tokens = tokenizer.load(common.tokenizer_dir())
     sizes = tokenizer.load_token_bytes(common.tokenizer_dir(), tokens.vocab_size)
@@ -144,7 +143,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
     comm.enter("agree", 0)
     agree(comm, facts(settings, device, dtype, matmul, data_dir))
     route = numerics.setup().route if device == "cpu" else device
-    check_memory(config, device, settings.local_steps > 0)
+    check_memory(config, device, settings, shares, comm)
     model = GPT(config).to(device)
     model.init_weights()
     rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
@@ -228,18 +227,25 @@ def facts(settings: Settings, device: str, dtype: DtypeChoice, matmul: str, data
         "torch": torch.__version__.partition("+")[0],
         "code": code_digest(),
         "tokenizer": file_digest(folder / tokenizer.PICKLE_NAME),
+        "tokenizer sizes": file_digest(folder / tokenizer.BYTES_NAME),
         "shard": {path.name: f"{path.stat().st_size} bytes" for path in dataset.shard_paths(data_dir)},
     }
 
 
-def check_memory(config: ModelConfig, device: str, local: bool) -> None:
+def check_memory(config: ModelConfig, device: str, settings: Settings, shares: list[int], comm: Comm) -> None:
     """Weights, gradients and optimizer state, and what a meeting after local steps takes; a pass needs more on top."""
     if device != "cpu":
         return
     counts, dummy = counted(config)
     matrices, head = counts["transformer_matrices"], counts["lm_head"]
     tables = counts["wte"] + counts["value_embeds"]
-    needed = 4 * (3 * matrices + 4 * head + 3 * tables + (4 * (matrices + head) if local else 0))
+    needed = 4 * (3 * matrices + 4 * head + 3 * tables)
+    if settings.local_steps:
+        # The rows that can have been touched until a meeting: as they were, and as every rank sends what became of them.
+        tokens = settings.local_steps * shares[comm.rank] * settings.max_seq_len
+        rows = tables * min(1.0, tokens / config.vocab_size)
+        wire = 2 if settings.sync == "bf16" else 4
+        needed += 4 * 4 * (matrices + head) + int(rows * (4 + wire * comm.world))
     common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())
 
 
@@ -333,13 +339,15 @@ def restore(run: Run) -> None:
     found = None
     if settings.resume or settings.resume_from_step >= 0:
         found = choose_step(comm, folder, settings.resume_from_step, own=settings.local_steps > 0)
+    if not settings.resume:
+        set_aside(run, -1 if found is None else found.step)
     if found is None:
         run.feed.loader = run.loader("train")
         return
     files = fetch(comm, folder, found, run.writer)
     meta = load_meta(folder, found.step)
     check_same_model(run, meta, found.step)
-    run.model.load_state_dict(load_model(folder, found.step))
+    load_weights(run, found.step)
     state, loaders = load_optimizer(folder, found.step, files)
     if found.own and files != comm.rank:
         state = load_optimizer(folder, found.step, comm.rank)[0] or state
@@ -356,9 +364,34 @@ def restore(run: Run) -> None:
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
         run.journal.say(f"Step {found.step} was made with products through {mine['route']}, which is not accurate here")
-    run.feed.loader = run.loader("train", position=meta["dataloader_state_dict"], state=mine)
+    run.feed.loader = run.loader("train", position=place_in_data(meta, states), state=mine)
     run.saved = [found.step]
     run.journal.say(f"Resuming from step {found.step} of {folder}")
+
+
+def load_weights(run: Run, step: int) -> None:
+    try:
+        run.model.load_state_dict(load_model(run.checkpoints, step))
+    except RuntimeError as error:
+        what = " ".join(str(error).split())[:300]
+        raise BadCheckpoint(f"the weights of step {step} in {run.checkpoints} do not fit this model: {what}.") from None
+
+
+def set_aside(run: Run, after: int) -> None:
+    """Checkpoints of an earlier run above the step from which this one begins would be taken for its own later."""
+    if run.writer == run.comm.rank and (moved := checkpoints.set_aside(run.checkpoints, after)):
+        place, steps = moved
+        run.journal.say(f"Checkpoints of an earlier run (steps {', '.join(map(str, steps))}) are now in {place}")
+
+
+def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapping[str, int]:
+    """Where all ranks go on in the data that cannot go on exactly: at the place of rank 0, not each at its folder's own."""
+    if states and len(states[0].get("cursor", ())) == len(Cursor._fields):
+        return Cursor(*states[0]["cursor"]).position()
+    place = meta.get("dataloader_state_dict")
+    if not isinstance(place, Mapping):
+        raise BadCheckpoint(f"the checkpoint of step {meta.get('step')} does not say where it was in the data.")
+    return {"epoch": 1, **place}
 
 
 def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> None:

@@ -32,7 +32,9 @@ class Settings:
     """The command line of scripts.base_train; a name's underscores are dashes there."""
 
     run: str = option("dummy", "name of the run, as trackers and metrics show it")
-    device_type: str = option("", "cpu, cuda or mps; empty: the best there is", ("", "cpu", "cuda", "mps"))
+    device_type: str = option(
+        "", "cpu or cuda; empty: cuda where there is one (mps is refused)", ("", "cpu", "cuda", "mps")
+    )
     # Model
     depth: int = option(20, "number of layers")
     aspect_ratio: int = option(64, "width of the model = depth * aspect ratio, rounded up to whole heads")
@@ -152,6 +154,10 @@ def check(settings: Settings) -> None:
     _check_model(settings)
     if settings.num_iterations < 1 and settings.target_flops <= 0 and settings.target_param_data_ratio <= 0:
         refuse(settings, "num_iterations", "nothing says how long to train; give a number of steps, FLOPs or a ratio")
+    if settings.total_batch_size == -1 and settings.target_param_data_ratio <= 0:
+        refuse(
+            settings, "target_param_data_ratio", "must be more than 0 where --total-batch-size is worked out from it"
+        )
     if settings.core_metric_every not in (2000, -1):
         refuse(settings, "core_metric_every", "CORE is not built yet; leave the default or turn it off with -1")
     if settings.local_steps and settings.sync in ("dense", "ddp"):

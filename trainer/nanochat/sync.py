@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from nanochat.comm import Comm, Pending
-from nanochat.common import cpu_flags
+from nanochat.common import UserError, cpu_flags
 from nanochat.fused import TrainingPass, unique_ids
 from nanochat.gradients import Part, is_table
 from nanochat.optim import Optimizer
@@ -52,10 +52,13 @@ def make_sync(
     """The way of --sync; a process alone has nothing to exchange, and NCCL does all by all-reduce."""
     if comm.world == 1:
         return Sync(comm, training, optimizer, tokens_of_ranks)
+    cuda = next(training.model.parameters()).is_cuda
+    if cuda and mode in ("dense", "ddp"):
+        raise UserError(f"--sync {mode} is for CPUs, to be compared with; take exact or bf16 with a GPU.")
     if mode in ("dense", "ddp"):
         return DenseSync(comm, training, optimizer, tokens_of_ranks, overlap=mode == "ddp")
     wire = torch.bfloat16 if mode == "bf16" else torch.float32
-    if next(training.model.parameters()).is_cuda:
+    if cuda:
         return AllReduceSync(comm, training, optimizer, tokens_of_ranks, wire)
     return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wire)
 
@@ -103,6 +106,10 @@ class Sync:
         self.comm.enter("optimizer")
         self.optimizer.step(self.training.gradients, self.training.token_ids, schedule)
         return float(loss)
+
+    def meeting_in(self) -> int:
+        """Steps until all ranks meet at the latest; 0 where they do so in every step."""
+        return 0
 
     def whole_state(self) -> dict[str, Any]:
         """The optimizer's state with the part of every rank, so that one rank's checkpoint is enough to resume."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nanochat import checkpoint_manager
-from nanochat.agreement import check_identical
+from nanochat.agreement import check_identical, digests, whole_digest
 from nanochat.causes import Cause
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.common import UserError
@@ -34,9 +34,10 @@ def train(run: Run) -> str:
     stop = False
     while True:
         last = progress.step == steps
-        if (last and settings.eval_every > 0) or due(progress.step, settings.eval_every):
+        # A run that is asked to stop saves first of all; what is due now is done when it goes on from here.
+        if (last and settings.eval_every > 0) or (not stop and due(progress.step, settings.eval_every)):
             evaluate(run)
-        if (last and settings.sample_every > 0) or due(progress.step, settings.sample_every):
+        if (last and settings.sample_every > 0) or (not stop and due(progress.step, settings.sample_every)):
             sample(run)
         if progress.step != progress.resumed_from and (last or stop or due(progress.step, settings.save_every)):
             save(run, final=last or stop)
@@ -99,15 +100,37 @@ def train_step(run: Run) -> bool:
         run.feed.offer(run.stop_asked)
     total = run.sync.step(loss, StepSchedule.at(run.plan, step))
     if not math.isfinite(total):
-        raise UserError(
-            f"the loss is {total} at step {step}, so this step's weights are spoilt; "
-            "resume from the last checkpoint with lower learning rates or float32.",
-            Cause.NON_FINITE_LOSS,
-            [],
-        )
+        raise spoilt(run, total)
     wait, sent = run.comm.take_counters()
+    prove_checkpoint(run, step)
     finish_step(run, total, Timing(time.perf_counter() - began, run.feed.take_seconds(), passed, wait, sent), position)
     return stop
+
+
+def prove_checkpoint(run: Run, step: int) -> None:
+    """The weights of the last checkpoint gave a finite loss, on all ranks: only now may older ones go."""
+    apart = run.settings.local_steps
+    if run.unproven is not None and (not apart or (step + 1) % apart == 0):
+        run.unproven = None
+        checkpoint_manager.prune(run.checkpoints, run.comm.rank, run.settings.keep_checkpoints, run.saved)
+
+
+def spoilt(run: Run, loss: float) -> UserError:
+    """What to say of a loss that is no number; a checkpoint of the very weights that gave it is removed."""
+    step, older = run.progress.step, [step for step in run.saved if step < run.progress.step]
+    how = "with lower learning rates or float32"
+    if run.unproven == step:
+        checkpoint_manager.remove(run.checkpoints, step, run.comm.rank)
+        place = f"from step {older[-1]}" if older else "from scratch"
+        todo = f"the checkpoint of these weights was removed; go on {place} {how}"
+    elif run.progress.resumed_from == step:
+        whole = [one for one in checkpoint_manager.whole_steps(run.checkpoints, run.writer, deep=False) if one < step]
+        way = f"--resume-from-step {whole[-1]}" if whole else "no checkpoint: there is no older one"
+        todo = f"they are those of the checkpoint; go on from {way}, {how}"
+    else:
+        todo = f"resume from the last checkpoint {how}"
+    text = f"the loss is {loss} at step {step}, so this step's weights are spoilt; {todo}."
+    return UserError(text, Cause.NON_FINITE_LOSS, [run.comm.rank] if run.settings.local_steps else [])
 
 
 def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> Tensor:
@@ -133,6 +156,8 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
         progress.training_seconds += timing.total
     progress.step = step + 1
     typical = run.journal.seconds_per_step(timing.total)
+    run.journal.heartbeat.step_seconds = typical
+    run.journal.heartbeat.meeting_in = run.sync.meeting_in()
     run.journal.say(
         f"step {step:05d}/{plan.num_iterations:05d} ({100 * step / plan.num_iterations:.2f}%) | loss: {smooth:.6f} | "
         f"lrm: {multiplier:.2f} | dt: {1000 * timing.total:.2f}ms | tok/sec: {int(speed)} | bf16_mfu: {0:.2f} | "
@@ -154,7 +179,13 @@ def saves(run: Run, step: int) -> bool:
 
 def prove_identical(run: Run, when: str) -> None:
     """Compare the weights of all ranks; a difference ends the run."""
-    digest = check_identical(run.comm, run.weights, when)
+    try:
+        digest = check_identical(run.comm, run.weights, when)
+    except UserError as error:
+        if error.cause is Cause.WEIGHTS_DIFFER:
+            mine = whole_digest(digests(run.weights))
+            run.journal.record("digest", run.progress.step, digest=mine, identical=False)
+        raise
     run.journal.record("digest", run.progress.step, digest=digest, identical=True)
 
 
@@ -200,6 +231,7 @@ def sample(run: Run) -> None:
 
 def save(run: Run, final: bool) -> None:
     """A checkpoint, after the proof that all ranks have the same to save; only the last one must succeed."""
+    begun = time.perf_counter()
     run.comm.enter("save", run.progress.step)
     run.optimizer.catch_up()
     prove_identical(run, f"at step {run.progress.step}")
@@ -215,7 +247,9 @@ def save(run: Run, final: bool) -> None:
         return
     run.saved = [*run.saved, run.progress.step]
     run.journal.say(f"Saved checkpoint of step {run.progress.step} to {run.checkpoints}")
-    checkpoint_manager.prune(run.checkpoints, run.comm.rank, run.settings.keep_checkpoints, run.saved)
+    # Older ones stay until a step has shown that these weights are sound.
+    run.unproven = run.progress.step
+    run.journal.heartbeat.save_seconds = time.perf_counter() - begun
 
 
 def write(run: Run, contents: Mapping[str, Any]) -> NotSaved | None:

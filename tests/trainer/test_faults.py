@@ -1,0 +1,348 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Faults in the middle of a run: what is kept, what is said, and that what is said is true."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import ranks
+import torch
+from trainings import Job
+
+from nanochat import checkpoint_manager as checkpoints
+from nanochat import dataloader, resume
+from nanochat.comm import connect
+from nanochat.common import BadCheckpoint, Ranks, UserError
+from nanochat.journal import Journal
+from nanochat.run import Run, place_in_data, set_up
+from nanochat.settings import parse
+from nanochat.train import prove_identical, train
+from scripts import base_train
+
+if TYPE_CHECKING:
+    from nanochat.comm import Comm
+
+HERE = "test_faults"
+
+
+def enter_folder(folder: str | Path, rank: int) -> None:
+    os.environ.update(Job(Path(folder), rank + 1).environment(rank))
+
+
+def ready(comm: Comm, folder: str | Path, *flags: str) -> Run:
+    """A run of this rank that is set up."""
+    torch.set_num_threads(1)
+    enter_folder(folder, comm.rank)
+    settings = parse(Job(Path(folder), comm.world).argv(flags)[2:])
+    return set_up(settings, comm, Journal(settings, Ranks(comm.rank, comm.rank, comm.world)))
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    for name in ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR"):
+        monkeypatch.setenv(name, "")
+    return Job(tmp_path, 1)
+
+
+def run_alone(job: Job, *flags: str) -> Run:
+    """A whole run in this process."""
+    run = ready(connect(Ranks(0, 0, 1), "cpu", 20.0, {}), job.folder, *flags)
+    try:
+        run.journal.end(train(run))
+    except UserError as error:
+        run.journal.end("error", str(error), error.cause, error.blames or ())
+        raise
+    finally:
+        run.feed.loader.close()
+    return run
+
+
+# -- weights that differ
+
+
+def drift(comm: Comm, folder: str) -> None:
+    run = ready(comm, folder, "--num-iterations", "4")
+    try:
+        prove_identical(run, "at step 0")
+        if comm.rank == 1:
+            next(iter(run.weights.values())).view(-1)[0] += 1
+        prove_identical(run, "at step 4")
+    except UserError as error:
+        base_train.fail(run.journal, comm, error)
+
+
+def test_after_weights_that_differ_nothing_says_identical(tmp_path: Path) -> None:
+    for rank, result in enumerate(ranks.call(HERE, "drift", 2, str(tmp_path))):
+        assert result.code == 2, result
+        job = Job(tmp_path, 2)
+        assert [event["identical"] for event in job.events("digest", rank)] == [True, False]
+        (end,) = job.events("end", rank)
+        assert (end["identical"], end["cause"], end["reason"]) == (False, "weights-differ", "error")
+    assert len({job.events("digest", rank)[-1]["digest"] for rank in (0, 1)}) == 2
+
+
+# -- weights that are spoilt
+
+
+def spoil_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """From this step on, every loss is no number."""
+    from nanochat.sync import Sync
+
+    make = Sync.step
+
+    def spoilt(self: Sync, loss: torch.Tensor, schedule: Any) -> float:
+        made = make(self, loss, schedule)
+        return float("nan") if self.optimizer.steps > step else made
+
+    monkeypatch.setattr(Sync, "step", spoilt)
+
+
+def test_a_checkpoint_whose_weights_give_no_loss_does_not_count(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        spoil_after(patch, 6)
+        flags = ("--save-every", "3", "--keep-checkpoints", "1")
+        with pytest.raises(UserError, match=r"loss is nan at step 6, .* was removed; go on from step 3 with lower"):
+            run_alone(alone, *flags)
+    assert alone.events("end")[-1]["cause"] == "non-finite-loss"
+    assert checkpoints.steps_in(alone.checkpoints(0)) == [3]
+    assert run_alone(alone, *flags, "--resume").progress.resumed_from == 3
+
+
+def test_older_checkpoints_go_once_the_newest_has_given_a_loss(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        spoil_after(patch, 7)
+        with pytest.raises(UserError, match=r"loss is nan at step 7, .*; resume from the last checkpoint"):
+            run_alone(alone, "--save-every", "3", "--keep-checkpoints", "1")
+    assert checkpoints.steps_in(alone.checkpoints(0)) == [6]
+
+
+def test_a_resumed_run_that_gives_no_loss_names_an_older_checkpoint(
+    alone: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_alone(alone, "--num-iterations", "6", "--save-every", "3")
+    spoil_after(monkeypatch, 0)
+    with pytest.raises(UserError, match=r"are those of the checkpoint; go on from --resume-from-step 3"):
+        run_alone(alone, "--resume")
+    # They were sound when they were saved, and may be so with other settings.
+    assert checkpoints.steps_in(alone.checkpoints(0)) == [3, 6]
+
+
+# -- whose checkpoints these are
+
+
+def test_a_start_from_scratch_does_not_leave_its_successor_to_an_older_run(alone: Job) -> None:
+    run_alone(alone, "--num-iterations", "4", "--save-every", "2")
+    older = {path.name for path in alone.checkpoints(0).iterdir()}
+    run_alone(alone, "--num-iterations", "2", "--matrix-lr", "0.01")
+    assert {path.name for path in (alone.checkpoints(0) / "earlier-1").iterdir()} == older
+    run = run_alone(alone, "--num-iterations", "3", "--matrix-lr", "0.01", "--resume")
+    assert run.progress.resumed_from == 2
+    # The same from a step that was named.
+    run_alone(alone, "--num-iterations", "3", "--resume-from-step", "2")
+    assert checkpoints.steps_in(alone.checkpoints(0) / "earlier-2") == [3]
+    assert checkpoints.steps_in(alone.checkpoints(0)) == [2, 3]
+
+
+# -- what is restored is what was saved
+
+
+def train_and_keep(comm: Comm, folder: str, *flags: str) -> None:
+    run = ready(comm, folder, *flags)
+    train(run)
+    state = run.sync.whole_state()
+    torch.save({"weights": run.weights, "state": state}, Path(folder) / f"kept{comm.rank}.pt")
+    run.feed.loader.close()
+
+
+def same(left: Any, right: Any, at: str = "") -> None:
+    """Refuse any difference in nested dictionaries of tensors and plain values."""
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), (at, left.keys(), right.keys())
+        for key in left:
+            same(left[key], right[key], f"{at} {key}")
+    elif isinstance(left, torch.Tensor):
+        assert torch.equal(left, right), at
+    else:
+        assert left == right, at
+
+
+def compare_restored(comm: Comm, folder: str, own: bool, *flags: str) -> None:
+    run = ready(comm, folder, *flags)
+    source = comm.rank if own and (Path(folder) / f"kept{comm.rank}.pt").exists() else 0
+    kept = torch.load(Path(folder) / f"kept{source}.pt", weights_only=True)
+    same(run.weights, kept["weights"], "weights")
+    state = {key: kept["state"][key] for key in ("steps", "history", "adamw", "muon")}
+    now = run.optimizer.state_dict()
+    if run.settings.local_steps != parse(list(flags)).local_steps:
+        raise UserError("the settings are not those of the test.")
+    if "--local-steps" in flags and "outer" not in kept["state"]:
+        # What was left of the momentum of rows is paid out at the start.
+        for one in (state, now):
+            one["adamw"] = {n: s for n, s in one["adamw"].items() if "current" not in s}
+    same(now, state, "optimizer")
+    run.feed.loader.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
+def test_another_number_of_ranks_goes_on_with_all_that_was_saved(before: int, after: int, tmp_path: Path) -> None:
+    ranks.passed(ranks.call(HERE, "train_and_keep", before, str(tmp_path), "--num-iterations", "4"))
+    ranks.passed(ranks.call(HERE, "compare_restored", after, str(tmp_path), False, "--resume"))
+
+
+LOCAL = ("--local-steps", "3")
+
+
+def test_local_steps_go_on_with_all_that_was_saved(tmp_path: Path) -> None:
+    ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), "--num-iterations", "6", *LOCAL))
+    # Each rank with its own; a third one, and all of a run without local steps, with that of rank 0.
+    ranks.passed(ranks.call(HERE, "compare_restored", 3, str(tmp_path), True, *LOCAL, "--resume"))
+    ranks.passed(ranks.call(HERE, "compare_restored", 2, str(tmp_path), False, "--resume"))
+
+
+def tell_place(comm: Comm, folder: str, *flags: str) -> None:
+    places: list[Any] = []
+    near = dataloader.Packer.resume_near
+
+    def told(self: dataloader.Packer, position: Any) -> None:
+        places.append(dict(position))
+        near(self, position)
+
+    dataloader.Packer.resume_near = told  # type: ignore[method-assign]
+    ready(comm, folder, *flags).feed.loader.close()
+    print(json.dumps(places))
+
+
+def test_after_a_change_of_ranks_all_go_on_from_one_place_in_the_data(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.run("--rank-rows", "10,2")
+    metas = [json.loads((job.checkpoints(rank) / "meta_000012.json").read_text()) for rank in (0, 1)]
+    # Otherwise this would prove nothing.
+    assert metas[0]["dataloader_state_dict"] != metas[1]["dataloader_state_dict"]
+    outs = ranks.passed(ranks.call(HERE, "tell_place", 3, str(tmp_path), "--resume"))
+    assert [json.loads(out.splitlines()[-1]) for out in outs] == [[metas[0]["dataloader_state_dict"]]] * 3
+
+
+def test_a_checkpoint_of_others_may_leave_out_the_epoch_but_not_the_place() -> None:
+    assert place_in_data({"dataloader_state_dict": {"pq_idx": 1, "rg_idx": 2}}, []) == {
+        "epoch": 1, "pq_idx": 1, "rg_idx": 2,
+    }  # fmt: skip
+    with pytest.raises(BadCheckpoint, match="does not say where it was in the data"):
+        place_in_data({"step": 3}, [])
+
+
+def test_weights_that_do_not_fit_are_refused_in_a_sentence(alone: Job) -> None:
+    run_alone(alone, "--num-iterations", "2")
+    path = alone.checkpoints(0) / "model_000002.pt"
+    weights = torch.load(path, weights_only=True)
+    torch.save({"lm_head.weight": weights["lm_head.weight"]}, path)
+    (alone.checkpoints(0) / "ckpt_000002_rank0.json").unlink()
+    with pytest.raises(BadCheckpoint, match=r"the weights of step 2 in .* do not fit this model: .*Missing key"):
+        run_alone(alone, "--resume")
+
+
+# -- stopping
+
+
+def test_a_stop_of_local_steps_waits_for_no_far_meeting(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    processes = job.start("--num-iterations", "100000", "--local-steps", "50000")
+    job.wait_for_step(5)
+    beat = json.loads((job.base(0) / "heartbeat-rank0.json").read_text())
+    assert beat["meeting_in"] > 40000
+    processes[1].send_signal(signal.SIGTERM)
+    ranks.passed(ranks.finish(processes))
+    ends = [job.events("end", rank)[-1] for rank in (0, 1)]
+    assert [(end["reason"], end["cause"], end["identical"]) for end in ends] == [("stopped", "stopped", True)] * 2
+    step = job.events("digest")[-1]["step"]
+    assert all(checkpoints.whole_steps(job.checkpoints(rank), rank) == [step] for rank in (0, 1))
+    beat = json.loads((job.base(0) / "heartbeat-rank0.json").read_text())
+    assert beat["step_seconds"] > 0
+    assert beat["save_seconds"] > 0
+
+
+# -- output that cannot be written
+
+
+def test_a_log_that_cannot_be_written_does_not_end_a_training(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    cases = {"full": os.open("/dev/full", os.O_WRONLY), "closed": writer, "latin": os.open(os.devnull, os.O_WRONLY)}
+    processes = {}
+    for name, output in cases.items():
+        job = Job(tmp_path / name, 1)
+        environment = ranks.environment(0, 1, 0, job.environment(0)) | {"PYTHONIOENCODING": "ascii"}
+        argv = [sys.executable, *job.argv(["--num-iterations", "2", "--sample-every", "1"])]
+        processes[name] = subprocess.Popen(
+            argv, cwd=ranks.TRAINER, env=environment, stdout=output, stderr=subprocess.PIPE, text=True
+        )
+        os.close(output)
+    for name, process in processes.items():
+        error = process.communicate(timeout=ranks.PATIENCE_SECONDS)[1]
+        assert (process.returncode, error) == (0, ""), (name, error)
+        assert Job(tmp_path / name, 1).events("end")[-1]["reason"] == "finished"
+
+
+def test_a_mistake_of_ours_tells_where_even_if_its_stack_cannot_be_kept(alone: Job, capsys: Any) -> None:
+    run = ready(connect(Ranks(0, 0, 1), "cpu", 20.0, {}), alone.folder)
+    run.feed.loader.close()
+    for folder, words in ((alone.folder, "its stack is in"), (alone.folder / "gone", "cannot be written to")):
+        run.journal.folder = folder
+        try:
+            raise ZeroDivisionError("a mistake")
+        except ZeroDivisionError as error:
+            told = base_train.unexpected(run.journal, error)
+        assert words in str(told)
+        assert f"crash-{os.getpid()}.txt" in str(told)
+    assert "line " in str(told)
+    sys.stderr, kept = open("/dev/full", "w"), sys.stderr  # noqa: PTH123, SIM115
+    try:
+        assert base_train.fail(run.journal, None, told) == 2
+    finally:
+        sys.stderr = kept
+    assert alone.events("end")[-1]["cause"] == "bug"
+
+
+# -- a disk that is full while a checkpoint comes
+
+
+def take_from_another(comm: Comm, folder: str, fails: str) -> None:
+    if comm.rank == 1:
+        full = OSError(errno.ENOSPC, "No space left on device")
+
+        def refuse(*dummy: object) -> None:
+            raise full
+
+        if fails == "space":
+            checkpoints.check_space = refuse
+        else:
+            resume._write_list = refuse
+    ready(comm, folder, "--resume")
+
+
+@pytest.mark.parametrize("fails", ["space", "list"])
+def test_field_18_a_full_disk_is_told_where_a_checkpoint_cannot_arrive(fails: str, tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), "--num-iterations", "2"))
+    shutil.rmtree(job.checkpoints(1))
+    first, second = ranks.call(HERE, "take_from_another", 2, str(tmp_path), fails)
+    words = "cannot be copied from rank 0 to .*: No space left on device; make room"
+    for result in (first, second):
+        assert result.code == 2, result
+        assert "Traceback" not in result.err
+    assert json.loads(second.out.splitlines()[-1]) == {"cause": "disk-full", "blames": None}
+    assert json.loads(first.out.splitlines()[-1]) == {"cause": "disk-full", "blames": [1]}
+    assert re.search(words, second.err)
+    assert re.search(words, first.err)
+    assert [path.name for path in job.checkpoints(1).iterdir()] == []

@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Would the tests notice? Changes the code in small ways, one at a time, and runs the tests that concern it.
+
+    tools/mutate.py --budget 10 --seed 1 trainer/nanochat/resume.py      # ten mutants of one file
+    tools/mutate.py --budget 10                                          # ten of every file in TESTS
+    tools/mutate.py --list trainer/nanochat/comm.py                      # all that could be changed
+    tools/mutate.py --only 17 trainer/nanochat/comm.py                   # one of those again, with its difference
+
+A mutant is killed if a test fails or takes too long; one that all tests pass is a survivor: a test is missing, or the
+change makes no difference (then say so in docs/testing.md). The repository itself is never touched: each mutant is
+made in a copy. Run it with the Python whose packages the tests need (the trainer's for trainer/).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import difflib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+# Which tests concern a file: pytest's arguments, those that fail soonest first. Files of plugins/ are not listed here:
+# tests/unit has a test of the same name, or there is none.
+TESTS = {
+    "trainer/nanochat/resume.py": [
+        "tests/trainer/test_faults.py", "tests/trainer/test_resume.py", "--deselect",
+        "tests/trainer/test_resume.py::test_field_18_killed_at_random_moments_and_resumed",
+    ],
+    "trainer/nanochat/checkpoint_manager.py": ["tests/trainer/test_checkpoint_manager.py", "tests/trainer/test_faults.py"],
+    "trainer/nanochat/comm.py": ["tests/trainer/test_comm.py", "tests/trainer/test_frozen.py"],
+    "trainer/nanochat/rendezvous.py": ["tests/trainer/test_comm.py"],
+    "trainer/nanochat/sync.py": ["tests/trainer/test_sync.py"],
+    "trainer/nanochat/local.py": ["tests/trainer/test_local.py", "tests/trainer/test_faults.py"],
+    "trainer/nanochat/optim.py": ["tests/trainer/test_optim.py"],
+    "trainer/nanochat/dataloader.py": ["tests/trainer/test_dataloader.py"],
+}  # fmt: skip
+COLLECTION = ".ansible/collections/ansible_collections/nanochat/ddp"
+IGNORED = (".git", ".ansible", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".venv")
+COMPARISONS: dict[type, type] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+OPERATIONS: dict[type, type] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.Mod: ast.Add,
+}  # fmt: skip
+LEAST_SECONDS = 60.0
+
+
+class Mutation(NamedTuple):
+    """One change: which node of the tree (by its number in the walk), and what kind."""
+
+    node: int
+    kind: str
+    line: int
+
+
+class Verdict(NamedTuple):
+    mutation: Mutation
+    killed: bool
+    how: str
+
+
+# -- what can be changed
+
+
+def mutations(tree: ast.Module) -> Iterator[Mutation]:
+    """Every change that this tool knows, in the order of the file."""
+    silent = said(tree)
+    for number, node in enumerate(ast.walk(tree)):
+        for kind in kinds(node):
+            if number not in silent:
+                yield Mutation(number, kind, getattr(node, "lineno", 0))
+
+
+def said(tree: ast.Module) -> set[int]:
+    """Nodes that only make words: type annotations, messages of errors, what is said and __all__."""
+    spoken = set()
+    for node in ast.walk(tree):
+        parts: list[ast.AST | None] = []
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            parts = [node.annotation]
+        elif isinstance(node, ast.FunctionDef):
+            parts = [node.returns, *node.decorator_list]
+        elif isinstance(node, ast.JoinedStr | ast.Assert):
+            parts = [node]
+        spoken |= {id(inner) for part in parts if part is not None for inner in ast.walk(part)}
+    return {number for number, node in enumerate(ast.walk(tree)) if id(node) in spoken}
+
+
+def kinds(node: ast.AST) -> Iterator[str]:
+    """The ways in which one node can be changed."""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
+        yield "swap the comparison"
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+        yield "swap the operation"
+    elif isinstance(node, ast.BoolOp):
+        yield "swap and/or"
+    elif isinstance(node, ast.If | ast.While | ast.IfExp):
+        yield "negate the condition"
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield "drop the call"
+    elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
+        yield "change the constant"
+    elif isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
+        yield "return nothing"
+
+
+def mutated(tree: ast.Module, mutation: Mutation) -> str:
+    """The source with one change."""
+    changed = copy.deepcopy(tree)
+    node = next(node for number, node in enumerate(ast.walk(changed)) if number == mutation.node)
+    if isinstance(node, ast.Compare):
+        node.ops[0] = COMPARISONS[type(node.ops[0])]()
+    elif isinstance(node, ast.BinOp):
+        node.op = OPERATIONS[type(node.op)]()
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+    elif isinstance(node, ast.If | ast.While | ast.IfExp):
+        node.test = ast.UnaryOp(ast.Not(), node.test)
+    elif isinstance(node, ast.Expr):
+        node.value = ast.Constant(None)
+    elif isinstance(node, ast.Constant):
+        node.value = not node.value if isinstance(node.value, bool) else node.value + 1  # type: ignore[operator]
+    elif isinstance(node, ast.Return):
+        node.value = ast.Constant(None)
+    return ast.unparse(ast.fix_missing_locations(changed)) + "\n"
+
+
+# -- trying it
+
+
+def copied(into: Path) -> Path:
+    """A copy of the repository that may be spoilt."""
+    root = into / "repository"
+    shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(*IGNORED))
+    (root / COLLECTION).parent.mkdir(parents=True)
+    (root / COLLECTION).symlink_to(root)
+    return root
+
+
+def tests_of(name: str) -> list[str]:
+    """What to hand to pytest for a file."""
+    if name in TESTS:
+        return TESTS[name]
+    named = f"test_{Path(name).stem.strip('_')}.py"
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "unit").rglob(named))]
+
+
+def passes(root: Path, tests: Sequence[str], seconds: float) -> tuple[bool, str]:
+    """Whether all tests pass in time, and what they said last."""
+    collection = root / COLLECTION
+    path = os.pathsep.join([str(root / "trainer"), str(collection.parents[2])])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    process = subprocess.Popen(
+        argv, cwd=collection, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out = process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.communicate()
+        return False, f"took longer than {seconds:.0f} s"
+    return process.returncode == 0, (out.strip().splitlines() or ["no output"])[-1]
+
+
+def try_file(name: str, budget: int, seed: int) -> list[Verdict]:
+    """Mutants of one file drawn by lot, and what the tests make of each."""
+    source = (ROOT / name).read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    every = list(mutations(tree))
+    drawn = sorted(random.Random(f"{seed} {name}").sample(every, min(budget, len(every))), key=lambda m: m.line)
+    verdicts = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        root = copied(Path(folder))
+        begun = time.monotonic()
+        good, last = passes(root, tests_of(name), 3600)
+        if not good:
+            raise SystemExit(f"{name}: its tests fail as they are: {last}")
+        limit = max(LEAST_SECONDS, 3 * (time.monotonic() - begun))
+        for mutation in drawn:
+            (root / name).write_text(mutated(tree, mutation), encoding="utf-8")
+            passed, last = passes(root, tests_of(name), limit)
+            verdicts.append(Verdict(mutation, not passed, last))
+            tell(name, source, every.index(mutation), verdicts[-1])
+    return verdicts
+
+
+def tell(name: str, source: str, number: int, verdict: Verdict) -> None:
+    """One line for one mutant."""
+    state = "killed  " if verdict.killed else "SURVIVED"
+    line = source.splitlines()[verdict.mutation.line - 1].strip()
+    print(f"{state} {name}:{verdict.mutation.line} #{number} {verdict.mutation.kind}: {line[:90]}", flush=True)
+
+
+def show(name: str, only: int | None) -> None:
+    """All mutants of a file, or the difference that one makes."""
+    source = (ROOT / name).read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    for number, mutation in enumerate(mutations(tree)):
+        if only is None:
+            print(f"#{number} line {mutation.line}: {mutation.kind}")
+        elif number == only:
+            plain, changed = ast.unparse(tree).splitlines(), mutated(tree, mutation).splitlines()
+            print("\n".join(difflib.unified_diff(plain, changed, name, name, lineterm="", n=2)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", default=list(TESTS), help="files of TESTS (default: all)")
+    parser.add_argument("--budget", type=int, default=10, help="mutants of each file")
+    parser.add_argument("--seed", type=int, default=1, help="which of them")
+    parser.add_argument("--list", action="store_true", help="say what could be changed, and change nothing")
+    parser.add_argument("--only", type=int, help="show the difference of one mutant")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.files if not (ROOT / name).is_file() or not tests_of(name)]:
+        parser.error(f"no such file, or no tests that concern it: {', '.join(unknown)}")
+    if arguments.list or arguments.only is not None:
+        for name in arguments.files:
+            show(name, arguments.only)
+        return 0
+    scores = {name: try_file(name, arguments.budget, arguments.seed) for name in arguments.files}
+    for name, verdicts in scores.items():
+        killed = sum(verdict.killed for verdict in verdicts)
+        print(f"{name}: {killed} of {len(verdicts)} killed")
+    return int(any(not verdict.killed for verdicts in scores.values() for verdict in verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
