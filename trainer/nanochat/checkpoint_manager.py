@@ -22,6 +22,7 @@ import re
 import shutil
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -33,6 +34,8 @@ from nanochat.common import BadCheckpoint, UserError, disk_cause
 
 # Our part of the optimizer's file; upstream's loader passes over keys that it does not know.
 LOADER_KEY = "nanochat_ddp_loader"
+# What comes of reading a list or a meta file that holds anything at all.
+NOT_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 STEP_FILE = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})(?:_rank\d+)?\.(?:pt|json)")
 SPARE_BYTES = 16 * 2**20
 
@@ -247,7 +250,7 @@ def _matches_list(folder: Path, step: int, rank: int, deep: bool) -> bool:
         if any((folder / file.name).stat().st_size != file.bytes for file in files):
             return False
         return not deep or all(file_digest(folder / file.name) == file.sha256 for file in files)
-    except (OSError, ValueError, KeyError, TypeError):
+    except NOT_OURS:
         return False
 
 
@@ -258,7 +261,7 @@ def _is_sound(path: Path, deep: bool) -> bool:
             return isinstance(json.loads(path.read_bytes()), dict)
         with zipfile.ZipFile(path) as archive:
             return not deep or archive.testzip() is None
-    except (OSError, ValueError, zipfile.BadZipFile):
+    except (*NOT_OURS, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error):
         return False
 
 
@@ -296,7 +299,7 @@ def load_meta(folder: Path, step: int) -> Json:
     path = folder / meta_name(step)
     try:
         meta = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadCheckpoint(f"the checkpoint file {path} cannot be read: {error}.") from None
     if not isinstance(meta, dict) or not isinstance(meta.get("model_config"), dict):
         raise BadCheckpoint(f"the checkpoint file {path} does not say what model it belongs to.")
@@ -330,7 +333,7 @@ def prune(folder: Path, rank: int, keep: int, common: Collection[int]) -> list[i
 def remove(folder: Path, step: int, rank: int) -> bool:
     """Remove what this rank wrote for a step."""
     entry = folder / list_name(step, rank)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(*NOT_OURS):
         names = [str(file["name"]) for file in json.loads(entry.read_bytes())["files"]]
         # Once the list is gone it no longer counts, whatever becomes of the rest.
         entry.unlink()

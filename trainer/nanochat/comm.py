@@ -130,7 +130,7 @@ def connect(
 
 def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Store:
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    if not address or not port.isdigit():
+    if not address or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise UserError(
             f"WORLD_SIZE={ranks.world}, but MASTER_ADDR and MASTER_PORT do not say where rank 0 is; use torchrun."
         )

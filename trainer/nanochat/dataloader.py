@@ -18,6 +18,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import math
+import operator
 import os
 import queue
 import threading
@@ -208,7 +209,9 @@ class Loader:
         threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
         packer = Packer(tokenizer, DocumentReader(shards, rank, world), rows, length, threads)
         if state is not None and self._is_ours(state):
-            packer.resume_exactly(Cursor(*state["cursor"]), _unflatten(state))
+            cursor = Cursor(*map(operator.index, state["cursor"]))
+            _checked(cursor.position(), len(shards), folder)
+            packer.resume_exactly(cursor, _unflatten(state))
         elif position is not None:
             packer.resume_near(_checked(position, len(shards), folder))
         self.last: Batch | None = None
@@ -253,7 +256,7 @@ def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:
 
 def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[str, int]:
     missing = START.keys() - position.keys()
-    if missing or not 0 <= position["pq_idx"] < files:
+    if missing or not all(type(position[key]) is int for key in START) or not 0 <= position["pq_idx"] < files:
         at = dict(position)
         raise DataError(
             f"the checkpoint's place in the data, {at}, does not exist in {folder}, which has {files} file(s)."

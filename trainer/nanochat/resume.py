@@ -56,7 +56,7 @@ def _holds_model(folder: Path, step: int, rank: int) -> bool:
         return any(file["name"] == checkpoints.model_name(step) for file in entry["files"])
     except FileNotFoundError:
         return rank == 0
-    except (OSError, ValueError, KeyError, TypeError):
+    except checkpoints.NOT_OURS:
         return False
 
 

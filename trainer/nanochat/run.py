@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from nanochat.journal import Journal
 from nanochat.local import MEETINGS, LocalSync, fit, make_local, spread
 from nanochat.model import GPT, ModelConfig
 from nanochat.optim import LearningRates, Optimizer
-from nanochat.resume import choose_step, fetch, folder_leader, gather_states
+from nanochat.resume import Found, choose_step, fetch, folder_leader, gather_states
 from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
-from nanochat.settings import Settings, flag_of, rank_shares, shared_config, user_config
+from nanochat.settings import LIMITS, Settings, flag_of, rank_shares, shared_config, user_config
 from nanochat.sync import Sync, make_sync
 from nanochat.tokenizer import Tokenizer
 
@@ -206,6 +207,11 @@ def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
         warmdown_ratio=settings.warmdown_ratio,
         final_lr_frac=settings.final_lr_frac,
     )
+    if plan.total_batch_size > LIMITS["total_batch_size"]:
+        raise UserError(
+            f"the scaling law gives a batch of {plan.total_batch_size} tokens for --target-param-data-ratio "
+            f"{settings.target_param_data_ratio}; give a smaller ratio, or --total-batch-size."
+        )
     if plan.num_iterations < 1:
         raise UserError(
             f"the horizon asked for is less than one step of {plan.total_batch_size} tokens; "
@@ -345,6 +351,27 @@ def restore(run: Run) -> None:
         run.feed.loader = run.loader("train")
         return
     files = fetch(comm, folder, found, run.writer)
+    with understood(folder, found.step):
+        take_up(run, found, files)
+    run.saved = [found.step]
+    run.journal.say(f"Resuming from step {found.step} of {folder}")
+
+
+@contextlib.contextmanager
+def understood(folder: Path, step: int) -> Iterator[None]:
+    """Files that are whole but hold something else than they should are the checkpoint's fault, and told as such."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
+        what = f"{type(error).__name__}: {dataset.first_line(error)}"
+        raise BadCheckpoint(
+            f"the checkpoint of step {step} in {folder} does not hold what it should ({what})."
+        ) from None
+
+
+def take_up(run: Run, found: Found, files: int) -> None:
+    """Weights, optimizer, progress and place in the data out of a checkpoint that is here."""
+    settings, comm, folder = run.settings, run.comm, run.checkpoints
     meta = load_meta(folder, found.step)
     check_same_model(run, meta, found.step)
     load_weights(run, found.step)
@@ -365,8 +392,6 @@ def restore(run: Run) -> None:
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
         run.journal.say(f"Step {found.step} was made with products through {mine['route']}, which is not accurate here")
     run.feed.loader = run.loader("train", position=place_in_data(meta, states), state=mine)
-    run.saved = [found.step]
-    run.journal.say(f"Resuming from step {found.step} of {folder}")
 
 
 def load_weights(run: Run, step: int) -> None:
@@ -397,10 +422,11 @@ def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapp
 def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> None:
     loop = meta.get("loop_state") or {}
     progress.step = progress.resumed_from = step
-    progress.smooth_loss = loop.get("smooth_train_loss") or 0.0
-    progress.training_seconds = loop.get("total_training_time") or 0.0
-    lowest = loop.get("min_val_bpb")
-    progress.min_val_bpb, progress.val_bpb = math.inf if lowest is None else lowest, meta.get("val_bpb")
+    progress.smooth_loss = float(loop.get("smooth_train_loss") or 0.0)
+    progress.training_seconds = float(loop.get("total_training_time") or 0.0)
+    lowest, last = loop.get("min_val_bpb"), meta.get("val_bpb")
+    progress.min_val_bpb = math.inf if lowest is None else float(lowest)
+    progress.val_bpb = None if last is None else float(last)
 
 
 def check_same_model(run: Run, meta: dict[str, Any], step: int) -> None:

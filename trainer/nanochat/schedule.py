@@ -14,6 +14,8 @@ from dataclasses import dataclass
 REFERENCE_BATCH = 524288
 REFERENCE_DEPTH = 12
 BATCH_EXPONENT = 0.383
+# No run ever sees more, and floating point numbers beyond it are no whole numbers.
+MOST_TOKENS = 2.0**53
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class StepSchedule:
 
 def auto_batch_size(target_tokens: float, reference_tokens: float) -> int:
     """The total batch that a training of target_tokens wants, a power of two."""
-    wanted = REFERENCE_BATCH * (target_tokens / reference_tokens) ** BATCH_EXPONENT
-    return 1 << round(math.log2(wanted))
+    wanted = REFERENCE_BATCH * (max(1.0, target_tokens) / max(1.0, reference_tokens)) ** BATCH_EXPONENT
+    return 1 << max(0, round(math.log2(wanted)))
 
 
 def lr_scale(total_batch_size: int) -> float:
@@ -64,7 +66,7 @@ def iterations(
     if num_iterations > 0:
         return num_iterations
     if target_flops > 0:
-        return round(target_flops / (flops_per_token * total_batch_size))
+        return round(min(target_flops / (flops_per_token * total_batch_size), MOST_TOKENS))
     return target_tokens // total_batch_size
 
 
@@ -83,7 +85,7 @@ def plan_training(
     final_lr_frac: float = 0.05,
 ) -> TrainingPlan:
     """Scaling parameters are transformer matrices + lm_head; the reference is the same family at depth 12."""
-    target_tokens = int(target_param_data_ratio * scaling_parameters)
+    target_tokens = int(min(target_param_data_ratio * scaling_parameters, MOST_TOKENS))
     reference_tokens = target_param_data_ratio * reference_parameters
     if total_batch_size <= 0:
         total_batch_size = auto_batch_size(target_tokens, reference_tokens)

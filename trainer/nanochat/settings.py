@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -17,6 +18,16 @@ from typing import Any, NoReturn
 
 from nanochat.common import UserError
 
+# Above these a figure is a slip of the keyboard, and working on would take all time or memory.
+LIMITS = {
+    "depth": 1024,
+    "aspect_ratio": 4096,
+    "head_dim": 8192,
+    "max_seq_len": 2**24,
+    "device_batch_size": 2**24,
+    "total_batch_size": 2**36,
+}
+MOST, LARGEST = 2**53, 1e30
 # Where each rank writes is its own affair; in all else the ranks of one job must agree.
 PER_RANK = ("run_dir",)
 
@@ -93,6 +104,10 @@ class Settings:
 def parse(argv: Sequence[str]) -> Settings:
     """The settings of a command line, checked as far as they can be before the data is seen."""
     values = vars(_parser().parse_args(list(argv)))
+    for name, value in values.items():
+        # What argparse makes of --flag=--.
+        if isinstance(value, list):
+            raise UserError(f"{flag_of(name)}: needs a value (python -m scripts.base_train --help lists every flag).")
     settings = Settings(**values)
     check(settings)
     return settings
@@ -105,6 +120,7 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (python -m scripts.base_train --help lists every flag).")
 
 
+@functools.cache
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m scripts.base_train",
@@ -175,6 +191,11 @@ def _check_numbers(settings: Settings) -> None:
         value = getattr(settings, field.name)
         if isinstance(value, float) and not math.isfinite(value):
             refuse(settings, field.name, "is not a finite number")
+        if isinstance(value, float) and abs(value) > LARGEST:
+            refuse(settings, field.name, f"is larger than {LARGEST:g}")
+        most = LIMITS.get(field.name, MOST)
+        if type(value) is int and value > most:
+            refuse(settings, field.name, f"must be at most {most}")
     for name in ("depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "eval_tokens"):
         if getattr(settings, name) < 1:
             refuse(settings, name, "must be at least 1")
@@ -198,8 +219,8 @@ def _check_numbers(settings: Settings) -> None:
             refuse(settings, name, "must lie between 0 and 1")
     if settings.timeout_seconds <= 0:
         refuse(settings, "timeout_seconds", "must be more than 0")
-    if any(rows < 1 for rows in settings.rank_rows):
-        refuse(settings, "rank_rows", "every rank must take at least one row")
+    if any(not 1 <= rows <= MOST for rows in settings.rank_rows):
+        refuse(settings, "rank_rows", "every rank must take at least one row, and none as many as that")
 
 
 def _check_model(settings: Settings) -> None:

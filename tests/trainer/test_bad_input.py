@@ -1,0 +1,248 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whatever the command line, the environment and the files of a run may hold: one sentence, or it works."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as trial
+from hypothesis import strategies as st
+from trainings import DATA
+
+from nanochat import checkpoint_manager as checkpoints
+from nanochat import comm, common, dataloader, resume, run, schedule, tokenizer
+from nanochat.common import Ranks, UserError
+from nanochat.metrics import Metrics
+from nanochat.settings import Settings, parse, rank_shares
+
+FLAGS = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Settings)]
+EDGES = st.sampled_from(
+    [
+        "0",
+        "-1",
+        "1",
+        "-0",
+        "nan",
+        "inf",
+        "-inf",
+        "1e400",
+        "1e-320",
+        "1e308",
+        "9" * 30,
+        "9" * 5000,
+        "-" + "9" * 40,
+        "2.5",
+    ]
+    + [
+        "",
+        " ",
+        "٣",
+        "²",
+        "1_000",
+        "0x10",
+        "\x00",
+        "\ud800",
+        "é",
+        "a" * 10000,
+        "6,2",
+        "1,",
+        ",",
+        "6,-2",
+        "9" * 40 + ",1",
+    ]
+    + ["cpu", "exact", "dense", "bf16", "SSSL", "--", "--help-me", "-x", "../..", "/", "none", "mlflow"]
+)
+WORDS = EDGES | st.text(max_size=8) | st.integers().map(str) | st.floats().map(str)
+LINES = st.lists(st.tuples(st.sampled_from(FLAGS), WORDS, st.booleans()), max_size=6)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.sampled_from(["\x00", "../x", "9" * 400]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+BROKEN = st.sampled_from([b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b"0", b'"x"', b"\x00" * 100, b"{}"])
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Works, or is refused in one sentence that does not only quote what was given."""
+    try:
+        yield
+    except UserError as error:
+        assert len(str(error).split()) > 3
+
+
+def cases(count: int) -> trial:
+    return trial(
+        max_examples=max(1, count // int(os.environ.get("FEWER", "1"))),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+
+
+@cases(3000)
+@given(LINES)
+def test_any_command_line(line: list[tuple[str, str, bool]]) -> None:
+    argv = [word for flag, value, glued in line for word in ([f"{flag}={value}"] if glued else [flag, value])]
+    # --help itself is the only way to end otherwise.
+    if "-h" in argv or "--help" in argv:
+        return
+    with told():
+        rank_shares(parse(argv), 2**19, 3)
+
+
+FIGURES = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([1e-300, 1.0, 12.0, 1e30, 1e300])
+COUNTS = st.integers(1, 2**50)
+
+
+@cases(2000)
+@given(
+    FIGURES, FIGURES, COUNTS, COUNTS, COUNTS, st.integers(1, 2**53) | st.just(-1), st.integers(1, 2**36) | st.just(-1)
+)
+def test_any_horizon(
+    ratio: float, flops: float, scaling: int, reference: int, each: int, iterations: int, batch: int
+) -> None:
+    line = [f"--target-param-data-ratio={ratio!r}", f"--target-flops={flops!r}", f"--num-iterations={iterations}"]
+    with told():
+        settings = parse([*line, f"--total-batch-size={batch}"])
+        plan = schedule.plan_training(
+            scaling_parameters=scaling, reference_parameters=reference, flops_per_token=each,
+            num_iterations=settings.num_iterations, target_flops=settings.target_flops,
+            target_param_data_ratio=settings.target_param_data_ratio, total_batch_size=settings.total_batch_size,
+        )  # fmt: skip
+        assert plan.total_batch_size >= 1
+        if plan.num_iterations >= 1:
+            for step in {0, plan.num_iterations // 2, plan.num_iterations - 1}:
+                assert all(math.isfinite(value) for value in dataclasses.astuple(schedule.StepSchedule.at(plan, step)))
+
+
+@cases(1000)
+@given(st.dictionaries(st.sampled_from(["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]), WORDS))
+def test_any_environment(environ: dict[str, str]) -> None:
+    with told():
+        common.read_ranks(environ)
+    # Nobody is waited for: without a port that can be one, no connection is tried.
+    port = environ.get("MASTER_PORT", "")
+    if not (port.isascii() and port.isdigit() and 0 < int(port[:9]) < 65536):
+        with pytest.raises(UserError):
+            comm.connect(Ranks(1, 0, 2), "cpu", 0.1, environ)
+    with told():
+        common.choose_dtype("cpu", {"NANOCHAT_DTYPE": environ.get("RANK", "")}, frozenset())
+    with told():
+        common.choose_device(environ.get("RANK", ""))
+
+
+def spoilt(content: Any, broken: bytes | None) -> bytes:
+    return json.dumps(content).encode() if broken is None else broken
+
+
+@cases(600)
+@given(
+    JSON | st.fixed_dictionaries({"files": JSON | st.lists(st.dictionaries(st.sampled_from(["name", "bytes", "sha256"]), JSON))}),
+    st.none() | BROKEN,
+)  # fmt: skip
+def test_any_list_of_a_checkpoint(content: Any, broken: bytes | None) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / checkpoints.list_name(5, 0)).write_bytes(spoilt(content, broken))
+        (folder / checkpoints.optimizer_name(5, 0)).write_bytes(b"")
+        assert checkpoints.whole_steps(folder, 0) in ([], [5])
+        assert checkpoints.steps_in(folder) == [5]
+        assert resume.writer_of(folder, 5) in (None, 0)
+        checkpoints.prune(folder, 0, 1, [6])
+        checkpoints.set_aside(folder, -1)
+
+
+MODEL = {"depth": 3}
+METAS = JSON | st.fixed_dictionaries(
+    {"model_config": JSON | st.just(MODEL)},
+    optional={
+        "loop_state": JSON
+        | st.dictionaries(st.sampled_from(["min_val_bpb", "smooth_train_loss", "total_training_time"]), JSON),
+        "val_bpb": JSON,
+        "dataloader_state_dict": JSON | st.dictionaries(st.sampled_from(["pq_idx", "rg_idx", "epoch"]), JSON),
+    },
+)
+
+
+@cases(1500)
+@given(METAS, st.none() | BROKEN)
+def test_any_meta_file(content: Any, broken: bytes | None) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / checkpoints.meta_name(5)).write_bytes(spoilt(content, broken))
+        with told(), run.understood(folder, 5):
+            meta = checkpoints.load_meta(folder, 5)
+            config: Any = dataclasses.make_dataclass("Config", [("depth", int)])(3)
+            some: Any = SimpleNamespace(
+                plan=SimpleNamespace(num_iterations=10), checkpoints=folder, model=SimpleNamespace(config=config)
+            )
+            run.check_same_model(some, meta, 5)
+            progress = run.Progress()
+            run.restore_progress(progress, meta, 5)
+            assert isinstance(progress.smooth_loss, float)
+            dataloader._checked(run.place_in_data(meta, []), 3, folder)
+
+
+@cases(300)
+@given(st.binary(max_size=400) | BROKEN)
+def test_any_checkpoint_file(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in (checkpoints.model_name(5), checkpoints.optimizer_name(5, 0), checkpoints.meta_name(5)):
+            (folder / part).write_bytes(data)
+        assert checkpoints.whole_steps(folder, 0) == []
+        with pytest.raises(UserError):
+            checkpoints.load_model(folder, 5)
+        with pytest.raises(UserError):
+            checkpoints.load_optimizer(folder, 5, 0)
+
+
+TOKENS = tokenizer.load(DATA / "tokenizer")
+SHARDS = DATA / "base_data_climbmix"
+
+
+@cases(200)
+@given(
+    st.fixed_dictionaries(
+        {"rank": st.just(0) | JSON, "world": st.just(1) | JSON, "files": JSON | st.just(["shard_00000.parquet"])},
+        optional={"cursor": JSON | st.lists(st.integers(-2, 4), min_size=4, max_size=4), "lengths": JSON, "tokens": JSON},
+    ),
+    st.booleans(),
+)  # fmt: skip
+def test_any_state_of_a_loader(state: dict[str, Any], tensors: bool) -> None:
+    if tensors:
+        state |= {"lengths": torch.tensor([3, -2]), "tokens": torch.tensor([1, 2])}
+    files = [path.name for path in sorted(SHARDS.iterdir())][:-1]
+    state["files"] = files if state["files"] == ["shard_00000.parquet"] else state["files"]
+    with told(), run.understood(SHARDS, 5):
+        loader = dataloader.Loader(TOKENS, SHARDS, "train", 1, 16, 0, 1, {"pq_idx": 0, "rg_idx": 0, "epoch": 1}, state)
+        loader.close()
+
+
+@cases(400)
+@given(st.binary(max_size=50) | BROKEN, JSON)
+def test_any_metrics_file_is_gone_on_with(before: bytes, value: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "metrics-rank0.jsonl"
+        path.write_bytes(before)
+        metrics = Metrics(path)
+        metrics.write("step", 3, value=value)
+        metrics.close()
+        data = path.read_bytes()
+        assert data.startswith(before)
+        assert json.loads(data.splitlines()[-1])["step"] == 3
