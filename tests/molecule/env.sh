@@ -2,7 +2,7 @@
 # Sourced by run.sh and measure_rerun.sh: the image of a host, and the key and settings by which ssh reaches one.
 MOLECULE=$ROOT/tests/molecule
 
-need_packages podman runc netavark aardvark-dns debootstrap openssh-client
+need_packages podman runc catatonit netavark aardvark-dns debootstrap openssh-client
 export CONTAINERS_CONF=$MOLECULE/containers.conf
 
 TEST_IMAGE=$("$MOLECULE/image.sh")
