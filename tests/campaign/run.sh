@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Random faults at random moments of random playbooks, on two container hosts reached by ssh.
+#     tests/campaign/run.sh [--rounds 10] [--seed N] [--minutes 60] [--report FILE]
+# campaign.py says what is tried and what must come out.
+set -euo pipefail
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# shellcheck source=tools/bootstrap.sh
+. "$ROOT/tools/bootstrap.sh"
+need_python
+need_venv tools "$ROOT/tools/requirements/dev.txt"
+export PATH=$VENV/bin:$PATH
+# shellcheck source=tests/molecule/env.sh
+. "$ROOT/tests/molecule/env.sh"
+exec python "$ROOT/tests/campaign/campaign.py" "$@"
