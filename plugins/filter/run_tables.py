@@ -33,6 +33,8 @@ def rows_of(results: Any) -> list[dict[str, Any]]:
             run = {**EMPTY, **run, "state": None}
         reachable = not result.get("unreachable") and result.get("reachable", True)
         said = words.plain_reason(str(result.get("msg") or "gave no answer"))
+        if "timedout" in result:
+            said = f"gave no answer within {(result['timedout'] or {}).get('period', 'some')} s; see that it is on and not frozen"
         problem = None if result.get("run") else said.splitlines()[0]
         rows.append({**result, "host": str(host), "run": run, "reachable": reachable, "problem": problem})
     return rows

@@ -105,8 +105,8 @@ import stat
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
 
 
 def octal(mode: str) -> int:

@@ -30,6 +30,13 @@ options:
     description: Whether to move the outputs of an earlier run aside although they could be continued.
     type: bool
     default: false
+  state:
+    description:
+      - V(deployed) brings the folder to the plan.
+      - V(ready) only makes it, and refuses what V(deployed) would refuse, so that a run that still goes on in it is not stopped in vain.
+    type: str
+    choices: [ready, deployed]
+    default: deployed
 attributes:
   check_mode:
     description: Can run in check_mode and return changed status prediction without modifying target.
@@ -70,7 +77,7 @@ checkpoint:
 """
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import RunFolderError, prepare
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import RunFolderError, make_ready, prepare
 
 
 def main() -> None:
@@ -79,11 +86,13 @@ def main() -> None:
             "path": {"type": "path", "required": True},
             "plan": {"type": "dict", "required": True},
             "fresh": {"type": "bool", "default": False},
+            "state": {"type": "str", "choices": ["ready", "deployed"], "default": "deployed"},
         },
         supports_check_mode=True,
     )
     try:
-        result = prepare(module.params["path"], module.params["plan"], module.params["fresh"], module.check_mode)
+        bring = make_ready if module.params["state"] == "ready" else prepare
+        result = bring(module.params["path"], module.params["plan"], module.params["fresh"], module.check_mode)
     except RunFolderError as error:
         module.fail_json(msg=str(error))
     module.exit_json(**result)

@@ -152,6 +152,9 @@ run:
     previous:
       description: The outputs that a fresh start set aside last. C(path), C(checkpoint) (their newest step) and C(count) of such generations.
       type: dict
+    stop_seconds:
+      description: While it runs, the seconds that it may need to finish its step and save if it is asked to stop, from what it has measured.
+      type: float
     sampled:
       description: Whether the metrics are so long that only their beginning and newest part were read.
       type: bool

@@ -66,10 +66,12 @@ options:
       - V(started) leaves alone a session that runs with the same O(argv), O(chdir), O(log) and environment, and restarts
         one that runs with others. One that has ended with the same is left as it is, unless O(rerun=true).
       - V(restarted) stops it if it runs, and starts it.
+      - V(ready) changes nothing, and fails where it could not be started: without tmux, with the name in use, or with a program,
+        a folder or an environment that is not there. It is asked of all hosts before what runs is stopped for a new start.
       - V(stopped) ends its processes. The pane and C(session.json) stay.
       - V(absent) does the same and removes the tmux session and C(session.json) as well. The log and C(run.sh) stay.
     type: str
-    choices: [started, restarted, stopped, absent]
+    choices: [started, restarted, ready, stopped, absent]
     default: started
   rerun:
     description: With O(state=started), whether a session that has ended with the same program is started again.
@@ -174,11 +176,13 @@ import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
+
+STARTING = ("started", "restarted", "ready")
 
 
 def decide(session: session_utils.Session, params: dict[str, Any], spec: session_utils.Spec | None) -> str:
@@ -201,6 +205,9 @@ def carry_out(session: session_utils.Session, action: str, spec: session_utils.S
     """Do it. Whatever is started, what an earlier session left behind is ended first."""
     if action == "none":
         return
+    if spec is not None:
+        # What could not be started again is not stopped for it.
+        session.check_startable(spec)
     session.stop(timeout)
     if action == "remove":
         session.remove()
@@ -257,11 +264,14 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     tmux, logout_kills = connect(module)
     session = session_utils.Session(params["name"], params["state_dir"], tmux)
     spec = None
-    if params["state"] in ("started", "restarted"):
+    if params["state"] in STARTING:
         spec = session_utils.spec_from(
             params["argv"], params["chdir"], params["env_file"], params["log"], session.state_dir, session.name
         )
         session.check_free()
+    if spec is not None and params["state"] == "ready":
+        session.check_startable(spec)
+        return {"changed": False, "action": "none", "session": session.status()}
     with session.locked(make=spec is not None and not module.check_mode, timeout=params["stop_timeout"] + 60):
         action = decide(session, params, spec)
         result: dict[str, Any] = {"changed": action != "none", "action": action}
@@ -285,13 +295,13 @@ def main() -> None:
             "log": {"type": "path"},
             "state": {
                 "type": "str",
-                "choices": ["started", "restarted", "stopped", "absent"],
+                "choices": ["started", "restarted", "ready", "stopped", "absent"],
                 "default": "started",
             },
             "rerun": {"type": "bool", "default": False},
             "stop_timeout": {"type": "int", "default": 60},
         },
-        required_if=[("state", "started", ["argv"]), ("state", "restarted", ["argv"])],
+        required_if=[("state", state, ["argv"]) for state in STARTING],
         supports_check_mode=True,
     )
     try:

@@ -40,7 +40,7 @@ class Play:
         }
 
     def run(self, role: str, *arguments: str) -> dict:
-        """Returns Ansible's account by task, with its counts below `stats`."""
+        """Plays a role, or one of its entry points as `role:tasks`; returns Ansible's account by task, with its counts below `stats`."""
         inventory = {
             "all": {
                 "hosts": {
@@ -55,7 +55,14 @@ class Play:
             "ddp_plan": self.plan,
             **self.variables,
         }
-        play = {"hosts": "all", "gather_facts": False, "any_errors_fatal": True, "roles": [f"nanochat.ddp.{role}"]}
+        name, dummy, tasks = role.partition(":")
+        included = {"name": f"nanochat.ddp.{name}", **({"tasks_from": tasks} if tasks else {})}
+        play = {
+            "hosts": "all",
+            "gather_facts": False,
+            "any_errors_fatal": True,
+            "tasks": [{"ansible.builtin.import_role": included}],
+        }
         play["environment"] = "{{ own }}"
         (self.folder / "inventory.json").write_text(json.dumps(inventory))
         (self.folder / "play.json").write_text(json.dumps([play]))

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.modules import env_file
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st

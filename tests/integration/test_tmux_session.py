@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
 from ansible_collections.nanochat.ddp.tests.integration.test_env_file import ENVIRONMENTS, environment_of

@@ -294,27 +294,43 @@ def _as_list(value: Any) -> list[str]:
     return [str(item) for item in value]
 
 
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested without end") from None
+
+
 def _list_in(text: str) -> Any:
     """A list as people type it after -e, in JSON or with single quotes."""
     try:
-        return json.loads(text)
+        return _json(text)
     except ValueError:
         pass
     try:
         return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise ValueError("not a list") from None
 
 
 def _as_dict(value: Any) -> dict[str, str]:
     if isinstance(value, str):
-        value = json.loads(value)
+        value = _json(value)
     if not isinstance(value, Mapping):
         raise ValueError("not a dictionary")
     for name in value:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
             raise ValueError(f"{str(name)!r} is no name of an environment variable")
-    return {str(name): "" if item is None else str(item) for name, item in value.items()}
+    return {str(name): _env_value(item) for name, item in value.items()}
+
+
+def _env_value(item: Any) -> str:
+    """As it stands in the inventory: what YAML takes for true is written as true."""
+    if isinstance(item, (list, dict)):
+        raise ValueError("a value is a list or a dictionary; put it in quotes as it should arrive")
+    if isinstance(item, bool):
+        return "true" if item else "false"
+    return "" if item is None else str(item)
 
 
 def _as_range(value: Any) -> list[int]:

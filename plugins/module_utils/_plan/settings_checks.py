@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Iterator, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, trainer_flags
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import SMEAR_INPUTS, Shape
@@ -124,6 +125,11 @@ def extra_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
             if variable in TORCHRUN_ENV or variable in PLAN_ENV:
                 owner = "torchrun" if variable in TORCHRUN_ENV else "the plan"
                 yield f"{name} sets {variable}, which {owner} sets itself; take it out."
+                continue
+            try:
+                env_file.checked({variable: run[name][variable]})
+            except env_file.EnvFileError as error:
+                yield f"{name} cannot be passed on: {error}."
     flags = {
         word.split("=")[0]
         for word in trainer_flags({**run, "ddp_extra_args": []}, choice, "", [1, 2])

@@ -106,6 +106,21 @@ def refuse_loss(run_dir: str, deployed: Optional[Dict[str, Any]], plan: Dict[str
     return bool(found) or (bool(steps) and starts_over(plan))
 
 
+def make_ready(run_dir: str, plan: Dict[str, Any], fresh: bool, dry: bool) -> Dict[str, Any]:
+    """Make the folder and refuse what `prepare` would refuse, without touching what is there: a run may still go on in it."""
+    if not fresh:
+        refuse_loss(run_dir, read_plan(run_dir), plan)
+    there = os.path.isdir(run_dir)
+    try:
+        if not dry:
+            os.makedirs(run_dir, exist_ok=True)
+        if there and not os.access(run_dir, os.W_OK | os.X_OK):
+            raise PermissionError(13, "this user cannot write there")
+    except OSError as error:
+        raise RunFolderError(f"The run folder {run_dir} cannot be made or written: {error.strerror}.") from error
+    return {"changed": not there, "set_aside": [], "place": None, "checkpoint": None}
+
+
 def prepare(run_dir: str, plan: Dict[str, Any], fresh: bool, dry: bool) -> Dict[str, Any]:
     """Bring the folder to the plan; with dry, only say what would be done."""
     deployed = read_plan(run_dir)

@@ -27,6 +27,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import Effort, busy_share, effort_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import events_of_log
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import stop_seconds
 
 ABSENT = "absent"
 PREPARED = "prepared"
@@ -403,6 +404,7 @@ EMPTY: Dict[str, Any] = dict(
     log=None,
     sampled=False,
     previous=None,
+    stop_seconds=None,
     **describe_events([]),
 )
 
@@ -450,6 +452,7 @@ def read_run(
         log=log,
         sampled=not metrics.complete,
         previous=previous_of(run_dir),
+        stop_seconds=stop_seconds(metrics.events, heartbeat, plan) if alive else None,
     )
     run["eta_seconds"] = _eta(run["state"], run)
     run.update(_beat(heartbeat, run, now))

@@ -16,6 +16,7 @@ import time
 import uuid
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
     Busy,
@@ -24,7 +25,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
     write_json,
     write_whole,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner as session_runner
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
@@ -143,8 +143,7 @@ class Session:
 
     def start(self, spec: Spec, stop_timeout: float) -> None:
         """Write what is to be run and run it; the session must not be running."""
-        self._check_startable(spec)
-        self.check_free()
+        self.check_startable(spec)
         self._clear_tmux()
         identifier = uuid.uuid4().hex
         try:
@@ -215,6 +214,9 @@ class Session:
             return
         remedy = f"end it (tmux kill-session -t '={self.name}') or choose another name"
         if not self.server.label(self.name):
+            # It may have ended, and been taken away, between the two looks.
+            if not self.server.exists(self.name):
+                return
             raise SessionError(f"tmux has a session {self.name} already that nanochat.ddp did not start: {remedy}")
         if self.server.runner(self.name) is not None:
             folder = self.server.folder(self.name)
@@ -230,7 +232,9 @@ class Session:
         if self.server.exists(self.name):
             self.server.kill(self.name)
 
-    def _check_startable(self, spec: Spec) -> None:
+    def check_startable(self, spec: Spec) -> None:
+        """Everything that a start needs; asked before anything that runs is stopped for it."""
+        self.check_free()
         program = spec.argv[0]
         if spec.env_file and not os.path.isfile(spec.env_file):
             raise SessionError(f"session {self.name}: its environment {spec.env_file} does not exist; write it first")

@@ -8,7 +8,7 @@ import os
 import stat
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import env_file as env_file_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.modules import env_file
 
 SECRET = "correct-horse-battery"

@@ -356,6 +356,9 @@ def test_making_a_plan_leaves_its_input_alone():
         ({"ddp_port_range": "29000-29999"}, "ddp_port 29500 lies in ddp_port_range 29000-29999"),
         ({"ddp_tracker": "mlflow", "ddp_tracker_port": 29500}, "ddp_tracker_port and ddp_port are both 29500"),
         ({"ddp_data_source": "host"}, "ddp_data_source is host, but ddp_data_paths is empty"),
+        ({"ddp_secret_env": {"A": "x\0"}}, "ddp_secret_env cannot be passed on: the value of A holds a NUL byte"),
+        ({"ddp_extra_env": {"PWD": "/x"}}, "ddp_extra_env cannot be passed on: PWD cannot be set"),
+        ({"ddp_extra_env": {"A": "x" * 140000}}, "ddp_extra_env cannot be passed on: A is 140002 bytes long"),
         ({"ddp_data_paths": ["texts"]}, "ddp_data_paths holds 'texts'; it must be an absolute path"),
         ({"ddp_data_source": "controller"}, "it must name the folder of shards on the controller"),
         (

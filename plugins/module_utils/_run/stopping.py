@@ -1,0 +1,68 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long a rank may need to finish its step and save when it is asked to stop, from what it has measured itself."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number, section
+
+# Nothing is to be saved yet in these, and a rank there may not even hear that it is to stop.
+EARLY = (None, "start", "rendezvous", "agree", "resume")
+EARLY_SECONDS = 10.0
+# A slow disk, for a checkpoint of which none has been written yet.
+SLOWEST_DISK = 10e6
+# The next step or save may take longer than those before, and processes take their time to end.
+CAUTION = 2.0
+MARGIN_SECONDS = 30.0
+RECENT = 20
+DEFAULT_TIMEOUT = 300.0
+
+
+def stop_seconds(events: List[Dict[str, Any]], heartbeat: Dict[str, Any], plan: Dict[str, Any]) -> float:
+    """Seconds that a stop is to be given: for the step that goes on and the next, the way to a meeting of local steps, and a save."""
+    timeout = _told(plan, "timeout_seconds") or DEFAULT_TIMEOUT
+    attempt = events[max((at for at, event in enumerate(events) if event["kind"] == "start"), default=0) :]
+    step = _told(heartbeat, "step_seconds") or _longest(attempt, "step") or _longest(events, "step")
+    if step is None:
+        ours = section(plan, "trainer").get("source") in (None, "ours")
+        # The first step may take long; a trainer that tells nothing gets the time that everything is derived from.
+        return EARLY_SECONDS if ours and heartbeat.get("phase") in EARLY and not _is_training(attempt) else timeout
+    save = _told(heartbeat, "save_seconds") or _longest(events, "checkpoint") or _unsaved(plan)
+    # What is going on besides, and ends before the rank can stop.
+    aside = max(_longest(events, "eval") or 0.0, _longest(events, "sample") or 0.0)
+    steps = 2 + _to_meeting(heartbeat, plan)
+    return CAUTION * (steps * step + save + aside) + MARGIN_SECONDS
+
+
+def _is_training(attempt: List[Dict[str, Any]]) -> bool:
+    return any(event["kind"] == "start" for event in attempt)
+
+
+def _told(document: Dict[str, Any], name: str) -> Optional[float]:
+    """A length of time; None of what is none."""
+    found = document.get(name)
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found < 1e6:
+        return None
+    return float(found)
+
+
+def _longest(events: List[Dict[str, Any]], kind: str) -> Optional[float]:
+    """The most that one of the latest events of a kind took."""
+    latest = [event for event in events if event["kind"] == kind][-RECENT:]
+    return max((seconds for seconds in (_told(event, "seconds") for event in latest) if seconds), default=None)
+
+
+def _to_meeting(heartbeat: Dict[str, Any], plan: Dict[str, Any]) -> int:
+    """Steps until all ranks meet: as the trainer says, else at most the distance of two meetings of local steps."""
+    told = heartbeat.get("meeting_in")
+    if isinstance(told, int) and 0 <= told < 10**6:
+        return told
+    return min(10**6, max(0, number(section(plan, "training"), "local_steps")))
+
+
+def _unsaved(plan: Dict[str, Any]) -> float:
+    """What the first save may take."""
+    return max((number(node, "checkpoint_bytes") for node in items(plan, "nodes")), default=0) / SLOWEST_DISK or 1.0
