@@ -158,7 +158,7 @@ def test_meetings_are_where_weights_are_needed() -> None:
     ("flags", "words"),
     [
         (["--local-steps", "-1"], "must not be negative"),
-        (["--local-steps", "2", "--sync", "ddp"], "which averages every step"),
+        (["--local-steps", "2", "--sync", "ddp"], "take exact or bf16"),
         (["--local-steps", "20"], "so the ranks would meet at its end only"),
     ],
 )

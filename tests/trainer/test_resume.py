@@ -77,6 +77,52 @@ def test_a_run_goes_on_with_another_number_of_ranks(before: int, after: int, tmp
     # That weights and optimizer are those of the checkpoint, test_faults shows.
 
 
+class SharedFolder(Job):
+    """Both ranks on one host."""
+
+    def base(self, rank: int) -> Path:
+        return self.folder / "host0"
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest at the end of a whole run of two ranks with 8 bits on the wire."""
+    job = Job(tmp_path_factory.mktemp("packed"), 2)
+    job.run("--sync", "int8")
+    return job.final_digest()
+
+
+@pytest.mark.parametrize("kind", [Job, SharedFolder])
+def test_error_feedback_is_resumed_to_the_bit(kind: type[Job], tmp_path: Path, packed: str) -> None:
+    job = kind(tmp_path, 2)
+    job.run("--sync", "int8", "--save-every", "4")
+    for rank in range(2 if kind is Job else 1):
+        job.damage(rank, STEPS)
+    assert "Error feedback" not in "".join(job.run("--sync", "int8", "--resume"))
+    assert job.events("start")[-1]["resumed_from"] == 8
+    assert job.final_digest() == packed
+
+
+def test_error_feedback_that_is_not_there_starts_at_zero(tmp_path: Path, packed: str) -> None:
+    job = Job(tmp_path, 2)
+    job.run("--sync", "int8", "--num-iterations", "6")
+    shutil.rmtree(job.checkpoints(1))
+    out = job.run("--sync", "int8", "--resume")[0]
+    assert "Error feedback starts at zero on rank 1: none was saved for these ranks and rows" in out
+    # The rest is as it was, so that the loss hardly shows it, but the bits do.
+    assert job.final_digest() != packed
+    three = Job(tmp_path, 3)
+    assert (
+        "Error feedback starts at zero on rank 0, 1, 2"
+        in three.run("--sync", "int8", "--resume", "--num-iterations", "14")[0]
+    )
+
+
+def test_a_width_that_does_not_divide_into_blocks_is_refused(tmp_path: Path) -> None:
+    for result in Job(tmp_path, 2).fails("--sync", "int8", "--depth", "3", "--aspect-ratio", "10", "--head-dim", "10"):
+        assert "--sync int8: a model 30 wide does not divide into blocks of 16; use bf16." in result.err
+
+
 def test_sigterm_on_one_rank_saves_and_ends_all_well(tmp_path: Path, uninterrupted: dict[int, str]) -> None:
     job = Job(tmp_path, 2)
     processes = job.start("--num-iterations", str(STEPS), slow=True)

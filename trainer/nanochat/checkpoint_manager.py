@@ -32,8 +32,8 @@ import torch
 from nanochat.causes import Cause
 from nanochat.common import BadCheckpoint, UserError, disk_cause
 
-# Our part of the optimizer's file; upstream's loader passes over keys that it does not know.
-LOADER_KEY = "nanochat_ddp_loader"
+# Our parts of the optimizer's file; upstream's loader passes over keys that it does not know.
+LOADER_KEY, FEEDBACK_KEY = "nanochat_ddp_loader", "nanochat_ddp_feedback"
 # What comes of reading a list or a meta file that holds anything at all.
 NOT_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 STEP_FILE = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})(?:_rank\d+)?\.(?:pt|json)")

@@ -68,7 +68,7 @@ def _holds_own(folder: Path, step: int, writer: int, rank: int) -> bool:
 class Found(NamedTuple):
     """A checkpoint to go on from, and the rank whose files make it whole in this rank's folder (None: it is not here).
 
-    own: this rank's own file of the optimizer is here too, and is to be read instead of that rank's.
+    own: this rank's own file of the optimizer is here too.
     """
 
     step: int
@@ -89,7 +89,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, own: bool = False) -> Fou
         writer = writer_of(folder, step)
         # A list without what it lists was whole once; without a list it is what a killed process leaves behind.
         once = any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
-        mine = own and writer is not None and _holds_own(folder, step, writer, comm.rank)
+        mine = writer is not None and _holds_own(folder, step, writer, comm.rank)
         answers = comm.exchange(f"whether step {step} is whole", [writer is not None, once, mine], patient=True)
         some_whole, some_once, all_own = (
             any(a[0] for a in answers),

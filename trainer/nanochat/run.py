@@ -19,7 +19,7 @@ from torch import Tensor
 from nanochat import checkpoint_manager as checkpoints
 from nanochat import common, dataset, numerics, tokenizer
 from nanochat.agreement import agree, code_digest, file_digest, start_alike
-from nanochat.checkpoint_manager import load_meta, load_model, load_optimizer, sweep
+from nanochat.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, sweep
 from nanochat.comm import Comm
 from nanochat.common import BadCheckpoint, DtypeChoice, UserError
 from nanochat.dataloader import Cursor, Loader
@@ -30,9 +30,10 @@ from nanochat.model import GPT, ModelConfig
 from nanochat.optim import LearningRates, Optimizer
 from nanochat.resume import Found, choose_step, fetch, folder_leader, gather_states
 from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
-from nanochat.settings import LIMITS, Settings, flag_of, rank_shares, shared_config, user_config
+from nanochat.settings import LIMITS, Settings, flag_of, rank_shares, refuse, shared_config, user_config
 from nanochat.sync import Sync, make_sync
 from nanochat.tokenizer import Tokenizer
+from nanochat.wire import LEAST_BLOCK, packs
 
 Batch = tuple[Tensor, Tensor]
 SMOOTHING = 0.9
@@ -138,6 +139,8 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
     tokens = tokenizer.load(common.tokenizer_dir())
     sizes = tokenizer.load_token_bytes(common.tokenizer_dir(), tokens.vocab_size)
     config = model_config(settings, tokens.vocab_size)
+    if packs(settings.sync) and config.n_embd % LEAST_BLOCK:
+        refuse(settings, "sync", f"a model {config.n_embd} wide does not divide into blocks of {LEAST_BLOCK}; use bf16")
     plan = plan_for(settings, config)
     asked, settings = settings, fit(settings, plan.num_iterations, comm.world)
     shares = rank_shares(settings, plan.total_batch_size, comm.world)
@@ -239,13 +242,16 @@ def facts(settings: Settings, device: str, dtype: DtypeChoice, matmul: str, data
 
 
 def check_memory(config: ModelConfig, device: str, settings: Settings, shares: list[int], comm: Comm) -> None:
-    """Weights, gradients and optimizer state, and what a meeting after local steps takes; a pass needs more on top."""
+    """Weights, gradients and optimizer state, and what a meeting after local steps or error feedback takes; a pass needs
+    more on top."""
     if device != "cpu":
         return
     counts, dummy = counted(config)
     matrices, head = counts["transformer_matrices"], counts["lm_head"]
     tables = counts["wte"] + counts["value_embeds"]
     needed = 4 * (3 * matrices + 4 * head + 3 * tables)
+    if packs(settings.sync):
+        needed += 4 * (matrices + head)
     if settings.local_steps:
         # The rows that can have been touched until a meeting: as they were, and as every rank sends what became of them.
         tokens = settings.local_steps * shares[comm.rank] * settings.max_seq_len
@@ -310,13 +316,14 @@ def checkpoint(run: Run) -> dict[str, Any]:
     optimizer, progress = run.sync.whole_state(), run.progress
     # Each rank goes on at its place in the data, and with matrix products that round as they did.
     loaders = gather_states(run.comm, {**run.feed.loader.state(), "route": numerics.route()})
+    feedback = {FEEDBACK_KEY: {"of": feedback_of(run), "values": run.sync.feedback}} if run.sync.feedback else {}
     if run.settings.local_steps:
         # Each rank goes on with its own.
         optimizer["local_of"] = run.comm.rank
     elif run.writer != run.comm.rank:
         # Whoever shares our folder writes the whole; our part is here for those who look for every rank's file.
-        return {"optimizer": {}, "loader": None}
-    parts = {"optimizer": optimizer, "loader": {"ranks": loaders}}
+        return {"optimizer": feedback, "loader": None}
+    parts = {"optimizer": {**optimizer, **feedback}, "loader": {"ranks": loaders}}
     if run.writer != run.comm.rank:
         return parts
     meta = {
@@ -376,8 +383,9 @@ def take_up(run: Run, found: Found, files: int) -> None:
     check_same_model(run, meta, found.step)
     load_weights(run, found.step)
     state, loaders = load_optimizer(folder, found.step, files)
-    if found.own and files != comm.rank:
-        state = load_optimizer(folder, found.step, comm.rank)[0] or state
+    own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else state
+    if settings.local_steps:
+        state = own or state
     if not settings.local_steps and any(comm.exchange("whose state was saved", "local_of" in state)):
         spread(comm, state)
     if "adamw" in state:
@@ -386,6 +394,7 @@ def take_up(run: Run, found: Found, files: int) -> None:
             run.sync.momentum.copy_(state["outer"])
     else:
         run.journal.say(f"Step {found.step} was saved by another trainer: the optimizer's state begins anew")
+    restore_feedback(run, own.get(FEEDBACK_KEY))
     restore_progress(run.progress, meta, found.step)
     states = loaders["ranks"] if loaders else []
     mine = states[comm.rank] if comm.rank < len(states) else None
@@ -417,6 +426,28 @@ def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapp
     if not isinstance(place, Mapping):
         raise BadCheckpoint(f"the checkpoint of step {meta.get('step')} does not say where it was in the data.")
     return {"epoch": 1, **place}
+
+
+def feedback_of(run: Run) -> list[Any]:
+    """Whose error feedback it is: with other ranks or rows a rank sends something else in the same place."""
+    return [run.comm.rank, run.shares]
+
+
+def restore_feedback(run: Run, kept: Mapping[str, Any] | None) -> None:
+    """What packing had left on this rank, if it was kept and still means the same."""
+    if not run.sync.feedback:
+        return
+    mine = run.sync.feedback
+    fits = kept is not None and kept["of"] == feedback_of(run)
+    if kept is not None and fits and (fits := all(kept["values"][n].shape == t.shape for n, t in mine.items())):
+        for name, values in mine.items():
+            values.copy_(kept["values"][name])
+    told = run.comm.exchange("the error feedback that was saved", fits)
+    zero = [str(rank) for rank, one in enumerate(told) if not one]
+    if zero:
+        run.journal.say(
+            f"Error feedback starts at zero on rank {', '.join(zero)}: none was saved for these ranks and rows"
+        )
 
 
 def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> None:

@@ -81,8 +81,9 @@ class Settings:
     sync: str = option(
         "exact",
         "how gradients are averaged: exact (rows of the embeddings only, float32), bf16 (the same, bf16 on the wire), "
-        "dense (every tensor whole), ddp (DistributedDataParallel)",
-        ("exact", "bf16", "dense", "ddp"),
+        "int8 and int4 (the same, 8 or 4 bits on the wire, with error feedback), dense (every tensor whole), ddp "
+        "(DistributedDataParallel)",
+        ("exact", "bf16", "int8", "int4", "dense", "ddp"),
     )
     local_steps: int = option(
         0,
@@ -176,8 +177,8 @@ def check(settings: Settings) -> None:
         )
     if settings.core_metric_every not in (2000, -1):
         refuse(settings, "core_metric_every", "CORE is not built yet; leave the default or turn it off with -1")
-    if settings.local_steps and settings.sync in ("dense", "ddp"):
-        refuse(settings, "local_steps", f"cannot go together with --sync {settings.sync}, which averages every step")
+    if settings.local_steps and settings.sync not in ("exact", "bf16"):
+        refuse(settings, "local_steps", f"cannot go together with --sync {settings.sync}; take exact or bf16")
     if settings.resume and settings.resume_from_step >= 0:
         refuse(settings, "resume_from_step", "cannot go together with --resume, which finds the step by itself")
     if settings.model_tag is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", settings.model_tag):

@@ -10,13 +10,14 @@
     training.forward_backward(..., on_ready=sync.on_ready)
     loss = sync.step(loss, schedule)                     # gradients summed, optimizer stepped on every rank
 
-exact and bf16 send each gradient, of the head's each block of rows, the moment the backward pass has completed it:
+exact, bf16, int8 and int4 send each gradient, of the head's each block of rows, the moment the backward pass has completed it:
 - of the embedding tables only the rows that a rank has touched, to every other rank;
 - each matrix of the layers to the one rank that owns it, which computes its Muon update and sends that back;
 - a block of the head to the other rank, or of three and more ranks in shares to those that sum them and send that back;
 - what is small in one piece with the loss, at the end.
-Whoever sums does so in float32 and in the order of the ranks; "bf16" rounds only what travels. Each matrix product whose
-result must be the same everywhere is made by one rank only, for another CPU would round it another way.
+Whoever sums does so in float32 and in the order of the ranks; the other three round only what travels (wire.py). Of int8 and
+int4 each rank keeps what rounding left of each of its gradients and updates, and sends it with the next. Each matrix product
+whose result must be the same everywhere is made by one rank only, for another CPU would round it another way.
 dense and ddp sum every gradient whole, tables too: after the backward pass, or in buckets while it runs.
 """
 
@@ -35,8 +36,9 @@ from nanochat.comm import Comm, Pending
 from nanochat.common import UserError, cpu_flags
 from nanochat.fused import TrainingPass, unique_ids
 from nanochat.gradients import Part, is_table
-from nanochat.optim import Optimizer
+from nanochat.optim import ALL_ROWS, Optimizer
 from nanochat.schedule import StepSchedule
+from nanochat.wire import WIRES, Plain, Wire, packs
 
 # Gradients of fewer elements go together: the lambdas and the smear gate.
 SMALL = 1024
@@ -57,10 +59,12 @@ def make_sync(
         raise UserError(f"--sync {mode} is for CPUs, to be compared with; take exact or bf16 with a GPU.")
     if mode in ("dense", "ddp"):
         return DenseSync(comm, training, optimizer, tokens_of_ranks, overlap=mode == "ddp")
-    wire = torch.bfloat16 if mode == "bf16" else torch.float32
-    if cuda:
-        return AllReduceSync(comm, training, optimizer, tokens_of_ranks, wire)
-    return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wire)
+    wire, row_wire = WIRES[mode]
+    if not cuda:
+        return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wire, row_wire)
+    if packs(mode):
+        raise UserError(f"--sync {mode} is for CPUs on slow links; take exact or bf16 with a GPU.")
+    return AllReduceSync(comm, training, optimizer, tokens_of_ranks, wire.dtype)
 
 
 class Sync:
@@ -72,6 +76,8 @@ class Sync:
         self.comm, self.training, self.optimizer = comm, training, optimizer
         self.others = [rank for rank in range(comm.world) if rank != comm.rank]
         self.owners: dict[str, int] = {}
+        # What packing has left of this rank's gradients and updates, by parameter.
+        self.feedback: dict[str, Tensor] = {}
         # One more than the tokens: the first says whether this rank was asked to stop.
         self.device = next(training.model.parameters()).device
         self._ids = [torch.zeros(1 + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
@@ -269,10 +275,11 @@ class OverlappedSync(Sync):
         training: TrainingPass,
         optimizer: Optimizer,
         tokens_of_ranks: Sequence[int],
-        wire: torch.dtype,
+        wire: Wire,
+        row_wire: Plain,
     ) -> None:
         super().__init__(comm, training, optimizer, tokens_of_ranks)
-        self.wire = wire
+        self.wire, self.row_wire = wire, row_wire
         self.parameters = {name: p.detach() for name, p in training.model.named_parameters()}
         order, parts = training.ready_order, training.step_gradients.parts
         self.tables = [name for name in order if is_table(name)]
@@ -288,38 +295,50 @@ class OverlappedSync(Sync):
         self.tags = {label: FIRST_TAG + 2 * number for number, label in enumerate(labels)}
         self.index: list[Tensor] = []
         self._buffers: dict[tuple[str, int], Tensor] = {}
-        self._arriving: dict[tuple[str, int], Pending] = {}
+        self._arriving: dict[tuple[str, int], tuple[Pending, Tensor]] = {}
         self._leaving: list[Pending] = []
         self._sent: dict[str, Tensor] = {}
-        self._updates: dict[str, Tensor] = {}
         self._pack = [Bucket([*self.small, "loss"], self._small_shapes()) for dummy in range(comm.world)]
+        if not wire.dtype.is_floating_point:
+            fed = [*matrices, *dict.fromkeys(block.name for block in self.blocks)]
+            self.feedback = {name: torch.zeros_like(self.parameters[name]) for name in fed}
 
     def _small_shapes(self) -> dict[str, torch.Size]:
         return {**{name: self.parameters[name].shape for name in self.small}, "loss": torch.Size([1])}
 
-    # -- buffers, and what travels in them; all go by the label of a part, which is the name of what is in one part
+    # -- messages; all go by the label of a part, which is the name of what is in one part
 
-    def _buffer(self, name: str, rank: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    def _message(self, name: str, rank: int, wire: Wire, rows: int, columns: int) -> Tensor:
         """Memory for what comes from a rank (or, for one's own rank, is to leave); it grows but is never given back."""
-        buffer = self._buffers.get((name, rank))
-        if buffer is None or buffer.numel() < rows * columns:
-            buffer = self._buffers[name, rank] = torch.empty(rows * columns, dtype=dtype)
-        return buffer[: rows * columns].view(rows, columns)
+        length, buffer = wire.length(rows, columns), self._buffers.get((name, rank))
+        if buffer is None or len(buffer) < length:
+            buffer = self._buffers[name, rank] = torch.empty(length, dtype=wire.dtype)
+        return buffer[:length]
 
-    def _expect(self, name: str, rank: int, rows: int, columns: int) -> None:
-        buffer = self._buffer(name, rank, rows, columns, self.wire)
-        self._arriving[name, rank] = self.comm.receive(buffer, rank, self.tags[name], f"the gradient of {name}")
+    def _expect(self, name: str, rank: int, wire: Wire, rows: int, columns: int) -> None:
+        message = self._message(name, rank, wire, rows, columns)
+        self._receive(name, rank, message, self.tags[name], f"the gradient of {name}")
 
-    def _arrived(self, name: str, rank: int, rows: int, columns: int) -> Tensor:
-        self.comm.wait(self._arriving.pop((name, rank)))
-        return self._buffer(name, rank, rows, columns, self.wire)
+    def _receive(self, name: str, rank: int, into: Tensor, tag: int, what: str) -> None:
+        self._arriving[name, rank] = self.comm.receive(into, rank, tag, what), into
 
-    def _rounded(self, name: str, gradient: Tensor) -> Tensor:
-        """The gradient as it travels."""
-        if gradient.dtype == self.wire:
-            return gradient.contiguous()
-        rows, columns = gradient.shape
-        return self._buffer(name, self.comm.rank, rows, columns, self.wire).copy_(gradient)
+    def _arrived(self, name: str, rank: int) -> Tensor:
+        pending, message = self._arriving.pop((name, rank))
+        self.comm.wait(pending)
+        return message
+
+    def _written(self, name: str, values: Tensor, wire: Wire, feedback: Tensor | None = None) -> Tensor:
+        """The values as they travel."""
+        if wire.exact:
+            return values.contiguous()
+        message = self._message(name, self.comm.rank, wire, *values.shape)
+        wire.write(values, message, feedback)
+        return message
+
+    def _fed(self, part: Part | str, rows: slice = ALL_ROWS) -> Tensor | None:
+        """What packing has left of rows of a part."""
+        name, whole = (part, ALL_ROWS) if isinstance(part, str) else (part.name, part.rows)
+        return self.feedback[name][whole][rows] if self.feedback else None
 
     def _leave(self, tensor: Tensor, rank: int, tag: int, what: str) -> None:
         self._leaving.append(self.comm.send(tensor, rank, tag, what))
@@ -341,12 +360,12 @@ class OverlappedSync(Sync):
         for rank in self.others:
             for block in self.blocks:
                 rows = self._share(block, self.comm.rank)
-                self._expect(block.label, rank, rows.stop - rows.start, self.parameters[block.name].size(1))
+                self._expect(block.label, rank, self.wire, rows.stop - rows.start, self.parameters[block.name].size(1))
             for name in self.owned:
-                self._expect(name, rank, *self.parameters[name].shape)
+                self._expect(name, rank, self.wire, *self.parameters[name].shape)
             for name in self.tables:
-                self._expect(name, rank, len(self.index[rank]), self.parameters[name].size(1))
-            self._arriving["small", rank] = self.comm.receive(self._pack[rank].flat, rank, SMALL_TAG, "the loss")
+                self._expect(name, rank, self.row_wire, len(self.index[rank]), self.parameters[name].size(1))
+            self._receive("small", rank, self._pack[rank].flat, SMALL_TAG, "the loss")
 
     @torch.no_grad()
     def _send(self, part: Part, gradient: Tensor) -> None:
@@ -355,15 +374,18 @@ class OverlappedSync(Sync):
             self._pack[self.comm.rank].views[name].copy_(gradient)
         elif name in self.owners:
             if self.owners[name] != self.comm.rank:
-                self._leave(self._rounded(name, gradient), self.owners[name], self.tags[name], what)
+                message = self._written(name, gradient, self.wire, self._fed(name))
+                self._leave(message, self.owners[name], self.tags[name], what)
         elif is_table(name):
-            rows = self._sent[name] = self._rounded(name, gradient[self.index[self.comm.rank]])
+            message = self._sent[name] = self._written(name, gradient[self.index[self.comm.rank]], self.row_wire)
             for rank in self.others:
-                self._leave(rows, rank, self.tags[name], what)
+                self._leave(message, rank, self.tags[name], what)
         else:
-            rounded = self._sent[name] = self._rounded(name, gradient)
             for rank in self.others:
-                self._leave(rounded[self._share(part, rank)], rank, self.tags[name], what)
+                rows = self._share(part, rank)
+                own = f"{name} for rank {rank}"
+                message = self._sent[name] = self._written(own, gradient[rows], self.wire, self._fed(part, rows))
+                self._leave(message, rank, self.tags[name], what)
 
     # -- after the pass
 
@@ -391,16 +413,17 @@ class OverlappedSync(Sync):
         return total
 
     def _contributions(self, name: str, mine: Tensor) -> Tensor:
-        """The sum over all ranks in their order, in float32."""
-        parts = [
-            mine if rank == self.comm.rank else self._arrived(name, rank, *mine.shape)
-            for rank in range(self.comm.world)
-        ]
-        if self.comm.world == 2 and self.wire == torch.float32:
-            return parts[self.others[0]].add_(mine)
-        total = parts[0].float() + parts[1]
-        for part in parts[2:]:
-            total += part
+        """The sum over all ranks in their order, in float32; that of two in place of what is ours, unless it travels."""
+        if self.comm.world == 2:
+            message = self._arrived(name, self.others[0])
+            return message.view_as(mine).add_(mine) if self.wire.exact else self.wire.add(message, mine)
+        total = torch.empty_like(mine)
+        for rank in range(self.comm.world):
+            if rank == self.comm.rank:
+                total = total.add_(mine) if rank else total.copy_(mine)
+            else:
+                message = self._arrived(name, rank)
+                total = self.wire.add(message, total) if rank else self.wire.read(message, total)
         return total
 
     def _sum_share(self, block: Part) -> None:
@@ -409,32 +432,31 @@ class OverlappedSync(Sync):
             return
         name, gradient = block.label, self.training.step_gradients.of(block)
         rows = self._share(block, self.comm.rank)
-        total = self._contributions(name, gradient[rows]).to(self.wire)
+        total = self._contributions(name, gradient[rows])
+        message = self._written(f"sum {name}", total, self.wire, self._fed(block, rows))
         what = f"the summed gradient of {name}"
         for rank in self.others:
-            self._leave(total, rank, self.tags[name] + 1, what)
-            share = self._share(block, rank)
-            buffer = self._buffer(f"sum {name}", rank, share.stop - share.start, gradient.size(1), self.wire)
-            self._arriving[f"sum {name}", rank] = self.comm.receive(buffer, rank, self.tags[name] + 1, what)
+            self._leave(message, rank, self.tags[name] + 1, what)
+            coming = self._message(f"sum {name}", rank, self.wire, *gradient[self._share(block, rank)].shape)
+            self._receive(f"sum {name}", rank, coming, self.tags[name] + 1, what)
         # Rounded for oneself as for the others; nobody is waiting for this share of ours.
-        gradient[rows] = total.float()
+        self.wire.read(message, gradient[rows])
 
     def _block_sum(self, block: Part) -> Tensor:
         name, gradient = block.label, self.training.step_gradients.of(block)
         if self.comm.world == 2:
-            return self._contributions(name, self._sent.pop(name))
+            message = self._sent.pop(name)
+            return self._contributions(name, gradient if self.wire.exact else self.wire.read(message, gradient))
         for rank in self.others:
-            share = self._share(block, rank)
-            gradient[share] = self._arrived(f"sum {name}", rank, share.stop - share.start, gradient.size(1))
+            self.wire.read(self._arrived(f"sum {name}", rank), gradient[self._share(block, rank)])
         return gradient
 
     def _row_sum(self, name: str) -> Tensor:
-        gradient = self.training.gradients[name]
+        total = self.training.gradients[name].zero_()
         mine = self._sent.pop(name)
-        total = gradient.zero_()
         for rank, index in enumerate(self.index):
-            rows = mine if rank == self.comm.rank else self._arrived(name, rank, len(index), gradient.size(1))
-            total.index_add_(0, index, rows.float())
+            message = mine if rank == self.comm.rank else self._arrived(name, rank)
+            total.index_add_(0, index, message.view(len(index), total.size(1)).float())
         return total
 
     def _update_owned(self) -> None:
@@ -448,16 +470,16 @@ class OverlappedSync(Sync):
 
     def _apply(self, name: str, direction: Tensor) -> Tensor:
         """Make the update of a matrix; the result is what travels: the matrix itself, or its rounded direction."""
-        if self.wire == torch.float32:
+        if self.wire.exact:
             self.optimizer.apply(name, direction)
             return self.parameters[name]
-        rounded = direction.to(self.wire)
-        self.optimizer.apply(name, rounded.float())
-        return rounded
+        message = self._written(f"new {name}", direction, self.wire, self._fed(name))
+        self.optimizer.apply(name, self.wire.read(message, direction))
+        return message
 
     def _update_small(self) -> float:
         for rank in self.others:
-            self.comm.wait(self._arriving.pop(("small", rank)))
+            self._arrived("small", rank)
         total = Bucket([*self.small, "loss"], self._small_shapes())
         for pack in self._pack:
             total.flat += pack.flat
@@ -469,19 +491,18 @@ class OverlappedSync(Sync):
         """Await the matrices that other ranks own. They come straight into the model, which nobody reads now."""
         for name, owner in self.owners.items():
             if owner != self.comm.rank:
-                into = self.parameters[name]
-                if self.wire != torch.float32:
-                    rows, columns = into.shape
-                    into = self._buffer(f"new {name}", owner, rows, columns, self.wire)
-                self._updates[name] = into
-                what = f"the update of {name}"
-                self._arriving[f"new {name}", owner] = self.comm.receive(into, owner, self.tags[name] + 1, what)
+                new, into = f"new {name}", self.parameters[name]
+                if not self.wire.exact:
+                    into = self._message(new, owner, self.wire, *into.shape)
+                self._receive(new, owner, into, self.tags[name] + 1, f"the update of {name}")
 
     def _take_others(self) -> None:
-        for name, update in self._updates.items():
-            self.comm.wait(self._arriving.pop((f"new {name}", self.owners[name])))
-            if self.wire != torch.float32:
-                self.optimizer.apply(name, update.float())
+        for name, owner in self.owners.items():
+            if owner != self.comm.rank:
+                message = self._arrived(f"new {name}", owner)
+                if not self.wire.exact:
+                    direction = torch.empty_like(self.parameters[name])
+                    self.optimizer.apply(name, self.wire.read(message, direction))
 
 
 def share_out(shapes: Mapping[str, torch.Size], speeds: Sequence[float]) -> dict[str, int]:

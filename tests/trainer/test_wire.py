@@ -1,0 +1,108 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is packed arrives as it was meant, in the bytes that were promised, and what rounding leaves is not lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanochat import wire
+from nanochat.wire import Packed
+
+SHAPES = [(1, 128), (64, 256), (600, 128), (7, 96), (4, 12), (5, 2), (0, 256)]
+
+
+def matrix(rows: int, columns: int, seed: int = 1) -> Tensor:
+    """Rows of very unlike size, as gradients of rare and frequent tokens are."""
+    generator = torch.Generator().manual_seed(seed)
+    size = 10 ** (-6 * torch.rand(rows, 1, generator=generator))
+    return size * torch.randn(rows, columns, generator=generator)
+
+
+def sent(packed: Packed, values: Tensor, feedback: Tensor | None = None) -> Tensor:
+    message = torch.empty(packed.length(*values.shape), dtype=packed.dtype)
+    packed.write(values, message, feedback)
+    arrived = packed.read(message, torch.full_like(values, math.nan))
+    assert torch.equal(packed.add(message, torch.ones_like(values)), arrived + 1)
+    return arrived
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_each_value_arrives_to_half_a_step_of_its_block(bits: int, shape: tuple[int, int]) -> None:
+    values = matrix(*shape)
+    before = values.clone()
+    error = (sent(Packed(bits), values) - values).abs().view(-1, wire.block(shape[1]))
+    largest = values.abs().view(error.shape).amax(1, keepdim=True) if len(values) else error
+    assert torch.equal(values, before)
+    # bf16 takes as much as a 256th of a scale.
+    assert bool((error <= (0.5 + 1 / 2) * largest / packed_range(bits)).all())
+    assert float((error / largest.clamp_min(1e-30)).sum()) <= 0.3 * error.numel() / packed_range(bits)
+
+
+def packed_range(bits: int) -> int:
+    return 2 ** (bits - 1) - 1
+
+
+@pytest.mark.parametrize(("bits", "length"), [(8, 64 * 256 + 2 * 64 * 2), (4, 64 * 128 + 2 * 64 * 2)])
+def test_a_byte_or_half_of_one_a_value_and_two_a_block(bits: int, length: int) -> None:
+    assert Packed(bits).length(64, 256) == length
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_was_sent_and_what_is_left_are_what_was_to_be_sent(bits: int, shape: tuple[int, int]) -> None:
+    packed, feedback = Packed(bits), torch.zeros(shape)
+    given, arrived = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+    for step in range(20):
+        values = matrix(*shape, seed=step)
+        given += values
+        arrived += sent(packed, values, feedback)
+    assert torch.allclose(arrived + feedback, given, rtol=0, atol=1e-5)
+    # Without it errors add up: a value that is always too small for its block never arrives.
+    assert float(feedback.abs().sum()) <= 20 / packed_range(bits) * max(1, feedback.numel())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_value_too_small_for_its_block_arrives_in_the_end(bits: int) -> None:
+    packed, values = Packed(bits), torch.tensor([[1.0] + [0.01 / packed_range(bits)] * 127])
+    feedback, total = torch.zeros_like(values), torch.zeros_like(values)
+    assert float(sent(packed, values)[0, 5]) == 0
+    for dummy in range(1000):
+        total += sent(packed, values, feedback)
+    assert torch.allclose(total / 1000, values, atol=1 / packed_range(bits) / 1000)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_bits_do_not_depend_on_threads_or_pieces(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = matrix(3000, 128)
+    whole = sent(Packed(bits), values)
+    monkeypatch.setattr(wire, "CHUNK", 2**9)
+    assert torch.equal(sent(Packed(bits), values), whole)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_not_hidden(bits: int, bad: float) -> None:
+    values = torch.ones(2, 128)
+    values[1, 3] = bad
+    arrived = sent_or_nan(Packed(bits), values)
+    assert bool(arrived[0].isfinite().all())
+    assert bool(arrived[1].isnan().any())
+
+
+def sent_or_nan(packed: Packed, values: Tensor) -> Tensor:
+    message = torch.empty(packed.length(*values.shape), dtype=packed.dtype)
+    packed.write(values, message)
+    return packed.read(message, torch.empty_like(values))
+
+
+def test_zeros_stay_zeros() -> None:
+    feedback = torch.zeros(2, 128)
+    assert not bool(sent(Packed(8), torch.zeros(2, 128), feedback).any())
+    assert not bool(feedback.any())
