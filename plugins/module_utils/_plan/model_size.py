@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 FLOAT = 4
+# Bytes of a value of a matrix on the wire with each way that sends rows of the embeddings, and of those rows. What is packed
+# has two bytes more for each 128 values.
+WIRE_BYTES = {"exact": (4.0, 4), "bf16": (2.0, 2), "int8": (1 + 2 / 128, 2), "int4": (0.5 + 2 / 128, 2)}
+LEAST_BLOCK = 16  # what the width of a model must divide by to be packed
 VOCAB_MULTIPLE = 64
 GATE_INPUTS = 12
 SMEAR_INPUTS = 24
@@ -88,7 +92,7 @@ def memory(
     counts = parameters(shape)
     tables = counts["wte"] + counts["value_embeds"]
     tokens = device_batch * shape.sequence
-    rows = ours and sync in ("exact", "bf16")
+    rows = ours and sync in WIRE_BYTES
     dense = counts["total"] - (tables if rows else 0)
     logits = FLOAT * tokens * shape.padded_vocab
     parts = {
@@ -101,15 +105,24 @@ def memory(
         "logits": min(2 * logits, LOGIT_BYTES) if ours else LOGIT_COPIES * logits,
         # Where the ranks meet after local steps: what was, what changed, the mean and its momentum.
         "meeting": FLOAT * 4 * (counts["total"] - tables) if local else 0,
+        # What packing has left of each gradient of a matrix.
+        "feedback": FLOAT * (counts["lm_head"] + counts["transformer_matrices"]) if ours and packs(sync) else 0,
         "runtime": RUNTIME_BYTES,
     }
     parts["total"] = sum(parts.values())
     return parts
 
 
-def checkpoint_bytes(shape: Shape) -> int:
-    """One checkpoint on one host: the weights, and as much again twice for the optimizers' state."""
-    return FLOAT * 3 * parameters(shape)["total"]
+def packs(sync: str) -> bool:
+    """Whether this way packs what travels, and keeps what rounding leaves."""
+    return sync in ("int8", "int4")
+
+
+def checkpoint_bytes(shape: Shape, sync: str = "exact") -> int:
+    """One checkpoint on one host: the weights, as much again twice for the optimizers' state, and what packing has left."""
+    counts = parameters(shape)
+    feedback = counts["lm_head"] + counts["transformer_matrices"] if packs(sync) else 0
+    return FLOAT * (3 * counts["total"] + feedback)
 
 
 def describe(shape: Shape) -> dict[str, Any]:

@@ -341,7 +341,7 @@ class Planner:
             "accumulation": shares[rank] // self.settings["ddp_device_batch"],
             "memory_bytes": self.memory()["total"],
             "disk_bytes": self.disk_bytes(),
-            "checkpoint_bytes": model_size.checkpoint_bytes(self.shape),
+            "checkpoint_bytes": model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]),
             "peers": sorted(dict.fromkeys(peers)),
         }
         node["argv"] = argv(self.settings, self.choice, node, plan)
@@ -365,7 +365,7 @@ class Planner:
         all_stay = run["ddp_keep_checkpoints"] < 0 or not self.choice.ours
         kept: int = saves if all_stay else min(saves, run["ddp_keep_checkpoints"] + 1)
         shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
-        return kept * model_size.checkpoint_bytes(self.shape) + shards
+        return kept * model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]) + shards
 
     def python(self, host: Host) -> str | None:
         """The interpreter to make the trainer's environment with; one version for all hosts if there is one."""

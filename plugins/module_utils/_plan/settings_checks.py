@@ -11,7 +11,12 @@ from typing import Any, Iterator, Mapping, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, trainer_flags
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import SMEAR_INPUTS, Shape
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import (
+    LEAST_BLOCK,
+    SMEAR_INPUTS,
+    Shape,
+    packs,
+)
 
 TORCHRUN_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 PLAN_ENV = ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", "GLOO_SOCKET_IFNAME")
@@ -26,6 +31,7 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
         *data_problems(run),
         *source_problems(run, choice),
         *local_problems(run, hosts, choice),
+        *packing_problems(run, shape, choice),
         *precision_problems(run, hosts, choice),
         *extra_problems(run, choice),
     ]
@@ -92,13 +98,25 @@ def local_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice
     if not every or not choice.ours:
         return
     if run["ddp_sync"] not in ("exact", "bf16"):
-        yield f"ddp_local_steps is {every}, but ddp_sync {run['ddp_sync']} averages every step; exact or bf16 would do."
+        yield f"ddp_local_steps is {every}, but ddp_sync {run['ddp_sync']} does not go with local steps; exact or bf16 would do."
     if choice.device == "cuda":
         yield f"ddp_local_steps is {every}, which is for CPUs on slow links; with ddp_device cuda it must be 0."
     if len(hosts) > 1 and every > run["ddp_iterations"]:
         yield (
             f"ddp_local_steps is {every}, but the run has {run['ddp_iterations']} steps (ddp_iterations), so the hosts would "
             "meet at its end only."
+        )
+
+
+def packing_problems(run: Mapping[str, Any], shape: Shape, choice: Choice) -> Iterator[str]:
+    if not choice.ours or not packs(run["ddp_sync"]):
+        return
+    if choice.device == "cuda":
+        yield f"ddp_sync is {run['ddp_sync']}, which is for CPUs on slow links; with ddp_device cuda exact or bf16 would do."
+    if shape.n_embd % LEAST_BLOCK:
+        yield (
+            f"ddp_sync is {run['ddp_sync']}, but a model {shape.n_embd} wide does not divide into blocks of {LEAST_BLOCK}; "
+            "exact or bf16 would do."
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import WIRE_BYTES
 
 FLOAT = 4
 WIRE_SHARE = 0.94  # what Gloo makes of the rate of a line
@@ -82,14 +83,14 @@ def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None, local: Optio
     kind = sync or training["sync"]
     counts = model["parameters"]
     ring = 2 * (world - 1) / max(1, world)
-    if kind not in ("exact", "bf16"):
+    if kind not in WIRE_BYTES:
         return int(FLOAT * counts["total"] * ring)
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
     apart = max(1, local_steps(plan) if local is None else local)
     rows = touched_rows(model["vocab_size"], apart * training["total_batch"] // max(1, world))
     dense = counts["lm_head"] + counts["transformer_matrices"] + counts["scalars"]
-    elements = dense * ring + rows * model["n_embd"] * tables * (world - 1)
-    return int(elements * (FLOAT // 2 if kind == "bf16" else FLOAT) / apart)
+    of_matrix, of_row = WIRE_BYTES[kind]
+    return int((dense * ring * of_matrix + rows * model["n_embd"] * tables * (world - 1) * of_row) / apart)
 
 
 def local_steps(plan: Mapping[str, Any]) -> int:
@@ -115,7 +116,7 @@ def predict(
     late = ROUNDS * link.latency_ms / 1000 / max(1, apart) if link else 0.0
     wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + late if link and world > 1 else 0.0
     slowest = max(computing)
-    overlapped = kind in ("exact", "bf16", "ddp") and not apart
+    overlapped = kind in (*WIRE_BYTES, "ddp") and not apart
     felt = max(FELT_SHARE * wire, wire - HIDDEN_SHARE * slowest) if overlapped else wire
     updates = [speed.optimizer(world if overlapped and kind != "ddp" else 1) for speed in speeds]
     seconds = slowest + felt + max(updates)
@@ -150,6 +151,20 @@ def outlook(
             for speed, share in zip(speeds, rows)
         },
         "better": better(plan, speeds, link, rows, radio, together),
+        "ways": ways(plan, speeds, link, rows),
+    }
+
+
+def ways(
+    plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]
+) -> Dict[str, Dict[str, Any]]:
+    """What each way of ddp_sync would give over this link; empty where there is nothing to choose."""
+    if plan["world"] < 2 or link is None or plan["training"]["sync"] not in WIRE_BYTES or local_steps(plan):
+        return {}
+    steps = {kind: predict(plan, speeds, link, rows, kind) for kind in WIRE_BYTES}
+    return {
+        kind: {"bytes_sent": step.bytes_sent, "tokens_per_second": round(step.tokens_per_second, 1)}
+        for kind, step in steps.items()
     }
 
 
@@ -261,8 +276,22 @@ def prediction_text(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> st
             f"{predicted['one_host']} alone; a step of {short(predicted['step_seconds'])} sends "
             f"{bytes_text(predicted['bytes_sent'])} from each host"
         )
+    lines += ways_lines(plan, predicted.get("ways") or {})
     lines.append(f"  {plan['training']['iterations']} steps take about {seconds_text(predicted['eta_seconds'])}")
     return "\n".join(["Expected", *lines])
+
+
+def ways_lines(plan: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> List[str]:
+    """Every way of ddp_sync beside the one that is set."""
+    rows = [
+        [
+            kind + (" (set)" if kind == plan["training"]["sync"] else ""),
+            bytes_text(entry["bytes_sent"]),
+            speed_text(entry["tokens_per_second"]),
+        ]
+        for kind, entry in found.items()
+    ]
+    return table(["ddp_sync", "sent a step", "tok/s"], rows) if rows else []
 
 
 def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:

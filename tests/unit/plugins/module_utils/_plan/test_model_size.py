@@ -69,3 +69,11 @@ def test_a_checkpoint_holds_weights_and_the_optimizers_state():
 )
 def test_field_15_memory_is_near_what_was_measured_and_not_below(shape, device_batch, measured):
     assert measured < model_size.memory(shape, device_batch)["total"] < 1.25 * measured
+
+
+@pytest.mark.parametrize("sync", ["int8", "int4"])
+def test_packing_keeps_a_copy_of_the_matrices_in_memory_and_checkpoints(sync):
+    counts = model_size.parameters(D8)
+    copy = 4 * (counts["lm_head"] + counts["transformer_matrices"])
+    assert model_size.memory(D8, 2, sync)["total"] - model_size.memory(D8, 2)["total"] == copy
+    assert model_size.checkpoint_bytes(D8, sync) - model_size.checkpoint_bytes(D8) == copy

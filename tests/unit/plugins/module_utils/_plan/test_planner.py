@@ -246,7 +246,7 @@ def test_field_25_local_steps_reach_the_trainer_and_the_plan_says_so():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"ddp_local_steps": 10, "ddp_sync": "dense"}, "ddp_sync dense averages every step"),
+        ({"ddp_local_steps": 10, "ddp_sync": "dense"}, "ddp_sync dense does not go with local steps"),
         ({"ddp_local_steps": 600, "ddp_iterations": 500}, "meet at its end only"),
         ({"ddp_local_steps": 5, "ddp_trainer_source": "/home/me/nanochat"}, "only this collection's own trainer knows"),
     ],
@@ -351,6 +351,11 @@ def test_making_a_plan_leaves_its_input_alone():
         ({"ddp_total_batch": 3000}, "ddp_total_batch 3000 is not a multiple of"),
         ({"ddp_head_dim": 63}, "ddp_head_dim is 63; it must be even"),
         ({"ddp_depth": 1, "ddp_aspect_ratio": 4, "ddp_head_dim": 8}, "makes a model 8 wide; it must be at least 24"),
+        (
+            {"ddp_depth": 3, "ddp_aspect_ratio": 10, "ddp_head_dim": 10, "ddp_sync": "int8"},
+            "a model 30 wide does not divide into blocks of 16; exact or bf16 would do",
+        ),
+        ({"ddp_local_steps": 2, "ddp_sync": "int4"}, "ddp_sync int4 does not go with local steps"),
         ({"ddp_eval_every": 0}, "ddp_eval_every is 0; it must be at least 1, or -1 for none."),
         ({"ddp_keep_checkpoints": 0}, "ddp_keep_checkpoints is 0; it must be at least 1, or -1 for all."),
         ({"ddp_port_range": "29000-29999"}, "ddp_port 29500 lies in ddp_port_range 29000-29999"),

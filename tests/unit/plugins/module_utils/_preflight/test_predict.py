@@ -36,7 +36,16 @@ def speeds(*pass_seconds: float) -> list[Speed]:
 
 @pytest.mark.parametrize(
     ("shape", "sync", "megabytes"),
-    [(D4, "dense", 147), (D4, "exact", 47), (D4, "bf16", 24), (D8, "dense", 510), (D8, "exact", 175), (D8, "bf16", 87)],
+    [
+        (D4, "dense", 147),
+        (D4, "exact", 47),
+        (D4, "bf16", 24),
+        (D4, "int8", 12.8),
+        (D4, "int4", 6.9),
+        (D8, "dense", 510),
+        (D8, "exact", 175),
+        (D8, "bf16", 87),
+    ],
 )
 def test_bytes_of_a_step_are_those_that_were_measured(shape, sync, megabytes):
     assert predict.bytes_sent(plan(shape, sync)) / 1e6 == pytest.approx(megabytes, rel=0.06)
@@ -171,3 +180,25 @@ def test_the_prediction_stands_beside_what_happened():
 def test_without_a_prediction_or_a_figure_nothing_is_compared():
     assert predict.comparison_text({}, {"desktop": {"tokens_per_second_mean": 1.0}}) == ""
     assert predict.comparison_text({"tokens_per_second": 1.0}, {"desktop": {}}) == ""
+
+
+def test_every_way_is_told_with_what_it_sends_and_gives():
+    document = plan(sync="bf16")
+    predicted = predict.outlook(document, speeds(0.4, 0.4), Link(94.0, 0.3))
+    told = predicted["ways"]
+    assert list(told) == ["exact", "bf16", "int8", "int4"]
+    sent = [entry["bytes_sent"] for entry in told.values()]
+    speed = [entry["tokens_per_second"] for entry in told.values()]
+    assert sent == sorted(sent, reverse=True)
+    assert speed == sorted(speed)
+    assert told["bf16"] == {key: predicted[key] for key in ("bytes_sent", "tokens_per_second")}
+    text = predict.prediction_text(document, predicted)
+    assert "bf16 (set)" in text
+    assert "int4" in text
+
+
+def test_ways_are_not_told_where_there_is_no_choice():
+    assert predict.outlook(plan(rows=(4,)), speeds(0.4), None)["ways"] == {}
+    assert predict.outlook(plan(sync="ddp"), speeds(0.4, 0.4), Link(94.0, 0.3))["ways"] == {}
+    alone = plan(rows=(4,))
+    assert "ddp_sync" not in predict.prediction_text(alone, predict.outlook(alone, speeds(0.4), None))
