@@ -1,13 +1,12 @@
-#!/usr/bin/env python3
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Would the tests notice? Changes the code in small ways, one at a time, and runs the tests that concern it.
 
-    tools/mutate.py --budget 10 --seed 1 trainer/nanochat/resume.py      # ten mutants of one file
-    tools/mutate.py --budget 10                                          # ten of every file in TESTS
-    tools/mutate.py --list trainer/nanochat/comm.py                      # all that could be changed
-    tools/mutate.py --only 17 trainer/nanochat/comm.py                   # one of those again, with its difference
+    python tools/mutate.py --budget 10 --seed 1 trainer/nanochat/resume.py      # ten mutants of one file
+    python tools/mutate.py --budget 10                                          # ten of every file in TESTS
+    python tools/mutate.py --list trainer/nanochat/comm.py                      # all that could be changed
+    python tools/mutate.py --only 17 trainer/nanochat/comm.py                   # one of those again, with its difference
 
 A mutant is killed if a test fails or takes too long; one that all tests pass is a survivor: a test is missing, or the
 change makes no difference (then say so in docs/testing.md). The repository itself is never touched: each mutant is

@@ -179,7 +179,9 @@ probe:
       returned: success
       sample: /mnt/data/nanochat/venv
     run:
-      description: What is in the run's folder. Digest of the plan, what of it the checkpoints depend on, rows of each host under it, session, steps of the checkpoints.
+      description: >-
+        What is in the run's folder. Digest of the plan, what of it the checkpoints depend on, rows of each host under it, session, steps of
+        the checkpoints.
       type: dict
       returned: success
       sample: {exists: true, plan_digest: 0123456789abcdef, checkpoints: [5, 10]}

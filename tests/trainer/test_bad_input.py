@@ -126,7 +126,7 @@ def test_any_horizon(
         )  # fmt: skip
         assert plan.total_batch_size >= 1
         if plan.num_iterations >= 1:
-            for step in {0, plan.num_iterations // 2, plan.num_iterations - 1}:
+            for step in (0, plan.num_iterations // 2, plan.num_iterations - 1):
                 assert all(math.isfinite(value) for value in dataclasses.astuple(schedule.StepSchedule.at(plan, step)))
 
 

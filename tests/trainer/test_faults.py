@@ -299,6 +299,7 @@ def test_a_mistake_of_ours_tells_where_even_if_its_stack_cannot_be_kept(alone: J
     run.feed.loader.close()
     for folder, words in ((alone.folder, "its stack is in"), (alone.folder / "gone", "cannot be written to")):
         run.journal.folder = folder
+        told = None
         try:
             raise ZeroDivisionError("a mistake")
         except ZeroDivisionError as error:

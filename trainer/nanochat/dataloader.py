@@ -256,7 +256,8 @@ def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:
 
 def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[str, int]:
     missing = START.keys() - position.keys()
-    if missing or not all(type(position[key]) is int for key in START) or not 0 <= position["pq_idx"] < files:
+    whole = not missing and all(isinstance(position[key], int) and not isinstance(position[key], bool) for key in START)
+    if not whole or not 0 <= position["pq_idx"] < files:
         at = dict(position)
         raise DataError(
             f"the checkpoint's place in the data, {at}, does not exist in {folder}, which has {files} file(s)."

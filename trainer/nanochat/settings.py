@@ -195,7 +195,7 @@ def _check_numbers(settings: Settings) -> None:
         if isinstance(value, float) and abs(value) > LARGEST:
             refuse(settings, field.name, f"is larger than {LARGEST:g}")
         most = LIMITS.get(field.name, MOST)
-        if type(value) is int and value > most:
+        if isinstance(value, int) and not isinstance(value, bool) and value > most:
             refuse(settings, field.name, f"must be at most {most}")
     for name in ("depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "eval_tokens"):
         if getattr(settings, name) < 1:

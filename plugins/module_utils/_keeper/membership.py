@@ -272,10 +272,16 @@ def _promise(rules: Rules, own: Own, caller: Word, now: float) -> Own:
     return _join(rules, own, offer, now, PROMISED) if offer.number > own.word.promised else own
 
 
+def _mine(own: Own) -> Generation:
+    """The generation of a state that cannot be without one."""
+    if own.word.generation is None:
+        raise ValueError(f"{own.word.host} is {own.word.state} without a generation")
+    return own.word.generation
+
+
 def _still_offered(own: Own, words: Mapping[str, Word]) -> bool:
     """Whether the host that offered what we promised does so still (one that is silent may)."""
-    assert own.word.generation is not None
-    caller = words.get(own.word.generation.members[0])
+    caller = words.get(_mine(own).members[0])
     return caller is None or (caller.promised == own.word.promised and caller.state in (OFFERED, TRAINING))
 
 
@@ -297,8 +303,7 @@ def _started(own: Own, generation: Generation, now: float, go: bool = False) -> 
 
 def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
     """Go as soon as all have promised; give up if one has promised more, or not in time."""
-    offer = own.word.generation
-    assert offer is not None
+    offer = _mine(own)
     others = [words.get(host) for host in offer.members if host != own.word.host]
     if any(word is not None and word.promised > offer.number for word in others) or now - own.since > rules.offer:
         # Whoever is missing has been waited for already.
@@ -317,8 +322,7 @@ def _train(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
     why = broken(rules, own, heard, now)
     if why:
         return change(own, now, ENDING, why=why)._replace(then=IDLE), SAVE
-    words, mine = fresh(rules, heard, now), own.word.generation
-    assert mine is not None
+    words, mine = fresh(rules, heard, now), _mine(own)
     for word in words.values():
         if word.regroup == mine.number:
             # Ended by each for itself, so that a rank whose others are gone already does not hang.
@@ -331,8 +335,7 @@ def _train(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
 
 def broken(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
     """Why this generation cannot go on; empty if it can."""
-    mine = own.word.generation
-    assert mine is not None
+    mine = _mine(own)
     for host in mine.members:
         if host == own.word.host:
             continue
@@ -386,8 +389,7 @@ def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
 
     Whoever hears nobody that knows waits on: it must not go on alone with a run that was stopped.
     """
-    mine = own.word.generation
-    assert mine is not None
+    mine = _mine(own)
     asking = 1
     for host, word in words.items():
         if host in mine.members and word.started >= mine.number and word.state not in (TRAINING, ENDING, ASKING, *OVER):

@@ -75,5 +75,5 @@ def _given() -> Any:
 
 def fail(sentence: str) -> None:
     """End like fail_json, where there is no module yet."""
-    print(json.dumps({"failed": True, "changed": False, "msg": sentence}))
-    sys.exit(1)
+    sys.stdout.write(json.dumps({"failed": True, "changed": False, "msg": sentence}) + "\n")
+    raise SystemExit(1)

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -619,4 +620,4 @@ def say(mark: str, params: Dict[str, Any]) -> None:
     for name in ("run_dir", "base_dir"):
         if params[name]:
             params[name] = os.path.expanduser(os.path.expandvars(params[name]))
-    print(mark + json.dumps(look(params)))
+    sys.stdout.write(mark + json.dumps(look(params)) + "\n")
