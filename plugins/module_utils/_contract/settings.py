@@ -123,7 +123,7 @@ SETTINGS: list[Setting] = [
         ("ddp_keep_checkpoints", "int", 2, {"low": -1},
          "Checkpoints that stay on each host; -1 keeps all of them."),
         ("ddp_sync", "str", "exact", {"choices": ("exact", "bf16", "int8", "int4", "dense", "ddp")},
-         "How the ranks agree: float32, bf16, 8 or 4 bits on the wire, or the plain dense and DistributedDataParallel baselines."),
+         "What gradients travel as: float32, bf16, 8 or 4 bits, or the plain dense and DistributedDataParallel baselines."),
         ("ddp_local_steps", "int", 0, {"low": 0},
          "For slow links: steps that each rank makes apart before all take the mean of what they changed; 0 for none."),
         ("ddp_matmul", "str", "fp32", {"choices": ("auto", "fp32", "bf16")},

@@ -356,8 +356,7 @@ def broken(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
 
 def _lead(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
     """The first member also looks at those outside: another part, or somebody who wants to come in."""
-    mine, me = own.word.generation, own.word.host
-    assert mine is not None
+    mine, me = _mine(own), own.word.host
     around = present(own, fresh(rules, heard, now))
     for host, word in around.items():
         theirs = word.generation
