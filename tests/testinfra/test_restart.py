@@ -119,7 +119,7 @@ def test_field_06_a_session_whose_record_is_lost_is_found_and_ended(lab):
     assert lab.states() == ALL_RUNNING
     for host in HOSTS:
         assert not alive(lab, host, before[host]["child_pid"])
-        assert len([line for line in of_this_run(lab, host) if "torch.distributed.run" in line]) == 1
+        assert len([line for line in of_this_run(lab, host) if "scripts.torchrun" in line]) == 1
 
 
 def test_restart_after_the_tmux_server_was_killed(lab):

@@ -8,5 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from hypothesis import settings
+
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "trainer"), str(HERE)]
+# No test may depend on the speed of the machine.
+settings.register_profile("any-machine", deadline=None)
+settings.load_profile("any-machine")

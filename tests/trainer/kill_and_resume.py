@@ -85,7 +85,7 @@ class Trial:
     def _agent(self, rank: int, port: int) -> subprocess.Popen[str]:
         self.told(rank).unlink(missing_ok=True)
         argv = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1",
+            sys.executable, "-m", "scripts.torchrun", "--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1",
             "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60",
             "--max-restarts=0", "-m", "told_phases", "--", *self.job.argv(self.flags)[2:],
         ]  # fmt: skip

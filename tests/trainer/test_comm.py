@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -146,3 +147,20 @@ def test_field_20_a_rank_that_never_starts_is_named() -> None:
     assert time.monotonic() - begun < 30
     with pytest.raises(CommError, match="could not reach the rendezvous"):
         connect(Ranks(1, 0, 2), "cpu", 1.0, environ | {"MASTER_PORT": str(ranks.free_port())})
+
+
+def suspended(comm: Comm) -> None:
+    comm.exchange("all are here", None)
+    comm.timeout = 4.0
+    if comm.rank == 0:
+        time.sleep(14)
+    else:
+        # Longer than a rank that is heard of no more is waited for.
+        pause = f"sleep 2; kill -STOP {os.getpid()}; sleep 7; kill -CONT {os.getpid()}"
+        subprocess.Popen(["/bin/sh", "-c", pause])
+    comm.barrier("the other one")
+    comm.timeout = 60.0
+
+
+def test_a_rank_that_was_suspended_does_not_take_its_own_silence_for_that_of_others() -> None:
+    ranks.passed(ranks.call(HERE, "suspended", 2))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
+GRACE_SECONDS = 0.5
 
 
 class StoreSilent(RuntimeError):
@@ -47,7 +48,8 @@ class _Question:
         self.done.set()
 
     def wait(self, seconds: float) -> Any:
-        if not self.done.wait(seconds):
+        # Whoever was suspended while it waited finds its time over, and the answer there a moment later.
+        if not self.done.wait(seconds) and not self.done.wait(GRACE_SECONDS):
             self.abandoned = True
             raise StoreSilent(seconds)
         if self.error is not None:

@@ -4,7 +4,7 @@
 """Pretrain a base model, alone or as one of several ranks.
 
     python -m scripts.base_train --depth 4 --max-seq-len 512 --device-batch-size 2 --total-batch-size 2048
-    torchrun --nproc_per_node 2 -m scripts.base_train --depth 4 ...
+    python -m scripts.torchrun --nproc-per-node 2 -m scripts.base_train -- --depth 4 ...
 
 --help lists every flag. The environment says where things are: NANOCHAT_BASE_DIR, NANOCHAT_DATA_DIR.
 """
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from nanochat.settings import parse
 from nanochat.train import start_event, train
 
 EXIT_ERROR = 2
+PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 def main() -> int:
@@ -60,6 +62,9 @@ def stop_when_asked(run: Run) -> None:
         signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
 
     signal.signal(signal.SIGTERM, ask)
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        # If torchrun's agent is killed its ranks would go on as orphans, whom nobody could stop: they save and end.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGINT, ask)
 
 

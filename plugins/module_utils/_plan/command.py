@@ -50,7 +50,8 @@ def argv(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any], plan: 
     return [
         os.path.join(node["venv_dir"], "bin", "python"),
         "-m",
-        "torch.distributed.run",
+        # Ours is torchrun too, but ends with a sentence and not with a traceback.
+        "scripts.torchrun" if choice.ours else "torch.distributed.run",
         f"--nnodes={plan['world']}",
         f"--node-rank={node['rank']}",
         "--nproc-per-node=1",

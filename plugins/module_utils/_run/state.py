@@ -248,7 +248,10 @@ _ERROR_LINE = re.compile(r"^(?:\[[^\]]*\]:?\s*)*((?:[\w.]+\.)?\w*(?:Error|Except
 _HOLLOW = ("ChildFailedError", "SignalException", "KeyboardInterrupt")
 # torchrun ends the log with a box of its own about the failed child, and lines of its logger about it.
 _RULER = re.compile(r"^(={8,}|-{8,})$")
-_AGENT = re.compile(r"^(?:\[[^\]]*\]:?\s*)*[EWI]\d{4} \S+ +\d+ torch/|^Traceback \(most recent call last\):|^\s")
+_AGENT = re.compile(
+    r"^(?:\[[^\]]*\]:?\s*)*[EWI]\d{4} \S+ +\d+ torch/|^Traceback \(most recent call last\):|^\s"
+    r"|^torchrun: rank \d+ \(pid \d+\) ended with exit code"
+)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

@@ -73,7 +73,7 @@ def test_the_two_machines_at_home():
 
 def test_the_command_is_complete():
     one, two = make_plan(hosts()).plan["nodes"]
-    assert one["argv"][:3] == ["/home/lzw/nanochat-ddp/venv/bin/python", "-m", "torch.distributed.run"]
+    assert one["argv"][:3] == ["/home/lzw/nanochat-ddp/venv/bin/python", "-m", "scripts.torchrun"]
     assert one["argv"][one["argv"].index("scripts.base_train") - 1] == "-m"
     assert (flag(one, "node-rank"), flag(two, "node-rank")) == ("0", "1")
     assert flag(one, "master-addr") == flag(two, "master-addr") == "192.168.1.10"

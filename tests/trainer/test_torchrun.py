@@ -1,0 +1,95 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ranks below an agent of torchrun: how it ends is a sentence, and no rank outlives its agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ranks
+from trainings import Job
+
+
+def start(job: Job, port: int, *flags: str) -> subprocess.Popen[str]:
+    """One agent with one rank."""
+    environment = ranks.environment(0, 1, port, job.environment(0))
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del environment[name]
+    argv = [
+        sys.executable, "-m", "scripts.torchrun", "--nnodes=1", "--node-rank=0", "--nproc-per-node=1",
+        "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60",
+        "-m", "scripts.base_train", "--", *job.argv(flags)[2:],
+    ]  # fmt: skip
+    return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def rank_of(job: Job) -> int:
+    return int(json.loads((job.base(0) / "heartbeat-rank0.json").read_text())["pid"])
+
+
+def lines_of(agent: subprocess.Popen[str]) -> list[str]:
+    """What the agent said on its standard error, and its ranks."""
+    error = agent.communicate(timeout=ranks.PATIENCE_SECONDS)[1]
+    assert "Traceback" not in error, error
+    return error.strip().splitlines()
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    until = time.monotonic() + ranks.PATIENCE_SECONDS
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_rank_that_fails_says_why_and_torchrun_how(tmp_path: Path) -> None:
+    agent = start(Job(tmp_path, 1), ranks.free_port(), "--depth", "0")
+    lines = lines_of(agent)
+    assert agent.returncode == 1
+    assert lines[0].startswith("error: --depth 0")
+    assert re.fullmatch(r"torchrun: rank 0 \(pid \d+\) ended with exit code 2\.", lines[-1]), lines
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("0.0.0.0", 0))
+        holder.listen()
+        agent = start(Job(tmp_path, 1), holder.getsockname()[1])
+        assert re.match(r"torchrun: could not start or hold the ranks: .*EADDRINUSE", lines_of(agent)[-1])
+    assert agent.returncode == 1
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_ranks_end_with_what_happened_to_one_of_them(sent: signal.Signals, tmp_path: Path) -> None:
+    """SIGKILL to the rank, SIGTERM to the agent, which hands it on: the rank saves."""
+    job = Job(tmp_path, 1)
+    agent = start(job, ranks.free_port(), "--num-iterations", "100000")
+    job.wait_for_step(1)
+    if sent == signal.SIGKILL:
+        os.kill(rank_of(job), sent)
+        assert "was killed by signal 9 (SIGKILL, exitcode: -9)" in lines_of(agent)[-1]
+        return
+    agent.send_signal(sent)
+    assert "was ended by SIGTERM" in lines_of(agent)[-1]
+    assert job.events("end")[-1]["reason"] == "stopped"
+    assert list(job.checkpoints(0).glob("ckpt_*"))
+
+
+def test_a_rank_whose_agent_is_killed_saves_and_ends(tmp_path: Path) -> None:
+    job = Job(tmp_path, 1)
+    agent = start(job, ranks.free_port(), "--num-iterations", "100000")
+    job.wait_for_step(1)
+    agent.kill()
+    wait_until(lambda: bool(job.events("end")))
+    assert job.events("end")[-1]["reason"] == "stopped"
+    agent.communicate(timeout=ranks.PATIENCE_SECONDS)
