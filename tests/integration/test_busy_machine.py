@@ -1,0 +1,127 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whole runs of two local ranks beside a load that this test makes: a good run is never called stalled.
+
+Every time one run is made, with so little patience that only the use of CPU shows that it lives, and with the load for half a minute.
+BUSY_RUNS=20 makes as many runs with the usual patience, under load from the start to the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+VENV = Path(os.environ.get("TRAINER_VENV") or Path.home() / ".cache/nanochat-ddp/tests-venv")
+RUNS = int(os.environ.get("BUSY_RUNS", "0"))
+PROCESSES = 24
+SECONDS = 600.0 if RUNS else 25.0
+IMPATIENT = () if RUNS else ("-e", "watch_stall_minimum=6")
+SPIN = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
+
+
+class Load:
+    """Processes that do nothing but compute; they end by themselves, or with the test."""
+
+    def __init__(self) -> None:
+        argv = [sys.executable, "-S", "-c", SPIN, str(SECONDS)]
+        self.processes = [subprocess.Popen(argv) for dummy in range(PROCESSES)]
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+
+
+class Job:
+    """Two nodes on this machine that share the environment of the tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results = folder / "results"
+        (folder / "text").mkdir()
+        for number in range(40):
+            (folder / f"text/{number}.txt").write_text("".join(f"line {number} {row}\n" for row in range(200)))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        variables: dict[str, Any] = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "ddp_base_dir": f"{folder}/{{{{ inventory_hostname }}}}",
+            "ddp_venv_dir": str(VENV),
+            "ddp_python": os.path.realpath(VENV / "bin/python"),
+            "ddp_port": port,
+            "trainer_requirements": json.loads((VENV / ".nanochat-ddp.json").read_text())["requirements"],
+            "ddp_data_paths": [f"{folder}/text"],
+            "ddp_vocab_size": 300,
+            "ddp_depth": 2,
+            "ddp_aspect_ratio": 32,
+            "ddp_head_dim": 32,
+            "ddp_sequence": 64,
+            "ddp_total_batch": 256,
+            "ddp_iterations": 30,
+            "ddp_threads": 1,
+            "ddp_results_dir": str(self.results),
+        }
+        self.inventory = folder / "hosts.yml"
+        self.inventory.write_text(yaml.safe_dump({"trainers": {"hosts": {"one": None, "two": None}, "vars": variables}}))
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+        self.environment.update(ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), TMUX_TMPDIR=str(folder), NO_COLOR="1")
+
+    def sessions(self) -> list[str]:
+        """What tells this start of the run from the one before."""
+        found = [path.read_text() for path in self.folder.glob("*/runs/*/session.json")]
+        return sorted(json.loads(text)["id"] for text in found if text)
+
+    def play(self, *words: str, meanwhile: Callable[[], object] = lambda: None) -> str:
+        """What train.yml says; `meanwhile` is called once when both sessions have been started."""
+        command = [Path(sys.executable).parent / "ansible-playbook", "train.yml", "-i", self.inventory, *words]
+        before, called = self.sessions(), False
+        log = self.folder / "log"
+        with log.open("w") as out:
+            with subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=out, stderr=out) as playing:
+                while playing.poll() is None:
+                    now = self.sessions()
+                    if not called and len(now) == 2 and not set(now) & set(before):
+                        meanwhile()
+                        called = True
+                    time.sleep(0.2)
+        assert playing.returncode == 0, log.read_text()
+        return log.read_text()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    if not (VENV / ".nanochat-ddp.json").exists():
+        pytest.skip("needs the trainer's environment: ./test.sh trainer makes it")
+    yield Job(tmp_path)
+    subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(tmp_path)}, check=False)
+
+
+def test_a_good_run_beside_much_other_work_raises_no_alarm(job: Job) -> None:
+    job.play("--tags", "data")
+    for number in range(RUNS or 1):
+        loads: list[Load] = []
+        begun = time.monotonic()
+        try:
+            told = job.play("--tags", "restart", "-e", "ddp_fresh=true", *IMPATIENT, meanwhile=lambda: loads.append(Load()))  # noqa: B023
+        finally:
+            for load in loads:
+                load.end()
+        alarms = [json.loads(path.read_text())["verdict"] for path in job.results.glob("*/doctor.json")]
+        print(f"run {number + 1}: {time.monotonic() - begun:.0f} s, {len(alarms)} alarms", file=sys.__stdout__, flush=True)
+        assert loads, "the load was never made"
+        assert not alarms, (alarms, told)
+        assert [line.split()[2:4] for line in told.splitlines() if line.split()[2:3] == ["finished"]] == [["finished", "30/30"]] * 2
