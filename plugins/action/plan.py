@@ -15,6 +15,7 @@ from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import ALIASES
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
     PlanError,
@@ -24,7 +25,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import 
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import (
     as_json,
-    problems_text,
     render,
     render_findings,
 )
@@ -68,8 +68,8 @@ class ActionModule(ActionBase):
                 **result,
                 "failed": True,
                 "changed": False,
-                "msg": problems_text(error.problems),
-                "problems": error.problems,
+                "msg": str(error),
+                "problems": error.findings,
             }
         text = render(outcome.plan)
         document = json.dumps(as_json(outcome.plan, outcome.findings), indent=2) + "\n"
@@ -106,19 +106,18 @@ def refuse_limit(hosts: list[str], playing: list[str] | None, tolerant: bool) ->
     """With --limit the other ranks would be missing; only looking at a run and stopping it make sense then."""
     left_out = [host for host in hosts if playing is not None and host not in playing]
     if left_out and not tolerant:
-        raise PlanError(
-            [
-                f"{', '.join(left_out)} is left out by --limit, but a run is of all its hosts; "
-                f"run without --limit, or name the run's hosts in its place: -e target={','.join(playing or [])}."
-            ]
+        seen = (
+            f"{', '.join(left_out)} is left out by --limit, but a run is of all its hosts; "
+            f"run without --limit, or name the run's hosts in its place: -e target={','.join(playing or [])}"
         )
+        raise PlanError([finding("setting-refused", left_out[0], seen)])
 
 
 def host_of(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """What make_plan wants to know of one host: its settings, and its probe if it was probed."""
     known = variables["hostvars"].get(name)
     if known is None:
-        raise PlanError([f"{name} is not a host of the inventory."])
+        raise PlanError([finding("setting-refused", name, f"{name} is not a host of the inventory")])
     settings = {key: value_of(name, known, key) for key in known if key.startswith("ddp_") or key in ALIASES}
     return {
         "name": name,
@@ -140,7 +139,8 @@ def value_of(host: str, known: Mapping[str, Any], name: str) -> Any:
     try:
         return known[name]
     except AnsibleError as error:
-        raise PlanError([f"{name} of {host} cannot be worked out: {error}"]) from error
+        seen = f"{name} of {host} cannot be worked out: {error}"
+        raise PlanError([finding("setting-refused", host, seen.rstrip("."))]) from error
 
 
 def requirements() -> list[str]:

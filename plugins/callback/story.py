@@ -94,7 +94,7 @@ def finding_text(found: Mapping[str, Any]) -> str:
     text = f"{found['code']}  {where}: {seen}" if where else f"{found['code']}  {seen}"
     if not remedy:
         return text
-    return f"{text}\n  {remedy}" if remedy.startswith("Nothing to do") else f"{text}\n  do: {remedy}"
+    return f"{text}\n  {remedy}" if found.get("severity") == "info" else f"{text}\n  do: {remedy}"
 
 
 def findings_in(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -122,9 +122,9 @@ text:
   type: str
   sample: Run d4 on 2 hosts (plan 8a2be6bee2c64f67)
 problems:
-  description: What stands in the way, one sentence each.
+  description: What stands in the way, as findings.
   returned: failure
   type: list
-  elements: str
-  sample: [ddp_depth is "x" on every host; it must be a whole number of at least 1.]
+  elements: dict
+  sample: [{code: setting-refused, severity: error, host: '', peer: null, seen: ddp_depth is "x" on every host; it must be a whole number of at least 1}]
 """

@@ -35,6 +35,9 @@ class Load:
     """Processes that do nothing but compute; they end by themselves, or with the test."""
 
     def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(self) -> None:
         argv = [sys.executable, "-S", "-c", SPIN, str(SECONDS)]
         self.processes = [subprocess.Popen(argv) for dummy in range(PROCESSES)]
 
@@ -76,7 +79,9 @@ class Job:
             "ddp_results_dir": str(self.results),
         }
         self.inventory = folder / "hosts.yml"
-        self.inventory.write_text(yaml.safe_dump({"trainers": {"hosts": {"one": None, "two": None}, "vars": variables}}))
+        self.inventory.write_text(
+            yaml.safe_dump({"trainers": {"hosts": {"one": None, "two": None}, "vars": variables}})
+        )
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
         self.environment.update(ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), TMUX_TMPDIR=str(folder), NO_COLOR="1")
 
@@ -90,14 +95,16 @@ class Job:
         command = [Path(sys.executable).parent / "ansible-playbook", "train.yml", "-i", self.inventory, *words]
         before, called = self.sessions(), False
         log = self.folder / "log"
-        with log.open("w") as out:
-            with subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=out, stderr=out) as playing:
-                while playing.poll() is None:
-                    now = self.sessions()
-                    if not called and len(now) == 2 and not set(now) & set(before):
-                        meanwhile()
-                        called = True
-                    time.sleep(0.2)
+        with (
+            log.open("w") as out,
+            subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=out, stderr=out) as playing,
+        ):
+            while playing.poll() is None:
+                now = self.sessions()
+                if not called and len(now) == 2 and not set(now) & set(before):
+                    meanwhile()
+                    called = True
+                time.sleep(0.2)
         assert playing.returncode == 0, log.read_text()
         return log.read_text()
 
@@ -113,15 +120,17 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def test_a_good_run_beside_much_other_work_raises_no_alarm(job: Job) -> None:
     job.play("--tags", "data")
     for number in range(RUNS or 1):
-        loads: list[Load] = []
-        begun = time.monotonic()
+        load, begun = Load(), time.monotonic()
         try:
-            told = job.play("--tags", "restart", "-e", "ddp_fresh=true", *IMPATIENT, meanwhile=lambda: loads.append(Load()))  # noqa: B023
+            told = job.play("--tags", "restart", "-e", "ddp_fresh=true", *IMPATIENT, meanwhile=load.begin)
         finally:
-            for load in loads:
-                load.end()
+            load.end()
         alarms = [json.loads(path.read_text())["verdict"] for path in job.results.glob("*/doctor.json")]
-        print(f"run {number + 1}: {time.monotonic() - begun:.0f} s, {len(alarms)} alarms", file=sys.__stdout__, flush=True)
-        assert loads, "the load was never made"
+        print(
+            f"run {number + 1}: {time.monotonic() - begun:.0f} s, {len(alarms)} alarms", file=sys.__stdout__, flush=True
+        )
+        assert load.processes, "the load was never made"
         assert not alarms, (alarms, told)
-        assert [line.split()[2:4] for line in told.splitlines() if line.split()[2:3] == ["finished"]] == [["finished", "30/30"]] * 2
+        assert [line.split()[2:4] for line in told.splitlines() if line.split()[2:3] == ["finished"]] == [
+            ["finished", "30/30"]
+        ] * 2

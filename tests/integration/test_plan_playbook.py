@@ -120,7 +120,7 @@ def test_field_06_a_port_in_use_is_refused_and_looking_is_still_possible(invento
         )
         assert looked.returncode == 0, looked.stdout
         findings = json.loads((tmp_path / "plan.json").read_text())["findings"]
-        assert "plan-obstacle" in [found["code"] for found in findings]
+        assert "port-held" in [found["code"] for found in findings]
 
 
 def test_a_host_that_does_not_answer_stops_everything_with_its_reason(inventory):

@@ -8,7 +8,7 @@ docs/troubleshooting.md is generated from it, so a search for the words that a u
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 ERROR = "error"
 WARNING = "warning"
@@ -26,16 +26,50 @@ class Kind(NamedTuple):
     seen_as: Tuple[str, ...] = ()  # texts by which people search for it
 
 
+Finding = Dict[str, Any]
 CATALOGUE: Dict[str, Kind] = {}
 
 # What the plan finds in settings and probes.
 CATALOGUE.update(
     {
-        "plan-obstacle": Kind(
+        "setting-refused": Kind(
             ERROR,
-            "The run could not start as things are",
-            "The plan would refuse to start a run; looking at one and stopping it still work.",
-            "Do what the sentence says before the next start.",
+            "A setting cannot be used as it is",
+            "Wrong settings are refused before any host is changed.",
+            "Correct it in the inventory or on the command line; docs/settings.md lists all settings.",
+        ),
+        "checkpoints-lost": Kind(
+            ERROR,
+            "Training would not go on from the checkpoints that are there",
+            "A start would set them aside and begin at step 0.",
+            "Set the setting back, give the new training a name of its own (ddp_run), or set aside what is there with -e ddp_fresh=true.",
+        ),
+        "address-refused": Kind(
+            ERROR,
+            "A host cannot be reached by the others at the address that is set",
+            "Every rank connects to every other one by the address of the plan.",
+            "Set ddp_nic or ddp_address of that host to an interface in the common network.",
+            (3, 4),
+        ),
+        "venv-refused": Kind(
+            ERROR,
+            "The trainer's environment cannot be made where it is wanted",
+            "PyTorch and the trainer's packages are installed there.",
+            "Set ddp_venv_dir to another folder.",
+            (9, 24),
+        ),
+        "source-missing": Kind(
+            ERROR,
+            "Data or a trainer that the settings name are not there",
+            "A start would fail later, when other hosts have been changed already.",
+            "Correct the path or the URL.",
+            (7, 8),
+        ),
+        "results-read-only": Kind(
+            ERROR,
+            "Results cannot be written on the controller",
+            "Logs, metrics and reports are collected there.",
+            "Set ddp_results_dir to a folder of the user who runs the playbook.",
         ),
         "nic-faster-up": Kind(
             WARNING,
@@ -638,8 +672,12 @@ def finding(
     peer: Optional[str] = None,
     remedy: Optional[str] = None,
     severity: Optional[str] = None,
-) -> Dict[str, Any]:
-    """One finding as every part of the collection passes it on; remedy and severity default to the catalogue's."""
+    facts: Optional[Mapping[str, Any]] = None,
+) -> Finding:
+    """One finding as every part of the collection passes it on; remedy and severity default to the catalogue's.
+
+    Facts are what programs may want of the sentence (such as pids): nothing is ever read out of a sentence again.
+    """
     kind = CATALOGUE[code]
     return {
         "code": code,
@@ -649,9 +687,19 @@ def finding(
         "seen": seen,
         "why": kind.why,
         "remedy": remedy or kind.remedy,
+        "facts": dict(facts or {}),
     }
 
 
-def errors(findings: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Those that stop a run."""
-    return [found for found in findings if found["severity"] == ERROR]
+def sentence(found: Finding) -> str:
+    """What was seen, with a mark at its end."""
+    seen = str(found["seen"])
+    return seen if seen.endswith(("?", "!")) else seen.rstrip(".") + "."
+
+
+def refusal_text(findings: Sequence[Finding]) -> str:
+    """What people read where a plan is refused: every problem, one sentence each."""
+    sentences = [sentence(found) for found in findings]
+    if len(sentences) == 1:
+        return sentences[0]
+    return "\n".join([f"{len(sentences)} problems; nothing was changed:", *["- " + text for text in sentences]])

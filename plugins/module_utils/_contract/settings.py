@@ -15,6 +15,7 @@ import math
 import re
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding, refusal_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RUN_NAME, RUN_NAME_HELP
 
 RUN = "run"
@@ -42,11 +43,11 @@ ALIASES = {"watch": "ddp_watch"}
 
 
 class SettingsError(ValueError):
-    """All that is wrong with the settings, one sentence each."""
+    """All that is wrong with the settings, as findings."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = list(problems)
-        super().__init__("\n".join(self.problems))
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = list(findings)
+        super().__init__(refusal_text(self.findings))
 
 
 class Setting(NamedTuple):
@@ -453,15 +454,17 @@ def unknown(name: str) -> str:
     return f"{name}{WHERE} is not a setting of nanochat.ddp; {hint}"
 
 
-def _told(problems: Sequence[Problem], hosts: int) -> list[str]:
-    """One sentence for what several hosts have alike, as they do where a variable of their group is wrong."""
+def _told(problems: Sequence[Problem], hosts: int) -> list[Finding]:
+    """One finding for what several hosts have alike, as they do where a variable of their group is wrong."""
     having: dict[str, list[str]] = {}
     for problem in problems:
         having.setdefault(problem.text, []).append(problem.host)
-    return [
-        text.replace(WHERE, " on every host" if len(names) == hosts > 1 else " on " + ", ".join(names))
-        for text, names in having.items()
-    ]
+    found = []
+    for text, names in having.items():
+        where = " on every host" if len(names) == hosts > 1 else " on " + ", ".join(names)
+        host = names[0] if len(names) == 1 else ""
+        found.append(finding("setting-refused", host, text.replace(WHERE, where).rstrip(".")))
+    return found
 
 
 def defaults(profile: str) -> dict[str, Any]:
@@ -498,10 +501,10 @@ def told(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> set[str]:
     return {name for host, variables in hosts for name in read_host(host, variables)[0]}
 
 
-def _agree(given: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+def _agree(given: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list[Finding]]:
     """The settings of the run, which every host must give alike."""
     agreed: dict[str, Any] = {}
-    problems = []
+    problems: list[Finding] = []
     hosts = list(given)
     for setting in SETTINGS:
         if setting.scope != RUN:
@@ -509,15 +512,14 @@ def _agree(given: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list
         values = [given[host].get(setting.name) for host in hosts]
         other = next((at for at, value in enumerate(values) if value != values[0]), None)
         if other is not None:
-            problems.append(
-                "{} is {} on {} but {} on {}; it belongs to the whole run: set it for the group.".format(
-                    setting.name,
-                    shown(setting, values[0]) if values[0] is not None else "not set",
-                    hosts[0],
-                    shown(setting, values[other]) if values[other] is not None else "not set",
-                    hosts[other],
-                )
+            seen = "{} is {} on {} but {} on {}; it belongs to the whole run: set it for the group".format(
+                setting.name,
+                shown(setting, values[0]) if values[0] is not None else "not set",
+                hosts[0],
+                shown(setting, values[other]) if values[other] is not None else "not set",
+                hosts[other],
             )
+            problems.append(finding("setting-refused", "", seen))
         elif values and values[0] is not None:
             agreed[setting.name] = values[0]
     return agreed, problems

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import INFO, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import INFO, Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
@@ -24,16 +24,18 @@ VENV_BYTES = 1_600_000_000
 MEMORY_SHARE = 0.92
 
 
-def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """(obstacles, findings)."""
+def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[Finding], list[Finding]]:
+    """(what stands in the way of a start, what is worth knowing)."""
     nodes = {node["host"]: node for node in plan["nodes"]}
-    obstacles: list[str] = []
-    findings: list[dict[str, Any]] = []
+    obstacles: list[Finding] = []
+    findings: list[Finding] = []
     for host in hosts:
         node = nodes[host.name]
         if not host.probe:
             reason = f" ({plain_reason(host.error)})" if host.error else ""
-            obstacles.append(f"{host.name} cannot be looked at{reason}; {way_in(host.error)}.")
+            obstacles.append(
+                finding("host-down", host.name, f"{host.name} cannot be looked at{reason}; {way_in(host.error)}")
+            )
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
         obstacles += folder(host, node, hosts, nodes)
@@ -54,32 +56,24 @@ def way_in(error: str) -> str:
     return "see that it is on and that ssh to it works as the inventory says"
 
 
-def obstacle(text: str, hosts: Sequence[Host]) -> dict[str, Any]:
-    """An obstacle as a finding, for when it must not stop what is asked for."""
-    named = [host.name for host in hosts if host.name in text.split()]
-    return finding("plan-obstacle", named[0] if named else hosts[0].name, text.rstrip("."))
-
-
 def own_session(host: Host) -> Any:
     """The id of this run's session on the host, as far as there is one."""
     return host.fact("run", "session", "id")
 
 
-def tools(host: Host, node: Mapping[str, Any], oldest: str) -> list[str]:
+def tools(host: Host, node: Mapping[str, Any], oldest: str) -> list[Finding]:
     found = []
     arch = host.fact("host", "arch")
     if arch not in ARCHITECTURES:
-        found.append(
-            f"{host.name} is a machine of type {arch}, for which PyTorch is not built; x86_64 and aarch64 would do."
-        )
+        seen = f"{host.name} is a machine of type {arch}, for which PyTorch is not built; x86_64 and aarch64 would do"
+        found.append(finding("architecture-differs", host.name, seen))
     if not host.fact("tmux", "path"):
-        found.append(
-            f"{host.name} has no tmux, in which training runs; its owner installs it with: sudo apt-get install tmux"
-        )
+        seen = f"{host.name} has no tmux, in which training runs; its owner installs it with: sudo apt-get install tmux"
+        found.append(finding("no-tmux", host.name, seen))
     return found + python(host, node, oldest)
 
 
-def python(host: Host, node: Mapping[str, Any], oldest: str) -> list[str]:
+def python(host: Host, node: Mapping[str, Any], oldest: str) -> list[Finding]:
     """Whether there is an interpreter to make the trainer's environment with, unless that is there already."""
     if host.fact("python", "venv", "exists"):
         return []
@@ -88,25 +82,28 @@ def python(host: Host, node: Mapping[str, Any], oldest: str) -> list[str]:
     wanted = host.settings["ddp_python"]
     if wanted and node["python"] not in fitting:
         have = ", ".join(fitting) or "none"
-        return [
-            f"ddp_python is {wanted} on {host.name}, which is no Python of {oldest} or newer there; those that are: {have}."
-        ]
+        seen = f"ddp_python is {wanted} on {host.name}, which is no Python of {oldest} or newer there; those that are: {have}"
+        return [finding("python-too-old", host.name, seen)]
     if not fitting:
         own = host.fact("python", "version")
+        seen = f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs"
         return [
-            f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs; "
-            f"install one and set ddp_python on {host.name} to its path."
+            finding("python-too-old", host.name, f"{seen}; install one and set ddp_python on {host.name} to its path")
         ]
     return []
 
 
-def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[str]:
+def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
     disk = host.probe["disk"]
     found = []
     if not disk["writable"]:
         found.append(
-            f"ddp_base_dir is {node['base_dir']} on {host.name}, but {host.fact('host', 'user')} cannot write in {disk['parent']} "
-            "there; a folder of that user would do."
+            finding(
+                "folder-read-only",
+                host.name,
+                f"ddp_base_dir is {node['base_dir']} on {host.name}, but {host.fact('host', 'user')} cannot write in {disk['parent']} "
+                "there; a folder of that user would do",
+            )
         )
     venv = host.fact("python", "venv") or {}
     elsewhere = venv.get("disk", {}).get("device", disk["device"]) != disk["device"]
@@ -117,8 +114,12 @@ def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Ma
     if disk["writable"] and max(0, need) * len(sharing) > disk["free"]:
         among = f" for {len(sharing)} nodes" if len(sharing) > 1 else ""
         found.append(
-            f"{host.name} has {bytes_text(disk['free'])} free below {disk['parent']}, but checkpoints, data and software need about "
-            f"{bytes_text(max(0, need) * len(sharing))}{among}; set ddp_base_dir to a larger disk, or fewer ddp_keep_checkpoints."
+            finding(
+                "disk-short",
+                host.name,
+                f"{host.name} has {bytes_text(disk['free'])} free below {disk['parent']}, but checkpoints, data and software need about "
+                f"{bytes_text(max(0, need) * len(sharing))}{among}; set ddp_base_dir to a larger disk, or fewer ddp_keep_checkpoints",
+            )
         )
     for other in hosts:
         if other.name < host.name and other.probe and shares_folder(host, other):
@@ -126,38 +127,58 @@ def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Ma
             if not same_machine(host, other):
                 where = f"both see the same folder {node['base_dir']} on {disk['source']}"
             found.append(
-                f"ddp_base_dir of {other.name} and {host.name}: {where}, so that they would overwrite each other's files; "
-                "give each its own, for example with {{ inventory_hostname }} in it."
+                finding(
+                    "folder-shared",
+                    host.name,
+                    f"ddp_base_dir of {other.name} and {host.name}: {where}, so that they would overwrite each other's files; "
+                    "give each its own, for example with {{ inventory_hostname }} in it",
+                )
             )
     return found
 
 
-def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[str]:
+def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[Finding]:
     """Whether the trainer's environment can be made where it is wanted, or is there."""
     venv = host.fact("python", "venv") or {}
     named = f"ddp_venv_dir is {node['venv_dir']} on {host.name}"
     if venv.get("kind") == "occupied":
         return [
-            f"{named}, which is there and is no virtual environment, so it would be left alone; another folder would do."
+            finding(
+                "venv-refused",
+                host.name,
+                f"{named}, which is there and is no virtual environment, so it would be left alone; another folder would do",
+            )
         ]
     has = str(venv.get("torch") or "")
     # Where none is seen it may come from elsewhere, by a .pth file or from the system; the step that needs it knows.
     if venv.get("kind") == "foreign" and has and has.split("+", 1)[0] != torch.split("+", 1)[0]:
         return [
-            f"{named}, a virtual environment that this collection did not make and leaves alone, and it has torch {has} where {torch} is "
-            "wanted; install that there, or set another folder."
+            finding(
+                "venv-refused",
+                host.name,
+                f"{named}, a virtual environment that this collection did not make and leaves alone, and it has torch {has} where "
+                f"{torch} is wanted; install that there, or set another folder",
+            )
         ]
     room = venv.get("disk") or {}
     if venv.get("exists") or not room or node["venv_dir"].startswith(node["base_dir"] + "/"):
         return []
     if not room["writable"]:
         return [
-            f"{named}, but {host.fact('host', 'user')} cannot write in {room['parent']} there; a folder of that user would do."
+            finding(
+                "venv-refused",
+                host.name,
+                f"{named}, but {host.fact('host', 'user')} cannot write in {room['parent']} there; a folder of that user would do",
+            )
         ]
     if room["device"] != host.fact("disk", "device") and room["free"] < VENV_BYTES:
         return [
-            f"{named}, with {bytes_text(room['free'])} free, but the trainer's packages need about {bytes_text(VENV_BYTES)}; "
-            "a larger disk would do."
+            finding(
+                "venv-refused",
+                host.name,
+                f"{named}, with {bytes_text(room['free'])} free, but the trainer's packages need about {bytes_text(VENV_BYTES)}; "
+                "a larger disk would do",
+            )
         ]
     return []
 
@@ -172,7 +193,7 @@ def shares_folder(host: Host, other: Host) -> bool:
     return bool(one["network"] and one["source"] == two["source"])
 
 
-def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Finding]:
     """Who holds the port at which the ranks are to meet; only the master listens there, and this run's own session may."""
     if node["rank"] != 0:
         return []
@@ -187,12 +208,17 @@ def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[
             who = f"process {holder['pid']} of {holder['user']} ({shortened(holder['command'])})"
         what = "another run of nanochat.ddp, " if holder["ours"] else ""
         found.append(
-            f"ddp_port {holder['port']} is taken on {host.name} by {what}{who}; end that process, or set ddp_port to a free port."
+            finding(
+                "port-held",
+                host.name,
+                f"ddp_port {holder['port']} is taken on {host.name} by {what}{who}; end that process, or set ddp_port to a free port",
+                facts={"pids": [holder["pid"]] if holder["pid"] else []},
+            )
         )
     return found
 
 
-def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> list[str]:
+def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> list[Finding]:
     total = host.fact("memory", "total") or 0
     count = neighbours(host, hosts)
     need = node["memory_bytes"] * count
@@ -200,12 +226,16 @@ def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> list[s
         return []
     nodes = f"{count} nodes there need" if count > 1 else "its rank needs"
     return [
-        f"{host.name} has {bytes_text(total)} of memory, but {nodes} about {bytes_text(need)}; "
-        "a smaller ddp_depth, ddp_device_batch or ddp_sequence would do."
+        finding(
+            "memory-short",
+            host.name,
+            f"{host.name} has {bytes_text(total)} of memory, but {nodes} about {bytes_text(need)}; "
+            "a smaller ddp_depth, ddp_device_batch or ddp_sequence would do",
+        )
     ]
 
 
-def architectures(hosts: Sequence[Host]) -> list[str]:
+def architectures(hosts: Sequence[Host]) -> list[Finding]:
     by_arch: dict[str, list[str]] = {}
     for host in hosts:
         if host.probe:
@@ -215,9 +245,10 @@ def architectures(hosts: Sequence[Host]) -> list[str]:
     groups = " but ".join(
         f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()
     )
-    return [
-        f"{groups}: they round differently, so the ranks' weights would drift apart; hosts of one architecture would do."
-    ]
+    seen = (
+        f"{groups}: they round differently, so the ranks' weights would drift apart; hosts of one architecture would do"
+    )
+    return [finding("architecture-differs", next(iter(by_arch.values()))[0], seen)]
 
 
 def remarks(
@@ -246,7 +277,14 @@ def remarks(
         )
     strangers = [process for process in processes if process.get("session") not in ours]
     if strangers:
-        found.append(finding("other-training", host.name, in_words(strangers)))
+        found.append(
+            finding(
+                "other-training",
+                host.name,
+                in_words(strangers),
+                facts={"pids": [one["pid"] for one in ancestors(strangers)]},
+            )
+        )
     return found
 
 
@@ -254,9 +292,14 @@ def shortened(command: str) -> str:
     return command if len(command) <= 90 else command[:87] + "..."
 
 
+def ancestors(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The processes that the others of them descend from."""
+    pids = {process["pid"] for process in processes}
+    return [process for process in processes if process.get("parent") not in pids]
+
+
 def in_words(processes: Sequence[Mapping[str, Any]]) -> str:
     """The processes that others descend from, the first few of them."""
-    pids = {process["pid"] for process in processes}
-    top = [process for process in processes if process.get("parent") not in pids]
+    top = ancestors(processes)
     words = [f"process {process['pid']} of {process['user']} ({shortened(process['command'])})" for process in top[:3]]
     return ", ".join(words) + (f" and {len(top) - 3} more" if len(top) > 3 else "")

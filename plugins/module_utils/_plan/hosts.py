@@ -9,7 +9,7 @@ import ipaddress
 import os
 from typing import Any, Mapping, NamedTuple, Sequence, Union
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 
 USABLE = ("wired", "wifi")
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
@@ -47,9 +47,9 @@ class Link(NamedTuple):
     address: str | None
 
 
-def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[str]]:
+def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
     """({host: rank}, problems): given ranks are kept, the other hosts take the free ones in the inventory's order."""
-    problems: list[str] = []
+    problems: list[Finding] = []
     taken: dict[int, str] = {}
     world = len(hosts)
     for host in hosts:
@@ -58,13 +58,21 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[str]]:
             continue
         if rank >= world:
             problems.append(
-                f"ddp_rank is {rank} on {host.name}, but the ranks of {world} host{'s' if world > 1 else ''} are "
-                f"0{f' to {world - 1}' if world > 1 else ''}; with it a rank before would be missing."
+                finding(
+                    "setting-refused",
+                    host.name,
+                    f"ddp_rank is {rank} on {host.name}, but the ranks of {world} host{'s' if world > 1 else ''} are "
+                    f"0{f' to {world - 1}' if world > 1 else ''}; with it a rank before would be missing",
+                )
             )
         elif rank in taken:
             problems.append(
-                f"ddp_rank is {rank} on {taken[rank]} and on {host.name}; each host needs a rank of its own, "
-                "or none to be numbered in the inventory's order."
+                finding(
+                    "setting-refused",
+                    host.name,
+                    f"ddp_rank is {rank} on {taken[rank]} and on {host.name}; each host needs a rank of its own, "
+                    "or none to be numbered in the inventory's order",
+                )
             )
         else:
             taken[rank] = host.name
@@ -137,7 +145,7 @@ class Chooser:
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
-        self.problems: list[str] = []
+        self.problems: list[Finding] = []
         self.findings: list[dict[str, Any]] = []
 
     def links(self) -> dict[str, Link]:
@@ -171,22 +179,44 @@ class Chooser:
             try:
                 bearer = nic_with(host, address)
             except ValueError:
-                self.problems.append(f"ddp_address is {address} on {host.name}; it must be an IP address of that host.")
+                self.problems.append(
+                    finding(
+                        "address-refused",
+                        host.name,
+                        f"ddp_address is {address} on {host.name}; it must be an IP address of that host",
+                    )
+                )
                 return None
             if bearer is None or (name is not None and bearer["name"] != name):
                 has = bearer["name"] if bearer else "none of its interfaces"
                 self.problems.append(
-                    f"ddp_address is {address} on {host.name}, but {has} has that address"
-                    f"{f' and ddp_nic is {name}' if name else ''}; it has {self.addresses_in_words(host)}."
+                    finding(
+                        "address-refused",
+                        host.name,
+                        f"ddp_address is {address} on {host.name}, but {has} has that address"
+                        f"{f' and ddp_nic is {name}' if name else ''}; it has {self.addresses_in_words(host)}",
+                    )
                 )
                 return None
             return bearer
         nic = nic_named(host, name)
         if nic is None:
-            self.problems.append(f"ddp_nic is {name} on {host.name}, which has no such interface; it has {known}.")
+            self.problems.append(
+                finding(
+                    "nic-down",
+                    host.name,
+                    f"ddp_nic is {name} on {host.name}, which has no such interface; it has {known}",
+                )
+            )
         elif not nic["up"] or not interfaces(nic):
             state = "has no address" if nic["up"] else "is down"
-            self.problems.append(f"ddp_nic is {name} on {host.name}, but that interface {state}; there are {known}.")
+            self.problems.append(
+                finding(
+                    "nic-down",
+                    host.name,
+                    f"ddp_nic is {name} on {host.name}, but that interface {state}; there are {known}",
+                )
+            )
             return None
         return nic
 
@@ -214,13 +244,21 @@ class Chooser:
             return shared
         if refused is not None:
             self.problems.append(
-                f"{host.name} reaches its peers over {refused['name']}, which is {self.kind_in_words(refused)}; name the "
-                f"interface of the common network as ddp_nic on {host.name}, or {refused['name']} itself to take it all the same."
+                finding(
+                    "address-refused",
+                    host.name,
+                    f"{host.name} reaches its peers over {refused['name']}, which is {self.kind_in_words(refused)}; name the "
+                    f"interface of the common network as ddp_nic on {host.name}, or {refused['name']} itself to take it all the same",
+                )
             )
         else:
             self.problems.append(
-                f"{host.name} has no interface that is up and leads to its peers (it has {self.addresses_in_words(host)}); "
-                f"set ddp_nic or ddp_address on {host.name}."
+                finding(
+                    "nic-down",
+                    host.name,
+                    f"{host.name} has no interface that is up and leads to its peers (it has {self.addresses_in_words(host)}); "
+                    f"set ddp_nic or ddp_address on {host.name}",
+                )
             )
         return None
 
@@ -296,7 +334,11 @@ class Chooser:
             four = ", ".join(name for name, family in families.items() if family == 4)
             six = ", ".join(name for name, family in families.items() if family == 6)
             self.problems.append(
-                f"{four} would be reached by IPv4 but {six} by IPv6; give every host an address of the same kind as ddp_address."
+                finding(
+                    "ip-family-mix",
+                    next(name for name, family in families.items() if family == 6),
+                    f"{four} would be reached by IPv4 but {six} by IPv6; give every host an address of the same kind as ddp_address",
+                )
             )
         loopback = [
             name for name, link in chosen.items() if link.address and ipaddress.ip_address(link.address).is_loopback
@@ -304,8 +346,12 @@ class Chooser:
         others = [host for host in self.hosts if not same_network_stack(self.hosts[0], host)]
         for name in loopback if others else []:
             self.problems.append(
-                f"ddp_address is {chosen[name].address} on {name}, which only {name} itself can reach; "
-                "the address in the common network would do."
+                finding(
+                    "address-refused",
+                    name,
+                    f"ddp_address is {chosen[name].address} on {name}, which only {name} itself can reach; "
+                    "the address in the common network would do",
+                )
             )
         by_address: dict[str, Host] = {}
         for host in self.hosts:
@@ -313,8 +359,12 @@ class Chooser:
             other = by_address.setdefault(address, host) if address else host
             if not same_network_stack(host, other) and other is not host:
                 self.problems.append(
-                    f"{other.name} and {host.name} are different machines with the same address {address}; "
-                    "set ddp_address or ddp_nic so that each is reached by its own."
+                    finding(
+                        "address-refused",
+                        host.name,
+                        f"{other.name} and {host.name} are different machines with the same address {address}; "
+                        "set ddp_address or ddp_nic so that each is reached by its own",
+                    )
                 )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding, refusal_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     data_set,
     host_checks,
@@ -54,11 +54,11 @@ EPHEMERAL = {"low": 32768, "high": 60999}
 
 
 class PlanError(ValueError):
-    """Why there is no plan: every problem, one sentence each."""
+    """Why there is no plan: every problem, as findings."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = list(problems)
-        super().__init__("\n".join(self.problems))
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = list(findings)
+        super().__init__(refusal_text(self.findings))
 
 
 class Outcome(NamedTuple):
@@ -130,11 +130,12 @@ def controller_questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def resolved(hosts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """(settings of the run, {host: its own settings})."""
     if not hosts:
-        raise PlanError(["There are no hosts to plan for; the inventory's group of trainers is empty."])
+        seen = "There are no hosts to plan for; the inventory's group of trainers is empty"
+        raise PlanError([finding("setting-refused", "", seen)])
     try:
         return settings_utils.resolve([(host["name"], host["settings"]) for host in hosts])
     except settings_utils.SettingsError as error:
-        raise PlanError(error.problems) from error
+        raise PlanError(error.findings) from error
 
 
 class Planner:
@@ -155,7 +156,7 @@ class Planner:
         self.requirements = list(requirements)
         self.tolerant = tolerant
         self.here = here
-        self.problems: list[str] = []
+        self.problems: list[Finding] = []
         self.findings: list[dict[str, Any]] = []
         self.shape = model_size.Shape(
             *(
@@ -190,7 +191,7 @@ class Planner:
         if self.choice.device == "cpu" and not self.choice.ours and len(self.hosts) > 1:
             seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(self.hosts)} ranks would train a model of its own"
             self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
-        self.findings += [*chooser.findings, *remarks, *(host_checks.obstacle(text, self.hosts) for text in obstacles)]
+        self.findings += [*chooser.findings, *remarks, *obstacles]
         return Outcome(plan, self.findings, self.controller())
 
     def rows(self) -> dict[str, int]:
@@ -201,7 +202,7 @@ class Planner:
         try:
             batch = share_out({**self.settings, "ddp_batch_split": self.split}, self.told, self.hosts, weights)
         except BatchError as error:
-            self.problems.append(str(error))
+            self.problems.append(finding("setting-refused", "", str(error).rstrip(".")))
             return {}
         self.findings += adapted(self.settings, batch, len(self.hosts))
         self.settings.update(ddp_total_batch=batch.total_batch, ddp_device_batch=batch.device_batch)
@@ -386,7 +387,7 @@ class Planner:
         return {name: self.settings["ddp_" + name] for name in names}
 
 
-def lost_checkpoints(hosts: Sequence[Host], plan: Mapping[str, Any]) -> list[str]:
+def lost_checkpoints(hosts: Sequence[Host], plan: Mapping[str, Any]) -> list[Finding]:
     """Checkpoints that are there and that training under this plan would not go on from: a start would set them aside."""
     told: dict[str, list[str]] = {}
     for host in hosts:
@@ -395,8 +396,12 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Mapping[str, Any]) -> list[str
         if found:
             told.setdefault(lineage.in_words(found), []).append(f"step {max(steps)} on {host.name}")
     return [
-        f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training would not go on from: {why}. Set that back to go "
-        "on; or give the new training a name of its own (ddp_run); or set aside what is there with -e ddp_fresh=true."
+        finding(
+            "checkpoints-lost",
+            plan["master"]["host"],
+            f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training would not go on from: {why}. Set that back to go "
+            "on; or give the new training a name of its own (ddp_run); or set aside what is there with -e ddp_fresh=true",
+        )
         for why, where in told.items()
     ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Iterator, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, trainer_flags
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
@@ -22,9 +23,9 @@ TORCHRUN_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_R
 PLAN_ENV = ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", "GLOO_SOCKET_IFNAME")
 
 
-def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice: Choice) -> list[str]:
-    """Everything that does not fit, one sentence each."""
-    return [
+def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice: Choice) -> list[Finding]:
+    """Everything that does not fit; what is set for the whole run is no single host's."""
+    sentences = [
         *model_problems(shape),
         *schedule_problems(run),
         *port_problems(run),
@@ -35,6 +36,7 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
         *precision_problems(run, hosts, choice),
         *extra_problems(run, choice),
     ]
+    return [finding("setting-refused", "", sentence.rstrip(".")) for sentence in sentences]
 
 
 def model_problems(shape: Shape) -> Iterator[str]:

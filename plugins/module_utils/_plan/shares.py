@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Asked, Batch, plan_batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours, same_machine
 
@@ -19,7 +19,7 @@ class Weights(NamedTuple):
     """The weight of each host, and what is to be said about how it came about."""
 
     values: list[float]
-    problems: tuple[str, ...] = ()
+    problems: tuple[Finding, ...] = ()
     findings: tuple[dict[str, Any], ...] = ()
 
 
@@ -49,13 +49,11 @@ def weights_of(split: str, hosts: Sequence[Host]) -> Weights:
     if not known:
         return Weights(threads, findings=(finding("speed-unknown", "", "no host's speed has been measured yet"),))
     missing = " and ".join(host.name for host, speed in zip(hosts, speeds) if not speed)
-    return Weights(
-        threads,
-        (
-            f"ddp_batch_split is speed, but of {missing} no speed is known; run preflight, which measures it, or "
-            "set ddp_speed for every host.",
-        ),
+    seen = (
+        f"ddp_batch_split is speed, but of {missing} no speed is known; run preflight, which measures it, or "
+        "set ddp_speed for every host"
     )
+    return Weights(threads, (finding("setting-refused", "", seen),))
 
 
 def speeds_of(hosts: Sequence[Host]) -> list[float | None]:

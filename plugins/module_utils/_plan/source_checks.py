@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import ON_A_HOST, holders, maker
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, ranks
 
@@ -21,77 +22,104 @@ def folders_of(run: Mapping[str, Any], hosts: Sequence[Host], name: str) -> list
 
 def obstacles(
     run: Mapping[str, Any], plan: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
-) -> list[str]:
+) -> list[Finding]:
     """What a start would fail over later, when other hosts have been changed already."""
     return [*trainer(run, plan["trainer"], here), *data(run, plan["data"], hosts, here), *results(run, here)]
 
 
-def trainer(run: Mapping[str, Any], planned: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+def trainer(run: Mapping[str, Any], planned: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Finding]:
     source = run["ddp_trainer_source"]
     if planned["source"] == "git" and here.get("git"):
-        yield (
+        yield finding(
+            "source-missing",
+            "",
             f"ddp_trainer_source is {source}, but {here['git']}; a repository that can be cloned there, or the path of a "
-            "checkout there would do."
+            "checkout there would do",
         )
     facts = here.get("folders", {}).get(source) if planned["source"] == "path" else None
     if facts and facts["kind"] != "folder":
-        yield (
+        yield finding(
+            "source-missing",
+            "",
             f"ddp_trainer_source is {source}, but {facts['path']} is no folder on the controller; the path of a nanochat "
-            "checkout there, a git URL, or ours would do."
+            "checkout there, a git URL, or ours would do",
         )
     elif facts and not facts["trainer"]:
-        yield (
+        yield finding(
+            "source-missing",
+            "",
             f"ddp_trainer_source is {source}, but {facts['path']} on the controller has no scripts/base_train.py, so it is no "
-            "nanochat checkout; one that has would do."
+            "nanochat checkout; one that has would do",
         )
 
 
 def data(
     run: Mapping[str, Any], planned: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     """Folders of data that are not there or hold too little, unless the data set was made of them already."""
     if holders(hosts, planned["id"]):
         return
     names = [one.name for one in hosts]
     if run["ddp_data_host"] and run["ddp_data_host"] not in names:
-        yield f"ddp_data_host is {run['ddp_data_host']}, which is no host of this job; {' or '.join(names)} would do."
+        text = f"ddp_data_host is {run['ddp_data_host']}, which is no host of this job; {' or '.join(names)} would do"
+        yield finding("setting-refused", "", text)
     (host,) = [one for one in hosts if one.name == planned["host"]]
     is_here = planned["source"] == "controller"
     seen = here.get("folders") if is_here else host.fact("folders")
     for number, path in enumerate(run["ddp_data_paths"] if planned["source"] != "url" else []):
         facts = (seen or {}).get(path)
         if facts:
-            where = CONTROLLER if is_here else host.name
-            yield from folder(planned, path, facts, where, is_tokenizer=number > 0 and planned["source"] != "text")
+            yield from folder(
+                planned,
+                path,
+                facts,
+                "" if is_here else host.name,
+                is_tokenizer=number > 0 and planned["source"] != "text",
+            )
 
 
 def folder(
-    planned: Mapping[str, Any], path: str, facts: Mapping[str, Any], where: str, is_tokenizer: bool
-) -> Iterator[str]:
-    """What is wrong with one of the folders of ddp_data_paths."""
+    planned: Mapping[str, Any], path: str, facts: Mapping[str, Any], host: str, is_tokenizer: bool
+) -> Iterator[Finding]:
+    """What is wrong with one of the folders of ddp_data_paths on a host, or without one on the controller."""
+    where = host or CONTROLLER
     named, is_text = f"ddp_data_paths names {path}", planned["source"] == "text"
     if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
         what = "is not there" if facts["kind"] == "absent" else "is no folder"
         would = "text" if is_text else "a tokenizer" if is_tokenizer else "*.parquet shards"
-        yield f"{named}, which {what} on {where}; a folder of {would} there would do."
+        yield finding("source-missing", host, f"{named}, which {what} on {where}; a folder of {would} there would do")
     elif not facts["readable"]:
-        yield f"{named}, which cannot be read on {where} by the user who is logged in there; make it readable, or name another folder."
+        yield finding(
+            "source-missing",
+            host,
+            f"{named}, which cannot be read on {where} by the user who is logged in there; make it readable, or name another folder",
+        )
     elif is_text and not facts["files"]:
-        yield f"{named}, which holds no files on {where}; a folder of text there would do."
+        yield finding(
+            "source-missing", host, f"{named}, which holds no files on {where}; a folder of text there would do"
+        )
     elif is_tokenizer and not facts["tokenizer"]:
-        yield f"{named}, which holds no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}; the folder that does would do, or none."
+        yield finding(
+            "source-missing",
+            host,
+            f"{named}, which holds no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}; the folder that does would do, or none",
+        )
     elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
         count = f"{facts['shards']} shard{'' if facts['shards'] == 1 else 's'}" if facts["shards"] else "no shards"
-        yield (
+        yield finding(
+            "source-missing",
+            host,
             f"{named}, which holds {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}; "
-            "fewer of them, more shards there, or another folder would do."
+            "fewer of them, more shards there, or another folder would do",
         )
 
 
-def results(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+def results(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Finding]:
     facts = here.get("results")
     if facts and not facts["writable"]:
-        yield (
+        yield finding(
+            "results-read-only",
+            "",
             f"ddp_results_dir is {run['ddp_results_dir']}, where nothing can be written on the controller ({facts['path']}); "
-            "a folder of the user who plays this would do."
+            "a folder of the user who plays this would do",
         )

@@ -66,9 +66,13 @@ def local(training: Mapping[str, Any]) -> str:
 
 def schedule(training: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{what} every {training[name]}" if training[name] > 0 else f"no {what}" if name != "save_every" else "saves at the end"
-        for what, name in (("evaluates", "eval_every"), ("samples", "sample_every"), ("saves", "save_every"))
-    ).replace("no evaluates", "no evaluation").replace("no samples", "no samples")  # fmt: skip
+        f"{what} every {training[name]}" if training[name] > 0 else without
+        for what, name, without in (
+            ("evaluates", "eval_every", "no evaluation"),
+            ("samples", "sample_every", "no samples"),
+            ("saves", "save_every", "saves at the end"),
+        )
+    )
 
 
 def data_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:
@@ -135,12 +139,3 @@ def render_findings(findings: Sequence[Mapping[str, Any]]) -> str:
 def as_json(plan: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the playbook plan writes for other programs."""
     return {"plan": plan, "findings": list(findings)}
-
-
-def problems_text(problems: Sequence[str]) -> str:
-    """The refusal of a plan."""
-    if len(problems) == 1:
-        return problems[0]
-    return "\n".join(
-        [f"{len(problems)} things stand in the way, and nothing was changed:", *["- " + text for text in problems]]
-    )

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any, Dict, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import ERROR, INFO, WARNING, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import (
+    ERROR,
+    INFO,
+    WARNING,
+    Finding,
+    finding,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, node_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import OPEN, judge_links
 
-Finding = Dict[str, Any]
 ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 
 CLOCK_SECONDS = 5.0
@@ -29,24 +34,6 @@ LEVELS = (
     ("avx2", "AVX2"),
     ("asimd", "NEON"),
     ("avx", "AVX"),
-)
-
-# The plan says what stands in its way in sentences; these are the codes of the same things here.
-OBSTACLES = (
-    (" is taken on ", "port-held"),
-    (" has no tmux", "no-tmux"),
-    ("no Python of ", "python-too-old"),
-    (" cannot write in ", "folder-read-only"),
-    (" free below ", "disk-short"),
-    (" of memory, but ", "memory-short"),
-    ("round differently", "architecture-differs"),
-    ("PyTorch is not built", "architecture-differs"),
-    ("overwrite each other", "folder-shared"),
-    (" cannot be looked at", "host-down"),
-    (" by IPv4 but ", "ip-family-mix"),
-    ("that interface is down", "nic-down"),
-    ("has no such interface", "nic-down"),
-    (" no interface that is up ", "nic-down"),
 )
 
 
@@ -75,22 +62,14 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
 
 
 def from_plan(evidence: Evidence) -> Iterable[Finding]:
-    """What the plan found, under the codes of this page."""
-    ours = {str(process["pid"]) for host in evidence.probes for process in stale(evidence, host)}
+    """What the plan found, but for what has been looked at more closely here."""
+    ours = {process["pid"] for host in evidence.probes for process in stale(evidence, host)}
     for entry in evidence.plan_findings:
-        text = entry["seen"]
-        named = set(re.findall(r"\bprocess (\d+) of ", text))
-        if entry["code"] == "other-training" and named and named <= ours:
+        pids = set((entry.get("facts") or {}).get("pids") or [])
+        if entry["code"] == "other-training" and pids and pids <= ours:
             continue
-        code = next((code for words, code in OBSTACLES if words in text), entry["code"])
-        if entry["code"] != "plan-obstacle" or code == "plan-obstacle":
+        if entry["code"] != "port-held" or not tried_port(evidence):
             yield dict(entry)
-        elif code != "port-held" or not tried_port(evidence):
-            host = next(
-                (node["host"] for node in evidence.plan["nodes"] if re.search(rf"\b{re.escape(node['host'])}\b", text)),
-                "",
-            )
-            yield finding(code, host, text)
 
 
 # One host
@@ -119,7 +98,11 @@ def address_names(evidence: Evidence, host: str) -> Iterable[Finding]:
     for name, addresses in (evidence.fact(host, "names", "peers") or {}).items():
         looped = [text for text in addresses if is_loopback(text)]
         if looped and not alone:
-            yield finding("name-is-loopback", host, f"the name {name} of a peer is {looped[0]} there", severity=WARNING)
+            seen, remedy = (
+                f"the name {name} of a peer is {looped[0]} there",
+                "Take that line out of /etc/hosts on that host.",
+            )
+            yield finding("name-is-loopback", host, seen, severity=WARNING, remedy=remedy)
 
 
 def is_loopback(text: str) -> bool:
@@ -215,7 +198,7 @@ def precision(evidence: Evidence, host: str) -> Iterable[Finding]:
 
 
 def families(evidence: Evidence) -> Iterable[Finding]:
-    if any(" by IPv4 but " in entry["seen"] for entry in evidence.plan_findings):
+    if any(entry["code"] == "ip-family-mix" for entry in evidence.plan_findings):
         return  # the plan has said it
     kinds = {node["host"]: 6 if ":" in node["address"] else 4 for node in evidence.plan["nodes"] if node["address"]}
     if len(set(kinds.values())) > 1:

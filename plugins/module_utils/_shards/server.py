@@ -11,6 +11,7 @@ its deadline, when nobody has asked for a while, when its settings file goes, or
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import http.server
@@ -229,7 +230,7 @@ def bind(address: str, low: int, high: int, shelf: Shelf, secret: str, allow: li
             return Server(address, port, shelf, secret, allow)
         except OSError as why:
             seen = why
-            if not str(why.strerror).startswith("Address already in use"):
+            if why.errno != errno.EADDRINUSE:
                 break
     raise OSError(f"{address} ports {low}-{high}: {seen.strerror if seen else 'none free'}")
 

@@ -69,7 +69,7 @@ def test_only_variables_of_the_job_are_looked_at(monkeypatch):
 def test_problems_fail_the_task_with_one_text_and_a_list(monkeypatch):
     result = run(monkeypatch, {"hosts": BOTH}, variables(ddp_depth="x", ddp_sinc=1))
     assert result["failed"] is True and len(result["problems"]) == 2
-    assert result["msg"].startswith("2 things stand in the way, and nothing was changed:\n- ddp_depth")
+    assert result["msg"].startswith("2 problems; nothing was changed:\n- ddp_depth")
 
 
 def test_a_variable_that_cannot_be_worked_out_is_named(monkeypatch):
@@ -81,7 +81,9 @@ def test_a_variable_that_cannot_be_worked_out_is_named(monkeypatch):
 
     known = {name: Known(values, ddp_run=None) for name, values in variables().items()}
     result = run(monkeypatch, {"hosts": BOTH}, known)
-    assert result["problems"] == ["ddp_run of desktop cannot be worked out: 'nothing' is undefined"]
+    [problem] = result["problems"]
+    assert (problem["code"], problem["host"]) == ("setting-refused", "desktop")
+    assert problem["seen"] == "ddp_run of desktop cannot be worked out: 'nothing' is undefined"
 
 
 def test_a_host_that_the_inventory_does_not_have(monkeypatch):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import SettingsError, resolve
 
 
@@ -16,7 +17,7 @@ def refusal(*hosts: dict[str, Any]) -> list[str]:
     names = ["desktop", "laptop", "attic"]
     with pytest.raises(SettingsError) as caught:
         resolve(list(zip(names, hosts, strict=False)))
-    return caught.value.problems
+    return [sentence(found) for found in caught.value.findings]
 
 
 def test_nothing_said_is_the_smoke_run():

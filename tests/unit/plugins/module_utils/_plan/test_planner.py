@@ -9,6 +9,7 @@ import copy
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
     Outcome,
     PlanError,
@@ -16,7 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import 
     make_plan,
     questions,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import problems_text, render, render_findings
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render, render_findings
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     GIGA,
     desktop,
@@ -33,7 +34,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 def refusal(known: list[dict[str, Any]], **options: Any) -> list[str]:
     with pytest.raises(PlanError) as caught:
         make_plan(known, **options)
-    return caught.value.problems
+    return [sentence(found) for found in caught.value.findings]
 
 
 def codes(outcome: Outcome) -> list[tuple[str, str]]:
@@ -397,12 +398,16 @@ def test_ranks_that_clash_or_leave_a_gap_are_refused():
 
 
 def test_all_problems_of_all_hosts_are_told_at_once():
-    problems = refusal(
-        hosts({}, {"tmux": {"path": None}}, {"ddp_nic": "eth7", "memory": {"total": GIGA // 2, "available": 0}})
-    )
-    assert len(problems) == 3
-    text = problems_text(problems)
-    assert text.startswith("3 things stand in the way, and nothing was changed:\n- ddp_nic is eth7 on laptop")
+    with pytest.raises(PlanError) as caught:
+        make_plan(
+            hosts({}, {"tmux": {"path": None}}, {"ddp_nic": "eth7", "memory": {"total": GIGA // 2, "available": 0}})
+        )
+    assert [(found["code"], found["host"]) for found in caught.value.findings] == [
+        ("nic-down", "laptop"),
+        ("no-tmux", "desktop"),
+        ("memory-short", "laptop"),
+    ]
+    assert str(caught.value).startswith("3 problems; nothing was changed:\n- ddp_nic is eth7 on laptop")
 
 
 def test_a_wrong_setting_does_not_hide_what_is_wrong_with_a_host():
@@ -532,7 +537,7 @@ def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
     assert any(problem.startswith(said) for problem in refusal(known))
     outcome = make_plan(known, tolerant=True)
     assert [entry["session"] for entry in outcome.plan["nodes"]] == ["nanochat-d4-rank0", "nanochat-d4-rank1"]
-    assert {found["code"] for found in outcome.findings} == {"plan-obstacle"}
+    assert {found["code"] for found in outcome.findings} == {"host-down", "disk-short"}
     assert render(outcome.plan)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
     PlanError,
     controller_questions,
@@ -27,7 +28,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import fi
 def refusal(known: list[dict[str, Any]], here: dict[str, Any] | None = None) -> list[str]:
     with pytest.raises(PlanError) as caught:
         make_plan(known, here=here)
-    return caught.value.problems
+    return [sentence(found) for found in caught.value.findings]
 
 
 def facts(**changes: Any) -> dict[str, Any]:
