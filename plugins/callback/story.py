@@ -27,7 +27,6 @@ requirements:
 
 import atexit
 import os
-import re
 import shutil
 import sys
 import threading
@@ -88,9 +87,9 @@ def sentence(text: Any) -> str:
 def finding_text(found: Mapping[str, Any]) -> str:
     """A finding in two lines: what was seen where, and what to do."""
     where, seen, remedy = str(found.get("host") or ""), str(found.get("seen")), str(found.get("remedy") or "")
-    # Most sentences name both hosts, and who of them tries to reach whom.
-    if found.get("peer") and not re.search(rf"\b{re.escape(str(found['peer']))}\b", seen):
-        where += f" -> {found['peer']}"
+    if found.get("peer"):
+        # Who of them tries to reach whom is for the sentence to say.
+        where += f", {found['peer']}"
     text = f"{found['code']}  {where}: {seen}" if where else f"{found['code']}  {seen}"
     if not remedy:
         return text

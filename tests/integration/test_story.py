@@ -231,20 +231,19 @@ def test_findings_are_told_once_as_they_come(stage: Stage) -> None:
         "m.exit_json(findings=m.params['findings'])\n"
     )
     told = stage.play([{"tasks": [task("Find", "found", {"findings": [FINDING]})]}], ANSIBLE_LIBRARY=str(module.parent))
-    assert told.count("warning slow-link  node1 -> node2: 94 Mbit/s") == 1
+    assert told.count("warning slow-link  node1, node2: 94 Mbit/s") == 1
     assert "  do: use the cable" in told
 
 
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        ({}, "slow-link  node1 -> node2: 94 Mbit/s\n  do: use the cable"),
-        # The sentence says itself who cannot reach whom.
+        ({}, "slow-link  node1, node2: 94 Mbit/s\n  do: use the cable"),
         (
             {"seen": "node2 cannot connect to node1"},
-            "slow-link  node1: node2 cannot connect to node1\n  do: use the cable",
+            "slow-link  node1, node2: node2 cannot connect to node1\n  do: use the cable",
         ),
-        ({"peer": "", "remedy": "Nothing to do."}, "slow-link  node1: 94 Mbit/s\n  Nothing to do."),
+        ({"peer": "", "remedy": "Nothing to do.", "severity": "info"}, "slow-link  node1: 94 Mbit/s\n  Nothing to do."),
         ({"peer": "", "host": "", "remedy": ""}, "slow-link  94 Mbit/s"),
     ],
 )
