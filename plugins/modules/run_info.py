@@ -204,6 +204,13 @@ run:
     end_reason:
       description: What the trainer wrote as the reason of its end.
       type: str
+    end_cause:
+      description: Why it ended, as a code of the trainer's (C(docs/architecture.md) lists them).
+      type: str
+    end_blames:
+      description: The ranks at fault for the end, as far as is known.
+      type: list
+      elements: int
     end_error:
       description: What the trainer wrote as its error.
       type: str

@@ -567,6 +567,14 @@ CATALOGUE.update(
             (14, 19),
             ("ChildFailedError", "Connection closed by peer"),
         ),
+        "loss-not-finite": Kind(
+            ERROR,
+            "The loss is infinite or not a number",
+            "The weights after that step are invalid, so training ends.",
+            "Lower the learning rates (ddp_extra_args), then restart: the run goes on from its newest checkpoint.",
+            (),
+            ("loss: nan", "loss: inf"),
+        ),
         "rank-not-started": Kind(
             ERROR,
             "A rank was never started, or has ended, while others wait",

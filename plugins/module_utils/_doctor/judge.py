@@ -11,11 +11,11 @@ compared.
 from __future__ import annotations
 
 import math
-import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import WARNING, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, Answer, Evidence, answers_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import MISSED, Death, death_of, was_killed
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import (
     busy,
     error_of,
@@ -34,44 +34,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import 
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING
 
-# How the trainer says that another rank was missing; whoever says so is not to blame.
-STOPPED = re.compile(r"\brank \d+ \([^)]*\) stopped in phase")
-ECHO = re.compile(
-    r"did not (come|arrive)|(closed|reset) by peer|broken pipe|timed out|timeout|connectfullmesh|clients joined|has given up",
-    re.I,
-)
-# What such a rank knows of the cause.
-GIVEN_UP = re.compile(r"rank (\d+) \([^)]*\) has given up, saying: (.*)", re.S)
-SILENT = re.compile(r"no sign of life from rank (\d+)")
-ABSENT = re.compile(r"rank (\d+) \([^)]*\) did not come, it lives")
-# Words of an error and the code they stand for, the more specific first.
-WORDS = (
-    (re.compile(r"no space left|disk (is )?full|not enough (disk )?space|the disk has \d+", re.I), "disk-full"),
-    (
-        re.compile(r"hold different weights|weights.*(differ|not identical|diverged)|first tensor that differs", re.I),
-        "weights-differ",
-    ),
-    (re.compile(r"ranks differ in (shard|tokenizer)\b", re.I), "data-mismatch"),
-    (re.compile(r"ranks differ in torch\b", re.I), "torch-differs"),
-    (re.compile(r"ranks differ in code\b", re.I), "trainer-differs"),
-    (
-        re.compile(r"ranks differ in|settings? differ|differs? (between|across) (the )?ranks|disagree", re.I),
-        "settings-differ",
-    ),
-    (re.compile(r"EADDRINUSE|address already in use|another process holds that port", re.I), "port-held"),
-    (re.compile(r"no data connection to another rank came up|could not reach the rendezvous", re.I), "link-cut"),
-    (
-        re.compile(
-            r"out of memory|cannot allocate|can't allocate|MemoryError|memory of this machine|this machine allows", re.I
-        ),
-        "rank-oom",
-    ),
-    (re.compile(r"checkpoint", re.I), "rank-failed"),
-    (
-        re.compile(r"parquet|\bshards?\b|row groups?|tokenizer|no documents|no (train|val) documents|no data", re.I),
-        "data-mismatch",
-    ),
-)
 LOW_DISK = 64 * 1024 * 1024
 PASSES = ("open", "refused")  # answers of a peer: packets go there and come back
 LOST_PACKETS = ("timeout", "no route")
@@ -96,6 +58,9 @@ class Case(NamedTuple):
 
     def states(self) -> Dict[str, str]:
         return {host: str(state_of(found["run"])) for host, found in self.known().items()}
+
+    def death(self, host: str) -> Death:
+        return death_of(self.known()[host], self.rank(host))
 
     def known(self) -> Dict[str, Evidence]:
         return {host: answer.evidence for host, answer in self.answers.items() if answer.evidence is not None}
@@ -169,91 +134,48 @@ def not_examined(case: Case) -> Optional[Dict[str, Any]]:
 
 def own_deaths(case: Case) -> List[str]:
     """The hosts whose rank crashed of its own."""
-    return [host for host, state in case.states().items() if state == CRASHED and not is_echo(case.known()[host])]
+    return [host for host, state in case.states().items() if state == CRASHED and not case.death(host).is_echo]
 
 
 def died(case: Case) -> Optional[Dict[str, Any]]:
     """The first cause among the ranks that crashed; a rank that only heard of it is not to blame."""
-    crashed = [host for host, state in case.states().items() if state == "crashed"]
+    crashed = [host for host, state in case.states().items() if state == CRASHED]
     if not crashed:
         return None
     causes = own_deaths(case)
     if not causes:
         return frozen(case) or cut(case) or hearsay(case, crashed) or behind(case) or cause_of(case, crashed[0])
     ended = {host: case.known()[host]["run"].get("ended") or float("inf") for host in causes}
-    host = min(causes, key=lambda one: (code_of(case.known()[one]) == "rank-failed", ended[one]))
-    # What all ranks say together, such as a checkpoint that one of them could not write, names the one it is about.
-    about = re.search(r"\brank (\d+) could not save", error_of(case.known()[host]))
-    named = case.host_of(int(about.group(1))) if about else None
-    return cause_of(case, named if named in causes else host)
+    return cause_of(case, min(causes, key=lambda one: (case.death(one).code == "rank-failed", ended[one])))
 
 
 def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Dict[str, Any]]:
-    """All ranks that ended were left alone by another one: what they say of it."""
+    """All ranks that ended were left alone by another one: whom they blame."""
     for host in crashed:
-        text = error_of(case.known()[host])
-        told = GIVEN_UP.search(text)
-        accused = told or SILENT.search(text) or ABSENT.search(text)
-        other = case.host_of(int(accused.group(1))) if accused else None
-        if other is None or accused is None:
+        death, text = case.death(host), error_of(case.known()[host])
+        accused = [one for one in map(case.host_of, death.blames) if one is not None and one != host]
+        if not accused:
             continue
-        if told and not STOPPED.search(told.group(2)):
-            return finding(code_of_words(told.group(2)), other, "%s ended: %s" % (case.name(other), told.group(2)))
-        state = case.states().get(other)
-        if state and state not in ("running", "crashed"):
+        other, state = accused[0], case.states().get(accused[0])
+        if death.cause and death.cause not in MISSED:
+            return finding(
+                death.code, other, "%s ended; %s heard of it: %s" % (case.name(other), case.name(host), text)
+            )
+        if state and state not in (RUNNING, CRASHED):
             seen = "%s is %s, and %s waited for it: %s" % (case.name(other), state, case.name(host), text)
             return finding("rank-not-started", other, seen)
-        if SILENT.search(text) and state == "crashed":
-            # Both ended, and each missed the other: the way between them was gone for a while.
-            return finding(
-                "link-cut",
-                host,
-                "%s and %s lost each other: %s" % (case.name(host), case.name(other), text),
-                peer=other,
-            )
-        if state == "running":
+        if state == RUNNING:
             return finding("rank-stuck", other, "%s did not come: %s" % (case.name(other), text))
+        if state == CRASHED:
+            # Both ended, and each missed the other: the connection between them was gone for a while.
+            seen = "%s and %s lost each other: %s" % (case.name(host), case.name(other), text)
+            return finding("link-cut", host, seen, peer=other)
     return None
-
-
-def is_echo(found: Evidence) -> bool:
-    """Whether this rank ended for no other reason than that another one was missing."""
-    run, text = found["run"], error_of(found)
-    if run.get("signal") or state_of(run) != CRASHED:
-        return False
-    return bool(STOPPED.search(text)) or (bool(ECHO.search(text)) and code_of(found) == "rank-failed")
-
-
-def code_of(found: Evidence) -> str:
-    """What kind of death this was."""
-    run, killed = found["run"], was_killed(found)
-    if killed or (run.get("ended") is None and not run.get("end_error")):
-        return "rank-oom" if out_of_memory(found) else "rank-killed" if killed else "rank-vanished"
-    return code_of_words(error_of(found))
-
-
-def was_killed(found: Evidence) -> bool:
-    """By SIGKILL; torchrun ends with a code of its own then and says so in the log."""
-    run = found["run"]
-    # A trainer that could still say why was not killed; the log may hold what an earlier attempt said.
-    log = [] if run.get("end_error") else run.get("last_lines") or []
-    said = re.search(r"exitcode\s*: -9|\bsignal 9\b|SIGKILL", "\n".join(log) + error_of(found))
-    return run.get("signal") == 9 or run.get("exit_code") in (137, -9) or bool(said)
-
-
-def code_of_words(text: str) -> str:
-    return next((code for pattern, code in WORDS if pattern.search(text)), "rank-failed")
-
-
-def out_of_memory(found: Evidence) -> bool:
-    """The kernel says so, or has killed for want of memory since the rank's last sign of life."""
-    before, now = found.get("oom_kills_before"), (found.get("system") or {}).get("oom_kills")
-    return bool(found.get("kernel")) or (before is not None and now is not None and now > before)
 
 
 def cause_of(case: Case, host: str) -> Dict[str, Any]:
     found = case.known()[host]
-    run, code = found["run"], code_of(found)
+    run, code = found["run"], case.death(host).code
     at = " at step %s" % run["step"] if run.get("step") is not None else " before its first step"
     coded = "ended with an error" if run.get("exit_code") is None else "ended with code %s" % run["exit_code"]
     ended = "ended by signal %s" % run["signal"] if run.get("signal") else coded

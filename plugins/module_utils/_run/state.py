@@ -230,6 +230,8 @@ def describe_events(events: List[Event]) -> Dict[str, Any]:
         "checkpoint": _checkpoint(events),
         "end_reason": end.get("reason"),
         "end_error": end.get("error"),
+        "end_cause": end.get("cause"),
+        "end_blames": end.get("blames"),
         "attempts": attempts,
         "resumed_from": resumed,
         "pace_seconds": _pace(steps),

@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import CATALOGUE
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, MISSED
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 
 PLAN: dict[str, Any] = {
@@ -134,7 +138,7 @@ def test_a_host_that_does_not_answer() -> None:
 
 
 def test_field_19_the_rank_that_failed_is_named_and_not_the_one_that_heard_of_it() -> None:
-    echo = rank("laptop", crashed("rank 1 did not come to the collective in phase sync", ended=900.0), process=None)
+    echo = rank("laptop", crashed("Connection closed by peer", ended=900.0), process=None)
     cause = rank("desktop", crashed("ValueError: something broke", ended=1000.0), process=None)
     told = verdict(echo, cause)
     assert (told["code"], told["host"]) == ("rank-failed", "laptop")
@@ -189,7 +193,7 @@ def test_a_stopped_process() -> None:
     told = verdict(rank("laptop", WAITS, process=IDLE), stopped)
     assert (told["code"], told["host"]) == ("rank-frozen", "laptop")
     assert f"kill -CONT {PROCESS['pid']}; the run then continues" in told["remedy"]
-    alone = crashed(STOPPED + "no sign of life from rank 1 (lap.lan), last seen in phase eval")
+    alone = missed("peer-lost", 1)
     ended = verdict(rank("laptop", alone, process=None), stopped)
     assert ended["code"] == "rank-frozen" and "--tags restart" in ended["remedy"]
 
@@ -261,53 +265,51 @@ def test_no_disk_left_for_a_checkpoint() -> None:
     assert verdict(rank("laptop", WAITS, process=IDLE), full)["code"] == "disk-full"
 
 
-STOPPED = (
-    "rank 0 (desk.lan) stopped in phase sync of step 40, after 3 s for the gradients (Connection closed by peer): "
-)
+@pytest.mark.parametrize("cause", CODES)
+def test_the_trainers_causes_are_read_and_not_its_sentences(cause: str) -> None:
+    blamed = {**crashed("qwertz"), "end_cause": cause, "end_blames": [1]}
+    heard = {**blamed, "ended": 900.0}
+    told = verdict(rank("laptop", heard, process=None), rank("desktop", blamed, process=None))
+    if cause not in MISSED:
+        assert (told["code"], told["host"]) == (CODES[cause], "laptop")
+    assert told["code"] in CATALOGUE
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        ("the ranks differ in setting depth: rank 0 (a) has 4, rank 1 (b) has 6; start every rank with the same.", "settings-differ"),
-        ("the ranks differ in shard shard_00001.parquet: rank 0 (a) has 9 bytes, rank 1 (b) has nothing; start", "data-mismatch"),
-        ("the ranks differ in torch: rank 0 (a) has 2.13.0, rank 1 (b) has 2.12.0; start", "torch-differs"),
-        ("the ranks differ in code: rank 0 (a) has 12, rank 1 (b) has 34; start every rank with the same.", "trainer-differs"),
-        ("the ranks hold different weights at step 9; the first tensor that differs is lm_head.weight (...)", "weights-differ"),
-        ("rank 1 could not save step 20 to /runs/d4: the disk has 3 MB left, but the checkpoint needs 90 MB.", "disk-full"),
-        ("there are no parquet files in /data; python -m scripts.make_shards makes some from text.", "data-mismatch"),
-        ("rank 1 of 2 would get no train documents: /data has at most 1 row group(s) in a train file; make", "data-mismatch"),
-        ("rank 0 (a) could not serve the rendezvous at 10.0.0.1:29500 within 300 s: another process holds that port; stop it", "port-held"),
-        ("rank 1 (b) met all 2 ranks at the rendezvous, but no data connection to another rank came up within 10 s (...)", "link-cut"),
-        ("the memory of this machine is not enough; lower --device-batch-size, --max-seq-len or --depth.", "rank-oom"),
-        ("the checkpoint file /runs/d4/model.pt cannot be read: it ends in the middle of a shard.", "rank-failed"),
-    ],
-)  # fmt: skip
-def test_the_trainers_own_sentences(error: str, code: str) -> None:
-    assert verdict(rank("laptop"), rank("desktop", crashed(error), process=None))["code"] == code
+def test_every_cause_of_the_trainer_has_a_code() -> None:
+    source = Path(__file__).resolve().parents[5] / "trainer" / "nanochat" / "causes.py"
+    told = re.findall(r'^    [A-Z_]+ = "([a-z-]+)"$', source.read_text(encoding="utf-8"), re.M)
+    assert sorted(told) == sorted(CODES)
+
+
+def missed(cause: str, blamed: int) -> dict[str, Any]:
+    """What a rank writes that ended since another one was missing or at fault."""
+    return {**crashed("stopped in phase sync of step 40"), "end_cause": cause, "end_blames": [blamed]}
 
 
 def test_field_18_who_could_not_save_is_named_though_all_say_it() -> None:
-    said = crashed("rank 1 could not save step 20 to /runs/d4: the disk has 3 MB left, but the checkpoint needs 90 MB.")
+    said = {**crashed("rank 1 could not save step 20"), "end_cause": "disk-full", "end_blames": [1]}
     told = verdict(rank("laptop", said, process=None), rank("desktop", {**said, "ended": 1001.0}, process=None))
     assert (told["code"], told["host"]) == ("disk-full", "laptop")
 
 
 def test_field_19_what_the_others_heard_leads_to_the_cause() -> None:
-    heard = rank(
-        "laptop", crashed(STOPPED + "rank 1 (lap.lan) has given up, saying: the disk has 3 MB left."), process=None
-    )
-    cause = rank("desktop", crashed(STOPPED.replace("rank 0", "rank 1") + "no sign of life"), process=None)
-    told = verdict(heard, cause)
+    heard = rank("laptop", missed("disk-full", 1), process=None)
+    told = verdict(heard, rank("desktop", missed("store-lost", 0), process=None))
     assert (told["code"], told["host"]) == ("disk-full", "laptop")
 
 
 def test_two_ranks_that_lost_each_other() -> None:
-    one = rank(
-        "laptop", crashed(STOPPED + "no sign of life from rank 1 (lap.lan), last seen in phase sync"), process=None
+    one, other = (
+        rank("laptop", missed("peer-lost", 1), process=None),
+        rank("desktop", missed("store-lost", 0), process=None),
     )
-    other = rank("desktop", crashed(STOPPED + "the rendezvous does not answer any more"), process=None)
-    assert verdict(one, other)["code"] == "link-cut"
+    told = verdict(one, other)
+    assert (told["code"], told["host"], told["peer"]) == ("link-cut", "desktop", "laptop")
+
+
+def test_a_rank_that_lives_but_did_not_come() -> None:
+    told = verdict(rank("laptop", missed("peer-late", 1), process=None), rank("desktop"))
+    assert (told["code"], told["host"]) == ("rank-stuck", "laptop")
 
 
 def test_field_12_a_host_out_of_reach_from_here_only_is_no_error() -> None:
@@ -381,7 +383,14 @@ def test_why_a_host_gave_no_answer_is_said_as_it_was() -> None:
 
 def test_what_a_rank_reported_outweighs_that_its_processes_are_still_there() -> None:
     said = "rank 0 (desk.lan) stopped in phase eval, after 31 s: no sign of life from rank 1 (lap.lan), last seen in phase sync"
-    ending = {"phase": "end", "idle_seconds": 1.0, "end_reason": "error", "end_error": said}
+    ending = {
+        "phase": "end",
+        "idle_seconds": 1.0,
+        "end_reason": "error",
+        "end_error": said,
+        "end_cause": "peer-lost",
+        "end_blames": [1],
+    }
     told = verdict(rank("laptop", ending, links={"laptop": "timeout"}), None)
     assert (told["code"], told["severity"], told["host"]) == ("rank-host-no-answer", "error", "laptop")
     assert "makes progress" not in told["seen"] and "no sign of life from rank 1" in told["seen"]

@@ -1,0 +1,78 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Why a rank ended and by whom, from what it wrote about that, from signals, and only without these from words."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import prose
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import error_of
+
+# The causes that the trainer writes into its `end` event (docs/architecture.md), and the codes of findings they stand for.
+CODES: Dict[str, str] = {
+    "finished": "rank-failed",
+    "stopped": "rank-failed",
+    "peer-lost": "link-cut",
+    "peer-late": "rank-stuck",
+    "store-lost": "link-cut",
+    "link-lost": "link-cut",
+    "port-taken": "port-held",
+    "settings-differ": "settings-differ",
+    "data-differ": "data-mismatch",
+    "torch-differs": "torch-differs",
+    "code-differs": "trainer-differs",
+    "weights-differ": "weights-differ",
+    "non-finite-loss": "loss-not-finite",
+    "oom": "rank-oom",
+    "disk-full": "disk-full",
+    "disk-failed": "rank-failed",
+    "bad-data": "data-mismatch",
+    "bad-checkpoint": "rank-failed",
+    "bad-settings": "rank-failed",
+    "bug": "rank-failed",
+}
+# With these a rank says that it missed another one.
+MISSED = ("peer-lost", "peer-late", "store-lost", "link-lost")
+
+
+class Death(NamedTuple):
+    """Why a rank ended."""
+
+    code: str
+    blames: List[int]  # the ranks at fault, as far as the rank knew
+    is_echo: bool  # it ended for no other reason than that another rank was missing or at fault
+    cause: str = ""  # as the trainer wrote it
+
+
+def death_of(found: Evidence, rank: int) -> Death:
+    """What kind of death a crashed rank died."""
+    run = found["run"]
+    if run.get("end_cause"):
+        cause, blames = str(run["end_cause"]), [one for one in run.get("end_blames") or [] if isinstance(one, int)]
+        is_echo = cause in MISSED or (bool(blames) and rank not in blames)
+        return Death(CODES.get(cause, "rank-failed"), blames, is_echo, cause)
+    killed = was_killed(found)
+    if killed or (run.get("ended") is None and not run.get("end_error")):
+        return Death(
+            "rank-oom" if out_of_memory(found) else "rank-killed" if killed else "rank-vanished", [rank], False
+        )
+    text = error_of(found)
+    return Death(prose.code_of(text), [], not run.get("signal") and prose.is_echo(text))
+
+
+def was_killed(found: Evidence) -> bool:
+    """By SIGKILL; torchrun ends with a code of its own then and says so in the log."""
+    run = found["run"]
+    if run.get("signal") == 9 or run.get("exit_code") in (137, -9):
+        return True
+    # A trainer that could still say why was not killed; the log may hold what an earlier attempt said.
+    return not run.get("end_error") and prose.says_killed("\n".join([*(run.get("last_lines") or []), error_of(found)]))
+
+
+def out_of_memory(found: Evidence) -> bool:
+    """The kernel says so, or its count of processes killed for lack of memory has grown since the rank's last heartbeat."""
+    before, now = found.get("oom_kills_before"), (found.get("system") or {}).get("oom_kills")
+    return bool(found.get("kernel")) or (before is not None and now is not None and now > before)
