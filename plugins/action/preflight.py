@@ -30,6 +30,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.text impor
 display = Display()
 OPTIONS = {
     "plan": {"type": "dict", "required": True},
+    "evidence": {"type": "dict", "required": True},
     "plan_findings": {"type": "list", "elements": "dict", "default": []},
     "before_network": {"type": "bool", "default": False},
     "rehearsal": {"type": "bool", "default": False},
@@ -41,7 +42,7 @@ OPTIONS = {
 
 
 class ActionModule(ActionBase):
-    """Reads what every host's tasks registered, judges it, shows it, and fails where the run must not start."""
+    """Judges what every host's tasks registered, shows it, and fails where the run must not start."""
 
     TRANSFERS_FILES = False
     _requires_connection = False
@@ -51,10 +52,10 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         options = self.validate_argument_spec(OPTIONS)[1]
-        evidence = gather(options, (task_vars or {})["hostvars"])
-        findings = judge(evidence)
-        findings = in_order([*findings, *unmeasured(evidence, (task_vars or {})["hostvars"])])
-        predicted = predicted_by(evidence, (task_vars or {})["hostvars"])
+        seen = options["evidence"]
+        evidence = gather(options)
+        findings = in_order([*judge(evidence), *missing(evidence.plan, seen), *unmeasured(evidence.plan, seen)])
+        predicted = predicted_by(evidence, seen)
         if predicted:
             findings = in_order([*findings, *advice(evidence.plan, predicted)])
         document = {
@@ -98,26 +99,23 @@ class ActionModule(ActionBase):
             ) from None
 
 
-def gather(options: Mapping[str, Any], hostvars: Mapping[str, Any]) -> Evidence:
-    """Everything that the role's tasks left on the hosts."""
-    plan = options["plan"]
+def gather(options: Mapping[str, Any]) -> Evidence:
+    """What was handed over of every host, as the judgement wants it."""
+    plan, seen = options["plan"], options["evidence"]
     hosts = [node["host"] for node in plan["nodes"]]
-    tries = {
-        host: tried(known(hostvars, host, "__preflight_answering"), known(hostvars, host, "__preflight_links"))
-        for host in hosts
-    }
+    tries = {host: tried(piece(seen, host, "answering"), piece(seen, host, "links")) for host in hosts}
     tries = {host: entry for host, entry in tries.items() if entry}
     for host in tries:
         tries[host]["links"] = with_hosts(plan, tries, host)
-    walls = {host: known(hostvars, host, "__preflight_firewall") for host in hosts}
+    walls = {host: piece(seen, host, "firewall") for host in hosts}
     return Evidence(
         plan=plan,
-        probes={host: known(hostvars, host, "ddp_probe") for host in hosts},
+        probes={host: piece(seen, host, "probe") for host in hosts},
         tries=tries,
         firewalls={host: wall for host, wall in walls.items() if "commands" in wall},
-        gloo={host: found for host in hosts if (found := spoken(known(hostvars, host, "__preflight_gloo")))},
-        manifests={host: manifest_digest(known(hostvars, host, "__preflight_manifest")) for host in hosts},
-        files={host: wrong_files(known(hostvars, host, "__preflight_files")) for host in hosts},
+        gloo={host: found for host in hosts if (found := spoken(piece(seen, host, "gloo")))},
+        manifests={host: manifest_digest(piece(seen, host, "manifest")) for host in hosts},
+        files={host: wrong_files(piece(seen, host, "files")) for host in hosts},
         plan_findings=options["plan_findings"],
         before_network=options["before_network"],
         rehearsal=options["rehearsal"],
@@ -125,10 +123,22 @@ def gather(options: Mapping[str, Any], hostvars: Mapping[str, Any]) -> Evidence:
     )
 
 
-def known(hostvars: Mapping[str, Any], host: str, name: str) -> dict[str, Any]:
-    """A fact or a registered result of a host, empty where there is none."""
-    found = hostvars.get(host, {}).get(name)
+def piece(seen: Mapping[str, Any], host: str, name: str) -> dict[str, Any]:
+    """What a host handed over under a name; empty where that was not tried, which `missing` looks at."""
+    found = (seen.get(host) or {}).get(name)
     return dict(found) if isinstance(found, Mapping) else {}
+
+
+def missing(plan: Mapping[str, Any], seen: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was tried on some host is to be there of every host: nothing known is not nothing found."""
+    tried_anywhere = {name for pieces in seen.values() for name in pieces or {}} | {"probe"}
+    found = []
+    for host in (node["host"] for node in plan["nodes"]):
+        lacking = sorted(tried_anywhere - set(seen.get(host) or {}))
+        if lacking:
+            text = f"nothing came back from {host} about: {', '.join(lacking)}"
+            found.append(finding("evidence-missing", host, text, facts={"pieces": lacking}))
+    return found
 
 
 def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,10 +178,10 @@ def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
     return {path: mended.get(path, "missing") for path in result.get("moved") or []}
 
 
-def predicted_by(evidence: Evidence, hostvars: Mapping[str, Any]) -> dict[str, Any] | None:
+def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> dict[str, Any] | None:
     """The prediction, where every host's step and some link were measured."""
     hosts = [node["host"] for node in evidence.plan["nodes"]]
-    speeds = speeds_of(evidence.plan, {host: known(hostvars, host, "__preflight_measured") for host in hosts})
+    speeds = speeds_of(evidence.plan, {host: piece(seen, host, "measured") for host in hosts})
     rates = [found["bandwidth_mbit"] for found in evidence.gloo.values() if found.get("bandwidth_mbit")]
     link = slowest_link(evidence.tries, min(rates, default=None))
     if not speeds or (link is None and len(hosts) > 1):
@@ -186,9 +196,9 @@ def predicted_by(evidence: Evidence, hostvars: Mapping[str, Any]) -> dict[str, A
     return outlook(evidence.plan, speeds, link, radio)
 
 
-def unmeasured(evidence: Evidence, hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
+def unmeasured(plan: Mapping[str, Any], seen: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Where the measuring of a step was tried and failed."""
-    results = {node["host"]: known(hostvars, node["host"], "__preflight_step") for node in evidence.plan["nodes"]}
+    results = {node["host"]: piece(seen, node["host"], "step") for node in plan["nodes"]}
     return [
         finding("step-not-measured", host, str(spoken(result)["error"]))
         for host, result in results.items()

@@ -12,13 +12,20 @@ version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - The last step of the role preflight. It reads, once and on the controller, what the role's other tasks registered on every host,
+  - The last step of the role preflight. It judges, once and on the controller, what the role's other tasks registered on every host,
     and makes findings of it, each with a stable code, its severity, what was seen, why it matters and what to do.
   - Predicts the speed of one host and of all where a training step and the links were measured.
   - Shows the findings, and fails if one of them stands against a start.
 options:
   plan:
     description: The plan.
+    type: dict
+    required: true
+  evidence:
+    description:
+      - For each host of the plan what its tasks registered, by C(probe), C(firewall), C(answering), C(links), C(manifest), C(files), C(gloo),
+        C(step) and C(measured), as far as it was tried.
+      - What is there of one host and missing of another one is an error.
     type: dict
     required: true
   plan_findings:
@@ -67,9 +74,10 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Judge
+- name: Evaluate the findings
   nanochat.ddp.preflight:
     plan: "{{ ddp_plan }}"
+    evidence: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'tried'))) }}"
     plan_findings: "{{ ddp_plan_findings }}"
   register: judged
   run_once: true

@@ -155,6 +155,12 @@ CATALOGUE.update(
             (12, 19),
             ("UNREACHABLE", "Connection timed out", "Permission denied (publickey)"),
         ),
+        "evidence-missing": Kind(
+            ERROR,
+            "Something could not be tried on a host",
+            "Nothing known is not nothing found: the run might fail for a reason that was never looked at.",
+            "See that the host is still there, and try again.",
+        ),
         "port-blocked": Kind(
             ERROR,
             "A firewall lets no connection through to a port of the job",

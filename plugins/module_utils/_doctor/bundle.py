@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import Any, Dict, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import answers_of
@@ -18,13 +19,16 @@ MASK = "***"
 
 
 def bundle(
-    plan: Mapping[str, Any], results: Mapping[str, Any], secrets: Sequence[Mapping[str, Any]] = ()
+    plan: Mapping[str, Any],
+    results: Mapping[str, Any],
+    secrets: Sequence[Mapping[str, Any]] = (),
+    told: Mapping[str, Any] = MappingProxyType({}),
 ) -> Dict[str, Any]:
-    """The plan and all evidence, without the values of secrets and of variables that others chose."""
+    """The verdict, the plan and all evidence, without the values of secrets and of variables that others chose."""
     nodes = [dict(node, env=masked_env(node.get("env") or {})) for node in plan["nodes"]]
     values = {str(value) for one in secrets for value in one.values() if len(str(value)) > 3}
     hosts = {host: answer.evidence or answer.words for host, answer in answers_of(results).items()}
-    whole = {"plan": dict(plan, nodes=nodes), "hosts": hosts}
+    whole = {**told, "plan": dict(plan, nodes=nodes), "hosts": hosts}
     return dict(without(whole, sorted(values, key=len, reverse=True)))
 
 

@@ -34,10 +34,11 @@ def test_a_failed_module_is_an_error_of_its_host():
     assert preflight.tried({"skipped": True}, {"skipped": True}) == {}
 
 
-def options(known, **changes):
+def options(known, seen, **changes):
     outcome = make_plan(known, ["torch==2.13.0"], tolerant=True)
     return {
         "plan": outcome.plan,
+        "evidence": seen,
         "plan_findings": [],
         "before_network": False,
         "rehearsal": True,
@@ -46,18 +47,18 @@ def options(known, **changes):
     }
 
 
-def hostvars_of(known):
+def seen_of(known):
     link = {"address": "x", "ports": [], "bandwidth_mbit": 800.0, "latency_ms": 0.3, "nic": None}
     step = {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}
     return {
         host["name"]: {
-            "ddp_probe": host["probe"],
-            "__preflight_answering": {"responder": {"pid": 1}, "holders": [], "error": ""},
-            "__preflight_links": {"links": [dict(link)]},
-            "__preflight_firewall": {"backend": "none", "commands": [], "rules": []},
-            "__preflight_gloo": {"stdout": '{"ok": true, "bandwidth_mbit": 700.0}', "rc": 0},
-            "__preflight_manifest": {"content": "YWJj"},
-            "__preflight_measured": step,
+            "probe": host["probe"],
+            "answering": {"responder": {"pid": 1}, "holders": [], "error": ""},
+            "links": {"links": [dict(link)]},
+            "firewall": {"backend": "none", "commands": [], "rules": []},
+            "gloo": {"stdout": '{"ok": true, "bandwidth_mbit": 700.0}', "rc": 0},
+            "manifest": {"content": "YWJj"},
+            "measured": step,
         }
         for host in known
     }
@@ -65,28 +66,44 @@ def hostvars_of(known):
 
 def test_everything_that_the_hosts_left_is_gathered_and_predicted_from():
     known = hosts()
-    evidence = preflight.gather(options(known), hostvars_of(known))
+    seen = seen_of(known)
+    evidence = preflight.gather(options(known, seen))
     assert [link["host"] for link in evidence.tries["desktop"]["links"]] == ["laptop"]
     assert evidence.manifests["desktop"] == evidence.manifests["laptop"] != ""
     assert evidence.gloo["laptop"]["ok"]
-    predicted = preflight.predicted_by(evidence, hostvars_of(known))
+    predicted = preflight.predicted_by(evidence, seen)
     assert predicted["link_mbit"] == 800.0
     assert set(predicted["wait_seconds"]) == {"desktop", "laptop"}
+    assert preflight.missing(evidence.plan, seen) == []
 
 
-def test_a_host_that_left_nothing_is_no_obstacle_to_judging_the_rest():
+@pytest.mark.parametrize("name", ["probe", "answering", "links", "firewall", "gloo", "manifest", "measured"])
+def test_a_missing_piece_of_evidence_is_an_error_and_never_nothing_found(name):
     known = hosts()
-    seen = hostvars_of(known)
+    seen = seen_of(known)
+    del seen["laptop"][name]
+    [one] = preflight.missing(options(known, seen)["plan"], seen)
+    assert (one["code"], one["severity"], one["host"], one["facts"]) == (
+        "evidence-missing",
+        "error",
+        "laptop",
+        {"pieces": [name]},
+    )
+
+
+def test_a_host_that_was_lost_meanwhile_is_told_and_the_rest_is_judged():
+    known = hosts()
+    seen = seen_of(known)
     del seen["laptop"]
-    evidence = preflight.gather(options(known), seen)
-    assert evidence.probes["laptop"] == {}
+    evidence = preflight.gather(options(known, seen))
     assert evidence.tries["desktop"]["links"] == []
     assert preflight.predicted_by(evidence, seen) is None
+    assert [one["host"] for one in preflight.missing(evidence.plan, seen)] == ["laptop"]
 
 
 def test_a_step_that_could_not_be_measured_is_told():
     known = hosts()
-    seen = hostvars_of(known)
-    seen["laptop"]["__preflight_step"] = {"rc": 1, "stdout": '{"error": "depth is wrong"}'}
-    [one] = preflight.unmeasured(preflight.gather(options(known), seen), seen)
+    seen = seen_of(known)
+    seen["laptop"]["step"] = {"rc": 1, "stdout": '{"error": "depth is wrong"}'}
+    [one] = preflight.unmeasured(options(known, seen)["plan"], seen)
     assert (one["code"], one["host"], one["seen"]) == ("step-not-measured", "laptop", "depth is wrong")
