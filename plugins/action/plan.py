@@ -20,6 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
     PlanError,
     controller_questions,
+    controller_settings,
     make_plan,
     questions,
 )
@@ -48,7 +49,7 @@ class ActionModule(ActionBase):
         dummy, options = self.validate_argument_spec(
             {
                 "hosts": {"type": "list", "elements": "str", "required": True},
-                "stage": {"type": "str", "choices": ["questions", "plan"], "default": "plan"},
+                "stage": {"type": "str", "choices": ["settings", "questions", "plan"], "default": "plan"},
                 "tolerant": {"type": "bool", "default": False},
                 "show": {"type": "str", "choices": ["text", "json", "none"], "default": "none"},
                 "file": {"type": "path"},
@@ -56,6 +57,8 @@ class ActionModule(ActionBase):
         )
         try:
             hosts = [host_of(name, task_vars or {}) for name in options["hosts"]]
+            if options["stage"] == "settings":
+                return {**result, "changed": False, "controller": controller_settings(hosts)}
             refuse_limit(options["hosts"], (task_vars or {}).get("ansible_play_hosts_all"), options["tolerant"])
             if options["stage"] == "questions":
                 return {**result, "changed": False, "questions": questions(hosts)}

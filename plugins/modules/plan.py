@@ -25,10 +25,11 @@ options:
     required: true
   stage:
     description:
+      - With V(settings), only the settings are read, wrong ones are refused, and RV(controller) is returned.
       - With V(questions), only the settings are read, wrong ones are refused, and the options of M(nanochat.ddp.host_info) for each
         host are returned. No host has been asked anything by then.
     type: str
-    choices: [questions, plan]
+    choices: [settings, questions, plan]
     default: plan
   tolerant:
     description:

@@ -47,6 +47,14 @@ class Stage:
             "ansible_python_interpreter": sys.executable,
             "ddp_base_dir": f"{folder}/{{{{ inventory_hostname }}}}",
             "ddp_plan": {"run": "d4", "timeout_seconds": 60, "nodes": nodes, "trainer": {"source": "ours"}},
+            "ddp_controller": {
+                "watch": "{{ watch | default(true) }}",
+                "stall_factor": 5.0,
+                "results_dir": str(folder / "runs"),
+                "collect_checkpoints": True,
+                "strict": False,
+                "fresh": False,
+            },
             "ddp_node": {
                 "run_dir": "{{ ddp_base_dir }}/runs/d4",
                 "base_dir": "{{ ddp_base_dir }}",

@@ -99,7 +99,7 @@ class Server:
                 "peers": [],
                 "address": "127.0.0.1",
             },
-            "ddp_results_dir": str(folder / "results"),
+            "ddp_controller": {"results_dir": str(folder / "results"), "collect_checkpoints": True},
             "tracker_venv_dir": str(venv),
         }
         inventory = {"trainers": {"hosts": {"node1": {}, "node2": {}}, "vars": variables}}

@@ -192,7 +192,7 @@ class Planner:
             seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(self.hosts)} ranks would train a model of its own"
             self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
         self.findings += [*chooser.findings, *remarks, *obstacles]
-        return Outcome(plan, self.findings, self.controller())
+        return Outcome(plan, self.findings, of_controller(self.settings))
 
     def rows(self) -> dict[str, int]:
         """Rows of each host in a step; what nobody set of the batch is settled with them."""
@@ -381,10 +381,16 @@ class Planner:
         order = sorted(candidates, key=lambda entry: preference(entry, common))
         return str(order[0]["executable"]) if order else None
 
-    def controller(self) -> dict[str, Any]:
-        """Settings of what the controller itself does; they are no part of the document."""
-        names = ("watch", "stall_factor", "results_dir", "collect_checkpoints", "strict", "fresh")
-        return {name: self.settings["ddp_" + name] for name in names}
+
+def controller_settings(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings of what the controller itself does, for what needs no plan. Refuses wrong settings; hosts are as for `questions`."""
+    return of_controller(resolved(hosts)[0])
+
+
+def of_controller(run: Mapping[str, Any]) -> dict[str, Any]:
+    """They are no part of the document."""
+    names = ("watch", "stall_factor", "results_dir", "collect_checkpoints", "strict", "fresh")
+    return {name: run["ddp_" + name] for name in names}
 
 
 def lost_checkpoints(hosts: Sequence[Host], plan: Mapping[str, Any]) -> list[Finding]:

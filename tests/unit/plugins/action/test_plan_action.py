@@ -150,3 +150,11 @@ def test_a_repository_is_asked_before_a_start_only(monkeypatch, tmp_path):
     assert result["failed"] and f"ddp_trainer_source is {source}, but git says on the controller" in result["msg"]
     looked = run(monkeypatch, {"hosts": BOTH, "tolerant": True}, known)
     assert [found["code"] for found in looked["findings"]] == ["trainer-apart"]
+
+
+def test_the_controllers_settings_are_checked_without_a_plan(monkeypatch):
+    told = run(monkeypatch, {"hosts": BOTH, "stage": "settings"}, variables(ddp_stall_factor="7", watch="no"))
+    assert told["controller"]["stall_factor"] == 7.0 and told["controller"]["watch"] is False
+    assert "plan" not in told
+    refused = run(monkeypatch, {"hosts": BOTH, "stage": "settings"}, variables(ddp_stall_factor="often"))
+    assert refused["failed"] is True and refused["problems"][0]["code"] == "setting-refused"
