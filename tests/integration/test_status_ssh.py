@@ -97,7 +97,7 @@ def test_a_second_controller_sees_it_in_time(inventory: Path) -> None:
 
 def test_hosts_that_are_off_are_said_to_be(inventory: Path) -> None:
     told = status(inventory, "-e", "ansible_port=1")
-    assert told.startswith("no host can be reached\n")
+    assert told.startswith("no host answers\n")
     assert "node2: ssh: connect to host 127.0.0.1 port 1: Connection refused" in told
 
 
