@@ -277,6 +277,8 @@ def test_the_trainers_causes_are_read_and_not_its_sentences(cause: str) -> None:
 
 def test_every_cause_of_the_trainer_has_a_code() -> None:
     source = Path(__file__).resolve().parents[5] / "trainer" / "nanochat" / "causes.py"
+    if not source.exists():
+        pytest.skip("this trainer writes no causes")
     told = re.findall(r'^    [A-Z_]+ = "([a-z-]+)"$', source.read_text(encoding="utf-8"), re.M)
     assert sorted(told) == sorted(CODES)
 
