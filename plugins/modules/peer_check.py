@@ -321,6 +321,14 @@ def stopped(params: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     module = checked_module(
         argument_spec=ARGUMENTS,
+        bounds={
+            "rendezvous_port": (0, 65535),
+            "count": (1, 64),
+            "deadline": (1, 3600),
+            "timeout": (0, 600),
+            "bandwidth_seconds": (0, 600),
+            "bandwidth_bytes": (0, 2**32),
+        },
         supports_check_mode=True,
         required_if=[("state", "listening", ["address"]), ("state", "checked", ["address"])],
     )

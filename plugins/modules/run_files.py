@@ -106,6 +106,7 @@ def main() -> None:
     module = checked_module(
         argument_spec=ARGUMENTS,
         **ONE_RUN,
+        bounds={"room": (0, 2**30)},
         supports_check_mode=True,
     )
     try:

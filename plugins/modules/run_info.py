@@ -257,6 +257,7 @@ def main() -> None:
     module = checked_module(
         argument_spec=LOOK,
         **ONE_RUN,
+        bounds={"lines": (0, 100000), "rank": (0, 1000000), "wait.timeout": (0, 3600), "wait.at_least": (0, 3600)},
         supports_check_mode=True,
     )
     try:

@@ -112,6 +112,7 @@ def main() -> None:
     module = checked_module(
         argument_spec=ARGUMENTS,
         **ONE_RUN,
+        bounds={"lines": (0, 100000), "rank": (0, 1000000), "offset": (0, 2**62), "wait": (0, 3600)},
         supports_check_mode=True,
     )
     try:

@@ -334,7 +334,22 @@ REQUIRED_IF = [
 
 
 def main() -> None:
-    module = checked_module(argument_spec=SPEC, required_if=REQUIRED_IF, supports_check_mode=True)
+    module = checked_module(
+        argument_spec=SPEC,
+        required_if=REQUIRED_IF,
+        bounds={
+            "shards": (0, 1000000),
+            "last_shard": (0, 10000000),
+            "retries": (1, 100),
+            "parallel": (1, 64),
+            "lifetime": (1, 31 * 86400),
+            "idle": (1, 31 * 86400),
+            "timeout": (1, 86400),
+            "ports.low": (0, 65535),
+            "ports.high": (0, 65535),
+        },
+        supports_check_mode=True,
+    )
     given = module.params
     request = Request(
         host=given["host"] or platform.node(),

@@ -66,7 +66,7 @@ options:
       - V(started) leaves alone a session that runs with the same O(argv), O(chdir), O(log) and environment, and restarts
         one that runs with others. One that has ended with the same is left as it is, unless O(rerun=true).
       - V(restarted) stops it if it runs, and starts it.
-      - V(ready) changes nothing, and fails where it could not be started, that is without tmux, with the name in use, or with a
+      - V(ready) changes nothing, and fails where the session could not be started, as without tmux, with the name in use, or with a
         program, a folder or an environment that is not there. It is asked of all hosts before what runs is stopped for a new start.
       - V(stopped) ends its processes. The pane and C(session.json) stay.
       - V(absent) does the same and removes the tmux session and C(session.json) as well. The log and C(run.sh) stay.
@@ -302,6 +302,7 @@ def main() -> None:
             "stop_timeout": {"type": "int", "default": 60},
         },
         required_if=[("state", state, ["argv"]) for state in STARTING],
+        bounds={"stop_timeout": (0, 31 * 86400)},
         supports_check_mode=True,
     )
     try:

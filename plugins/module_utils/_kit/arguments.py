@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
 
 from ansible.module_utils import basic
 
@@ -17,16 +17,31 @@ DEEPEST = 50
 BIGGEST = 2**63
 
 
-def checked_module(argument_spec: dict[str, Any], **options: Any) -> Any:
-    """An AnsibleModule whose arguments a program can hold: no NUL byte, no broken text, no number beyond 64 bits, no endless nesting."""
+def checked_module(
+    argument_spec: dict[str, Any], bounds: Mapping[str, tuple[float, float]] | None = None, **options: Any
+) -> Any:
+    """An AnsibleModule whose arguments a program can hold: no NUL byte, no broken text, no number beyond 64 bits, no endless nesting.
+
+    bounds: the least and the most of numbers, by the name of their option (`wait.timeout` for one within another).
+    """
     try:
         module = basic.AnsibleModule(argument_spec=argument_spec, **options)
-    except (TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
-        # Ansible's own conversion has given up; what it was given says why better than its exception does.
+    except Exception as error:  # of any kind: Ansible's own reading or conversion has given up
+        # What it was given says why better than its exception does.
         fail(next(problems(_given()), "") or f"An argument cannot be used: {error}")
-    for problem in problems(module.params):
+    for problem in [*problems(module.params), *beyond(module.params, bounds or {})]:
         module.fail_json(msg=problem)
     return module
+
+
+def beyond(params: dict[str, Any], bounds: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    """Numbers that are out of their bounds, which would make an endless wait, a loop or a list without end of a typing error."""
+    for name, (least, most) in bounds.items():
+        value: Any = params
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None and not least <= value <= most:
+            yield f"{name} is {value}; it must be from {least:g} to {most:g}."
 
 
 def problems(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:

@@ -17,6 +17,8 @@ SLOWEST_DISK = 10e6
 # The next step or save may take longer than those before, and processes take their time to end.
 CAUTION = 2.0
 MARGIN_SECONDS = 30.0
+# Whatever the figures say, a stop ends.
+LONGEST_STOP = 86400.0
 RECENT = 20
 DEFAULT_TIMEOUT = 300.0
 
@@ -34,7 +36,7 @@ def stop_seconds(events: List[Dict[str, Any]], heartbeat: Dict[str, Any], plan: 
     # What is going on besides, and ends before the rank can stop.
     aside = max(_longest(events, "eval") or 0.0, _longest(events, "sample") or 0.0)
     steps = 2 + _to_meeting(heartbeat, plan)
-    return CAUTION * (steps * step + save + aside) + MARGIN_SECONDS
+    return min(LONGEST_STOP, CAUTION * (steps * step + save + aside) + MARGIN_SECONDS)
 
 
 def _is_training(attempt: List[Dict[str, Any]]) -> bool:
