@@ -12,7 +12,8 @@ take turns step by step in the same two processes, and so does "alone": both nod
 time, but neither says a word to the other. Efficiency is the seconds of a step alone by those of a step together, the
 median over all cycles, so that a busy machine treats all ways alike. Tokens are drawn so that few are frequent and
 many rare, as in a text. A way that ends in /10 makes ten steps in its turn and meets after the last (--local-steps);
-such ways are measured only if asked for. Needs root, iproute2 and two cores; removes the namespaces that it made, and no others.
+such ways are measured only if asked for. exact+head and bf16+head share out the head (--head shared) instead of
+sending its gradient. Needs root, iproute2 and two cores; removes the namespaces that it made, and no others.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ ALONE = "alone"
 LOCAL_STEPS = 10
 # Of a way that ends so, a step is the mean of as many as the nodes make from one meeting to the next.
 LOCAL = f"/{LOCAL_STEPS}"
-USUAL = [ALONE, "dense", "ddp", "exact", "bf16"]
+# Of a way that ends so, each node has a part of the vocabulary (--head shared).
+SHARED = "+head"
+USUAL = [ALONE, "dense", "ddp", "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
 MODES = (*USUAL, "exact" + LOCAL, "bf16" + LOCAL)
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29577
@@ -124,9 +127,12 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     from nanochat.comm import connect
     from nanochat.common import read_ranks
     from nanochat.fused import TrainingPass
+    from nanochat.gradients import HEAD
+    from nanochat.head_parts import part_bounds
     from nanochat.local import LocalSync
     from nanochat.model import GPT, ModelConfig
-    from nanochat.optim import LearningRates, Optimizer
+    from nanochat.optim import DenseAdamW, LearningRates, Optimizer
+    from nanochat.shared_head import SharedHead
     from nanochat.sync import Sync, make_sync
 
     numerics.setup()
@@ -153,17 +159,32 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
         if mode.endswith(LOCAL):
             wire = torch.bfloat16 if mode.startswith("bf16") else torch.float32
             return LocalSync(comm, training, optimizer, [tokens] * comm.world, LOCAL_STEPS, wire)
-        return make_sync(mode, comm, training, optimizer, [tokens] * comm.world)
+        shared = mode.endswith(SHARED)
+        mode = mode.removesuffix(SHARED)
+        passing = TrainingPass(gpt, shared_head=shared_head(mode)) if shared else training
+        return make_sync(mode, comm, passing, optimizer, [tokens] * comm.world)
+
+    def shared_head(mode: str) -> SharedHead:
+        bounds = part_bounds(gpt.config.vocab_size, gpt.config.padded_vocab_size, [1] * comm.world)
+        wire = torch.bfloat16 if mode == "bf16" else torch.float32
+        return SharedHead(comm, gpt, bounds, [[tokens] * comm.world], wire)
+
+    def head_state(sync: Sync) -> DenseAdamW:
+        """That of the whole head, or of this rank's part."""
+        shared = sync.training.shared_head
+        return DenseAdamW(gpt.lm_head.weight.detach(), whole.group, shared.rows) if shared else whole
 
     def draw() -> torch.Tensor:
         drawn = torch.multinomial(odds, tokens + model.rows, replacement=True, generator=generator)
         return drawn.view(model.rows, model.length + 1)
 
-    ways = {mode: sync_of(mode) for mode in modes}
+    ways, whole = {mode: sync_of(mode) for mode in modes}, optimizer.dense[HEAD]
+    states = {mode: head_state(sync) for mode, sync in ways.items()}
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
     for dummy in range(WARM_UP + cycles):
         for mode, sync in ways.items():
             rows = [draw() for dummy in range(LOCAL_STEPS if mode.endswith(LOCAL) else 1)]
+            optimizer.dense[HEAD] = states[mode]
             comm.exchange("the start of a step", mode)
             steps = [one_step(sync, one) for one in rows]
             found[mode].append({what: statistics.fmean(step[what] for step in steps) for what in steps[0]})

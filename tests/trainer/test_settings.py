@@ -49,7 +49,7 @@ def test_a_command_line_as_people_type_it() -> None:
         ("--target-param-data-ratio 0", "nothing says how long to train"),
         ("--resume --resume-from-step 5", "cannot go together with --resume"),
         ("--model-tag ../elsewhere", "--model-tag ../elsewhere"),
-        ("--rank-rows 2,x", '"2,x" is not a list of row counts'),
+        ("--rank-rows 2,x", '"2,x" is not a list of numbers by rank'),
         ("--rank-rows 2,0", "--rank-rows 2,0"),
         ("--timeout-seconds 0", "--timeout-seconds"),
         ("--sync fast", "exact"),

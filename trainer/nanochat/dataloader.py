@@ -219,8 +219,8 @@ class Loader:
 
     def _is_ours(self, state: Mapping[str, Any]) -> bool:
         """Whether a state was kept by this very rank over these very files; else only the position can be of use."""
-        same = (state["rank"], state["world"], list(state["files"])) == (self.rank, self.world, self.files)
-        return same and Cursor(*state["cursor"]).pq_idx < len(self.files)
+        kept = (state.get("rank"), state.get("world"), list(state.get("files", ())))
+        return kept == (self.rank, self.world, self.files) and Cursor(*state["cursor"]).pq_idx < len(self.files)
 
     def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, int64 [rows, length]."""
@@ -247,6 +247,31 @@ class Loader:
     def close(self) -> None:
         """Let the thread end."""
         self._ahead.close()
+
+
+class NoRows:
+    """What stands for a loader on a rank that takes no rows; its place is where the rows are read."""
+
+    def __init__(self, position: Mapping[str, int] = START) -> None:
+        self._position = dict(position)
+
+    def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        raise RuntimeError("this rank takes no rows")
+
+    def position(self) -> dict[str, int]:
+        return self._position
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def position_of(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The place of the first rank that reads, of the states of all."""
+    cursor = next(state["cursor"] for state in states if "cursor" in state)
+    return Cursor(*cursor).position()
 
 
 def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:

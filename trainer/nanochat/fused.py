@@ -25,11 +25,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanochat import ops
 from nanochat.gradients import HEAD, MATMUL_TYPES, WTE, unique_ids
-from nanochat.head import HeadLoss
+from nanochat.head import Head, WholeHead
 from nanochat.layers import LayerPass, OnReady, Shared, norm_backward_, norm_into
 from nanochat.model import GPT, SMEAR_CHANNELS
+from nanochat.shared_head import SharedHead
 
 __all__ = ["MATMUL_TYPES", "OnReady", "TrainingPass", "unique_ids"]
 
@@ -37,13 +37,14 @@ __all__ = ["MATMUL_TYPES", "OnReady", "TrainingPass", "unique_ids"]
 class TrainingPass:
     """Buffers and gradients of the training of one model."""
 
-    def __init__(self, model: GPT, matmul: str = "fp32") -> None:
-        self.model = model
-        self.shared = Shared(model, MATMUL_TYPES[matmul])
+    def __init__(self, model: GPT, matmul: str = "fp32", shared_head: SharedHead | None = None) -> None:
+        self.model, self.shared_head = model, shared_head
+        self.shared = Shared(model, MATMUL_TYPES[matmul], without=(HEAD,) if shared_head else ())
         self.step_gradients = self.shared.gradients
         self.layers = [LayerPass(self.shared, model, layer) for layer in range(model.config.n_layer)]
-        self.head = HeadLoss()
-        self.head_weight = self.h_factor = self.smear = torch.empty(0)
+        whole = WholeHead(self.shared, model.lm_head.weight.detach(), model.config.vocab_size)
+        self.head: Head = shared_head or whole
+        self.h_factor = self.smear = torch.empty(0)
 
     @property
     def gradients(self) -> dict[str, Tensor]:
@@ -64,13 +65,13 @@ class TrainingPass:
         resid, x0 = self.model.resid_lambdas.tolist(), self.model.x0_lambdas.tolist()
         for layer, resid_lambda, x0_lambda in zip(self.layers, resid, x0, strict=True):
             layer.refresh(resid_lambda, x0_lambda)
-        head = self.model.lm_head.weight[: self.model.config.vocab_size]
-        self.head_weight = self.shared.operand(head, "head_weight")
+        self.head.start_step()
 
     @torch.no_grad()
     def forward_backward(self, ids: Tensor, targets: Tensor, scale: float, on_ready: OnReady | None = None) -> Tensor:
         """Add this micro-batch's gradients; the result is its share of the step's loss (scale * sum of losses)."""
         self.shared.start_batch(ids, self.model.config.head_dim, on_ready)
+        self.head.start_pass()
         backout_layer = self.layers[self.model.config.backout_layer]
         x = start = backout = self._embed()
         for layer in self.layers:
@@ -86,6 +87,13 @@ class TrainingPass:
         self._lambdas_ready()
         self._embed_backward(dstart.add_(d))
         return loss
+
+    @torch.no_grad()
+    def join_pass(self, scale: float) -> None:
+        """A micro-batch of other ranks only: this one has no more rows, but its part of a head that is shared out."""
+        if self.shared_head is not None:
+            self.shared_head.start_pass()
+            self.shared_head.take_part(scale)
 
     def _embed(self) -> Tensor:
         """Normed embeddings, each with some of the one before."""
@@ -120,27 +128,11 @@ class TrainingPass:
 
     def _head(self, x: Tensor, backout: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, and the gradients of x and of the backout."""
-        get, dtype = self.shared.buffers.get, self.shared.dtype
-        backout_lambda = self.model.backout_lambda
+        get, backout_lambda = self.shared.buffers.get, self.model.backout_lambda
         y = get("y", *x.shape)
         factor = norm_into(torch.addcmul(x, backout, backout_lambda, value=-1, out=get("z", *x.shape)), y)
-        capped = torch.mul(y, 1 / ops.SOFTCAP, out=get("capped", *x.shape, dtype=dtype))
-        scaled = torch.mul(y, scale, out=get("scaled", *x.shape, dtype=dtype))
-        d, loss = get("d", *x.shape), torch.zeros((), device=x.device)
-        for rows in self.head.chunks(len(x), self.head_weight):
-            chunk_loss, draw = self.head.chunk(capped[rows], self.head_weight, targets[rows])
-            loss += chunk_loss
-            self._head_weight_backward(draw, scaled[rows], complete=rows.stop == len(x))
-            # As a product of transposes, because that is faster where the inner side is the longest by far.
-            d[rows] = torch.mm(self.head_weight.t(), draw.t()).t()
-        norm_backward_(d.mul_(scale), y, factor)
+        loss, d = self.head.loss_and_gradient(y, targets, scale)
+        norm_backward_(d, y, factor)
         self.step_gradients.add("backout_lambda", -torch.linalg.vecdot(d, backout).sum(dtype=torch.float64))
         self.shared.ready("backout_lambda")
-        return loss * scale, d, torch.mul(d, -backout_lambda, out=get("dbackout", *d.shape))
-
-    def _head_weight_backward(self, draw: Tensor, scaled: Tensor, complete: bool) -> None:
-        """Block by block, each of which may leave while the next one is made."""
-        for part in self.step_gradients.parts[HEAD]:
-            self.step_gradients.add_head_product(part, draw.t(), scaled)
-            if complete:
-                self.shared.part_ready(part)
+        return loss, d, torch.mul(d, -backout_lambda, out=get("dbackout", *d.shape))

@@ -13,7 +13,7 @@ What becomes complete at once is a part: a whole gradient, or a block of rows of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -85,8 +85,9 @@ def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
 class Gradients:
     """Named gradients of one model, written anew in every step and grown by each micro-batch."""
 
-    def __init__(self, model: GPT) -> None:
-        self.ready_order = ready_order(model)
+    def __init__(self, model: GPT, without: Collection[str] = ()) -> None:
+        """without: parameters whose gradients are the matter of somebody else."""
+        self.ready_order = [name for name in ready_order(model) if name not in without]
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         device = model.lm_head.weight.device
         self.parts = {name: parts(name, self._shapes[name]) for name in self.ready_order}

@@ -9,9 +9,13 @@ The gradient of x W' is (p - target) * (1 - t^2), made in place of p.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
+from nanochat.gradients import HEAD
+from nanochat.layers import Shared
 from nanochat.ops import IGNORED, SOFTCAP, tanh_product
 
 # Of the gradients of logits that exist at a time. The weight's gradient is complete only when the last chunk is worked
@@ -64,3 +68,51 @@ class HeadLoss:
             p.mul_(counted[:, None])
         torch.ops.aten.tanh_backward.grad_input(p, t, grad_input=p)
         return loss
+
+
+class Head(Protocol):
+    """What the training pass wants of a head: WholeHead, or SharedHead in shared_head.py."""
+
+    def start_step(self) -> None:
+        """Take the weights as they are now."""
+
+    def start_pass(self) -> None:
+        """A micro-batch is about to begin its forward pass."""
+
+    def loss_and_gradient(self, y: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """The loss times scale, and the gradient of y, which may be overwritten; the weight's gradient grows."""
+
+
+class WholeHead:
+    """All of the vocabulary on this rank."""
+
+    def __init__(self, shared: Shared, weight: Tensor, vocab_size: int) -> None:
+        self.shared, self.real = shared, weight[:vocab_size]
+        self.loss = HeadLoss()
+        self.weight = torch.empty(0)
+
+    def start_step(self) -> None:
+        self.weight = self.shared.operand(self.real, "head_weight")
+
+    def start_pass(self) -> None:
+        """Nothing to make ready."""
+
+    def loss_and_gradient(self, y: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        get, dtype = self.shared.buffers.get, self.shared.dtype
+        capped = torch.mul(y, 1 / SOFTCAP, out=get("capped", *y.shape, dtype=dtype))
+        scaled = torch.mul(y, scale, out=get("scaled", *y.shape, dtype=dtype))
+        d, loss = get("d", *y.shape), torch.zeros((), device=y.device)
+        for rows in self.loss.chunks(len(y), self.weight):
+            chunk_loss, draw = self.loss.chunk(capped[rows], self.weight, targets[rows])
+            loss += chunk_loss
+            self._weight_backward(draw, scaled[rows], complete=rows.stop == len(y))
+            # As a product of transposes, because that is faster where the inner side is the longest by far.
+            d[rows] = torch.mm(self.weight.t(), draw.t()).t()
+        return loss * scale, d.mul_(scale)
+
+    def _weight_backward(self, draw: Tensor, scaled: Tensor, complete: bool) -> None:
+        """Block by block, each of which may leave while the next one is made."""
+        for part in self.shared.gradients.parts[HEAD]:
+            self.shared.gradients.add_head_product(part, draw.t(), scaled)
+            if complete:
+                self.shared.part_ready(part)

@@ -9,7 +9,7 @@ Shapes in names: N = rows * tokens, C = n_embd, B rows, T tokens, M = rows * hea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -40,10 +40,10 @@ class Buffers:
 class Shared:
     """What all layers of a pass have in common: the batch, the gradients, and buffers that no one keeps."""
 
-    def __init__(self, model: GPT, dtype: torch.dtype) -> None:
+    def __init__(self, model: GPT, dtype: torch.dtype, without: Collection[str] = ()) -> None:
         self.device = model.lm_head.weight.device
         self.dtype = dtype  # of the operands of the large products
-        self.gradients = Gradients(model)
+        self.gradients = Gradients(model, without)
         self.buffers = Buffers(self.device)
         self.ids = self.positions = torch.empty(0)
         self.batch = (0, 0)  # rows and tokens

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat.gradients import MATMUL_TYPES, is_table
+from nanochat.gradients import HEAD, MATMUL_TYPES, is_table
 from nanochat.model import GPT
 from nanochat.schedule import StepSchedule
 
@@ -105,11 +105,11 @@ def adamw_kernel(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: AdamWGroup, 
 
 
 class DenseAdamW:
-    """AdamW of one parameter, all of it in every step, at once or in blocks of rows."""
+    """AdamW of one parameter, or of some of its rows: all of that in every step, at once or in blocks of rows."""
 
-    def __init__(self, parameter: Tensor, group: AdamWGroup) -> None:
-        self.parameter, self.group = parameter, group
-        self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
+    def __init__(self, parameter: Tensor, group: AdamWGroup, part: slice = ALL_ROWS) -> None:
+        self.parameter, self.group, self.part = parameter[part], group, part
+        self.m, self.v = torch.zeros_like(self.parameter), torch.zeros_like(self.parameter)
 
     def update(self, gradient: Tensor, multiplier: float, step: int, rows: slice = ALL_ROWS) -> None:
         adamw_kernel(self.parameter[rows], gradient, self.m[rows], self.v[rows], self.group, multiplier, step)
@@ -118,8 +118,20 @@ class DenseAdamW:
         return {"exp_avg": self.m, "exp_avg_sq": self.v}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.m.copy_(state["exp_avg"])
-        self.v.copy_(state["exp_avg_sq"])
+        """The state of the whole parameter."""
+        self.m.copy_(state["exp_avg"][self.part])
+        self.v.copy_(state["exp_avg_sq"][self.part])
+
+    def keep_in(self, name: str, place: Tensor) -> None:
+        """Go on with a copy of the state that lies elsewhere; name: as state_dict has it."""
+        if name == "exp_avg":
+            self.m = place
+        else:
+            self.v = place
+
+    def keep_apart(self) -> None:
+        """Let go of memory that is larger than the state in it."""
+        self.m, self.v = (t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for t in (self.m, self.v))
 
 
 class RowAdamW:
@@ -330,14 +342,18 @@ def gram_steps(g: Tensor, coefficients: PolarCoefficients) -> Tensor:
 class Optimizer:
     """All groups of one model. `steps` counts the steps that were made."""
 
-    def __init__(self, model: GPT, rates: LearningRates, matmul: str = "fp32") -> None:
-        """matmul: as TrainingPass has it, here of the products that Muon makes."""
+    def __init__(self, model: GPT, rates: LearningRates, matmul: str = "fp32", head_rows: slice = ALL_ROWS) -> None:
+        """matmul: as TrainingPass has it, here of the products that Muon makes; head_rows: those of a shared-out head
+        that are updated here."""
         parameters = {name: p.detach() for name, p in model.named_parameters()}
         groups = adamw_groups(model, rates)
         self.adamw_names = list(groups)
         self.matrix_names = [name for name in parameters if name not in groups]
         self.tables = {n: RowAdamW(parameters[n], g) for n, g in groups.items() if is_table(n)}
-        self.dense = {n: DenseAdamW(parameters[n], g) for n, g in groups.items() if not is_table(n)}
+        parts = {HEAD: head_rows}
+        self.dense = {
+            n: DenseAdamW(parameters[n], g, parts.get(n, ALL_ROWS)) for n, g in groups.items() if not is_table(n)
+        }
         self.muon = Muon({n: parameters[n] for n in self.matrix_names}, rates.matrix, MATMUL_TYPES[matmul])
         self.steps = 0
         self.schedule = StepSchedule(1.0, 0.0, 0.0)
@@ -388,8 +404,8 @@ class Optimizer:
             self.apply(name, direction)
 
     def state_dict(self) -> dict[str, Any]:
-        """By parameter name. "muon" holds the matrices whose directions were computed on this rank only:
-        to resume, merge the "muon" parts of all ranks; the rest is the same everywhere."""
+        """By parameter name. "muon" holds the matrices whose directions were computed on this rank only, and of a head
+        that is shared out only this rank's part is here: to resume, put those of all ranks together; the rest is the same everywhere."""
         adamw = {name: state.state_dict() for name, state in (self.tables | self.dense).items()}
         return {"steps": self.steps, "history": dict(self.history), "adamw": adamw, "muon": self.muon.state_dict()}
 

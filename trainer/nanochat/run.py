@@ -22,15 +22,16 @@ from nanochat.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, sweep
 from nanochat.comm import Comm
 from nanochat.common import BadCheckpoint, DtypeChoice, UserError
-from nanochat.dataloader import Cursor, Loader
-from nanochat.fused import TrainingPass
+from nanochat.dataloader import START, Cursor, Loader, NoRows, position_of
+from nanochat.fused import MATMUL_TYPES, TrainingPass
 from nanochat.journal import Journal
 from nanochat.local import MEETINGS, LocalSync, fit, make_local, spread
 from nanochat.model import GPT, ModelConfig
-from nanochat.optim import LearningRates, Optimizer
+from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
 from nanochat.resume import Found, choose_step, fetch, folder_leader, gather_states
 from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
 from nanochat.settings import LIMITS, Settings, flag_of, rank_shares, refuse, shared_config, user_config
+from nanochat.shared_head import fit_head, make_head
 from nanochat.sync import Sync, make_sync
 from nanochat.tokenizer import Tokenizer
 from nanochat.wire import LEAST_BLOCK, packs
@@ -63,14 +64,14 @@ class Feed:
 
     def __init__(self, sync: Sync, rows: int, settings: Settings) -> None:
         self.sync, self.micro_batches = sync, rows // settings.device_batch_size
-        self.loader: Loader
+        self.loader: Loader | NoRows
         self.seconds = 0.0
-        self._batches: list[Batch] = []
+        self._batches: list[Batch] | None = None
         self._position: dict[str, int] = {}
 
     def offer(self, stop: bool) -> None:
         """Read the coming step's batches, unless that was done, and tell the other ranks what is in them."""
-        if self._batches:
+        if self._batches is not None:
             return
         begun = time.perf_counter()
         self._batches = [self.loader.next_batch() for dummy in range(self.micro_batches)]
@@ -80,8 +81,8 @@ class Feed:
 
     def take(self) -> tuple[list[Batch], dict[str, int]]:
         """The batches of this step and their place in the data."""
-        batches, self._batches = self._batches, []
-        return batches, self._position
+        batches, self._batches = self._batches, None
+        return batches or [], self._position
 
     def take_seconds(self) -> float:
         """Seconds spent reading since this was last asked."""
@@ -116,15 +117,31 @@ class Run:
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
     stop_asked: bool = False
 
+    def make_whole(self) -> None:
+        """Bring all weights up to date, wherever they were changed; every rank must ask for it together."""
+        self.optimizer.catch_up()
+        if self.training.shared_head is not None:
+            self.training.shared_head.gather()
+
     @property
     def weights(self) -> dict[str, Tensor]:
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
-    def loader(self, split: str, **place: Any) -> Loader:
-        """This rank's batches of one split."""
+    def training_loader(self, position: Mapping[str, int] | None = None, state: Any = None) -> Loader | NoRows:
+        """This rank's batches to train on; the data is shared out among those that take rows."""
+        readers = [rank for rank, rows in enumerate(self.shares) if rows]
+        if self.comm.rank not in readers:
+            return NoRows(position or START)
+        return self._loader("train", readers.index(self.comm.rank), len(readers), position=position, state=state)
+
+    def validation_loader(self) -> Loader:
+        """This rank's batches to evaluate on, in which all ranks take part."""
+        return self._loader("val", self.comm.rank, self.comm.world)
+
+    def _loader(self, split: str, rank: int, world: int, **place: Any) -> Loader:
         micro, length = self.settings.device_batch_size, self.settings.max_seq_len
         return Loader(
-            self.tokenizer, self.data_dir, split, micro, length, self.comm.rank, self.comm.world,
+            self.tokenizer, self.data_dir, split, micro, length, rank, world,
             patience=self.settings.timeout_seconds, interrupted=lambda: self.stop_asked, **place,
         )  # fmt: skip
 
@@ -144,6 +161,8 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
     plan = plan_for(settings, config)
     asked, settings = settings, fit(settings, plan.num_iterations, comm.world)
     shares = rank_shares(settings, plan.total_batch_size, comm.world)
+    tokens_of_ranks = [n * settings.max_seq_len for n in shares]
+    settings = fit_head(settings, config, tokens_of_ranks, device)
     comm.enter("agree", 0)
     agree(comm, facts(settings, device, dtype, matmul, data_dir))
     route = numerics.setup().route if device == "cpu" else device
@@ -151,8 +170,9 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
     model = GPT(config).to(device)
     model.init_weights()
     rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
-    training, optimizer = TrainingPass(model, matmul), Optimizer(model, rates.scaled(plan.lr_scale), matmul)
-    tokens_of_ranks = [n * settings.max_seq_len for n in shares]
+    head = make_head(settings, comm, model, tokens_of_ranks, MATMUL_TYPES[matmul])
+    training = TrainingPass(model, matmul, head)
+    optimizer = Optimizer(model, rates.scaled(plan.lr_scale), matmul, head.rows if head else ALL_ROWS)
     sync = (
         make_local(settings, comm, training, optimizer, tokens_of_ranks)
         if settings.local_steps
@@ -241,17 +261,26 @@ def facts(settings: Settings, device: str, dtype: DtypeChoice, matmul: str, data
     }
 
 
+def head_share(settings: Settings, comm: Comm) -> float:
+    """How much of the head's gradient and optimizer state this rank has."""
+    if settings.head != "shared":
+        return 1.0
+    shares = settings.head_shares or (1,) * comm.world
+    return shares[comm.rank] / sum(shares)
+
+
 def check_memory(config: ModelConfig, device: str, settings: Settings, shares: list[int], comm: Comm) -> None:
     """Weights, gradients and optimizer state, and what a meeting after local steps or error feedback takes; a pass needs
-    more on top."""
+    more on top. Of a head that is shared out the weights are here whole, and in a save the whole of its optimizer state."""
     if device != "cpu":
         return
     counts, dummy = counted(config)
     matrices, head = counts["transformer_matrices"], counts["lm_head"]
     tables = counts["wte"] + counts["value_embeds"]
-    needed = 4 * (3 * matrices + 4 * head + 3 * tables)
+    share = head_share(settings, comm)
+    needed = int(4 * (3 * matrices + (3 + share) * head + 3 * tables))
     if packs(settings.sync):
-        needed += 4 * (matrices + head)
+        needed += 4 * (matrices + (head if settings.head != "shared" else 0))
     if settings.local_steps:
         # The rows that can have been touched until a meeting: as they were, and as every rank sends what became of them.
         tokens = settings.local_steps * shares[comm.rank] * settings.max_seq_len
@@ -286,6 +315,9 @@ def say_setup(run: Run, asked: Settings, products: str) -> None:
     steps = accumulations(settings, run.shares)
     say(f"Total batch size {plan.total_batch_size:,} => gradient accumulation steps: {steps}")
     say(f"Ranks: {run.comm.world}, rows per step: {', '.join(map(str, run.shares))}, sync: {settings.sync}")
+    if run.training.shared_head is not None:
+        parts = run.training.shared_head.sizes
+        say(f"Head: shared out, rows of the vocabulary by rank: {', '.join(map(str, parts))}")
     say_local(run, asked)
 
 
@@ -334,7 +366,7 @@ def checkpoint(run: Run) -> dict[str, Any]:
         "device_batch_size": run.settings.device_batch_size,
         "max_seq_len": run.settings.max_seq_len,
         "total_batch_size": run.plan.total_batch_size,
-        "dataloader_state_dict": run.feed.loader.position(),
+        "dataloader_state_dict": position_of(loaders),
         "loop_state": {
             "min_val_bpb": progress.min_val_bpb,
             "smooth_train_loss": progress.smooth_loss,
@@ -355,7 +387,7 @@ def restore(run: Run) -> None:
     if not settings.resume:
         set_aside(run, -1 if found is None else found.step)
     if found is None:
-        run.feed.loader = run.loader("train")
+        run.feed.loader = run.training_loader()
         return
     files = fetch(comm, folder, found, run.writer)
     with understood(folder, found.step):
@@ -400,7 +432,7 @@ def take_up(run: Run, found: Found, files: int) -> None:
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
         run.journal.say(f"Step {found.step} was made with products through {mine['route']}, which is not accurate here")
-    run.feed.loader = run.loader("train", position=place_in_data(meta, states), state=mine)
+    run.feed.loader = run.training_loader(place_in_data(meta, states), mine)
 
 
 def load_weights(run: Run, step: int) -> None:
@@ -419,9 +451,10 @@ def set_aside(run: Run, after: int) -> None:
 
 
 def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapping[str, int]:
-    """Where all ranks go on in the data that cannot go on exactly: at the place of rank 0, not each at its folder's own."""
-    if states and len(states[0].get("cursor", ())) == len(Cursor._fields):
-        return Cursor(*states[0]["cursor"]).position()
+    """Where all ranks go on in the data that cannot go on exactly: at that of the first rank that reads."""
+    cursor = next((state["cursor"] for state in states if "cursor" in state), ())
+    if len(cursor) == len(Cursor._fields):
+        return Cursor(*cursor).position()
     place = meta.get("dataloader_state_dict")
     if not isinstance(place, Mapping):
         raise BadCheckpoint(f"the checkpoint of step {meta.get('step')} does not say where it was in the data.")
@@ -438,7 +471,8 @@ def restore_feedback(run: Run, kept: Mapping[str, Any] | None) -> None:
     if not run.sync.feedback:
         return
     mine = run.sync.feedback
-    fits = kept is not None and kept["of"] == feedback_of(run)
+    # That of the head is kept by those only who sent its gradient.
+    fits = kept is not None and kept["of"] == feedback_of(run) and mine.keys() <= kept["values"].keys()
     if kept is not None and fits and (fits := all(kept["values"][n].shape == t.shape for n, t in mine.items())):
         for name, values in mine.items():
             values.copy_(kept["values"][name])

@@ -89,6 +89,15 @@ class Settings:
         0,
         "for slow links: steps that each rank makes apart before all take the mean of their changes; 0: together always",
     )
+    head: str = option(
+        "auto",
+        "the head, where it is the largest matrix: whole (its gradient travels), shared (each rank has a part of the "
+        "vocabulary, and the hidden states travel), or auto (what sends fewer bytes a step)",
+        ("auto", "whole", "shared"),
+    )
+    head_shares: tuple[int, ...] = option(
+        (), 'parts of a shared head by rank, as in "3,1" for the faster of two (default: equal parts)'
+    )
     matmul: str = option("auto", "matrix products: fp32, bf16, or auto (what the dtype says)", ("auto", "fp32", "bf16"))
     rank_rows: tuple[int, ...] = option((), 'rows that each rank takes in a step, as in "6,2" (default: equal shares)')
     run_dir: str = option("", "folder of metrics-rankN.jsonl and heartbeat-rankN.json (default: $NANOCHAT_BASE_DIR)")
@@ -134,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         "float": float,
         "str": str,
         "str | None": str,
-        "tuple[int, ...]": _rows,
+        "tuple[int, ...]": _by_rank,
     }
     for field in dataclasses.fields(Settings):
         flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"].replace("%", "%%")
@@ -146,11 +155,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _rows(text: str) -> tuple[int, ...]:
+def _by_rank(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a list of row counts such as "6,2"') from None
+        raise argparse.ArgumentTypeError(f'"{text}" is not a list of numbers by rank such as "6,2"') from None
 
 
 def flag_of(name: str) -> str:
@@ -169,6 +178,7 @@ def check(settings: Settings) -> None:
     """Refuse what no machine and no data could make right."""
     _check_numbers(settings)
     _check_model(settings)
+    _check_head(settings)
     if settings.num_iterations < 1 and settings.target_flops <= 0 and settings.target_param_data_ratio <= 0:
         refuse(settings, "num_iterations", "nothing says how long to train; give a number of steps, FLOPs or a ratio")
     if settings.total_batch_size == -1 and settings.target_param_data_ratio <= 0:
@@ -220,8 +230,8 @@ def _check_numbers(settings: Settings) -> None:
             refuse(settings, name, "must lie between 0 and 1")
     if settings.timeout_seconds <= 0:
         refuse(settings, "timeout_seconds", "must be more than 0")
-    if any(not 1 <= rows <= MOST for rows in settings.rank_rows):
-        refuse(settings, "rank_rows", "every rank must take at least one row, and none as many as that")
+    if any(not 0 <= rows <= MOST for rows in settings.rank_rows):
+        refuse(settings, "rank_rows", "no rank can take fewer rows than none, or as many as that")
 
 
 def _check_model(settings: Settings) -> None:
@@ -233,6 +243,19 @@ def _check_model(settings: Settings) -> None:
         refuse(settings, "depth", f"a model {width} wide does not fit: the smear gate alone reads 24 channels")
     if not settings.window_pattern or set(settings.window_pattern.upper()) - set("SL"):
         refuse(settings, "window_pattern", "takes the letters S and L only")
+
+
+def _check_head(settings: Settings) -> None:
+    if 0 in settings.rank_rows and settings.head != "shared":
+        refuse(settings, "rank_rows", "a rank without rows has work with --head shared only")
+    if any(not 1 <= share <= MOST for share in settings.head_shares):
+        refuse(settings, "head_shares", "every rank must have a part of the vocabulary")
+    if settings.head_shares and settings.head == "whole":
+        refuse(settings, "head_shares", "says how to share out the head, but --head whole leaves it whole")
+    if settings.head == "shared" and settings.sync in ("dense", "ddp"):
+        refuse(settings, "head", f"cannot go together with --sync {settings.sync}, which sends every gradient whole")
+    if settings.head == "shared" and settings.local_steps:
+        refuse(settings, "head", "cannot go together with --local-steps, which sends nothing in a step")
 
 
 def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[int]:

@@ -35,7 +35,7 @@ from torch import Tensor
 from nanochat.comm import Comm, Pending
 from nanochat.common import UserError, cpu_flags
 from nanochat.fused import TrainingPass, unique_ids
-from nanochat.gradients import Part, is_table
+from nanochat.gradients import HEAD, Part, is_table
 from nanochat.optim import ALL_ROWS, Optimizer
 from nanochat.schedule import StepSchedule
 from nanochat.wire import WIRES, Plain, Wire, packs
@@ -75,6 +75,8 @@ class Sync:
     ) -> None:
         self.comm, self.training, self.optimizer = comm, training, optimizer
         self.others = [rank for rank in range(comm.world) if rank != comm.rank]
+        # The ranks that have gradients: one without rows has none.
+        self.trainers = [rank for rank, tokens in enumerate(tokens_of_ranks) if tokens]
         self.owners: dict[str, int] = {}
         # What packing has left of this rank's gradients and updates, by parameter.
         self.feedback: dict[str, Tensor] = {}
@@ -92,7 +94,8 @@ class Sync:
         """Send this rank's token ids of the coming step to the others, and whether it was asked to stop."""
         mine = self._ids[self.comm.rank]
         mine[0] = int(stop)
-        torch.cat([part.flatten().to("cpu", torch.int32) for part in ids], out=mine[1:])
+        if ids:
+            torch.cat([part.flatten().to("cpu", torch.int32) for part in ids], out=mine[1:])
         what = "the token ids"
         self.pending_ids = [self.comm.receive(self._ids[rank], rank, IDS_TAG, what) for rank in self.others]
         self.pending_ids += [self.comm.send(mine, rank, IDS_TAG, what) for rank in self.others]
@@ -131,6 +134,9 @@ class Sync:
             for part in empty:
                 self.comm.broadcast(mine[part], owner, f"the optimizer state of {name}")
             state["muon"][name] = mine
+        if self.training.shared_head is not None:
+            del state["adamw"][HEAD]
+            state["adamw"][HEAD] = self.training.shared_head.whole_state(self.optimizer)
         return state
 
 
@@ -357,7 +363,9 @@ class OverlappedSync(Sync):
     def start_step(self, token_ids: Tensor) -> None:
         mine = [unique_ids([ids[1:]]).long() for ids in self._ids]
         self.index = [torch.searchsorted(token_ids, ids) for ids in mine]
-        for rank in self.others:
+        for rank in self.trainers:
+            if rank == self.comm.rank:
+                continue
             for block in self.blocks:
                 rows = self._share(block, self.comm.rank)
                 self._expect(block.label, rank, self.wire, rows.stop - rows.start, self.parameters[block.name].size(1))
@@ -365,6 +373,7 @@ class OverlappedSync(Sync):
                 self._expect(name, rank, self.wire, *self.parameters[name].shape)
             for name in self.tables:
                 self._expect(name, rank, self.row_wire, len(self.index[rank]), self.parameters[name].size(1))
+        for rank in self.others:
             self._receive("small", rank, self._pack[rank].flat, SMALL_TAG, "the loss")
 
     @torch.no_grad()
@@ -414,16 +423,16 @@ class OverlappedSync(Sync):
 
     def _contributions(self, name: str, mine: Tensor) -> Tensor:
         """The sum over all ranks in their order, in float32; that of two in place of what is ours, unless it travels."""
-        if self.comm.world == 2:
+        if self.comm.world == 2 and len(self.trainers) == 2:
             message = self._arrived(name, self.others[0])
             return message.view_as(mine).add_(mine) if self.wire.exact else self.wire.add(message, mine)
         total = torch.empty_like(mine)
-        for rank in range(self.comm.world):
+        for number, rank in enumerate(self.trainers):
             if rank == self.comm.rank:
-                total = total.add_(mine) if rank else total.copy_(mine)
+                total = total.add_(mine) if number else total.copy_(mine)
             else:
                 message = self._arrived(name, rank)
-                total = self.wire.add(message, total) if rank else self.wire.read(message, total)
+                total = self.wire.add(message, total) if number else self.wire.read(message, total)
         return total
 
     def _sum_share(self, block: Part) -> None:
@@ -453,20 +462,27 @@ class OverlappedSync(Sync):
 
     def _row_sum(self, name: str) -> Tensor:
         total = self.training.gradients[name].zero_()
-        mine = self._sent.pop(name)
-        for rank, index in enumerate(self.index):
-            message = mine if rank == self.comm.rank else self._arrived(name, rank)
+        for rank in self.trainers:
+            index = self.index[rank]
+            message = self._sent.pop(name) if rank == self.comm.rank else self._arrived(name, rank)
             total.index_add_(0, index, message.view(len(index), total.size(1)).float())
         return total
 
     def _update_owned(self) -> None:
         """Muon of the matrices of this rank; what is ready travels to the others while the rest is computed."""
-        for names in self.portions:
+        for number, names in enumerate(self.portions):
+            self._finish_head(number)
             gradients = {name: self._contributions(name, self.training.gradients[name]) for name in names}
             for name, direction in self.optimizer.directions(gradients).items():
                 sent = self._apply(name, direction)
                 for rank in self.others:
                     self._leave(sent, rank, self.tags[name] + 1, f"the update of {name}")
+        self._finish_head(len(self.portions))
+
+    def _finish_head(self, piece: int) -> None:
+        """A piece of the work on a shared-out head that needs nobody else: gradients arrive and updates leave meanwhile."""
+        if self.training.shared_head is not None:
+            self.training.shared_head.finish(self.optimizer, piece, len(self.portions) + 1)
 
     def _apply(self, name: str, direction: Tensor) -> Tensor:
         """Make the update of a matrix; the result is what travels: the matrix itself, or its rounded direction."""
@@ -507,10 +523,11 @@ class OverlappedSync(Sync):
 
 def share_out(shapes: Mapping[str, torch.Size], speeds: Sequence[float]) -> dict[str, int]:
     """The owner of each matrix, so that Muon's work is shared out as the rows of the batch are."""
+    able = [rank for rank, speed in enumerate(speeds) if speed]
     cost = {name: math.prod(shape) * min(shape) for name, shape in shapes.items()}
     load, owners = [0.0] * len(speeds), {}
     for name in sorted(cost, key=lambda n: -cost[n]):
-        rank = min(range(len(speeds)), key=lambda r: ((load[r] + cost[name]) / speeds[r], r))
+        rank = min(able, key=lambda r: ((load[r] + cost[name]) / speeds[r], r))
         load[rank] += cost[name]
         owners[name] = rank
     return {name: owners[name] for name in shapes}

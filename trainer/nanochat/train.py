@@ -92,9 +92,10 @@ def train_step(run: Run) -> bool:
     token_ids, stop = run.sync.take_ids()
     run.optimizer.prepare(token_ids)
     run.comm.enter("forward_backward")
-    passing = time.perf_counter()
+    passing, waited = time.perf_counter(), run.comm.wait_seconds
     loss = forward_backward(run, batches, token_ids)
-    passed = time.perf_counter() - passing
+    # A head that is shared out waits for the others in the middle of a pass.
+    passed = time.perf_counter() - passing - (run.comm.wait_seconds - waited)
     if not stop and not saves(run, step + 1):
         # The next step's token ids travel with this one's gradients; a checkpoint wants the loader where it is.
         run.feed.offer(run.stop_asked)
@@ -143,6 +144,8 @@ def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> T
     for number, (ids, targets) in enumerate(batches, start=1):
         on_ready = run.sync.on_ready if number == len(batches) else None
         loss += run.training.forward_backward(ids.to(run.device), targets.to(run.device), scale, on_ready)
+    for dummy in range(len(batches), max(run.shares) // run.settings.device_batch_size):
+        run.training.join_pass(scale)
     return loss
 
 
@@ -179,6 +182,7 @@ def saves(run: Run, step: int) -> bool:
 
 def prove_identical(run: Run, when: str) -> None:
     """Compare the weights of all ranks; a difference ends the run."""
+    run.make_whole()
     try:
         digest = check_identical(run.comm, run.weights, when)
     except UserError as error:
@@ -193,9 +197,9 @@ def evaluate(run: Run) -> None:
     """Bits per byte over the validation shard, which the ranks share out."""
     run.comm.enter("eval", run.progress.step)
     begun, settings, progress = time.perf_counter(), run.settings, run.progress
-    run.optimizer.catch_up()
+    run.make_whole()
     steps = eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len, run.comm.world)
-    loader = run.loader("val")
+    loader = run.validation_loader()
     try:
         batches = ([t.to(run.device) for t in loader.next_batch()] for dummy in range(steps))
         bpb = bits_per_byte(
@@ -220,7 +224,7 @@ def sum_patiently(run: Run, totals: Tensor) -> Tensor:
 def sample(run: Run) -> None:
     """What the model makes of a few prompts; rank 0 writes, the others wait."""
     run.comm.enter("sample", run.progress.step)
-    run.optimizer.catch_up()
+    run.make_whole()
     if run.comm.rank == 0:
         for prompt in SAMPLE_PROMPTS:
             text = complete(run.model, run.tokenizer, prompt)
@@ -233,7 +237,6 @@ def save(run: Run, final: bool) -> None:
     """A checkpoint, after the proof that all ranks have the same to save; only the last one must succeed."""
     begun = time.perf_counter()
     run.comm.enter("save", run.progress.step)
-    run.optimizer.catch_up()
     prove_identical(run, f"at step {run.progress.step}")
     contents = checkpoint(run)
     error = write(run, contents)

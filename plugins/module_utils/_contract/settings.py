@@ -127,6 +127,8 @@ SETTINGS: list[Setting] = [
          "What gradients travel as: float32, bf16, 8 or 4 bits, or the plain dense and DistributedDataParallel baselines."),
         ("ddp_local_steps", "int", 0, {"low": 0},
          "For slow links: steps that each rank makes apart before all take the mean of what they changed; 0 for none."),
+        ("ddp_head", "str", "auto", {"choices": ("auto", "whole", "shared")},
+         "The head: whole (its gradient travels), shared (each host has a part of the vocabulary), or auto: what sends less."),
         ("ddp_matmul", "str", "fp32", {"choices": ("auto", "fp32", "bf16")},
          "Precision of the matrix products; bf16 is faster where the CPU has it, and less exact."),
         ("ddp_dtype", "str", "auto", {"choices": ("auto", "float32", "bfloat16", "float16")},

@@ -37,7 +37,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRA
 LOW_DISK = 64 * 1024 * 1024
 PASSES = ("open", "refused")  # answers of a peer: packets go there and come back
 LOST_PACKETS = ("timeout", "no route")
-WAITING = ("sync", "agree", "rendezvous", "end")
+WAITING = ("sync", "head", "agree", "rendezvous", "end")
 
 
 class Case(NamedTuple):

@@ -64,11 +64,11 @@ def argv(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any], plan: 
         "scripts.base_train",
         # Without it torchrun takes the trainer's flags for shortened ones of its own.
         "--",
-        *trainer_flags(run, choice, node["run_dir"], plan["training"]["rows"]),
+        *trainer_flags(run, choice, node["run_dir"], plan["training"]),
     ]
 
 
-def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, shares: Sequence[int]) -> list[str]:
+def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, training: Mapping[str, Any]) -> list[str]:
     """The trainer's own flags; somebody else's trainer gets none but those of nanochat."""
     named = choice.ours or run["ddp_tracker"] == "wandb"
     flags = {
@@ -93,6 +93,7 @@ def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, shares: 
     if choice.ours:
         own = {
             "sync": run["ddp_sync"],
+            "head": training["head"],
             "local-steps": run["ddp_local_steps"],
             "matmul": choice.matmul,
             "run-dir": run_dir,
@@ -105,8 +106,8 @@ def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, shares: 
             address = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(bind, bind)
             address = f"[{address}]" if ":" in address else address
             own["tracker-uri"] = f"http://{address}:{run['ddp_tracker_port']}"
-        if len(set(shares)) > 1:
-            own["rank-rows"] = ",".join(str(rows) for rows in shares)
+        if len(set(training["rows"])) > 1:
+            own["rank-rows"] = ",".join(str(rows) for rows in training["rows"])
     words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
     return [*words, *(["--resume"] if choice.ours and run["ddp_resume"] else []), *run["ddp_extra_args"]]
 

@@ -86,19 +86,23 @@ def flops_per_token(shape: Shape) -> int:
 
 
 def memory(
-    shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True, local: bool = False
+    shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True, local: bool = False, parts_of_head: int = 1
 ) -> dict[str, int]:
-    """Bytes of one rank by purpose, an estimate for float32."""
+    """Bytes of one rank by purpose, an estimate for float32. A head in parts has only that of this rank trained here; its
+    weights, and in a save the whole of its optimizer's state, are here all the same."""
     counts = parameters(shape)
     tables = counts["wte"] + counts["value_embeds"]
     tokens = device_batch * shape.sequence
     rows = ours and sync in WIRE_BYTES
     dense = counts["total"] - (tables if rows else 0)
+    apart = counts["lm_head"] if parts_of_head > 1 else 0
+    hidden = 4 * tokens * parts_of_head * shape.n_embd if apart else 0
     logits = FLOAT * tokens * shape.padded_vocab
     parts = {
         "weights": FLOAT * counts["total"],
         # Their own buffer on the way to the other ranks; only the rows of the embeddings that a step touches.
-        "gradients": FLOAT * dense * 2 + (FLOAT * tokens * shape.n_embd * (1 + len(shape.value_layers)) if rows else 0),
+        "gradients": FLOAT * ((dense - apart) * 2 + apart // parts_of_head + hidden)
+        + (FLOAT * tokens * shape.n_embd * (1 + len(shape.value_layers)) if rows else 0),
         "adamw": FLOAT * 2 * (tables + counts["lm_head"] + counts["scalars"]),
         "muon": FLOAT * 2 * counts["transformer_matrices"],
         "activations": FLOAT * tokens * shape.n_embd * shape.depth * ACTIVATIONS_PER_LAYER,
@@ -106,7 +110,7 @@ def memory(
         # Where the ranks meet after local steps: what was, what changed, the mean and its momentum.
         "meeting": FLOAT * 4 * (counts["total"] - tables) if local else 0,
         # What packing has left of each gradient of a matrix.
-        "feedback": FLOAT * (counts["lm_head"] + counts["transformer_matrices"]) if ours and packs(sync) else 0,
+        "feedback": FLOAT * (counts["lm_head"] - apart + counts["transformer_matrices"]) if ours and packs(sync) else 0,
         "runtime": RUNTIME_BYTES,
     }
     parts["total"] = sum(parts.values())

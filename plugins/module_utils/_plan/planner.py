@@ -18,6 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import sett
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding, refusal_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     data_set,
+    head,
     host_checks,
     model_size,
     settings_checks,
@@ -266,6 +267,7 @@ class Planner:
             "tokens_per_parameter": round(tokens / model["parameters"]["total"], 4),
             "flops": tokens * model["flops_per_token"],
             "sync": run["ddp_sync"] if self.choice.ours else "upstream",
+            "head": self.head(shares),
             "local_steps": run["ddp_local_steps"] if self.choice.ours else 0,
             "matmul": self.choice.matmul,
             "eval_every": run["ddp_eval_every"],
@@ -279,6 +281,12 @@ class Planner:
             "tracker_port": run["ddp_tracker_port"],
             "tracker_bind": run["ddp_tracker_bind"],
         }
+
+    def head(self, shares: Sequence[int]) -> str:
+        """Whether the head is shared out."""
+        run, shape, tokens = self.settings, self.shape, [rows * self.shape.sequence for rows in shares]
+        able = head.can_share(self.choice.device, run["ddp_sync"], run["ddp_local_steps"], self.choice.ours)
+        return head.choose(run["ddp_head"], able, shape.padded_vocab, shape.n_embd, tokens, run["ddp_sync"])
 
     def path_here(self, path: str) -> str:
         """A path of the controller as it is meant there."""
@@ -340,7 +348,7 @@ class Planner:
             "threads": self.threads(host),
             "rows": shares[rank],
             "accumulation": shares[rank] // self.settings["ddp_device_batch"],
-            "memory_bytes": self.memory()["total"],
+            "memory_bytes": self.memory(shares)["total"],
             "disk_bytes": self.disk_bytes(),
             "checkpoint_bytes": model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]),
             "peers": sorted(dict.fromkeys(peers)),
@@ -350,13 +358,14 @@ class Planner:
         node["env_secret"] = sorted(self.settings["ddp_secret_env"])
         return node
 
-    def memory(self) -> dict[str, int]:
+    def memory(self, shares: Sequence[int]) -> dict[str, int]:
         return model_size.memory(
             self.shape,
             self.settings["ddp_device_batch"],
             self.settings["ddp_sync"],
             self.choice.ours,
             self.settings["ddp_local_steps"] > 0,
+            len(shares) if self.head(shares) == "shared" else 1,
         )
 
     def disk_bytes(self) -> int:

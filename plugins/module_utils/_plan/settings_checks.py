@@ -11,6 +11,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, trainer_flags
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.head import can_share
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import (
     LEAST_BLOCK,
@@ -33,6 +34,7 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
         *source_problems(run, choice),
         *local_problems(run, hosts, choice),
         *packing_problems(run, shape, choice),
+        *head_problems(run, choice),
         *precision_problems(run, hosts, choice),
         *extra_problems(run, choice),
     ]
@@ -86,7 +88,12 @@ def data_problems(run: Mapping[str, Any]) -> Iterator[str]:
 def source_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
     if choice.ours:
         return
-    for name, only in (("ddp_batch_split", "equal"), ("ddp_sync", "exact"), ("ddp_local_steps", 0)):
+    for name, only in (
+        ("ddp_batch_split", "equal"),
+        ("ddp_sync", "exact"),
+        ("ddp_local_steps", 0),
+        ("ddp_head", "auto"),
+    ):
         # auto adapts to the trainer by itself.
         if run[name] not in (only, "auto"):
             yield (
@@ -122,6 +129,18 @@ def packing_problems(run: Mapping[str, Any], shape: Shape, choice: Choice) -> It
         )
 
 
+def head_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
+    if (
+        run["ddp_head"] == "shared"
+        and choice.ours
+        and not can_share(choice.device, run["ddp_sync"], run["ddp_local_steps"])
+    ):
+        yield (
+            "ddp_head is shared, which takes CPUs, a ddp_sync other than dense and ddp, and ddp_local_steps 0; "
+            f"here they are {choice.device}, {run['ddp_sync']} and {run['ddp_local_steps']}."
+        )
+
+
 def precision_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
     if choice.device == "cuda":
         lacking = [host.name for host in hosts if host.probe and not host.fact("gpus")]
@@ -152,7 +171,7 @@ def extra_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
                 yield f"{name} cannot be passed on: {error}."
     flags = {
         word.split("=")[0]
-        for word in trainer_flags({**run, "ddp_extra_args": []}, choice, "", [1, 2])
+        for word in trainer_flags({**run, "ddp_extra_args": []}, choice, "", {"rows": [1, 2], "head": "whole"})
         if word.startswith("--")
     }
     for word in run["ddp_extra_args"]:

@@ -54,7 +54,7 @@ def training_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:
         ),
         (
             "",
-            f"sync {training['sync']}{local(training)}, products {training['matmul']}, {schedule(training)}, "
+            f"sync {training['sync']}{local(training)}, head {training['head']}, products {training['matmul']}, {schedule(training)}, "
             f"{'resumes' if training['resume'] else 'does not resume'}, gives up after {plan['timeout_seconds']} s without a rank",
         ),
     ]

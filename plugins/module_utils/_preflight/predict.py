@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch, head
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import WIRE_BYTES
 
 FLOAT = 4
@@ -90,7 +90,13 @@ def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None, local: Optio
     rows = touched_rows(model["vocab_size"], apart * training["total_batch"] // max(1, world))
     dense = counts["lm_head"] + counts["transformer_matrices"] + counts["scalars"]
     of_matrix, of_row = WIRE_BYTES[kind]
-    return int((dense * ring * of_matrix + rows * model["n_embd"] * tables * (world - 1) * of_row) / apart)
+    shared = 0
+    # Plans of before the head could be shared out do not say.
+    if training.get("head") == "shared" and apart == 1:
+        dense -= counts["lm_head"]
+        tokens = [node["rows"] * model["sequence"] for node in plan["nodes"]]
+        shared = head.most_bytes(tokens, model["n_embd"], int(of_row))
+    return shared + int((dense * ring * of_matrix + rows * model["n_embd"] * tables * (world - 1) * of_row) / apart)
 
 
 def local_steps(plan: Mapping[str, Any]) -> int:

@@ -62,6 +62,7 @@ PATIENCE: Dict[Optional[str], Patience] = {
     "resume": Patience("timeout", "long"),
     "data": Patience("step", "long"),
     "forward_backward": Patience("step", "timeout"),
+    "head": Patience("step", "timeout"),
     "sync": Patience("step", "timeout"),
     "optimizer": Patience("step", "timeout"),
     "eval": Patience("long", "long"),

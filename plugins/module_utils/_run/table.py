@@ -330,6 +330,7 @@ PHASES = {
     "resume": "reading the checkpoint",
     "data": "opening the data",
     "forward_backward": "making the first step",
+    "head": "making the first step",
     "sync": "making the first step",
     "optimizer": "making the first step",
     "eval": "evaluating",

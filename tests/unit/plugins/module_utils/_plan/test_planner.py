@@ -244,6 +244,33 @@ def test_field_25_local_steps_reach_the_trainer_and_the_plan_says_so():
     assert flag(together, "local-steps") == "0"
 
 
+def test_the_head_is_shared_out_where_that_sends_less():
+    def heads(**settings):
+        training = make_plan(hosts(settings)).plan
+        return training["training"]["head"], flag(training["nodes"][0], "head")
+
+    assert heads() == ("shared", "shared")
+    assert heads(ddp_head="whole") == ("whole", "whole")
+    # More tokens in a step than there are in the vocabulary of the trial.
+    assert heads(ddp_total_batch=8192) == ("whole", "whole")
+    assert heads(ddp_total_batch=8192, ddp_head="shared") == ("shared", "shared")
+    assert heads(ddp_sync="dense") == ("whole", "whole")
+    assert "sync exact, head shared" in render(make_plan(hosts()).plan)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ddp_head": "shared", "ddp_sync": "dense"}, "here they are cpu, dense and 0"),
+        ({"ddp_head": "shared", "ddp_local_steps": 5}, "here they are cpu, exact and 5"),
+        ({"ddp_head": "whole", "ddp_trainer_source": "/home/me/nanochat"}, "only this collection's own trainer knows"),
+    ],
+)
+def test_a_head_that_cannot_be_shared_out_is_refused(settings, words):
+    (problem,) = refusal(hosts(settings))
+    assert words in problem
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

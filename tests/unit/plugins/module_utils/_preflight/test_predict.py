@@ -51,6 +51,17 @@ def test_bytes_of_a_step_are_those_that_were_measured(shape, sync, megabytes):
     assert predict.bytes_sent(plan(shape, sync)) / 1e6 == pytest.approx(megabytes, rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("shape", "sync", "megabytes"), [(D4, "exact", 16.8), (D4, "bf16", 8.4), (D8, "exact", 121), (D8, "bf16", 61)]
+)
+def test_a_shared_head_sends_hidden_states_instead_of_its_gradient(shape, sync, megabytes):
+    document = plan(shape, sync)
+    document["training"]["head"] = "shared"
+    assert predict.bytes_sent(document) / 1e6 == pytest.approx(megabytes, rel=0.06)
+    # Local steps have no use for it.
+    assert predict.bytes_sent(document, local=10) == predict.bytes_sent(plan(shape, sync), local=10)
+
+
 def test_one_rank_sends_nothing():
     assert predict.bytes_sent(plan(rows=(4,))) == 0
 
