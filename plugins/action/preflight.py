@@ -198,12 +198,14 @@ def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> dict[str, Any] 
 
 def unmeasured(plan: Mapping[str, Any], seen: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Where the measuring of a step was tried and failed."""
-    results = {node["host"]: piece(seen, node["host"], "step") for node in plan["nodes"]}
-    return [
-        finding("step-not-measured", host, str(spoken(result)["error"]))
-        for host, result in results.items()
-        if result.get("rc") and "error" in spoken(result)
-    ]
+    found = []
+    for node in plan["nodes"]:
+        # One for each set of processors that was tried.
+        tries = piece(seen, node["host"], "step").get("results") or []
+        failed = [result for result in tries if result.get("rc") and "error" in spoken(result)]
+        if failed and len(failed) == len(tries):
+            found.append(finding("step-not-measured", node["host"], str(spoken(failed[0])["error"])))
+    return found
 
 
 def links_of(evidence: Evidence) -> list[dict[str, Any]]:

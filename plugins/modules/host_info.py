@@ -92,7 +92,7 @@ probe:
       description: Model, features, cores in all and those that this user may use, load, and whether bfloat16 is native.
       type: dict
       returned: success
-      sample: {logical: 16, physical: 8, available: 16, available_physical: 8, native_bf16: false}
+      sample: {logical: 16, physical: 8, available: 16, available_physical: 8, native_bf16: false, sets: [{name: all cores, cpus: [0, 1]}]}
     memory:
       description: Bytes of memory and swap, within the limit of the control group if there is one.
       type: dict
@@ -180,8 +180,8 @@ probe:
       sample: /mnt/data/nanochat/venv
     run:
       description: >-
-        What is in the run's folder. Digest of the plan, what of it the checkpoints depend on, rows of each host under it, session, steps of
-        the checkpoints.
+        What is in the run's folder. Digest of the plan, what of it the checkpoints depend on, rows and processors of each host under it,
+        session, steps of the checkpoints.
       type: dict
       returned: success
       sample: {exists: true, plan_digest: 0123456789abcdef, checkpoints: [5, 10]}

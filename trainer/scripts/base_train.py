@@ -21,6 +21,7 @@ import traceback
 from nanochat.causes import Cause
 from nanochat.comm import Comm, connect, outlast_agents
 from nanochat.common import UserError, choose_device, exit_code, read_ranks
+from nanochat.cores import pin
 from nanochat.journal import Journal
 from nanochat.run import Run, set_up
 from nanochat.settings import parse
@@ -31,6 +32,7 @@ PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 def main() -> int:
+    pin()
     settings, ranks = parse(sys.argv[1:]), read_ranks()
     journal, comm = Journal(settings, ranks), None
     try:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from nanochat import numerics
 from nanochat.common import UserError, choose_device, choose_dtype
+from nanochat.cores import pin
 from nanochat.fused import TrainingPass, unique_ids
 from nanochat.model import GPT
 from nanochat.optim import LearningRates, Optimizer
@@ -112,6 +113,7 @@ def measure(settings: Settings, vocab_size: int, seconds: float, steps: int) -> 
 
 
 def main(argv: list[str] | None = None) -> int:
+    pin()
     words = sys.argv[1:] if argv is None else argv
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description="Measure a training step on this host alone.")

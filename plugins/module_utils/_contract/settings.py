@@ -210,6 +210,8 @@ SETTINGS: list[Setting] = [
          "Rank of this host; 0 is the master."),
         ("ddp_threads", "int", None, {"low": 1, "empty": "the physical cores this user may use"},
          "Threads that compute."),
+        ("ddp_cores", "str", None, {"pattern": r"\d+(-\d+)?(,\d+(-\d+)?)*", "empty": "the set that the rehearsal finds fastest"},
+         "Processors that compute, such as 0-7; without ddp_threads as many threads as there are of them."),
         ("ddp_speed", "float", None, {"low": 0.001, "empty": "as measured"},
          "Speed of this host against the others (ddp_batch_split auto and speed)."),
     ),

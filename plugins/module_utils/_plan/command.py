@@ -129,6 +129,8 @@ def env(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any]) -> dict
         "GLIBC_TUNABLES": MALLOC,
         "GOMP_SPINCOUNT": SPINS,
     }
+    if node["cores"]:
+        names["NANOCHAT_CORES"] = ",".join(str(number) for number in node["cores"])
     if choice.device == "cpu":
         # A GPU in the box must not decide anything about a run on the CPU.
         names["CUDA_VISIBLE_DEVICES"] = ""

@@ -38,6 +38,7 @@ def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[Finding],
             )
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
+        obstacles += processors(host, node)
         obstacles += folder(host, node, hosts, nodes)
         obstacles += environment(host, node, plan["trainer"]["torch"])
         obstacles += ports(host, node, plan)
@@ -59,6 +60,19 @@ def way_in(error: str) -> str:
 def own_session(host: Host) -> Any:
     """The id of this run's session on the host, as far as there is one."""
     return host.fact("run", "session", "id")
+
+
+def processors(host: Host, node: Mapping[str, Any]) -> list[Finding]:
+    """ddp_cores may name only what there is."""
+    allowed = host.fact("cpu", "allowed")
+    missing = [number for number in node["cores"] or [] if allowed and number not in allowed]
+    if not missing:
+        return []
+    seen = (
+        f"ddp_cores of {host.name} names processor {missing[0]}, which its user may not use; it has {len(allowed)} of them, "
+        f"from {allowed[0]} to {allowed[-1]}"
+    )
+    return [finding("setting-refused", host.name, seen)]
 
 
 def tools(host: Host, node: Mapping[str, Any], oldest: str) -> list[Finding]:

@@ -38,6 +38,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
     adapted,
+    core_sets,
+    cores_of,
     share_out,
     threads_of,
     weights_of,
@@ -83,7 +85,8 @@ def make_plan(
     run and to stop it. Raises PlanError with all problems at once.
     """
     run, each = resolved(hosts)
-    known = [Host(host["name"], each[host["name"]], host.get("probe") or {}, host.get("error") or "") for host in hosts]
+    own = {name: {**settings, "ddp_fresh": run["ddp_fresh"]} for name, settings in each.items()}
+    known = [Host(host["name"], own[host["name"]], host.get("probe") or {}, host.get("error") or "") for host in hosts]
     told = settings_utils.told([(host["name"], host["settings"]) for host in hosts])
     return Planner(run, known, requirements, tolerant, here or {}, told).outcome()
 
@@ -346,6 +349,8 @@ class Planner:
             "device": self.choice.device,
             "dtype": self.choice.dtype,
             "threads": self.threads(host),
+            "cores": cores_of(host, self.hosts) if self.choice.device == "cpu" else None,
+            "core_sets": core_sets(host, self.hosts) if self.choice.ours and self.choice.device == "cpu" else [],
             "rows": shares[rank],
             "accumulation": shares[rank] // self.settings["ddp_device_batch"],
             "memory_bytes": self.memory(shares)["total"],

@@ -24,11 +24,44 @@ class Weights(NamedTuple):
 
 
 def threads_of(host: Host, hosts: Sequence[Host]) -> int:
-    """The physical cores this user may use, shared among the nodes of one machine."""
+    """As many as there are cores to compute on, which the nodes of one machine share."""
     if host.settings["ddp_threads"]:
         return int(host.settings["ddp_threads"])
-    cores = host.fact("cpu", "available_physical") or host.fact("cpu", "physical") or 1
+    pinned = cores_of(host, hosts)
+    if pinned:
+        return len(pinned)
+    sets = host.fact("cpu", "sets") or []
+    cores = (
+        len(sets[0]["cpus"]) if sets else host.fact("cpu", "available_physical") or host.fact("cpu", "physical") or 1
+    )
     return max(1, int(cores) // neighbours(host, hosts))
+
+
+def core_sets(host: Host, hosts: Sequence[Host]) -> list[dict[str, Any]]:
+    """The sets of processors that the rehearsal times; none where there is nothing to choose."""
+    if host.settings["ddp_threads"] or host.settings["ddp_cores"] or neighbours(host, hosts) > 1:
+        return []
+    sets = host.fact("cpu", "sets") or []
+    return list(sets) if len(sets) > 1 else []
+
+
+def cores_of(host: Host, hosts: Sequence[Host]) -> list[int] | None:
+    """The processors to which a rank is pinned: as told, as the run has had them so far, or as measured; None leaves it to the kernel."""
+    if host.settings["ddp_cores"]:
+        return listed(host.settings["ddp_cores"])
+    sets = [one["cpus"] for one in core_sets(host, hosts)]
+    deployed = host.fact("run", "rows") or {}
+    if host.name in deployed and not host.settings.get("ddp_fresh"):
+        found = (host.fact("run", "cores") or {}).get(host.name)
+    else:
+        found = host.fact("measured", "cores")
+    return list(found) if found and found in sets else None
+
+
+def listed(text: str) -> list[int]:
+    """The numbers of a list such as 0-7,16, each once."""
+    pairs = [part.partition("-") for part in text.split(",")]
+    return sorted({number for low, dummy, high in pairs for number in range(int(low), min(int(high or low), 8191) + 1)})
 
 
 def weights_of(split: str, hosts: Sequence[Host]) -> Weights:

@@ -20,6 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import line
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import checkpoint_steps
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import core_sets, cpus
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import (
     Run,
     firewall,
@@ -171,6 +172,8 @@ def cpu(root: str = "/sys/devices/system/cpu") -> dict[str, Any]:
         "physical": cores(None, root),
         "available": limited(len(allowed), quota),
         "available_physical": limited(physical, quota),
+        "allowed": sorted(allowed),
+        "sets": core_sets(cpus(allowed, os.path.normpath(os.path.join(root, "../../.."))), quota),
         "load1": load,
         "native_bf16": any(flag in flags for flag in NATIVE_BF16),
     }
@@ -508,6 +511,7 @@ def run_facts(folder: str) -> dict[str, Any]:
         "exists": os.path.isdir(folder),
         "plan_digest": plan.get("digest"),
         "rows": rows_of(plan),
+        "cores": cores_of(plan),
         "lineage": lineage.of_plan(plan),
         "session": session,
         "checkpoints": checkpoint_steps(folder),
@@ -519,6 +523,17 @@ def rows_of(plan: dict[str, Any]) -> dict[str, int]:
     nodes = plan.get("nodes")
     nodes = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
     return {str(node.get("host")): whole(node.get("rows")) for node in nodes}
+
+
+def cores_of(plan: dict[str, Any]) -> dict[str, list[int]]:
+    """The processors to which that plan pins each host; hosts that it leaves to the kernel are not named."""
+    nodes = plan.get("nodes")
+    nodes = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
+    return {
+        str(node.get("host")): [whole(number) for number in node["cores"]]
+        for node in nodes
+        if isinstance(node.get("cores"), list)
+    }
 
 
 def whole(value: Any) -> int:

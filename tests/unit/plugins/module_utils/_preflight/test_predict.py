@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -213,3 +214,17 @@ def test_ways_are_not_told_where_there_is_no_choice():
     assert predict.outlook(plan(sync="ddp"), speeds(0.4, 0.4), Link(94.0, 0.3))["ways"] == {}
     alone = plan(rows=(4,))
     assert "ddp_sync" not in predict.prediction_text(alone, predict.outlook(alone, speeds(0.4), None))
+
+
+def timed(name, speed, rc=0):
+    return {"rc": rc, "stdout": json.dumps({"tokens_per_second": speed}), "item": {"name": name, "cpus": [len(name)]}}
+
+
+def test_field_33_the_fastest_set_of_processors_is_kept_with_what_each_came_to():
+    best = predict.best_of_sets([timed("fast", 100), timed("all", 130), timed("threads", 131)], "k")
+    assert (best["cores"], best["cores_name"], best["tokens_per_second"], best["key"]) == ([3], "all", 130, "k")
+    assert best["sets"] == {"fast": 100, "all": 130, "threads": 131}
+    assert predict.best_of_sets([timed("fast", 100), timed("all", 104)], "k")["cores"] == [4]
+    assert predict.best_of_sets([timed("fast", 100, rc=1), timed("all", 50)], "k")["cores"] == [3]
+    assert "cores" not in predict.best_of_sets([timed("as planned", 100)], "k")
+    assert predict.best_of_sets([{"rc": 1, "stdout": "", "item": {}}, {"skipped": True}], "k") == {}

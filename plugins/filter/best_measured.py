@@ -1,0 +1,24 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The measured step that counts, out of one for each set of processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import best_of_sets
+
+
+def best_measured(results: Sequence[Any], key: str) -> dict[str, Any]:
+    """Of the results of a loop over sets of processors; empty where nothing could be measured."""
+    return best_of_sets(results, key)
+
+
+class FilterModule:
+    """The filters by name."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """What templates may use."""
+        return {"best_measured": best_measured}

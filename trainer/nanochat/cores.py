@@ -1,0 +1,23 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The processors that this rank computes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def pin(text: str | None = None) -> set[int]:
+    """Stay on the processors that NANOCHAT_CORES names (0,2,4), before any thread is started that would not; returns those in use.
+
+    One that is not there (any more) makes the run slower, not wrong, so it is only told.
+    """
+    text = os.environ.get("NANOCHAT_CORES", "") if text is None else text
+    if text and hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, {int(number) for number in text.split(",")})
+        except (OSError, ValueError) as error:
+            print(f"NANOCHAT_CORES is {text}, which does not hold here ({error}); the kernel chooses.", file=sys.stderr)
+    return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set()
