@@ -176,6 +176,7 @@ def test_what_an_earlier_run_left(tmp_path):
         "exists": False,
         "plan_digest": None,
         "rows": {},
+        "cores": {},
         "lineage": {"model": {}, "data": {}},
         "session": None,
         "checkpoints": [],
@@ -293,3 +294,9 @@ def test_everything_of_this_host_within_a_second(tmp_path):
 def test_a_home_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert info.expand("~/x/../y") == str(Path(tmp_path) / "y")
+
+
+def test_the_processors_of_an_earlier_plan_are_those_of_hosts_that_were_pinned():
+    nodes = [{"host": "desktop", "cores": [0, 2]}, {"host": "laptop", "cores": None}, {"host": "odd", "cores": "x"}, 7]
+    assert info.cores_of({"nodes": nodes}) == {"desktop": [0, 2]}
+    assert info.cores_of({"nodes": 3}) == {}
