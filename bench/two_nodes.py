@@ -12,8 +12,9 @@ take turns step by step in the same two processes, and so does "alone": both nod
 time, but neither says a word to the other. Efficiency is the seconds of a step alone by those of a step together, the
 median over all cycles, so that a busy machine treats all ways alike. Tokens are drawn so that few are frequent and
 many rare, as in a text. A way that ends in /10 makes ten steps in its turn and meets after the last (--local-steps);
-such ways are measured only if asked for. exact+head and bf16+head share out the head (--head shared) instead of
-sending its gradient. Needs root, iproute2 and two cores; removes the namespaces that it made, and no others.
+such ways are measured only if asked for, and so are int8 and int4. exact+head, bf16+head and so on share out the head
+(--head shared) instead of sending its gradient. Needs root, iproute2 and two cores; removes the namespaces that it made,
+and no others.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LOCAL = f"/{LOCAL_STEPS}"
 # Of a way that ends so, each node has a part of the vocabulary (--head shared).
 SHARED = "+head"
 USUAL = [ALONE, "dense", "ddp", "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
-MODES = (*USUAL, "exact" + LOCAL, "bf16" + LOCAL)
+MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED, "exact" + LOCAL, "bf16" + LOCAL)
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29577
 WARM_UP = 1
@@ -134,6 +135,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     from nanochat.optim import DenseAdamW, LearningRates, Optimizer
     from nanochat.shared_head import SharedHead
     from nanochat.sync import Sync, make_sync
+    from nanochat.wire import WIRES
 
     numerics.setup()
     comm = connect(read_ranks(), "cpu", 300)
@@ -166,8 +168,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
 
     def shared_head(mode: str) -> SharedHead:
         bounds = part_bounds(gpt.config.vocab_size, gpt.config.padded_vocab_size, [1] * comm.world)
-        wire = torch.bfloat16 if mode == "bf16" else torch.float32
-        return SharedHead(comm, gpt, bounds, [[tokens] * comm.world], wire)
+        return SharedHead(comm, gpt, bounds, [[tokens] * comm.world], WIRES[mode][1].dtype)
 
     def head_state(sync: Sync) -> DenseAdamW:
         """That of the whole head, or of this rank's part."""
