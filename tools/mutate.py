@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-# Which tests concern a file: pytest's arguments, those that fail soonest first. Files of plugins/ are not listed here:
-# tests/unit has a test of the same name, or there is none.
+# Which tests concern a file: pytest's arguments, those that fail soonest first. Files of plugins/ are not listed here.
 TESTS = {
     "trainer/nanochat/resume.py": [
         "tests/trainer/test_faults.py", "tests/trainer/test_resume.py", "--deselect",
@@ -154,8 +153,12 @@ def tests_of(name: str) -> list[str]:
     """What to hand to pytest for a file."""
     if name in TESTS:
         return TESTS[name]
-    named = f"test_{Path(name).stem.strip('_')}.py"
-    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "unit").rglob(named))]
+    # A module has a test of its name, a file of module_utils those of its room.
+    path = Path("tests/unit") / name
+    tests = (
+        path.with_name(f"test_{path.name}") if (ROOT / path.with_name(f"test_{path.name}")).exists() else path.parent
+    )
+    return [str(tests)] if (ROOT / tests).exists() else []
 
 
 def passes(root: Path, tests: Sequence[str], seconds: float) -> tuple[bool, str]:

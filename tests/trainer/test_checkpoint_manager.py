@@ -180,8 +180,8 @@ def test_a_disk_known_to_be_too_small_is_not_even_tried(tmp_path: Path, monkeypa
     class Usage(NamedTuple):
         free: int
 
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(1_000_000))
-    with pytest.raises(NotSaved, match="the disk has 1 MB left, but the checkpoint needs 0 MB"):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(15_000_000))
+    with pytest.raises(NotSaved, match="the disk has 15 MB left, but the checkpoint needs 0 MB"):
         save(tmp_path, 10)
     assert names(tmp_path) == []
 

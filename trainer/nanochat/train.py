@@ -103,8 +103,8 @@ def train_step(run: Run) -> bool:
     if not math.isfinite(total):
         raise spoilt(run, total)
     wait, sent = run.comm.take_counters()
-    prove_checkpoint(run, step)
     finish_step(run, total, Timing(time.perf_counter() - began, run.feed.take_seconds(), passed, wait, sent), position)
+    prove_checkpoint(run, step)
     return stop
 
 
