@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Checkpoints on this rank's disk, in upstream's files, whole or not at all.
 
-    model_000100.pt  meta_000100.json  optim_000100_rank0.pt      as upstream writes and reads them
+    model_000100.pt  meta_000100.json  optim_000100_rank0.pt      as upstream writes and reads them (optim_file.py)
     ckpt_000100_rank0.json                                        ours, written last: bytes and sha256 of what this rank wrote
 
 Every file is written beside its place, forced to the disk and renamed; the last one makes the checkpoint count. A
@@ -227,6 +227,12 @@ def _names(folder: Path) -> list[str]:
         raise BadCheckpoint(f"cannot read the checkpoints in {folder}: {error.strerror or error}.") from None
 
 
+def optimizer_ranks(folder: Path, step: int) -> list[int]:
+    """The ranks of whose optimizer the folder holds a file."""
+    found = (re.fullmatch(rf"optim_{step:06d}_rank(\d+)\.pt", name) for name in _names(folder))
+    return sorted(int(match[1]) for match in found if match)
+
+
 def whole_steps(folder: Path, rank: int, deep: bool = True) -> list[int]:
     """The steps whose part for this rank is whole; deep also compares the digests."""
     return [step for step in steps_in(folder) if is_whole(folder, step, rank, deep)]
@@ -236,12 +242,12 @@ def is_whole(folder: Path, step: int, rank: int, deep: bool = True) -> bool:
     """Whether this rank's part of one checkpoint is all there and undamaged."""
     if (folder / list_name(step, rank)).exists():
         return _matches_list(folder, step, rank, deep)
-    return has_model(folder, step, deep) and _is_sound(folder / optimizer_name(step, rank), deep)
+    return has_model(folder, step, deep) and is_sound(folder / optimizer_name(step, rank), deep)
 
 
 def has_model(folder: Path, step: int, deep: bool = True) -> bool:
     """Whether the folder holds an undamaged model and meta file of a step, whoever wrote them."""
-    return _is_sound(folder / meta_name(step), deep) and _is_sound(folder / model_name(step), deep)
+    return is_sound(folder / meta_name(step), deep) and is_sound(folder / model_name(step), deep)
 
 
 def _matches_list(folder: Path, step: int, rank: int, deep: bool) -> bool:
@@ -254,7 +260,7 @@ def _matches_list(folder: Path, step: int, rank: int, deep: bool) -> bool:
         return False
 
 
-def _is_sound(path: Path, deep: bool) -> bool:
+def is_sound(path: Path, deep: bool) -> bool:
     """Whether a file without a recorded digest is at least whole by its own format (zip for tensors, JSON for meta)."""
     try:
         if path.suffix == ".json":
@@ -307,7 +313,7 @@ def load_meta(folder: Path, step: int) -> Json:
 
 
 def load_optimizer(folder: Path, step: int, rank: int) -> tuple[Json, Json | None]:
-    """One rank's optimizer state, and the state of its data loader if we wrote it."""
+    """One rank's optimizer file (optim_file.py knows what is in it), and the state of its data loader if we wrote it."""
     found = _load(folder / optimizer_name(step, rank))
     if not isinstance(found, dict):
         raise BadCheckpoint(

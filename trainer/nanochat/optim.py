@@ -23,8 +23,9 @@ REFRESH_STEPS steps), by the same kernel with the same numbers: the bits are tho
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,18 +81,18 @@ class LearningRates:
 
 
 def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWGroup]:
-    """The AdamW constants by parameter name; what is missing here belongs to Muon."""
+    """The AdamW constants by parameter name, in upstream's order; what is missing here belongs to Muon."""
     width_scale = math.sqrt(768 / model.config.n_embd)
     groups = {
         "lm_head.weight": AdamWGroup(rates.unembedding * width_scale, 0.8, 0.96, 0.01),
         "transformer.wte.weight": AdamWGroup(rates.embedding * width_scale, 0.8, 0.995, 0.001),
-        "resid_lambdas": AdamWGroup(rates.scalar * 0.01, 0.8, 0.95, 0.05),
-        "x0_lambdas": AdamWGroup(rates.scalar, 0.96, 0.95, 0.0),
     }
-    for name in ("smear_gate.weight", "smear_lambda", "backout_lambda"):
-        groups[name] = AdamWGroup(FIXED_LR, 0.8, 0.95, 0.0)
     for layer in model.value_embeds:
         groups[f"value_embeds.{layer}.weight"] = AdamWGroup(rates.embedding * width_scale / 2, 0.8, 0.995, 0.01)
+    groups["resid_lambdas"] = AdamWGroup(rates.scalar * 0.01, 0.8, 0.95, 0.05)
+    groups["x0_lambdas"] = AdamWGroup(rates.scalar, 0.96, 0.95, 0.0)
+    for name in ("smear_gate.weight", "smear_lambda", "backout_lambda"):
+        groups[name] = AdamWGroup(FIXED_LR, 0.8, 0.95, 0.0)
     return groups
 
 
@@ -200,12 +201,13 @@ class RowAdamW:
         self.current[rows] = step
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"exp_avg": self.m, "exp_avg_sq": self.v, "current": self.current}
+        """Of rows that are all current."""
+        return {"exp_avg": self.m, "exp_avg_sq": self.v}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
         self.m.copy_(state["exp_avg"])
         self.v.copy_(state["exp_avg_sq"])
-        self.current.copy_(state["current"])
+        self.current.fill_(step)
 
 
 class Muon:
@@ -345,7 +347,7 @@ class Optimizer:
     def __init__(self, model: GPT, rates: LearningRates, matmul: str = "fp32", head_rows: slice = ALL_ROWS) -> None:
         """matmul: as TrainingPass has it, here of the products that Muon makes; head_rows: those of a shared-out head
         that are updated here."""
-        parameters = {name: p.detach() for name, p in model.named_parameters()}
+        parameters = self.parameters = {name: p.detach() for name, p in model.named_parameters()}
         groups = adamw_groups(model, rates)
         self.adamw_names = list(groups)
         self.matrix_names = [name for name in parameters if name not in groups]
@@ -403,23 +405,36 @@ class Optimizer:
         for name, direction in self.directions({name: gradients[name] for name in self.matrix_names}).items():
             self.apply(name, direction)
 
+    def param_groups(self) -> list[dict[str, Any]]:
+        """What upstream's optimizer calls so, in its order, with the values of the last step; parameters by name."""
+        constants = {name: state.group for name, state in (self.tables | self.dense).items()}
+        groups: list[dict[str, Any]] = []
+        for group, names in itertools.groupby(self.adamw_names, constants.__getitem__):
+            values = {"betas": (group.beta1, group.beta2), "eps": EPSILON, "weight_decay": group.weight_decay}
+            groups.append({"kind": "adamw", "params": list(names), **self._rates(group.lr), **values})
+        muon = {"momentum": self.schedule.muon_momentum, "weight_decay": self.schedule.muon_weight_decay}
+        muon |= {"beta2": SECOND_MOMENT_BETA, "ns_steps": len(POLAR_COEFFICIENTS)}
+        for shape in sorted({tuple(self.parameters[name].shape) for name in self.matrix_names}):
+            alike = [name for name in self.matrix_names if self.parameters[name].shape == shape]
+            groups.append({"kind": "muon", "params": alike, **self._rates(self.muon.lr), **muon})
+        return groups
+
+    def _rates(self, lr: float) -> dict[str, float]:
+        return {"lr": lr * self.schedule.lr_multiplier, "initial_lr": lr}
+
     def state_dict(self) -> dict[str, Any]:
-        """By parameter name. "muon" holds the matrices whose directions were computed on this rank only, and of a head
-        that is shared out only this rank's part is here: to resume, put those of all ranks together; the rest is the same everywhere."""
+        """By parameter name, with all rows made current. "muon" holds the matrices whose directions were computed on this
+        rank only, and of a head that is shared out only this rank's part is here: to resume, put those of all ranks
+        together; the rest is the same everywhere."""
+        self.catch_up()
         adamw = {name: state.state_dict() for name, state in (self.tables | self.dense).items()}
         return {"steps": self.steps, "history": dict(self.history), "adamw": adamw, "muon": self.muon.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps = state["steps"]
         self.history = dict(state["history"])
-        for name, adamw in (self.tables | self.dense).items():
-            adamw.load_state_dict(state["adamw"][name])
+        for name, table in self.tables.items():
+            table.load_state_dict(state["adamw"][name], self.steps)
+        for name, dense in self.dense.items():
+            dense.load_state_dict(state["adamw"][name])
         self.muon.load_state_dict(state["muon"])
-
-
-def merged_muon_state(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state that a run of any world size resumes from, out of the states of all ranks."""
-    merged: dict[str, Any] = {}
-    for state in states:
-        merged = {**state, "muon": {**merged.get("muon", {}), **state["muon"]}}
-    return merged

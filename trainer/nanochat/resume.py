@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,8 +42,7 @@ def folder_leader(comm: Comm, folder: Path) -> int:
 
 def writer_of(folder: Path, step: int) -> int | None:
     """The rank whose files here make a whole checkpoint of this step; None if there is none."""
-    matches = (re.fullmatch(rf"optim_{step:06d}_rank(\d+)\.pt", path.name) for path in sorted(folder.iterdir()))
-    for rank in sorted(int(match[1]) for match in matches if match):
+    for rank in checkpoints.optimizer_ranks(folder, step):
         if _holds_model(folder, step, rank) and checkpoints.is_whole(folder, step, rank):
             return rank
     return None
@@ -117,45 +116,80 @@ def choose_step(comm: Comm, folder: Path, wanted: int, own: bool = False) -> Fou
     return None
 
 
+class Held(NamedTuple):
+    """What a folder holds of a step: name, size and sha256 of each file that others can be given."""
+
+    whole: bool
+    ours: bool
+    files: list[tuple[str, int, str]]
+
+
 def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
     """Give the files of a step to the folders that lack them; returns whose files to read."""
-    step, writer = found.step, found.writer
-    listing = _listing(folder, step, writer) if writer is not None and leader == comm.rank else None
-    told = comm.exchange(f"who has step {step}", listing, patient=True)
-    lacking = comm.exchange(f"who lacks step {step}", writer is None)
-    if not any(lacking):
-        assert writer is not None
-        return writer
-    source = next(rank for rank, files in enumerate(told) if files)
-    takes = writer is None and leader == comm.rank
+    mine = _held(folder, found) if leader == comm.rank else None
+    told = [held and Held(*held) for held in comm.exchange(f"who has step {found.step}", mine, patient=True)]
+    source = next(rank for rank, held in enumerate(told) if held and held.whole)
+    ours, wanted = told[source].ours, _wanted(told, source)
+    lacking = {rank: _lacking(held, wanted, ours) for rank, held in enumerate(told) if held}
     try:
-        _take_files(comm, folder, step, source, told[source], takes)
+        _take_files(comm, folder, found.step, wanted, lacking, ours)
     except OSError as error:
-        size = sum(size for dummy, size, dummy2 in told[source])
+        size = sum(size for dummy, size, dummy2 in wanted.values())
         raise UserError(
-            f"step {step} ({size / 1e6:.0f} MB) cannot be copied from rank {source} to {folder}: "
+            f"step {found.step} ({size / 1e6:.0f} MB) cannot be copied from rank {source} to {folder}: "
             f"{error.strerror or error}; make room or put that disk right, then resume.",
             disk_cause(error),
         ) from None
-    comm.barrier(f"the arrival of step {step}")
-    return leader if writer is None else writer
+    if any(lacking.values()):
+        comm.barrier(f"the arrival of step {found.step}")
+    if not ours:
+        return 0
+    return leader if found.writer is None else found.writer
 
 
-def _take_files(comm: Comm, folder: Path, step: int, source: int, files: list[Any], takes: bool) -> None:
-    """All files of a step from the source to the ranks that take them; what came of a copy that failed does not stay."""
+def _wanted(told: list[Any], source: int) -> dict[str, tuple[int, int, str]]:
+    """Rank, size and sha256 of each file by name. Upstream's optimizer lies in one file a rank, and folders of their own
+    hold one each: those of all ranks are wanted."""
+    wanted = {name: (source, size, sha256) for name, size, sha256 in told[source].files}
+    for rank, held in enumerate(told):
+        for name, size, sha256 in held.files if held and not told[source].ours else ():
+            if name.startswith("optim_"):
+                wanted.setdefault(name, (rank, size, sha256))
+    return wanted
+
+
+def _lacking(held: Held, wanted: Mapping[str, Any], ours: bool) -> set[str]:
+    if ours:
+        return set() if held.whole else set(wanted)
+    return wanted.keys() - {name for name, dummy, dummy2 in held.files}
+
+
+def _take_files(
+    comm: Comm,
+    folder: Path,
+    step: int,
+    wanted: Mapping[str, tuple[int, int, str]],
+    lacking: Mapping[int, set[str]],
+    ours: bool,
+) -> None:
+    """Files of a step from who has them to those who lack them; what came of a copy that failed does not stay."""
+    mine = lacking.get(comm.rank, set())
     placed: list[Path] = []
     try:
-        if takes:
-            checkpoints.check_space(folder, sum(size for dummy, size, dummy2 in files))
-        for name, size, sha256 in files:
-            place = checkpoints.optimizer_name(step, comm.rank) if name.startswith("optim_") else name
-            incoming = checkpoints.Incoming(folder, place, comm.rank) if takes else None
+        if mine:
+            checkpoints.check_space(folder, sum(wanted[name][1] for name in mine))
+        for name, (rank, size, sha256) in wanted.items():
+            if not any(name in names for names in lacking.values()):
+                continue
+            # Ours are the same on every rank but for the name; theirs are each a part.
+            place = checkpoints.optimizer_name(step, comm.rank) if ours and name.startswith("optim_") else name
+            incoming = checkpoints.Incoming(folder, place, comm.rank) if name in mine else None
             placed += [incoming.fresh, incoming.place] if incoming is not None else []
-            _carry(comm, folder / name if comm.rank == source else None, size, source, incoming)
+            _carry(comm, folder / name if comm.rank == rank else None, size, rank, incoming)
             if incoming is not None:
                 incoming.finish(sha256)
-        if takes:
-            _write_list(folder, step, comm.rank, files)
+        if mine and ours:
+            _write_list(folder, step, comm.rank, [(name, *entry[1:]) for name, entry in wanted.items()])
     except BaseException:
         for path in placed:
             with contextlib.suppress(OSError):
@@ -163,8 +197,20 @@ def _take_files(comm: Comm, folder: Path, step: int, source: int, files: list[An
         raise
 
 
-def _listing(folder: Path, step: int, writer: int) -> list[tuple[str, int, str]]:
-    names = [checkpoints.model_name(step), checkpoints.meta_name(step), checkpoints.optimizer_name(step, writer)]
+def _held(folder: Path, found: Found) -> Held:
+    step, writer = found.step, found.writer
+    if writer is not None and (folder / checkpoints.list_name(step, writer)).exists():
+        names = [checkpoints.model_name(step), checkpoints.meta_name(step), checkpoints.optimizer_name(step, writer)]
+        return Held(True, True, _described(folder, names))
+    names = [checkpoints.model_name(step), checkpoints.meta_name(step)] if writer is not None else []
+    for rank in checkpoints.optimizer_ranks(folder, step):
+        name = checkpoints.optimizer_name(step, rank)
+        if not (folder / checkpoints.list_name(step, rank)).exists() and checkpoints.is_sound(folder / name, deep=True):
+            names.append(name)
+    return Held(writer is not None, False, _described(folder, names))
+
+
+def _described(folder: Path, names: list[str]) -> list[tuple[str, int, str]]:
     return [(name, (folder / name).stat().st_size, checkpoints.file_digest(folder / name)) for name in names]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from nanochat import checkpoint_manager as checkpoints
 from nanochat import common, dataset, numerics, tokenizer
 from nanochat.agreement import agree, code_digest, file_digest, start_alike
-from nanochat.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, sweep
+from nanochat.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.comm import Comm
 from nanochat.common import BadCheckpoint, DtypeChoice, UserError
 from nanochat.dataloader import START, Cursor, Loader, NoRows, position_of
@@ -28,6 +28,7 @@ from nanochat.journal import Journal
 from nanochat.local import MEETINGS, LocalSync, fit, make_local, spread
 from nanochat.model import GPT, ModelConfig
 from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
+from nanochat.optim_file import OptimizerLayout, Unusable
 from nanochat.resume import Found, choose_step, fetch, folder_leader, gather_states
 from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
 from nanochat.settings import LIMITS, Settings, flag_of, rank_shares, refuse, shared_config, user_config
@@ -349,13 +350,14 @@ def checkpoint(run: Run) -> dict[str, Any]:
     # Each rank goes on at its place in the data, and with matrix products that round as they did.
     loaders = gather_states(run.comm, {**run.feed.loader.state(), "route": numerics.route()})
     feedback = {FEEDBACK_KEY: {"of": feedback_of(run), "values": run.sync.feedback}} if run.sync.feedback else {}
+    layout = OptimizerLayout.of(run.optimizer, run.comm.world)
     if run.settings.local_steps:
         # Each rank goes on with its own.
         optimizer["local_of"] = run.comm.rank
     elif run.writer != run.comm.rank:
-        # Whoever shares our folder writes the whole; our part is here for those who look for every rank's file.
-        return {"optimizer": feedback, "loader": None}
-    parts = {"optimizer": {**optimizer, **feedback}, "loader": {"ranks": loaders}}
+        # Whoever shares our folder writes the whole; our part is here for upstream, which wants every rank's file.
+        return {"optimizer": {**layout.file(optimizer, run.comm.rank, complete=False), **feedback}, "loader": None}
+    parts = {"optimizer": {**layout.file(optimizer, run.comm.rank), **feedback}, "loader": {"ranks": loaders}}
     if run.writer != run.comm.rank:
         return parts
     meta = {
@@ -410,25 +412,12 @@ def understood(folder: Path, step: int) -> Iterator[None]:
 
 def take_up(run: Run, found: Found, files: int) -> None:
     """Weights, optimizer, progress and place in the data out of a checkpoint that is here."""
-    settings, comm, folder = run.settings, run.comm, run.checkpoints
+    comm, folder = run.comm, run.checkpoints
     meta = load_meta(folder, found.step)
     check_same_model(run, meta, found.step)
     load_weights(run, found.step)
-    state, loaders = load_optimizer(folder, found.step, files)
-    own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else state
-    if settings.local_steps:
-        state = own or state
-    if not settings.local_steps and any(comm.exchange("whose state was saved", "local_of" in state)):
-        spread(comm, state)
-    if "adamw" in state:
-        run.optimizer.load_state_dict(state)
-        if isinstance(run.sync, LocalSync) and "outer" in state:
-            run.sync.momentum.copy_(state["outer"])
-    else:
-        run.journal.say(f"Step {found.step} was saved by another trainer: the optimizer's state begins anew")
-    restore_feedback(run, own.get(FEEDBACK_KEY))
+    states = restore_optimizer(run, found, files)
     restore_progress(run.progress, meta, found.step)
-    states = loaders["ranks"] if loaders else []
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
         run.journal.say(f"Step {found.step} was made with products through {mine['route']}, which is not accurate here")
@@ -482,6 +471,30 @@ def restore_feedback(run: Run, kept: Mapping[str, Any] | None) -> None:
         run.journal.say(
             f"Error feedback starts at zero on rank {', '.join(zero)}: none was saved for these ranks and rows"
         )
+
+
+def restore_optimizer(run: Run, found: Found, files: int) -> list[dict[str, Any]]:
+    """Momentum, second moments and step count; returns the loaders of all ranks, if we wrote them."""
+    comm, folder, layout = run.comm, run.checkpoints, OptimizerLayout.of(run.optimizer, run.comm.world)
+    file, loaders = load_optimizer(folder, found.step, files)
+    own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else file
+    held = {files: file}
+    if run.settings.local_steps and layout.is_complete(own):
+        held = {comm.rank: own}
+    elif not layout.is_complete(file):
+        others = (rank for rank in optimizer_ranks(folder, found.step) if rank != files)
+        held |= {rank: load_optimizer(folder, found.step, rank)[0] for rank in others}
+    try:
+        state = layout.state(held)
+        if not run.settings.local_steps and any(comm.exchange("whose state was saved", "local_of" in state)):
+            spread(comm, state)
+        run.optimizer.load_state_dict(state)
+        if isinstance(run.sync, LocalSync) and "outer" in state:
+            run.sync.momentum.copy_(state["outer"])
+    except Unusable as why:
+        run.journal.say(f"Step {found.step}: the optimizer starts without momentum, since {why}")
+    restore_feedback(run, own.get(FEEDBACK_KEY))
+    return loaders["ranks"] if loaders else []
 
 
 def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> None:

@@ -1,0 +1,195 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The optimizer's file: what torch's own load_state_dict wants, in the parts in which upstream's optimizer keeps them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference import RATES, TINY, baseline_of, close, model_of, schedule, tokens, train
+from torch import Tensor, nn
+
+from nanochat.model import GPT
+from nanochat.optim import Optimizer
+from nanochat.optim_file import OURS_KEY, OptimizerLayout, Unusable
+
+STAND_IN = Path(__file__).resolve().parents[1] / "stand_in" / "nanochat" / "optim.py"
+
+
+def stand_in() -> Any:
+    spec = importlib.util.spec_from_file_location("stand_in_optim", STAND_IN)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def theirs(model: nn.Module) -> Any:
+    """Upstream's groups of a model: by kind in its order, matrices by their shapes, numbers as at its start."""
+    named = dict(model.named_parameters())
+    adamw = [["lm_head.weight"], ["transformer.wte.weight"], [n for n in named if n.startswith("value_embeds.")]]
+    adamw += [["resid_lambdas"], ["x0_lambdas"], ["smear_gate.weight", "smear_lambda", "backout_lambda"]]
+    rates = (0.004, 0.2, 0.1, 0.005, 0.5, 0.2)
+    betas = ((0.8, 0.96), (0.8, 0.995), (0.8, 0.995), (0.8, 0.95), (0.96, 0.95), (0.8, 0.95))
+    decays, width = (0.01, 0.001, 0.01, 0.05, 0.0, 0.0), (768 / TINY.n_embd) ** 0.5
+    groups: list[dict[str, Any]] = [
+        {"kind": "adamw", "params": [named[name] for name in names], "lr": lr * (width if number < 3 else 1),
+         "betas": beta, "eps": 1e-10, "weight_decay": decay}
+        for number, (names, lr, beta, decay) in enumerate(zip(adamw, rates, betas, decays, strict=True))
+    ]  # fmt: skip
+    matrices = list(model.transformer.h.parameters())  # type: ignore[union-attr]
+    for shape in sorted({p.shape for p in matrices}):
+        alike = [p for p in matrices if p.shape == shape]
+        groups.append({"kind": "muon", "params": alike, "lr": 0.02, "momentum": 0.95, "ns_steps": 5, "beta2": 0.9,
+                       "weight_decay": 0.1})  # fmt: skip
+    optimizer = stand_in().MuonAdamW(groups)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def their_step(model: Any, optimizer: Any, number: int) -> None:
+    """One step of theirs on the tokens that reference.train has for this number."""
+    now, (ids, targets) = schedule(number), tokens(model, 1, 8, seed=number)
+    model(ids, targets).backward()
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * now.lr_multiplier
+        if group["kind"] == "muon":
+            group |= {"momentum": now.muon_momentum, "weight_decay": now.muon_weight_decay}
+    optimizer.step()
+    model.zero_grad()
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def trained(steps: int = 5) -> tuple[GPT, Optimizer]:
+    model = model_of()
+    optimizer = Optimizer(model, RATES)
+    train(model, optimizer, steps)
+    optimizer.catch_up()
+    return model, optimizer
+
+
+def through_disk(file: dict[str, Any], folder: Path) -> dict[str, Any]:
+    torch.save(file, folder / "optim.pt")
+    loaded: dict[str, Any] = torch.load(folder / "optim.pt", weights_only=True)
+    return loaded
+
+
+def flat(state: dict[str, Any]) -> dict[str, Tensor]:
+    both = {**state["adamw"], **state["muon"]}
+    return {f"{name} {key}": value for name, one in both.items() for key, value in one.items()}
+
+
+def test_their_optimizer_goes_on_from_our_file(tmp_path: Path) -> None:
+    """Steps after the change are those that ours would have made."""
+    model, optimizer = trained()
+    other = baseline_of(model)
+    their = theirs(other)
+    their.load_state_dict(through_disk(OptimizerLayout.of(optimizer, 1).file(optimizer.state_dict(), 0), tmp_path))
+    assert their.state[other.lm_head.weight]["step"] == 5
+    for number in range(5, 8):
+        their_step(other, their, number)
+        train(model, optimizer, 1, seed=number)
+    optimizer.catch_up()
+    close(weights(model), weights(other), 2e-3)
+
+
+def test_ours_goes_on_from_theirs(tmp_path: Path) -> None:
+    model = model_of()
+    other = baseline_of(model)
+    their = theirs(other)
+    for number in range(5):
+        their_step(other, their, number)
+    model.load_state_dict(other.state_dict())
+    optimizer = Optimizer(model, RATES)
+    optimizer.load_state_dict(OptimizerLayout.of(optimizer, 1).state({0: through_disk(their.state_dict(), tmp_path)}))
+    assert optimizer.steps == 5
+    assert optimizer.history == {5: pytest.approx(schedule(4).lr_multiplier)}
+    for number in range(5, 8):
+        their_step(other, their, number)
+        train(model, optimizer, 1, seed=number)
+    optimizer.catch_up()
+    close(weights(model), weights(other), 2e-3)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_the_files_of_several_ranks_are_split_as_theirs(world: int, tmp_path: Path) -> None:
+    dummy, optimizer = trained()
+    state = optimizer.state_dict()
+    files = [through_disk(OptimizerLayout.of(optimizer, world).file(state, rank), tmp_path) for rank in range(world)]
+    groups = files[0]["param_groups"]
+    head = torch.cat([file["state"][0]["exp_avg"] for file in files])
+    assert torch.equal(head, state["adamw"]["lm_head.weight"]["exp_avg"])
+    for group in (group for group in groups if group["kind"] == "muon"):
+        first, count = group["params"][0], len(group["params"])
+        parts = [file["state"][first]["momentum_buffer"] for file in files]
+        assert {len(part) for part in parts} == {-(-count // world)}
+        assert not torch.cat(parts)[count:].any()
+        assert all(number not in file["state"] for file in files for number in group["params"][1:])
+    smear = groups[5]["params"][0]
+    assert all(torch.equal(f["state"][smear]["exp_avg"], files[0]["state"][smear]["exp_avg"]) for f in files)
+    # What torch's load_state_dict checks, and puts into the optimizer, group by group.
+    their = theirs(baseline_of(model_of()))
+    their.load_state_dict(files[-1])
+    assert [group["lr"] for group in their.param_groups] == [group["lr"] for group in groups]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_one_file_of_ours_is_enough_and_theirs_are_read_together(world: int, tmp_path: Path) -> None:
+    dummy, optimizer = trained()
+    state = {**optimizer.state_dict(), "outer": torch.arange(3.0), "local_of": 1}
+    layout = OptimizerLayout.of(optimizer, world)
+    files = {rank: through_disk(layout.file(state, rank), tmp_path) for rank in range(world)}
+    for rank, file in files.items():
+        read = layout.state({rank: file})
+        assert read["steps"] == 5
+        assert torch.equal(read["outer"], torch.arange(3.0))
+        assert read["local_of"] == 1
+        close(flat(read), flat(state), 0.0)
+    parts = {r: {"state": file["state"], "param_groups": file["param_groups"]} for r, file in files.items()}
+    # Three ranks cannot share these tables out: each has the file of a run of one.
+    alone = world == 3
+    close(flat(layout.state({0: parts[0]} if alone else parts)), flat(state), 0.0)
+    if world in (2, 4):
+        with pytest.raises(Unusable, match=f"of its {world} files those of the ranks 1.* are missing"):
+            layout.state({0: parts[0]})
+        incomplete = through_disk(layout.file(state, 1, complete=False), tmp_path)
+        assert OURS_KEY not in incomplete
+        assert (tmp_path / "optim.pt").stat().st_size < 1.6 / world * whole_size(layout, state, tmp_path)
+        close(flat(layout.state({**parts, 1: incomplete})), flat(state), 0.0)
+
+
+def whole_size(layout: OptimizerLayout, state: dict[str, Any], folder: Path) -> int:
+    through_disk(layout.file(state, 0), folder)
+    return (folder / "optim.pt").stat().st_size
+
+
+def test_the_parts_of_all_ranks_take_the_room_of_one_whole(tmp_path: Path) -> None:
+    dummy, optimizer = trained()
+    state = optimizer.state_dict()
+    one, four = (whole_size(OptimizerLayout.of(optimizer, world), state, tmp_path) for world in (1, 4))
+    assert four < 1.3 * one, "what is not split may be there again, and matrices are filled up to whole parts"
+
+
+def test_what_is_not_this_models_state_is_told(tmp_path: Path) -> None:
+    dummy, optimizer = trained()
+    layout, state = OptimizerLayout.of(optimizer, 1), optimizer.state_dict()
+    file = layout.file(state, 0)
+    with pytest.raises(Unusable, match="does not hold what an optimizer of torch saves"):
+        layout.state({0: {}})
+    with pytest.raises(Unusable, match="holds no state"):
+        layout.state({0: {**file, "state": {}, OURS_KEY: {"others": {}}}})
+    with pytest.raises(Unusable, match=r"groups have the sizes \[10\], not \[1, 1, 2"):
+        layout.state({0: {"state": {0: {}}, "param_groups": [{"params": list(range(10))}]}})
+    wider = model_of(n_embd=64)
+    with pytest.raises(Unusable, match="shapes of this model"):
+        OptimizerLayout.of(Optimizer(wider, RATES), 1).state({0: file})
