@@ -15,6 +15,8 @@ from ansible.module_utils import basic
 # Deeper than any document of ours; Python itself gives up at about a thousand.
 DEEPEST = 50
 BIGGEST = 2**63
+# What Python raises over a value that is not of the kind or size that code takes for granted.
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def checked_module(
@@ -26,7 +28,7 @@ def checked_module(
     """
     try:
         module = basic.AnsibleModule(argument_spec=argument_spec, **options)
-    except Exception as error:  # of any kind: Ansible's own reading or conversion has given up
+    except UNREADABLE as error:  # Ansible's own reading or conversion has given up
         # What it was given says why better than its exception does.
         fail(next(problems(_given()), "") or f"An argument cannot be used: {error}")
     for problem in [*problems(module.params), *beyond(module.params, bounds or {})]:

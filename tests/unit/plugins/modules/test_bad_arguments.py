@@ -32,7 +32,7 @@ MODULES = (
 PACKAGE = "ansible_collections.nanochat.ddp.plugins.modules"
 SECONDS = 20
 # Of each module; NANOCHAT_DDP_CASES=3000 tries more.
-EXAMPLES = int(os.environ.get("NANOCHAT_DDP_CASES", "60"))
+CASES = int(os.environ.get("NANOCHAT_DDP_CASES", "60"))
 
 
 def deep(levels: int) -> Any:
@@ -188,7 +188,7 @@ def test_odd_arguments_end_in_a_sentence(name: str, place: Path) -> None:
         options = {**yaml.safe_load(fragments.ModuleDocFragment.DOCUMENTATION)["options"], **options}
 
     @settings(
-        max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=CASES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(whole(options, place))
     def check(arguments: dict[str, Any]) -> None:
