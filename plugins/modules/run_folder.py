@@ -37,6 +37,14 @@ options:
     type: str
     choices: [ready, deployed]
     default: deployed
+  host:
+    description: Which host of the plan this is; needed where the plan has keepers.
+    type: str
+  keeper_secret:
+    description:
+      - What the keepers of this start of the run prove to each other that they know. It is kept in a file that only the user may read.
+      - Without it, or where the plan has no keepers, a keeper that was there is taken away.
+    type: str
 attributes:
   check_mode:
     description: Can run in check_mode and return changed status prediction without modifying target.
@@ -76,8 +84,24 @@ checkpoint:
   sample: 250
 """
 
+from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import RunFolderError, make_ready, prepare
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import (
+    Keeper,
+    RunFolderError,
+    make_ready,
+    prepare,
+)
+
+
+def keeper_of(params: dict[str, Any]) -> Keeper | None:
+    """What the keeper is started with, if there is to be one."""
+    if not params["plan"].get("keeper") or not params["keeper_secret"]:
+        return None
+    return Keeper(params["host"], params["keeper_secret"], host_code.program(keeper.__name__, "main", params["path"]))
 
 
 def main() -> None:
@@ -87,12 +111,17 @@ def main() -> None:
             "plan": {"type": "dict", "required": True},
             "fresh": {"type": "bool", "default": False},
             "state": {"type": "str", "choices": ["ready", "deployed"], "default": "deployed"},
+            "host": {"type": "str"},
+            "keeper_secret": {"type": "str", "no_log": True},
         },
         supports_check_mode=True,
     )
+    params = module.params
     try:
-        bring = make_ready if module.params["state"] == "ready" else prepare
-        result = bring(module.params["path"], module.params["plan"], module.params["fresh"], module.check_mode)
+        if params["state"] == "ready":
+            result = make_ready(params["path"], params["plan"], params["fresh"], module.check_mode)
+        else:
+            result = prepare(params["path"], params["plan"], params["fresh"], module.check_mode, keeper_of(params))
     except RunFolderError as error:
         module.fail_json(msg=str(error))
     module.exit_json(**result)

@@ -101,6 +101,11 @@ run:
     signal:
       description: The signal that ended it.
       type: int
+    membership:
+      description: >-
+        What the keeper on this host says, where there is one: its C(state) (V(training), or what it does while it waits for other hosts), the
+        number of the C(generation) and its C(members), C(why) it is so, C(since) when, and the hosts that it C(hears).
+      type: dict
     step:
       description: The last step that was made, counted from 0.
       type: int

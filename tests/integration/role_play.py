@@ -82,7 +82,7 @@ class Play:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=600,
             check=False,
         )
         begin = done.stdout.find("{")

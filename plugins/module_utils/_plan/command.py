@@ -68,6 +68,31 @@ def argv(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any], plan: 
     ]
 
 
+def keeper(run: Mapping[str, Any], hosts: int) -> dict[str, Any]:
+    """What the keepers of a run go by; empty where there are none."""
+    if not run["ddp_restarts"]:
+        return {}
+    return {
+        "restarts": run["ddp_restarts"],
+        "min_hosts": run["ddp_min_hosts"] or hosts,
+        "grace_seconds": run["ddp_grace"],
+    }
+
+
+def keeper_ports(run: Mapping[str, Any], hosts: int) -> list[int]:
+    """The ports at which keepers may come to listen on a host; more than one where nodes share a machine."""
+    return list(range(run["ddp_keeper_port"], run["ddp_keeper_port"] + hosts)) if run["ddp_restarts"] else []
+
+
+def add_keeper(run: Mapping[str, Any], node: dict[str, Any], before: Sequence[Mapping[str, Any]]) -> None:
+    """Where a node's keeper listens, and what its session runs then in the place of torchrun."""
+    shared = sum(other["address"] == node["address"] for other in before)
+    node["keeper_port"] = run["ddp_keeper_port"] + shared
+    # Any host may become the master.
+    node["open_ports"] = [run["ddp_port"], node["keeper_port"]]
+    node["session_argv"] = [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")]
+
+
 def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, training: Mapping[str, Any]) -> list[str]:
     """The trainer's own flags; somebody else's trainer gets none but those of nanochat."""
     named = choice.ours or run["ddp_tracker"] == "wandb"

@@ -208,24 +208,22 @@ def shares_folder(host: Host, other: Host) -> bool:
 
 
 def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Finding]:
-    """Who holds the port at which the ranks are to meet; only the master listens there, and this run's own session may."""
-    if node["rank"] != 0:
-        return []
+    """Who else holds the port at which the ranks are to meet, where that is the master's, or one that a keeper needs."""
+    wanted = node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
     found = []
     for holder in host.fact("ports") or []:
-        if holder["port"] != plan["master"]["port"] or (
-            holder.get("session") and holder["session"] == own_session(host)
-        ):
+        if holder["port"] not in wanted or (holder.get("session") and holder["session"] == own_session(host)):
             continue
         who = f"a process of {holder['user']}"
         if holder["pid"]:
             who = f"process {holder['pid']} of {holder['user']} ({shortened(holder['command'])})"
         what = "another run of nanochat.ddp, " if holder["ours"] else ""
+        name = "ddp_port" if holder["port"] == plan["master"]["port"] else "ddp_keeper_port"
         found.append(
             finding(
                 "port-held",
                 host.name,
-                f"ddp_port {holder['port']} is taken on {host.name} by {what}{who}; end that process, or set ddp_port to a free port",
+                f"{name} {holder['port']} is taken on {host.name} by {what}{who}; end that process, or set {name} to a free port",
                 facts={"pids": [holder["pid"]] if holder["pid"] else []},
             )
         )

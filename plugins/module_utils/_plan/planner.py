@@ -17,6 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import line
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding, refusal_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
+    command,
     data_set,
     head,
     host_checks,
@@ -106,7 +107,7 @@ def questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             "run_dir": os.path.join(own["ddp_base_dir"], "runs", run_name(run)),
             "venv_dir": own["ddp_venv_dir"],
             "python": own["ddp_python"],
-            "ports": [run["ddp_port"]],
+            "ports": [run["ddp_port"], *command.keeper_ports(run, len(known))],
             "folders": source_checks.folders_of(run, known, host["name"]),
             "peers": [
                 each[other["name"]]["ddp_address"] or other["reach"]
@@ -245,6 +246,11 @@ class Planner:
         }
         shares = [rows[host.name] for host in by_rank]
         plan["nodes"] = [self.node(host, rank, plan, links, shares) for rank, host in enumerate(by_rank)]
+        keeper = command.keeper(run, len(by_rank))
+        if keeper:
+            plan["keeper"] = keeper
+            for rank, node in enumerate(plan["nodes"]):
+                command.add_keeper(run, node, plan["nodes"][:rank])
         plan["digest"] = digest_of(plan)
         return plan
 

@@ -30,6 +30,7 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
         *model_problems(shape),
         *schedule_problems(run),
         *port_problems(run),
+        *keeper_problems(run, hosts, choice),
         *data_problems(run),
         *source_problems(run, choice),
         *local_problems(run, hosts, choice),
@@ -61,8 +62,22 @@ def port_problems(run: Mapping[str, Any]) -> Iterator[str]:
     if run["ddp_port_range"] and run["ddp_port_range"][0] <= run["ddp_port"] <= run["ddp_port_range"][1]:
         low, high = run["ddp_port_range"]
         yield f"ddp_port {run['ddp_port']} lies in ddp_port_range {low}-{high}; a port outside it would do."
+    if run["ddp_restarts"] and run["ddp_keeper_port"] == run["ddp_port"]:
+        yield f"ddp_keeper_port and ddp_port are both {run['ddp_port']}; they must differ."
     if run["ddp_tracker"] == "mlflow" and run["ddp_tracker_port"] == run["ddp_port"]:
         yield f"ddp_tracker_port and ddp_port are both {run['ddp_port']}; they must differ."
+
+
+def keeper_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
+    """What must be so for a run to start again by itself."""
+    if run["ddp_min_hosts"] > len(hosts):
+        yield f"ddp_min_hosts is {run['ddp_min_hosts']}, but this job has {len(hosts)} hosts; 0 stands for all of them."
+    if run["ddp_min_hosts"] and not run["ddp_restarts"]:
+        yield "ddp_min_hosts is set, but ddp_restarts is 0, so a run that lost a host ends; set ddp_restarts, 3 for instance."
+    if run["ddp_restarts"] and not choice.ours:
+        yield "ddp_restarts needs the trainer of this collection (ddp_trainer_source: ours); another one cannot go on with fewer hosts."
+    if run["ddp_restarts"] and not run["ddp_resume"]:
+        yield "ddp_restarts needs ddp_resume, or each restart would begin at the first step."
 
 
 def data_problems(run: Mapping[str, Any]) -> Iterator[str]:

@@ -115,10 +115,13 @@ def changes(plan: Mapping[str, Any]) -> list[str]:
         venv = "" if node["venv_dir"].startswith(node["base_dir"] + "/") else f", {node['venv_dir']}"
         lines.append(f"  {node['host']}: files below {node['base_dir']}{venv}; tmux session {node['session']}")
     if plan["manage_firewall"] and any(node["peers"] for node in plan["nodes"]):
-        ports = plan["data_ports"]
+        ports, meets = plan["data_ports"], f"port {plan['master']['port']} of {plan['master']['host']}"
+        if plan.get("keeper"):
+            keepers = sorted({node["keeper_port"] for node in plan["nodes"]})
+            meets = f"port {plan['master']['port']}, the keepers' port {', '.join(map(str, keepers))}"
         lines.append(
-            f"  firewalls that are in force: port {plan['master']['port']} of {plan['master']['host']} and ports "
-            f"{ports['low']}-{ports['high']} of every host, open to the peers only"
+            f"  firewalls that are in force: {meets} and ports {ports['low']}-{ports['high']} of every host, "
+            "open to the peers only"
         )
     if plan["narrow_ports"]:
         lines.append(

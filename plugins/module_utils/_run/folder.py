@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from typing import Any, Dict, List, Optional
+import shutil
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import document, lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
@@ -18,11 +20,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     checkpoint_steps,
     generations,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json, write_whole
 
 # What a run writes beside what it was given; all of it moves when a run starts from scratch.
 OUTPUTS = (CHECKPOINTS, "report", "log", SESSION)
-OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank")
+OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank", "members.json")
+KEEPER = ".keeper"
 
 
 class RunFolderError(Exception):
@@ -121,7 +124,33 @@ def make_ready(run_dir: str, plan: Dict[str, Any], fresh: bool, dry: bool) -> Di
     return {"changed": not there, "set_aside": [], "place": None, "checkpoint": None}
 
 
-def prepare(run_dir: str, plan: Dict[str, Any], fresh: bool, dry: bool) -> Dict[str, Any]:
+class Keeper(NamedTuple):
+    """What a keeper is started with: whose it is, the secret of this start of the run, and its program."""
+
+    host: str
+    secret: str
+    program: str
+
+
+def write_keeper(run_dir: str, keeper: Optional[Keeper]) -> None:
+    """Put a keeper's program and settings there, for the start that comes; without one, take away the last."""
+    folder = os.path.join(run_dir, KEEPER)
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        if keeper is None:
+            return
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        write_whole(os.path.join(folder, "keeper.py"), keeper.program, mode=0o600)
+        launch = hashlib.sha256(keeper.secret.encode()).hexdigest()[:16]
+        settings = {"host": keeper.host, "secret": keeper.secret, "launch": launch}
+        write_json(os.path.join(folder, "keeper.json"), settings, mode=0o600)
+    except OSError as error:
+        raise RunFolderError(f"The keeper could not be written to {folder}: {error.strerror}.") from error
+
+
+def prepare(
+    run_dir: str, plan: Dict[str, Any], fresh: bool, dry: bool, keeper: Optional[Keeper] = None
+) -> Dict[str, Any]:
     """Bring the folder to the plan; with dry, only say what would be done."""
     deployed = read_plan(run_dir)
     aside = outputs(run_dir) if fresh or refuse_loss(run_dir, deployed, plan) else []
@@ -133,8 +162,9 @@ def prepare(run_dir: str, plan: Dict[str, Any], fresh: bool, dry: bool) -> Dict[
             place = set_aside(run_dir, aside, deployed)
         if rewrite or aside:
             write_plan(run_dir, plan)
+        write_keeper(run_dir, keeper)
     return {
-        "changed": bool(rewrite or aside),
+        "changed": bool(rewrite or aside or keeper),
         "set_aside": aside,
         "place": place,
         "checkpoint": max(steps, default=None),

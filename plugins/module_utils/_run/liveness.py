@@ -99,9 +99,15 @@ def _step_seconds(run: Mapping[str, Any], limits: Limits) -> float:
 
 def state_of(run: Mapping[str, Any]) -> Optional[str]:
     """The state of a rank; one that has reported its error has crashed, though its processes may still be ending."""
-    if run.get("state") == RUNNING and run.get("end_reason") == "error":
+    if run.get("state") == RUNNING and run.get("end_reason") == "error" and not run.get("membership"):
         return CRASHED
     return run.get("state")
+
+
+def waits_for_others(run: Mapping[str, Any]) -> bool:
+    """Whether a keeper runs here without a rank: it waits until enough hosts are there, which is no fault of this one."""
+    keeper = run.get("membership")
+    return keeper is not None and keeper["state"] != "training"
 
 
 def quiet_now(run: Mapping[str, Any]) -> float:
@@ -116,6 +122,8 @@ def is_mute(run: Mapping[str, Any]) -> bool:
 
 def has_no_heartbeat(rank: Rank, limits: Limits) -> bool:
     """Whether the trainer of a rank has stopped renewing its heartbeat, and not for being busy."""
+    if waits_for_others(rank.run):
+        return False
     age = rank.run.get("heartbeat_age") or 0.0
     return min(age, rank.quiet) > HEARTBEAT_SECONDS or age > max(HEARTBEAT_SECONDS, limits.timeout)
 
@@ -130,6 +138,8 @@ def idle_seconds(rank: Rank) -> Optional[float]:
 
 def is_stuck(rank: Rank, limits: Limits, bereft: bool = False) -> Optional[bool]:
     """Whether a rank makes no progress; None where it neither tells nor shows by its use of CPU."""
+    if waits_for_others(rank.run):
+        return None
     if has_no_heartbeat(rank, limits):
         return True
     idle = idle_seconds(rank)

@@ -406,6 +406,7 @@ EMPTY: Dict[str, Any] = dict(
     timeout_seconds=None,
     step_age=None,
     error=None,
+    membership=None,
     last_lines=[],
     log=None,
     sampled=False,
@@ -431,9 +432,10 @@ def read_run(
     session = read_object(os.path.join(run_dir, "session.json"))
     rank = find_rank(run_dir, plan, session) if rank is None else rank
     suffix = "rank%d" % (rank or 0)
-    heartbeat = read_object(os.path.join(run_dir, "heartbeat-%s.json" % suffix))
+    told_by = "rank%d" % _rank_now(run_dir, session, rank or 0)
+    heartbeat = read_object(os.path.join(run_dir, "heartbeat-%s.json" % told_by))
     log = os.path.join(run_dir, "log", suffix + ".log")
-    metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit)
+    metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % told_by), limit)
     if session and not metrics.events and not heartbeat:
         # Another trainer than this collection's tells its steps in the log.
         metrics = Read(events_of_log(log, int(session.get("log_begin") or 0)), True)
@@ -463,6 +465,8 @@ def read_run(
     run["eta_seconds"] = _eta(run["state"], run)
     run.update(_beat(heartbeat, run, now))
     run["idle_seconds"] = _idle(run, now)
+    if session.get("ended") is None:
+        run["membership"] = _membership(run_dir, finite(session.get("started")))
     if run["state"] == RUNNING:
         run["session_age"] = None if run["started"] is None else max(0.0, now - run["started"])
         run["step_age"] = None if run["stepped"] is None else max(0.0, now - run["stepped"])
@@ -524,6 +528,23 @@ def _this_session(told: Dict[str, Any], session: Dict[str, Any]) -> Dict[str, An
 def _steps(told: Dict[str, Any], heartbeat: Dict[str, Any], plan: Dict[str, Any]) -> Optional[int]:
     """How many steps the run has; from what was measured before what was planned."""
     return told["steps"] or _positive(heartbeat.get("steps")) or _positive(section(plan, "training").get("iterations"))
+
+
+def _rank_now(run_dir: str, session: Dict[str, Any], planned: int) -> int:
+    """By which rank the newest files go: where hosts are missing, a keeper has given this one another than the planned."""
+    told = read_object(os.path.join(run_dir, "members.json"))
+    since, rank = finite(told.get("since")), told.get("rank")
+    fits = since is not None and since >= (finite(session.get("started")) or 0.0)
+    return rank if fits and isinstance(rank, int) else planned
+
+
+def _membership(run_dir: str, started: Optional[float]) -> Optional[Dict[str, Any]]:
+    """What the keeper of this session says of who trains; None where there is no keeper."""
+    told = read_object(os.path.join(run_dir, "members.json"))
+    since = finite(told.get("since"))
+    if since is None or (started is not None and since < started):
+        return None
+    return {key: told.get(key) for key in ("state", "generation", "members", "why", "since", "hears")}
 
 
 def _beat(heartbeat: Dict[str, Any], run: Dict[str, Any], now: float) -> Dict[str, Any]:

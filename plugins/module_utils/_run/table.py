@@ -30,6 +30,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import 
     quiet_now,
     shown,
     state_of,
+    waits_for_others,
 )
 
 FEW_HOSTS = 4
@@ -195,6 +196,8 @@ def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
     idle = run.get("idle_seconds") if run.get("idle_seconds") is not None else run.get("session_age")
     if mark == STALLED and idle is not None:
         return "stalled %s" % since_text(idle)
+    if state == "running" and waits_for_others(run):
+        return "waiting (%s)" % run["membership"]["state"]
     if state == "running" and run.get("step") is None:
         return "starting%s" % (" (%s)" % run["phase"] if run.get("phase") else "")
     return state
@@ -287,6 +290,7 @@ def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0)
             for row in rows
             if row["run"].get("run") not in (None, names[0])
         ]
+    lines += membership_lines(rows)
     slow = None if marked else slowest(rows)
     if slow is not None:
         lines.append("  slow one: %s (it waits least, so the others wait for it)" % slow["host"])
@@ -300,6 +304,20 @@ def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0)
     if marked or any(state_of(row["run"]) == "crashed" for row in rows):
         lines.append("  the playbook nanochat.ddp.doctor finds out why")
     return "\n".join(lines)
+
+
+def membership_lines(rows: Sequence[Row]) -> List[str]:
+    """Who trains now, and why whoever else does not; nothing where no keeper runs."""
+    told = {row["host"]: row["run"]["membership"] for row in rows if row["run"].get("membership")}
+    newest = max(told.values(), key=lambda one: (one["state"] == "training", one["generation"]), default=None)
+    lines = []
+    if newest is not None and newest["state"] == "training":
+        since = clock_text(float(newest["since"]))
+        lines.append("  generation %s since %s: %s" % (newest["generation"], since, ", ".join(newest["members"])))
+    for host, one in told.items():
+        if one["state"] != "training":
+            lines.append("  %s waits for the other hosts%s" % (host, ": %s" % one["why"] if one["why"] else ""))
+    return lines
 
 
 def status_data(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, Any]:

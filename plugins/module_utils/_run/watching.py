@@ -123,6 +123,9 @@ def _missing(own: Observation) -> Verdict:
 
 def _orphaned(host: str, seen: Mapping[str, Observation]) -> Optional[Verdict]:
     """Whether this rank waits for one that has crashed, or was never started."""
+    if seen[host].run.get("membership"):
+        # Its keeper goes on without them, or waits for them.
+        return None
     crashed = sorted(
         name for name, one in seen.items() if name != host and state_of(one.run) == CRASHED and one.ended > ORPHAN_GRACE
     )

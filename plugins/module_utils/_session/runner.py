@@ -174,6 +174,9 @@ class Runner:
 
     def _stop_gently(self, output: Output) -> None:
         output.say("stopping; Ctrl-C ends it at once")
+        # What was asked for in the pane, or by a signal, is known to whoever would start it again.
+        with contextlib.suppress(OSError), open(self.stop_asked, "a", encoding="utf-8"):
+            pass
         asked = self.stops
         reaper.end(
             self.me,

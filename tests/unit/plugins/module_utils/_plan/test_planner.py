@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import command
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
     Outcome,
     PlanError,
@@ -803,3 +805,62 @@ def test_field_25_the_text_says_who_is_on_the_radio():
     seen = {"nics": [nic("wlp3s0", "wifi", "192.168.1.11/24")], "routes": [route("x", "wlp3s0", "192.168.1.11")]}
     outcome = make_plan(hosts(two=seen))
     assert "WARNING nic-wifi laptop: wlp3s0 is a radio link." in render_findings(outcome.findings)
+
+
+# Keepers
+
+
+def test_without_restarts_there_is_no_keeper():
+    plan = make_plan(hosts()).plan
+    assert "keeper" not in plan
+    assert all("keeper_port" not in one for one in plan["nodes"])
+
+
+def test_a_keeper_on_every_host():
+    asked = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_grace": 20}
+    outcome = make_plan(hosts(asked))
+    assert outcome.plan["keeper"] == {"restarts": 3, "min_hosts": 1, "grace_seconds": 20}
+    one, two = outcome.plan["nodes"]
+    assert one["open_ports"] == two["open_ports"] == [29500, 29501]
+    assert two["session_argv"] == [two["argv"][0], "-B", two["run_dir"] + "/.keeper/keeper.py"]
+    assert "port 29500, the keepers' port 29501 and ports" in render(outcome.plan)
+    assert make_plan(hosts({"ddp_restarts": 3})).plan["keeper"]["min_hosts"] == 2
+    shared = make_plan(one_machine(2, {"ddp_restarts": 3})).plan["nodes"]
+    assert [one["keeper_port"] for one in shared] == [29501, 29502]
+    called = [{**host, "reach": None} for host in hosts(asked)]
+    assert questions(called)["laptop"]["ports"] == [29500, 29501, 29502]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ddp_restarts": 3, "ddp_min_hosts": 3}, "ddp_min_hosts is 3, but this job has 2 hosts"),
+        ({"ddp_min_hosts": 1}, "ddp_min_hosts is set, but ddp_restarts is 0"),
+        ({"ddp_restarts": 3, "ddp_resume": False}, "ddp_restarts needs ddp_resume"),
+        ({"ddp_restarts": 3, "ddp_keeper_port": 29500}, "ddp_keeper_port and ddp_port are both 29500"),
+    ],
+)
+def test_what_does_not_go_with_keepers_is_refused(settings: dict[str, Any], words: str):
+    assert any(words in problem for problem in refusal(hosts(settings)))
+
+
+def test_field_06_who_holds_the_port_of_a_keeper_is_named():
+    holder = {"port": 29501, "pid": 7, "user": "lzw", "command": "nc -l 29501", "session": None, "ours": False}
+    (problem,) = refusal(hosts({"ddp_restarts": 3}, two={"ports": [holder]}))
+    assert problem.startswith("ddp_keeper_port 29501 is taken on laptop by process 7 of lzw (nc -l 29501)")
+
+
+def test_the_command_of_a_generation_is_the_planned_one_with_its_members():
+    plan = make_plan(hosts({"ddp_restarts": 3, "ddp_min_hosts": 1})).plan
+    argv = command(plan, "laptop", Generation(3, ("laptop",)))
+    planned = plan["nodes"][1]["argv"]
+    assert argv[:6] == [*planned[:3], "--nnodes=1", "--node-rank=0", "--master-addr=192.168.1.11"]
+    assert "--rdzv-id=generation-3" in argv[: argv.index("--")]
+    rows = sum(plan["training"]["rows"])
+    assert argv[argv.index("--") + 1 :][:3] == [f"--rank-rows={rows}", "--head=whole", "--tracker=none"]
+    kept = [
+        word
+        for word in planned
+        if not word.startswith(("--nnodes", "--node-rank", "--master-addr", "--rank-rows", "--head", "--tracker"))
+    ]
+    assert [word for word in argv if word in kept] == kept

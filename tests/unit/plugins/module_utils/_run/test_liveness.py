@@ -207,3 +207,21 @@ def test_every_phase_of_the_trainer_has_its_patience() -> None:
     told = set(re.findall(r"\.enter\(\"(\w+)\"", source))
     assert {"head", "forward_backward", "save"} < told
     assert {"start", *told} == {phase for phase in PATIENCE if phase}
+
+
+WAITS = {"state": "idle", "generation": 3, "members": [], "why": "laptop is not heard", "since": 1.0e9, "hears": []}
+
+
+def test_a_host_whose_keeper_waits_for_others_is_neither_stalled_nor_crashed() -> None:
+    quiet = rank(membership=WAITS, heartbeat_age=500.0, idle_seconds=500.0, end_reason="error")
+    assert not is_stalled({"a": Rank(quiet), "b": Rank(quiet)}, Limits())
+    seen = {
+        "a": Observation(quiet, age=600.0),
+        "b": Observation(rank(state="crashed", exit_code=1, error="gone"), age=600.0, ended=600.0),
+    }
+    assert judge("a", seen, Limits()) is None
+    trains = rank(membership={**WAITS, "state": "training"}, heartbeat_age=500.0, idle_seconds=500.0)
+    assert is_stalled({"a": Rank(trains)}, Limits())
+    table = run_table.status_table([{"host": "a", "run": {**quiet, "run": "d4", "rank": 0}}])
+    assert "waiting (idle)" in table
+    assert "a waits for the other hosts: laptop is not heard" in table

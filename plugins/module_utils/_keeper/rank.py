@@ -1,0 +1,132 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""This host's rank: its command in a generation, its start, its end, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
+
+TAIL_BYTES = 65536
+# A rank that sees a connection close tells within this time who was lost; one that sees nothing need not be waited for.
+LAST_WORDS_SECONDS = 8.0
+
+
+def command(plan: Mapping[str, Any], host: str, generation: membership.Generation) -> List[str]:
+    """The planned command, for the place that this host has in a generation. The batch stays; its rows are dealt again."""
+    nodes = {node["host"]: node for node in plan["nodes"]}
+    members = list(generation.members)
+    weights = [float(nodes[member]["rows"]) for member in members]
+    device_batch = plan["training"]["device_batch"]
+    shares = batch.share(sum(plan["training"]["rows"]), device_batch, weights)
+    changed = {
+        "--nnodes": str(len(members)),
+        "--node-rank": str(members.index(host)),
+        "--master-addr": nodes[members[0]]["address"],
+        "--rank-rows": ",".join(map(str, shares)),
+    }
+    if len(members) < len(nodes):
+        # Parts of the head are shares of all hosts; some of them alone leave it whole.
+        changed.update({"--head": "whole", "--head-shares": ""})
+    if members[0] != plan["nodes"][0]["host"]:
+        # The tracker's server is on the first host, and out of reach of another.
+        changed["--tracker"] = "none"
+    argv = [word for word in nodes[host]["argv"] if word.partition("=")[0] not in changed]
+    at = argv.index("-m") + 2  # behind torchrun's module
+    launcher = [f"{name}={changed[name]}" for name in ("--nnodes", "--node-rank", "--master-addr")]
+    own = [
+        f"{name}={value}" for name, value in changed.items() if value and name in ("--rank-rows", "--head", "--tracker")
+    ]
+    end = argv.index("--") + 1
+    # A rank of an earlier generation that wakes up finds none of its names in the store of this one.
+    return [
+        *argv[:at],
+        *launcher,
+        f"--rdzv-id=generation-{generation.number}",
+        *argv[at:end],
+        *own,
+        *argv[end:],
+    ]
+
+
+class Rank:
+    """The process of this host's rank, if there is one."""
+
+    def __init__(self, plan: Mapping[str, Any], host: str, run_dir: str) -> None:
+        self.plan, self.host, self.run_dir = plan, host, run_dir
+        # By which its metrics go: that of the plan, until a generation gives it another one.
+        self.number = int(next(node["rank"] for node in plan["nodes"] if node["host"] == host))
+        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.ends_at = 0.0
+        me = os.getpid()
+        marker = os.environ.get(processes.SESSION_VARIABLE, "")
+        self.session = reaper.Session(marker, os.getuid(), (me, processes.start_ticks(me)))
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.run_dir, name)
+
+    def start(self, generation: membership.Generation) -> None:
+        """Start it in a generation."""
+        self.ends_at, self.number = 0.0, generation.members.index(self.host)
+        self.process = subprocess.Popen(command(self.plan, self.host, generation), stdin=subprocess.DEVNULL)
+
+    def end(self, order: str, seconds: float) -> None:
+        """Have it end: after its step and a checkpoint, or (its peers being lost) by itself within so many seconds."""
+        if self.process is None or self.ends_at:
+            return
+        self.ends_at = time.monotonic() + seconds
+        if order == membership.FINISH_STEP:
+            for one in reaper.gentle_targets(reaper.members(self.session)):
+                reaper.send(one, signal.SIGTERM)
+
+    def ended(self) -> Optional[str]:
+        """How it ended (FINISHED, STOPPED or FAILED), once; None while it runs or where there is none."""
+        if self.process is None:
+            return None
+        code = self.process.poll()
+        if code is None and self.ends_at and time.monotonic() > self.ends_at:
+            reaper.end(self.session, 0)
+            code = self.process.wait()
+        if code is None:
+            return None
+        reaper.end(self.session, 0)
+        self.process = None
+        reason = self._last("end").get("reason") if code == 0 else None
+        known = {"finished": membership.FINISHED, "stopped": membership.STOPPED}
+        return known.get(str(reason), membership.FAILED)
+
+    def steps(self) -> int:
+        """Steps done, as the last line about one says."""
+        return int(self._last("step").get("step", -1)) + 1
+
+    def _last(self, kind: str) -> Dict[str, Any]:
+        """The newest event of a kind among the last ones of this start."""
+        try:
+            with open(self.path(f"metrics-rank{self.number}.jsonl"), "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                lines = file.read().splitlines()
+        except OSError:
+            return {}
+        for line in reversed(lines):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and event.get("kind") == kind:
+                return event
+        return {}
+
+
+def limits(plan: Mapping[str, Any]) -> Tuple[float, float]:
+    """Seconds that a rank has to finish its step and save, and to say why it ends when others are lost."""
+    return 0.3 * float(plan["timeout_seconds"]), LAST_WORDS_SECONDS

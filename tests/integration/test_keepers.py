@@ -1,0 +1,138 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A run with keepers as the playbooks start, show, thin out and stop it: real sessions around a stand-in for torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT, Play, messages
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import TORCHRUN, free_port
+
+PATIENCE = 600
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+
+
+class Run:
+    """Two hosts in folders, and the playbooks that are played on them."""
+
+    def __init__(self, folder: Path) -> None:
+        fake = folder / "fake/torch/distributed"
+        fake.mkdir(parents=True)
+        for place in (fake.parent, fake):
+            (place / "__init__.py").touch()
+        (fake / "run.py").write_text(TORCHRUN)
+        plan = {
+            "run": "d4", "world": 2, "digest": "0" * 16, "timeout_seconds": 60, "data": {"id": "none"}, "model": {},
+            "training": {"rows": [4, 4], "device_batch": 2, "iterations": 100000}, "trainer": {"source": "ours"},
+            "keeper": {"min_hosts": 1, "grace_seconds": 1, "restarts": 3},
+        }  # fmt: skip
+        self.play = Play(folder, ["desktop", "laptop"], plan)
+        self.play.variables = {"ddp_controller": {"fresh": False}}
+        for rank, node in enumerate(self.play.hosts.values()):
+            argv = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes=2",
+                f"--node-rank={rank}",
+                "--master-addr=127.0.0.1",
+            ]
+            keeper = ["-B", node["run_dir"] + "/.keeper/keeper.py"]
+            node.update(
+                rank=rank, rows=4, session=f"nanochat-d4-{folder.name}-rank{rank}", keeper_port=free_port(), checkpoint_bytes=1000,
+                argv=[*argv, "-m", "scripts.base_train", "--", "--depth=4"], session_argv=[sys.executable, *keeper],
+                trainer_dir=node["run_dir"], env={"PYTHONPATH": str(folder / "fake")}, env_secret=[], peers=[],
+            )  # fmt: skip
+            Path(node["run_dir"]).mkdir(parents=True)
+
+    def book(self, name: str, *arguments: str) -> str:
+        """Play a playbook of the collection; its output."""
+        done = subprocess.run(
+            ["ansible-playbook", "-i", self.play.folder / "inventory.json", ROOT / f"playbooks/{name}.yml",
+             "-e", '{"ddp_base_dir": "' + str(self.play.folder) + '/{{ inventory_hostname }}"}', *arguments],
+            env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": f"{ROOT}/.ansible/collections", "PYTHONDONTWRITEBYTECODE": "1",
+                 "ANSIBLE_CONFIG": str(self.play.folder / "ansible.cfg"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            capture_output=True, text=True, timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def state(self, host: str) -> tuple[str | None, list[str]]:
+        with contextlib.suppress(OSError, ValueError):
+            told = json.loads((Path(self.play.hosts[host]["run_dir"]) / "members.json").read_text())
+            return told["state"], told["members"]
+        return None, []
+
+    def wait_for_training(self, host: str, *members: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while self.state(host) != ("training", list(members)):
+            logs = [path.read_text()[-2000:] for path in self.play.folder.glob("*/runs/d4/log/*.log")]
+            assert time.monotonic() < until, (self.state(host), logs)
+            time.sleep(0.2)
+
+    def rank_of(self, host: str) -> int:
+        """The pid of the stand-in."""
+        run_dir = Path(self.play.hosts[host]["run_dir"])
+        marker = json.loads((run_dir / "session.json").read_text())["id"].encode()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+                if b"torch.distributed.run" in command and marker in (entry / "environ").read_bytes():
+                    return int(entry.name)
+        raise AssertionError(f"no rank runs on {host}")
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = Run(tmp_path)
+    yield made
+    for node in made.play.hosts.values():
+        subprocess.run(["tmux", "kill-session", "-t", f"={node['session']}"], check=False, capture_output=True)
+
+
+def test_a_run_with_keepers_from_its_start_to_its_stop(run):
+    account = run.play.run("launch")
+    assert not any(stats["failures"] for stats in account["stats"].values()), messages(account)
+    run.wait_for_training("laptop", "desktop", "laptop")
+    secrets = set()
+    for node in run.play.hosts.values():
+        path = Path(node["run_dir"]) / ".keeper/keeper.json"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        secrets.add(json.loads(path.read_text())["secret"])
+    assert len(secrets) == 1
+    assert secrets.pop() not in json.dumps(account)
+
+    os.kill(run.rank_of("laptop"), signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE
+    while "generation 2" not in run.book("status"):
+        assert time.monotonic() < deadline
+    run.wait_for_training("desktop", "desktop", "laptop")
+
+    # Taken out by hand, and let in again.
+    assert "laptop has left the run d4" in run.book("leave", "-e", "target=laptop")
+    run.wait_for_training("desktop", "desktop")
+    run.book("join", "-e", "target=laptop")
+    run.wait_for_training("laptop", "desktop", "laptop")
+
+    # While the laptop is off, the run is stopped: the laptop does not begin by itself when it is back.
+    os.kill(json.loads((Path(run.play.hosts["laptop"]["run_dir"]) / "session.json").read_text())["pid"], signal.SIGKILL)
+    run.wait_for_training("desktop", "desktop")
+    run.book("stop", "-e", "target=desktop")
+    assert run.state("desktop")[0] == "stopped"
+    run.book("join", "-e", "target=laptop")
+    time.sleep(15)
+    assert run.state("laptop")[0] == "idle"
+    run.book("stop")
+    assert run.state("laptop")[0] == "stopped"
