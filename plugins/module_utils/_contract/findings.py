@@ -15,6 +15,10 @@ WARNING = "warning"
 INFO = "info"
 
 
+# Makes a Python below the user's home, where the probe looks for it; uv's wheel runs on any Linux with an older Python.
+MAKE_PYTHON = "python3 -m venv ~/uv && ~/uv/bin/pip install uv==0.13.9 && ~/uv/bin/uv python install 3.12"
+
+
 class Kind(NamedTuple):
     """What one code means, wherever it is found."""
 
@@ -424,7 +428,7 @@ CATALOGUE.update(
             ERROR,
             "A host has no Python that PyTorch runs on",
             "PyTorch needs 3.10 or newer.",
-            "Install one and set ddp_python of that host to its path.",
+            f"Without root, its user makes one that is found by itself: {MAKE_PYTHON}. Or set ddp_python to the path of another.",
             (),
             ("No matching distribution found for torch", "requires a different Python"),
         ),

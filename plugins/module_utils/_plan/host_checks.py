@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import INFO, Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import INFO, MAKE_PYTHON, Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
@@ -101,9 +101,8 @@ def python(host: Host, node: Mapping[str, Any], oldest: str) -> list[Finding]:
     if not fitting:
         own = host.fact("python", "version")
         seen = f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs"
-        return [
-            finding("python-too-old", host.name, f"{seen}; install one and set ddp_python on {host.name} to its path")
-        ]
+        how = f"its user makes one without root, which is then found by itself: {MAKE_PYTHON}"
+        return [finding("python-too-old", host.name, f"{seen}; {how}")]
     return []
 
 

@@ -10,6 +10,8 @@ import os
 import re
 from typing import Callable, NamedTuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import MAKE_PYTHON
+
 INTERPRETERS = ("python3.11", "python3.12", "python3.13", "python3", "python3.14", "python3.10")
 
 Run = Callable[..., "tuple[int, str, str]"]
@@ -71,7 +73,7 @@ def find_interpreter(run: Run, find: Callable[[str], str | None], wanted: str, m
     what = "; ".join(dict.fromkeys(seen)) or "no python3 was found"
     raise VenvError(
         f"{host}: the trainer needs Python {minimum} or newer, but {what}. "
-        f"{install_hint('python')}, or name another one in ddp_python",
+        f"{install_hint('python')}; or without root: {MAKE_PYTHON}; or name another one in ddp_python",
         "python",
     )
 
@@ -109,7 +111,7 @@ def install_hint(what: str, minor: str = "", release: str = "/etc/os-release") -
     except OSError:
         text = ""
     words = " ".join(re.findall(r"^(?:ID|ID_LIKE)=\"?([^\"\n]*)", text, re.M)).split()
-    version = minor or "3.11"
+    version = minor or "3"
     commands = {
         "debian": {
             "python": f"apt install python{version} python{version}-venv",

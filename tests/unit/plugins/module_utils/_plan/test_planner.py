@@ -525,7 +525,7 @@ def test_our_own_running_session_holds_its_port_rightly():
         ({"disk": {**laptop()["disk"], "writable": False}}, "but xiaoxin cannot write in"),
         (
             {"python": {**laptop()["python"], "candidates": [], "version": "3.9.2"}},
-            "laptop has no Python of 3.10 or newer (its own is 3.9.2)",
+            "laptop has no Python of 3.10 or newer (its own is 3.9.2), which the trainer needs; its user makes one without root",
         ),
         (
             {"ddp_python": "/opt/python9"},

@@ -51,6 +51,7 @@ def test_too_old_python_is_named_with_its_version():
         interpreter.find_interpreter(run, find, "", "3.11", "worker")
     assert why.value.reason == "python"
     assert "ddp_python" in str(why.value)
+    assert "~/uv/bin/uv python install 3.12" in str(why.value)  # a way without root
 
 
 def test_missing_python_is_said():
@@ -68,11 +69,11 @@ def test_named_python_is_the_only_one_looked_at():
 @pytest.mark.parametrize(
     ("release", "command"),
     [
-        ("ID=debian\n", "sudo apt install python3.11 python3.11-venv"),
-        ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', "sudo apt install python3.11 python3.11-venv"),
-        ('ID=rocky\nID_LIKE="rhel centos fedora"\n', "sudo dnf install python3.11"),
+        ("ID=debian\n", "sudo apt install python3 python3-venv"),
+        ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', "sudo apt install python3 python3-venv"),
+        ('ID=rocky\nID_LIKE="rhel centos fedora"\n', "sudo dnf install python3"),
         ("ID=arch\n", "sudo pacman -S python"),
-        ("ID=plan9\n", "Install Python 3.11 with its venv module there"),
+        ("ID=plan9\n", "Install Python 3 with its venv module there"),
     ],
 )
 def test_remedy_is_the_distribution_s_own_command(tmp_path, release, command):
