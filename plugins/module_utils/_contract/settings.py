@@ -267,6 +267,23 @@ TRUE = ("true", "yes", "on", "1")
 FALSE = ("false", "no", "off", "0")
 
 
+# Beyond these a plan would be worked out for ever, or describes no machine that there is.
+MOST = {
+    "ddp_depth": 1000,
+    "ddp_aspect_ratio": 10_000,
+    "ddp_head_dim": 10_000,
+    "ddp_sequence": 10_000_000,
+    "ddp_vocab_size": 10_000_000,
+    "ddp_device_batch": 100_000,
+    "ddp_data_shards": 100_000,
+    "ddp_data_last_shard": 10_000_000,
+    "ddp_threads": 10_000,
+    "ddp_rank": 10_000,
+    "ddp_timeout": 1_000_000,
+}
+MOST_OF_ALL = 2**31
+
+
 def _as_int(value: Any) -> int:
     if isinstance(value, bool):
         raise ValueError("not a number")
@@ -409,9 +426,25 @@ def convert(setting: Setting, value: Any) -> Any:
         raise ValueError("malformed")
     if setting.low is not None and result < setting.low:
         raise ValueError("too small")
+    most = MOST.get(setting.name, MOST_OF_ALL)
+    if setting.kind in ("int", "float") and result > most:
+        raise ValueError(f"at most {most}")
+    if setting.kind in ("str", "list", "dict") and not _is_text(result):
+        raise ValueError("a NUL byte or half a character, which no path and no name can hold")
     if setting.name.endswith("_port") and result > 65535:
         raise ValueError("no such port")
     return result
+
+
+def _is_text(value: Any) -> bool:
+    """Whether programs can be given it; a value of the environment is looked at where it is written."""
+    texts = [value] if isinstance(value, str) else list(value)
+    try:
+        for text in texts:
+            text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return not any("\0" in text for text in texts)
 
 
 def is_unset(value: Any) -> bool:
@@ -422,7 +455,10 @@ def shown(setting: Setting, value: Any) -> str:
     """The value as a message may show it."""
     if setting.name == "ddp_secret_env":
         return "(hidden)"
-    text = json.dumps(value, default=str)
+    try:
+        text = json.dumps(value, default=str)
+    except (ValueError, RecursionError, TypeError):
+        return f"a {type(value).__name__} that is nested without end or too long"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -450,13 +486,14 @@ def read_host(host: str, variables: Mapping[str, Any]) -> tuple[dict[str, Any], 
         elif not is_unset(variables[name]):
             try:
                 given[target] = convert(setting, variables[name])
-            except (ValueError, TypeError, OverflowError) as error:
+            except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 problems.append(Problem(host, refused(setting, name, variables[name], error)))
     return given, problems
 
 
 def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
-    reason = f" ({error})" if setting.kind in ("dict", "range", "list") else ""
+    told = setting.kind in ("dict", "range", "list") or str(error).startswith(("at most", "a NUL"))
+    reason = f" ({error})" if told else ""
     return f"{name} is {shown(setting, value)}{WHERE}{reason}; it must be {wanted(setting)}."
 
 

@@ -340,9 +340,7 @@ class Chooser:
                     f"{four} would be reached by IPv4 but {six} by IPv6; give every host an address of the same kind as ddp_address",
                 )
             )
-        loopback = [
-            name for name, link in chosen.items() if link.address and ipaddress.ip_address(link.address).is_loopback
-        ]
+        loopback = [name for name, link in chosen.items() if link.address and is_loopback(link.address)]
         others = [host for host in self.hosts if not same_network_stack(self.hosts[0], host)]
         for name in loopback if others else []:
             self.problems.append(
@@ -366,6 +364,14 @@ class Chooser:
                         "set ddp_address or ddp_nic so that each is reached by its own",
                     )
                 )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only the machine itself reaches an address; what is none was told of before."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def quicker(other: Mapping[str, Any], nic: Mapping[str, Any]) -> bool:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
@@ -65,21 +66,41 @@ class Run(NamedTuple):
     findings: List[Dict[str, Any]]
 
 
-def load_rank(folder: str) -> Optional[Rank]:
+def load_rank(folder: str, plan: Dict[str, Any]) -> Optional[Rank]:
     """One host's folder; None when nothing in it tells of a run."""
-    names = sorted(os.listdir(folder))
-    metrics = [match for match in (re.match(r"metrics-rank(\d+)\.jsonl$", name) for name in names) if match]
+    found = (re.match(r"metrics-rank(\d+)\.jsonl$", name) for name in sorted(os.listdir(folder)))
+    metrics = {int(match.group(1)): os.path.join(folder, match.group(0)) for match in found if match}
     session = read_object(os.path.join(folder, "session.json"))
     if not metrics and not session:
         return None
+    # A host whose rank has changed has files of both; the newest start says which it is.
+    host = os.path.basename(folder)
+    planned = [number(node, "rank") for node in items(plan, "nodes") if folder_name(node) == host]
     named = re.search(r"-rank(\d+)$", str(session.get("session") or ""))
-    rank = int(metrics[0].group(1)) if metrics else int(named.group(1)) if named else 0
+    rank = planned[0] if planned else int(named.group(1)) if named else min(metrics, default=0)
+    rank = rank if rank in metrics else min(metrics, default=rank)
     events: List[Event] = []
-    if metrics:
-        with open(os.path.join(folder, metrics[0].group(0)), "rb") as stream:
+    if rank in metrics and os.path.isfile(metrics[rank]):
+        with open(metrics[rank], "rb") as stream:
             events = parse_events(stream.read())
     lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
-    return Rank(os.path.basename(folder), rank, events, session, lines)
+    return Rank(host, rank, events, session, lines)
+
+
+def folder_name(node: Dict[str, Any]) -> str:
+    """Where collect puts what it brings from a host."""
+    return str(node.get("host")).replace("/", "_")
+
+
+def newest_plan(folders: Sequence[str]) -> Dict[str, Any]:
+    """The plan of the newest start; folders of hosts that have left keep that of an earlier one."""
+    newest: Tuple[float, Dict[str, Any]] = (-1.0, {})
+    for folder in folders:
+        plan = read_object(os.path.join(folder, "plan.json"))
+        started = finite(read_object(os.path.join(folder, "session.json")).get("started")) or 0.0
+        if plan and started > newest[0]:
+            newest = (started, plan)
+    return newest[1]
 
 
 def load_run(path: str) -> Run:
@@ -87,18 +108,17 @@ def load_run(path: str) -> Run:
     if not os.path.isdir(path):
         raise ReportError("There is no folder %s: was the run collected, and is its name right?" % path)
     folders = sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
-    ranks = [rank for rank in map(load_rank, folders) if rank is not None]
+    plan = newest_plan(folders)
+    members = {folder_name(node) for node in items(plan, "nodes")}
+    there = [folder for folder in folders if os.path.basename(folder) in members] or folders
+    ranks = [rank for rank in (load_rank(folder, plan) for folder in there) if rank is not None]
     if not ranks:
         raise ReportError("No folder below %s holds metrics or a session: collect the run first." % path)
-    plans = [read_object(os.path.join(folder, "plan.json")) for folder in folders]
-    plan = next((plan for plan in plans if plan), {})
     # The rehearsal before the newest start knows it best; collecting keeps a copy where the results lie elsewhere.
     rehearsal = read_object(os.path.join(path, "rehearsal.json"))
-    prediction = rehearsal.get("prediction") or read_object(os.path.join(path, "prediction.json"))
-    told = rehearsal.get("findings")
-    findings = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    prediction = section(rehearsal, "prediction") or read_object(os.path.join(path, "prediction.json"))
     by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
-    return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction, findings)
+    return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction, items(rehearsal, "findings"))
 
 
 # -- series ---------------------------------------------------------------------------------------------------------
@@ -229,13 +249,13 @@ def summary(rank: Rank, steps: Sequence[Event]) -> Dict[str, Any]:
 def compared(run: Run, ranks: Sequence[Dict[str, Any]]) -> List[List[Any]]:
     """Rows of (what, host, expected, measured); only what both sides know."""
     start = next((event for rank in run.ranks for event in rank.events if event["kind"] == "start"), {})
-    model = start.get("model") if isinstance(start.get("model"), dict) else {}
-    planned = ((run.plan.get("model") or {}).get("parameters") or {}).get("total")
-    rows: List[List[Any]] = [["parameters", "", planned, ((model or {}).get("parameters") or {}).get("total")]]
+    planned = section(section(run.plan, "model"), "parameters").get("total")
+    made = section(section(start, "model"), "parameters").get("total")
+    rows: List[List[Any]] = [["parameters", "", finite(planned), finite(made)]]
     told, expected = describe_events(run.ranks[0].events), run.prediction
     rows.append(["tokens per second", "", finite(expected.get("tokens_per_second")), told["tokens_per_second_mean"]])
     rows.append(["seconds of a step", "", finite(expected.get("step_seconds")), told["step_seconds"]])
-    nodes = {node.get("rank"): node for node in run.plan.get("nodes") or []}
+    nodes = {number(node, "rank"): node for node in items(run.plan, "nodes")}
     for rank in ranks:
         rows += _compared_rank(rank, nodes.get(rank["summary"]["rank"], {}), expected)
     return [row for row in rows if row[2] is not None and row[3] is not None]
@@ -267,13 +287,13 @@ def plan_rows(plan: Dict[str, Any]) -> List[List[str]]:
     if not plan:
         return []
     rows = [["digest", str(plan.get("digest"))]]
-    master = plan.get("master") or {}
+    master = section(plan, "master")
     rows.append(["master", "%s, %s port %s" % (master.get("host"), master.get("address"), master.get("port"))])
-    for section in ("model", "training", "data", "trainer"):
-        for key, value in sorted((plan.get(section) or {}).items()):
+    for part in ("model", "training", "data", "trainer"):
+        for key, value in sorted(section(plan, part).items()):
             if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-                rows.append(["%s: %s" % (section, key.replace("_", " ")), str(value)])
-    for node in plan.get("nodes") or []:
+                rows.append(["%s: %s" % (part, key.replace("_", " ")), str(value)])
+    for node in items(plan, "nodes"):
         words = [
             "%s %s" % (key.replace("_", " "), node[key])
             for key in ("address", "nic", "device", "dtype", "threads", "rows")
@@ -317,7 +337,7 @@ def page_data(run: Run, others: Sequence[Run] = ()) -> Dict[str, Any]:
     """All that the page shows."""
     ranks = [rank_data(rank) for rank in run.ranks]
     start = next((event for event in reversed(run.ranks[0].events) if event["kind"] == "start"), {})
-    planned = {node.get("host"): node for node in run.plan.get("nodes") or []}
+    planned = [str(node.get("host")) for node in items(run.plan, "nodes")]
     present = {rank.host for rank in run.ranks}
     times = [finite(event.get("time")) or 0.0 for rank in run.ranks for event in rank.events]
     return {
@@ -325,7 +345,7 @@ def page_data(run: Run, others: Sequence[Run] = ()) -> Dict[str, Any]:
         "digest": run.plan.get("digest"),
         "as_of": max(times, default=None),
         "world": run.plan.get("world") or start.get("world") or len(ranks),
-        "missing": sorted(str(host) for host in planned if host not in present),
+        "missing": sorted(host for host in planned if host.replace("/", "_") not in present),
         "dtype": start.get("dtype"),
         "dtype_reason": start.get("dtype_reason"),
         "ranks": ranks,

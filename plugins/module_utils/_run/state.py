@@ -213,7 +213,11 @@ def describe_events(events: List[Event]) -> Dict[str, Any]:
     done = steps[-1]["step"] + 1 if steps else resumed if isinstance(resumed, int) else 0
     settings: Any = start.get("settings")
     evaluation = _last(events, "eval")
-    proof = end if isinstance(end.get("identical"), bool) else _last(attempt, "digest")
+    compared = [
+        event["identical"]
+        for event in attempt
+        if event["kind"] in ("digest", "end") and isinstance(event.get("identical"), bool)
+    ]
     described = {
         "rank": start.get("rank"),
         "world": start.get("world"),
@@ -225,7 +229,8 @@ def describe_events(events: List[Event]) -> Dict[str, Any]:
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,
         "last_loss": finite(all_steps[-1].get("loss")) if all_steps else None,
         "val_bpb": finite(evaluation.get("val_bpb")) if evaluation else finite(end.get("val_bpb")),
-        "identical": proof.get("identical"),
+        # Weights that were seen to differ once make no model, whatever is compared later.
+        "identical": all(compared) if compared else None,
         "digest": _last(attempt, "digest").get("digest"),
         "checkpoint": _checkpoint(events),
         "end_reason": end.get("reason"),

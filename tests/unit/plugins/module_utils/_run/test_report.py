@@ -134,6 +134,19 @@ def test_happenings_go_by_time_with_findings_first(tmp_path: Path) -> None:
     assert next(one["text"] for one in found if one["host"] == "node1") == "started"
 
 
+def test_a_host_that_left_is_no_rank_any_more_and_a_changed_rank_is_the_new_one(tmp_path: Path) -> None:
+    run = collected(tmp_path / "runs")
+    # node2 goes on alone, as rank 0; its folder has the figures of both, and node1's is of before.
+    plan = fake_run.plan_for([run / "node2"], 60)
+    plan["nodes"][0]["host"] = "node2"
+    fake_run.write_json(run / "node2" / "plan.json", plan)
+    fake_run.write_history(run / "node2", fake_run.history(0, 1, 60, 9e8), 0)
+    fake_run.write_json(run / "node2" / "session.json", fake_run.session_of(0, 4e9, ended=4e9 + 5, exit_code=0))
+    loaded = report.load_run(str(run))
+    assert [(rank.host, rank.rank) for rank in loaded.ranks] == [("node2", 0)]
+    assert report.made_steps(loaded.ranks[0].events)[-1]["step"] == 59
+
+
 def test_other_runs_stand_beside_it(tmp_path: Path) -> None:
     runs = [str(collected(tmp_path)), str(collected(tmp_path, "d4-before", steps=20))]
     (other,) = data_of(report.make_report(runs, PAGE))["others"]

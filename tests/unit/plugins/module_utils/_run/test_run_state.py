@@ -306,3 +306,26 @@ def test_waiting_ends_with_the_news_the_state_or_the_time() -> None:
     assert waited([here, {"state": "crashed", "step": 3}], run_state.Wait("running", 3, 10, 60)) == pytest.approx(1.0)
     assert waited([later], run_state.Wait("prepared", None, 10, 60)) == 0
     assert waited([{"state": "finished", "step": 9}], run_state.Wait("finished", 9, 10, 60)) == 0
+
+
+def test_weights_that_differed_once_are_never_called_identical() -> None:
+    digest = {"kind": "digest", "time": 1.0, "step": 1, "digest": "x"}
+    end = {"kind": "end", "time": 2.0, "step": 2, "reason": "finished", "identical": True}
+    start = {"kind": "start", "time": 0.0, "step": 0}
+    assert (
+        run_state.describe_events([start, {**digest, "identical": False}, {**digest, "identical": True}, end])[
+            "identical"
+        ]
+        is False
+    )
+    assert (
+        run_state.describe_events([start, {**digest, "identical": True}, {**end, "identical": None}])["identical"]
+        is True
+    )
+    assert (
+        run_state.describe_events([start, {**digest, "identical": False}, start, {**digest, "identical": True}])[
+            "identical"
+        ]
+        is True
+    )
+    assert run_state.describe_events([start])["identical"] is None

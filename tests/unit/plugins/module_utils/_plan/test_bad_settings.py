@@ -1,0 +1,188 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whatever an inventory sets, the plan ends in a plan or in sentences: no traceback, no hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import SETTINGS, TABLE
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanError, make_plan, questions
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, laptop, nic
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+# NANOCHAT_DDP_CASES=3000 tries more.
+EXAMPLES = int(os.environ.get("NANOCHAT_DDP_CASES", "60"))
+DEEP: Any = json.loads("[" * 900 + "]" * 900)
+ODD = st.sampled_from(
+    [
+        *[
+            "",
+            " ",
+            "a\0b",
+            "\ud800",
+            "é",
+            "~",
+            "/",
+            "..",
+            "a" * 5000,
+            "-1",
+            "nan",
+            "1e999",
+            "[" * 5000,
+            "{",
+            '{"A": ["b"]}',
+            "'",
+            "1" * 5000,
+        ],
+        *["::1", "fe80::1%eth0", "192.168.1.10", "not an address", "40000-40099", "99999-1", "{{ x }}"],
+        *[
+            0,
+            -1,
+            1,
+            7,
+            2**31,
+            2**63,
+            10**400,
+            -(10**30),
+            0.5,
+            1e308,
+            float("inf"),
+            float("nan"),
+            True,
+            False,
+            None,
+            DEEP,
+        ],
+        *[
+            [],
+            {},
+            [[]],
+            [{}],
+            [None],
+            [1, "a"],
+            {"A": "b"},
+            {"A": None},
+            {"": ""},
+            {"A\0": "b"},
+            {"A": {"b": ["c"]}},
+            {5: 6},
+        ],
+    ]
+)
+CHOSEN = st.dictionaries(st.sampled_from(sorted(TABLE)), ODD, max_size=3)
+
+
+@pytest.fixture(autouse=True)
+def limited() -> Iterator[None]:
+    """No case may take as long as all of them."""
+
+    def late(number: int, frame: Any) -> None:
+        raise AssertionError("no answer")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(280)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def plan(known: list[dict[str, Any]]) -> None:
+    """Everything that is made of settings; what is refused is told with the setting's name."""
+    for ask in (
+        lambda: questions([{**host, "reach": None} for host in known]),
+        lambda: json.dumps(make_plan(known).plan),
+        lambda: render(make_plan(known, tolerant=True).plan),
+    ):
+        try:
+            ask()
+        except PlanError as error:
+            assert error.findings and all(found["seen"] for found in error.findings)
+            assert "Traceback" not in str(error)
+
+
+@pytest.mark.parametrize("name", [setting.name for setting in SETTINGS])
+def test_each_setting_takes_or_refuses_every_odd_value(name: str) -> None:
+    @settings(
+        max_examples=max(4, EXAMPLES // 10),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(ODD)
+    def check(value: Any) -> None:
+        plan(hosts({name: value}))
+
+    check()
+
+
+@settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+@given(CHOSEN, CHOSEN, CHOSEN)
+def test_odd_settings_together(run: dict[str, Any], one: dict[str, Any], two: dict[str, Any]) -> None:
+    plan(hosts(run, one, two))
+
+
+@pytest.mark.parametrize("name", ["a b", "ünïcode", "a/b", "..", "-x", "off", "a" * 300, "host:1", "{{ x }}", "a\nb"])
+def test_odd_names_of_hosts(name: str) -> None:
+    known = hosts()
+    known[1]["name"] = name
+    plan(known)
+
+
+def test_two_hundred_hosts_are_planned_in_a_moment() -> None:
+    known = []
+    for number in range(200):
+        card = nic("eth0", "wired", f"10.0.{number // 100}.{number % 100 + 1}/16", speed=1000)
+        seen = laptop(nics=[card], routes=[])
+        seen["host"] = {**seen["host"], "boot_id": f"boot-{number}", "hostname": f"h{number}"}
+        known.append({"name": f"h{number}", "settings": {}, "probe": seen})
+    made = make_plan(known, tolerant=True).plan
+    assert made["world"] == 200 and len({node["address"] for node in made["nodes"]}) == 200
+
+
+def test_addresses_of_two_kinds_and_twice_the_same_are_told() -> None:
+    for first, second in (
+        ("192.168.1.10/24", "192.168.1.10/24"),
+        ("fd00::1/64", "192.168.1.11/24"),
+        ("fd00::1/64", "fd00::1/64"),
+    ):
+        known = hosts(
+            {},
+            {"nics": [nic("eth0", "wired", first)], "routes": []},
+            {"nics": [nic("eth0", "wired", second)], "routes": []},
+        )
+        with pytest.raises(PlanError, match="address"):
+            make_plan(known)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        (
+            "ddp_depth",
+            10**9,
+            "ddp_depth is 1000000000 on every host (at most 1000); it must be a whole number of at least 1.",
+        ),
+        ("ddp_data_shards", 10**9, "(at most 100000)"),
+        ("ddp_timeout", 10**400, "(at most 1000000)"),
+        ("ddp_base_dir", "/a\0b", "a NUL byte"),
+        ("ddp_results_dir", "\ud800", "half a character"),
+        ("ddp_extra_args", ["a\0"], "a NUL byte"),
+        ("ddp_extra_env", "[" * 5000, "ddp_extra_env is"),
+    ],
+)
+def test_what_is_wrong_and_what_would_be_right(setting: str, value: Any, said: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        make_plan(hosts({setting: value}))
+    assert said in str(caught.value) and setting in str(caught.value)
