@@ -103,6 +103,14 @@ def test_error_feedback_is_resumed_to_the_bit(kind: type[Job], tmp_path: Path, p
     assert job.final_digest() == packed
 
 
+def test_a_run_that_packed_goes_on_in_local_steps(tmp_path: Path) -> None:
+    job = SharedFolder(tmp_path, 2)
+    job.run("--sync", "int8", "--num-iterations", "6")
+    out = "".join(job.run("--resume", "--local-steps", "3"))
+    assert "Resuming from step 6" in out
+    assert "saved by another trainer" not in out
+
+
 def test_error_feedback_that_is_not_there_starts_at_zero(tmp_path: Path, packed: str) -> None:
     job = Job(tmp_path, 2)
     job.run("--sync", "int8", "--num-iterations", "6")
