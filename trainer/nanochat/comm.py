@@ -247,22 +247,22 @@ class Comm:
         """Begin a sum over all ranks; every rank must begin its sums in the same order."""
         self.collective += 1
         self.bytes_sent += 2 * (self.world - 1) * tensor.nbytes // self.world
-        return self._launch(what, lambda: dist.all_reduce(tensor, async_op=True))
+        return self.launch(what, lambda: dist.all_reduce(tensor, async_op=True))
 
     def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
         """Give every rank the source's tensor, in place."""
         self.collective += 1
         self.bytes_sent += tensor.nbytes if self.rank == source else 0
-        self.wait(self._launch(what, lambda: dist.broadcast(tensor, source, async_op=True)))
+        self.wait(self.launch(what, lambda: dist.broadcast(tensor, source, async_op=True)))
 
     def send(self, tensor: torch.Tensor, to: int, tag: int, what: str) -> Pending:
         """Begin to send a tensor, which must stay as it is until the wait for it is over."""
         self.bytes_sent += tensor.nbytes
-        return self._launch(what, lambda: dist.isend(tensor, to, tag=tag))
+        return self.launch(what, lambda: dist.isend(tensor, to, tag=tag))
 
     def receive(self, into: torch.Tensor, source: int, tag: int, what: str) -> Pending:
         """Begin to receive a tensor in place."""
-        return self._launch(what, lambda: dist.irecv(into, source, tag=tag))
+        return self.launch(what, lambda: dist.irecv(into, source, tag=tag))
 
     def wait(self, *pending: Pending) -> None:
         """Wait for tensors under way; the seconds count as waiting for the network."""
@@ -276,7 +276,8 @@ class Comm:
                     raise self._explain(what, error, time.perf_counter() - begun) from None
         self.wait_seconds += time.perf_counter() - begun
 
-    def _launch(self, what: str, start: Callable[[], Any]) -> Pending:
+    def launch(self, what: str, start: Callable[[], Any]) -> Pending:
+        """Begin an exchange of torch.distributed that has no name of its own here."""
         if self.world == 1:
             return Pending(None, what)
         try:

@@ -113,7 +113,7 @@ class Settings:
 
 def parse(argv: Sequence[str]) -> Settings:
     """The settings of a command line, checked as far as they can be before the data is seen."""
-    values = vars(_parser().parse_args(list(argv)))
+    values = vars(make_parser().parse_args(list(argv)))
     for name, value in values.items():
         # What argparse makes of --flag=--.
         if isinstance(value, list):
@@ -131,7 +131,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 @functools.cache
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The command line, one flag for each field."""
     parser = _Parser(
         prog="python -m scripts.base_train",
         description="Pretrain a nanochat model, alone or under torchrun.",

@@ -1,0 +1,177 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A checkout that was not written for it trains together on CPUs: tests/stand_in has nanochat's names, calls and loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+import torch
+
+JOIN = ranks.TRAINER / "scripts" / "join.py"
+STAND_IN = ranks.HERE.parent / "stand_in"
+STEPS = 8
+PATIENCE_SECONDS = 400.0
+
+
+class Checkout:
+    """A user's checkout, and hosts with folders of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / "checkout"
+        shutil.copytree(STAND_IN, self.path, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ranks.HERE.parents[1] / "bench" / "baseline_model.py", self.path / "nanochat")
+
+    def start(self, world: int, flags: Sequence[str], own: Sequence[str] = ()) -> list[subprocess.Popen[str]]:
+        port = ranks.free_port()
+        command = [sys.executable, str(JOIN), "--timeout-seconds", "200", *own, "scripts.base_train", *flags]
+        return [
+            subprocess.Popen(
+                command, cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env=ranks.environment(rank, world, port, {"LOCAL_RANK": "0", "PYTHONPATH": "", **self.base(rank)}),
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+
+    def base(self, rank: int) -> dict[str, str]:
+        return {"NANOCHAT_BASE_DIR": str(self.folder / f"host{rank}")}
+
+    def run(self, world: int, *flags: str, own: Sequence[str] = ()) -> list[str]:
+        return ranks.passed(ranks.finish(self.start(world, flags, own), PATIENCE_SECONDS))
+
+    def fails(self, world: int, *flags: str, own: Sequence[str] = ()) -> list[ranks.Result]:
+        results = ranks.finish(self.start(world, flags, own), PATIENCE_SECONDS)
+        assert [result.code for result in results] == [2] * world, results
+        return results
+
+    def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+        path = self.folder / f"host{rank}" / f"metrics-rank{rank}.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+    def losses(self) -> list[float]:
+        return [event["loss"] for event in self.events("step")]
+
+    def checkpoints(self, rank: int) -> Path:
+        return self.folder / f"host{rank}" / "base_checkpoints" / "d3"
+
+    def edit(self, file: str, before: str, after: str) -> None:
+        path = self.path / file
+        text = path.read_text()
+        assert before in text
+        path.write_text(text.replace(before, after))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one rank that makes all rows of a step itself."""
+    checkout = Checkout(tmp_path_factory.mktemp("alone"))
+    checkout.run(1, "--device-batch-size=4")
+    return checkout.losses()
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkout]:
+    """Whole runs of two ranks, by the way of exchange."""
+    checkouts = {sync: Checkout(tmp_path_factory.mktemp(sync)) for sync in ("exact", "dense")}
+    for sync, checkout in checkouts.items():
+        outs = checkout.run(2, "--eval-every=4", own=["--sync", sync])
+        assert "COMPUTE_DTYPE: torch.float32" in outs[0]
+    return checkouts
+
+
+@pytest.mark.parametrize("sync", ["exact", "dense"])
+def test_field_21_two_ranks_train_what_one_would(sync: str, alone: list[float], together: dict[str, Checkout]) -> None:
+    checkout = together[sync]
+    assert checkout.losses() == pytest.approx(alone, rel=1e-4)
+    assert alone[-1] < alone[0] - 0.1
+    told = [checkout.events("digest", rank) for rank in range(2)]
+    assert [event["digest"] for event in told[0]] == [event["digest"] for event in told[1]]
+    assert told[0][-1]["step"] == STEPS
+    for rank in range(2):
+        (start,), (end,) = checkout.events("start", rank), checkout.events("end", rank)
+        assert (start["world"], start["steps"], start["dtype"]) == (2, STEPS, "torch.float32")
+        assert (end["reason"], end["identical"]) == ("finished", True)
+        assert json.loads((checkout.folder / f"host{rank}/heartbeat-rank{rank}.json").read_text())["phase"] == "end"
+        names = {path.name for path in checkout.checkpoints(rank).iterdir()}
+        assert {"model_000008.pt", "meta_000008.json", f"optim_000008_rank{rank}.pt"} <= names
+    assert [event["step"] for event in checkout.events("eval")] == [0, 4, 8]
+    kept = ["-x", "__pycache__", "-x", "baseline_model.py"]
+    assert subprocess.run(["diff", "-r", STAND_IN, checkout.path, *kept], check=False).returncode == 0
+
+
+def test_of_embeddings_rows_travel_and_not_tables(together: dict[str, Checkout]) -> None:
+    sent = {sync: checkout.events("step")[-1]["bytes_sent"] for sync, checkout in together.items()}
+    tables = 4 * 64 * 1920 * 3
+    # dense: half of all gradients and half of all that was updated; exact: of the tables only the rows of some tokens.
+    assert sent["dense"] - sent["exact"] == pytest.approx(tables, rel=0.4)
+
+
+def test_sigterm_saves_and_resume_ends_like_an_uninterrupted_run(tmp_path: Path, together: dict[str, Checkout]) -> None:
+    cut = Checkout(tmp_path)
+    cut.edit("scripts/base_train.py", "    spent = ", "    time.sleep(1.0)\n    spent = ")
+    processes = cut.start(2, ["--eval-every=4"])
+    until = time.monotonic() + PATIENCE_SECONDS
+    while len(cut.events("step")) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    processes[1].terminate()
+    outs = ranks.passed(ranks.finish(processes, PATIENCE_SECONDS))
+    (end,) = cut.events("end")
+    assert (end["reason"], end["cause"]) == ("stopped", "stopped")
+    stopped = cut.events("checkpoint")[-1]["step"]
+    assert 2 <= stopped < STEPS
+    assert "Asked to stop" in outs[0]
+    # The second host has lost its files, and is given those of the first.
+    shutil.rmtree(cut.checkpoints(1))
+    cut.run(2, "--eval-every=4", own=["--resume"])
+    assert cut.events("start")[-1]["resumed_from"] == stopped
+    assert cut.events("digest")[-1]["digest"] == together["exact"].events("digest")[-1]["digest"]
+    assert [event["step"] for event in cut.events("step")] == list(range(STEPS))
+
+
+def test_the_files_are_those_of_the_checkout_itself(tmp_path: Path) -> None:
+    """Without the launcher the checkout goes on from a checkpoint of one rank, and the launcher from the checkout's."""
+    checkout = Checkout(tmp_path)
+    checkout.run(1, "--num-iterations=4")
+    plain = [sys.executable, "-m", "scripts.base_train", "--resume-from-step=4", "--num-iterations=6", "--save-every=5"]
+    environment = {**os.environ, **checkout.base(0), "NANOCHAT_DTYPE": "float32", "TORCH_COMPILE_DISABLE": "1"}
+    done = subprocess.run(plain, cwd=checkout.path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for path in checkout.checkpoints(0).glob("ckpt_*"):
+        path.unlink()
+    assert set(torch.load(checkout.checkpoints(0) / "optim_000006_rank0.pt")) == {"state", "param_groups"}
+    checkout.run(2, own=["--resume"])
+    assert [event["resumed_from"] for event in checkout.events("start", 1)] == [6]
+
+
+def test_what_does_not_fit_is_told_in_a_sentence(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    (result,) = checkout.fails(1, "--nonsense=3")
+    assert "scripts.base_train of this checkout: unrecognized arguments: --nonsense=3." in result.err
+    assert "unrecognized arguments" in checkout.events("end")[-1]["error"]
+    checkout.edit(
+        "nanochat/checkpoint_manager.py",
+        "checkpoint_dir: str, step: int, model_data: Any",
+        "where: str, step: int, model_data: Any",
+    )
+    checkout.edit(
+        "nanochat/checkpoint_manager.py", "Path(checkpoint_dir)\n    folder.mkdir", "Path(where)\n    folder.mkdir"
+    )
+    (out,) = checkout.run(1, "--num-iterations=2")
+    assert "nanochat.checkpoint_manager.save_checkpoint takes other parameters than known here" in out
+    assert (checkout.checkpoints(0) / "optim_000002_rank0.pt").exists()
+    (checkout.path / "scripts" / "base_train.py").unlink()
+    (result,) = checkout.fails(1)
+    assert "holds no scripts/base_train.py: start this from the folder of a nanochat checkout" in result.err

@@ -1,0 +1,252 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A checkout's own optimizer, made to train together: its update rules as they are, the exchange of gradients ours.
+
+The optimizer is a torch.optim.Optimizer whose groups say their kind. Those of AdamW are updated whole on every rank, in what
+looks to them like a world of one, from gradients that were averaged before: of an embedding table only the rows travel that
+a rank's tokens touched. Those of Muon are shared out by the optimizer itself, through our collectives. An optimizer
+whose groups say no kind, and `dense`, exchange all that the optimizer asks for.
+
+What it saves and loads has the layout of optim_file.py, with the parts of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat.common import UserError
+from nanochat.join.collectives import Collectives, Work
+from nanochat.optim_file import ADAMW, MUON, OptimizerLayout, Unusable
+
+SMALL = 1024
+FILES_KEY = "nanochat_ddp_files"
+Json = dict[str, Any]
+
+
+class Touched:
+    """Which rows of which embedding tables the passes since the last step have read."""
+
+    def __init__(self) -> None:
+        self.ids: dict[Tensor, list[Tensor]] = {}
+
+    def install(self) -> None:
+        """Watch every torch.nn.Embedding."""
+        forward, ids = torch.nn.Embedding.forward, self.ids
+
+        def watched(module: torch.nn.Embedding, input: Tensor) -> Tensor:
+            if torch.is_grad_enabled() and module.weight.requires_grad:
+                # A copy: loaders read the next batch into the same memory.
+                ids.setdefault(module.weight, []).append(input.detach().flatten().to(torch.int32, copy=True))
+            return forward(module, input)
+
+        torch.nn.Embedding.forward = watched  # type: ignore[method-assign, assignment]
+
+    def take(self, tables: Sequence[Tensor]) -> Tensor:
+        """Token ids read since this was last asked, of all tables together, as often as they were read."""
+        taken = [self.ids.pop(table) for table in tables if table in self.ids]
+        longest = max(taken, key=lambda parts: sum(len(part) for part in parts))
+        alike = all(len(parts) == len(longest) and all(map(torch.equal, parts, longest)) for parts in taken)
+        chosen = longest if alike else [part for parts in taken for part in parts]
+        return torch.cat(chosen)
+
+
+class Joined:
+    """One optimizer of the script."""
+
+    def __init__(self, optimizer: Any, collectives: Collectives, touched: Touched, sync: str) -> None:
+        self.optimizer, self.collectives, self.comm = optimizer, collectives, collectives.comm
+        self.touched = touched
+        self.kinds = all(group.get("kind") in ("adamw", "muon") for group in optimizer.param_groups)
+        self.whole = self.kinds and sync != "dense"
+        self.original: dict[str, Callable[..., Any]] = {
+            name: getattr(optimizer, name) for name in ("step", "state_dict", "load_state_dict")
+        }
+        self._read = 0  # rows that one step of one rank reads
+
+    # -- a step
+
+    def step(self, pack: Tensor) -> Tensor:
+        """One update; pack: numbers whose sum over the ranks is to come back."""
+        groups = self.optimizer.param_groups
+        if not self.whole:
+            total = self._sum_small([pack])[0]
+            self.original["step"]()
+            return total
+        adamw = [group for group in groups if group["kind"] == "adamw"]
+        total = self._average([p for group in adamw for p in group["params"] if p.grad is not None], pack)
+        try:
+            self.optimizer.param_groups = [group for group in groups if group["kind"] == "muon"]
+            if self.optimizer.param_groups:
+                self.original["step"]()
+            self.optimizer.param_groups = adamw
+            with self.collectives.world_of_one():
+                self.original["step"]()
+        finally:
+            self.optimizer.param_groups = groups
+        return total
+
+    @torch.no_grad()
+    def _average(self, parameters: Sequence[Any], pack: Tensor) -> Tensor:
+        """Every gradient becomes the mean over the ranks."""
+        tables = [p for p in parameters if p in self.touched.ids]
+        large = [p for p in parameters if p.numel() >= SMALL and p not in self.touched.ids]
+        small = [p for p in parameters if p.numel() < SMALL and p not in self.touched.ids]
+        shares = [self._start_large(p.grad) for p in large]
+        if tables:
+            self._average_rows(tables)
+        gathers = [self._start_gather(p.grad, *share) for p, share in zip(large, shares, strict=True)]
+        totals = self._sum_small([pack, *(p.grad for p in small)])
+        for p, total in zip(small, totals[1:], strict=True):
+            p.grad.copy_(total / self.comm.world)
+        for p, (work, flat) in zip(large, gathers, strict=True):
+            work.wait()
+            p.grad.copy_(flat[: p.grad.numel()].view_as(p.grad))
+        return totals[0]
+
+    def _sum_small(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """In one piece, and in the order of the ranks."""
+        flat = torch.cat([tensor.detach().float().flatten() for tensor in tensors])
+        parts = [torch.empty_like(flat) for dummy in range(self.comm.world)]
+        parts[self.comm.rank] = flat
+        self.collectives.gather(parts, flat).wait()
+        total = torch.zeros_like(flat)
+        for part in parts:
+            total += part
+        return [
+            one.view(tensor.shape)
+            for one, tensor in zip(total.split([tensor.numel() for tensor in tensors]), tensors, strict=True)
+        ]
+
+    def _start_large(self, gradient: Tensor) -> tuple[Work, Tensor]:
+        """Send every rank its share of a gradient."""
+        each = -(-gradient.numel() // self.comm.world)
+        flat = torch.zeros(each * self.comm.world)
+        flat[: gradient.numel()] = gradient.detach().flatten()
+        share = torch.empty(each)
+        return self.collectives.sum_shares(list(flat.view(self.comm.world, -1).unbind(0)), share, mean=True), share
+
+    def _start_gather(self, gradient: Tensor, work: Work, share: Tensor) -> tuple[Work, Tensor]:
+        """Give our summed share to all; what comes of all is rounded alike everywhere."""
+        work.wait()
+        flat = torch.empty(len(share) * self.comm.world, dtype=self.collectives.wire)
+        parts = list(flat.view(self.comm.world, -1).unbind(0))
+        parts[self.comm.rank].copy_(share)
+        return self.collectives.gather(parts, parts[self.comm.rank]), flat
+
+    def _average_rows(self, tables: Sequence[Any]) -> None:
+        """The rows that any rank has touched; all others are zero everywhere."""
+        comm, wire = self.comm, self.collectives.wire
+        mine = self.touched.take(tables)
+        self._read = self._read or self._agreed(len(mine))
+        if len(mine) != self._read:
+            raise UserError(
+                f"{comm.name} read {len(mine)} tokens in this step, and {self._read} in the first one; "
+                "steps of different size cannot be exchanged by rows, so set ddp_sync to dense."
+            )
+        ids = [torch.empty_like(mine) for dummy in range(comm.world)]
+        ids[comm.rank] = mine
+        self.collectives.gather(ids, mine).wait()
+        rows = [torch.unique(one).long() for one in ids]
+        union = torch.unique(torch.cat(rows))
+        places = [torch.searchsorted(union, one) for one in rows]
+        under_way = []
+        for table in tables:
+            parts = [torch.empty(len(one), table.size(1), dtype=wire) for one in rows]
+            parts[comm.rank] = table.grad[rows[comm.rank]].to(wire)
+            under_way.append((table, parts, self.collectives.gather(parts, parts[comm.rank])))
+        for table, parts, work in under_way:
+            work.wait()
+            total = torch.zeros(len(union), table.size(1))
+            for place, part in zip(places, parts, strict=True):
+                total.index_add_(0, place, part.float())
+            table.grad.index_copy_(0, union, total.div_(comm.world).to(table.grad.dtype))
+
+    def _agreed(self, count: int) -> int:
+        counts = self.comm.exchange("the tokens of a step", count)
+        if len(set(counts)) > 1:
+            listed = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(counts))
+            raise UserError(
+                f"the ranks read different numbers of tokens in a step ({listed}); set ddp_sync to dense, "
+                "or start every rank with the same --device-batch-size."
+            )
+        return count
+
+    # -- saving and loading
+
+    def _layout(self) -> tuple[OptimizerLayout, list[Any]]:
+        groups: list[dict[str, Any]] = []
+        parameters: list[Any] = []
+        for group in self.optimizer.param_groups:
+            names = [str(len(parameters) + n) for n in range(len(group["params"]))]
+            parameters += group["params"]
+            groups.append({**group, "params": names})
+        shapes = {str(n): p.shape for n, p in enumerate(parameters)}
+        return OptimizerLayout(groups, shapes, self.comm.world), parameters
+
+    def state_dict(self) -> Json:
+        """What torch's own would be for this rank, and the parts of the others beside it; all ranks ask together."""
+        if not self.kinds:
+            found: Json = self.original["state_dict"]()
+            return found
+        layout, parameters = self._layout()
+        states = self.optimizer.state
+        adamw, muon, steps = {}, {}, 0
+        for group in layout.groups:
+            members = [parameters[int(name)] for name in group["params"]]
+            if group["kind"] == "muon":
+                stacked = {key: self._stacked(states[members[0]], key) for key in MUON}
+                for n, name in enumerate(group["params"]):
+                    muon[name] = {key: value[n] for key, value in stacked.items()}
+                continue
+            for name, p in zip(group["params"], members, strict=True):
+                adamw[name] = {key: self._all_rows(states[p][key], p) for key in ADAMW}
+                steps = int(states[p]["step"])
+        return layout.file({"steps": steps, "adamw": adamw, "muon": muon}, self.comm.rank)
+
+    def _stacked(self, state: Mapping[str, Tensor], key: str) -> Tensor:
+        """The state of a whole Muon group, of which each rank has a part."""
+        parts = [torch.empty_like(state[key]) for dummy in range(self.comm.world)]
+        parts[self.comm.rank] = state[key]
+        self.collectives.gather(parts, state[key]).wait()
+        return torch.cat(parts)
+
+    def _all_rows(self, moment: Tensor, parameter: Tensor) -> Tensor:
+        """The moment of a whole parameter, of which each rank may have a part."""
+        if moment.shape == parameter.shape:
+            return moment
+        parts = [torch.empty_like(moment) for dummy in range(self.comm.world)]
+        parts[self.comm.rank] = moment
+        self.collectives.gather(parts, moment).wait()
+        return torch.cat(parts)
+
+    def load_state_dict(self, found: Json) -> None:
+        """From a file of this rank, or from all files of a checkpoint ({FILES_KEY: {rank: file}})."""
+        files = found.get(FILES_KEY, {self.comm.rank: found})
+        if not self.kinds:
+            self.original["load_state_dict"](files[self.comm.rank])
+            return
+        layout, parameters = self._layout()
+        try:
+            state = layout.state(files)
+        except Unusable as why:
+            raise UserError(f"the optimizer of the checkpoint cannot be taken: {why}.") from None
+        shards: list[dict[int, dict[str, Any]]] = [{} for dummy in range(self.comm.world)]
+        for group in layout.groups:
+            if group["kind"] == "muon":
+                layout.split_muon(group["params"], state["muon"], shards)
+        mine = shards[self.comm.rank]
+        for name, moments in state["adamw"].items():
+            mine[int(name)] = {"step": state["steps"], **self._own_rows(moments, parameters[int(name)])}
+        groups = next(iter(files.values()))["param_groups"]
+        self.original["load_state_dict"]({"state": mine, "param_groups": groups})
+
+    def _own_rows(self, moments: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
+        if self.whole or parameter.numel() < SMALL or self.comm.world == 1:
+            return dict(moments)
+        rows = parameter.shape[0] // self.comm.world
+        return {key: value[self.comm.rank * rows :][:rows] for key, value in moments.items()}

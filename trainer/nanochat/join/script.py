@@ -1,0 +1,302 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A checkout's script under way: what its variables say, and what is put around its optimizer, evaluation and checkpoints.
+
+nanochat's scripts keep their loop's state in variables of the module (step, num_iterations, args, orig_model, ...). They are
+read where they are; of a script that has none of them the steps are counted, and it cannot be ended before its last one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat import checkpoint_manager as checkpoints
+from nanochat.agreement import check_identical, start_alike
+from nanochat.causes import Cause
+from nanochat.checkpoint_manager import NotSaved
+from nanochat.comm import Comm
+from nanochat.common import UserError
+from nanochat.join.collectives import Collectives
+from nanochat.join.optimizer import FILES_KEY, Joined, Touched
+from nanochat.journal import Journal
+from nanochat.optim_file import OptimizerLayout
+from nanochat.resume import folder_leader
+from nanochat.train import due
+
+EVERY = ("eval_every", "core_metric_every", "sample_every", "save_every", "chatcore_every")
+SAVE_PARAMETERS = ["checkpoint_dir", "step", "model_data", "optimizer_data", "meta_data", "rank"]
+LOAD_PARAMETERS = ["checkpoint_dir", "step", "device", "load_optimizer", "rank"]
+SMOOTHING = 0.9
+
+
+class Script:
+    """The script of one rank."""
+
+    def __init__(self, comm: Comm, journal: Journal, collectives: Collectives, sync: str, keep: int) -> None:
+        self.comm, self.journal, self.collectives, self.sync, self.keep = comm, journal, collectives, sync, keep
+        self.touched = Touched()
+        self.made = 0
+        self.stop_asked, self.stopping = False, False
+        self.resumed_from: int | None = None
+        self.saved: list[int] = []
+        self.losses: list[Tensor] = []
+        self.losses_known = False
+        self.smooth = 0.0
+        self.begun = time.perf_counter()
+        self.optimizers: list[Joined] = []
+
+    # -- what its variables say
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        return vars(sys.modules["__main__"])
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """A flag of the script, from its parsed arguments or its variables."""
+        found = getattr(self.variables.get("args"), name, self.variables.get(name))
+        return default if found is None else found
+
+    @property
+    def step(self) -> int:
+        step = self.variables.get("step")
+        return step if isinstance(step, int) else self.made + (self.resumed_from or 0)
+
+    @property
+    def steps(self) -> int:
+        """How many there will be; 0: nobody knows."""
+        count = self.variables.get("num_iterations", self.setting("num_iterations", 0))
+        return count if isinstance(count, int) and count > 0 else 0
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        model = self.variables.get("orig_model", self.variables.get("model"))
+        if isinstance(model, torch.nn.Module):
+            return {name.removeprefix("_orig_mod."): p.detach() for name, p in model.named_parameters()}
+        groups = [group for joined in self.optimizers for group in joined.optimizer.param_groups]
+        return {str(n): p.detach() for n, p in enumerate(p for group in groups for p in group["params"])}
+
+    # -- put around what it calls
+
+    def install(self) -> None:
+        """Before the script begins: what torch itself provides."""
+        self.touched.install()
+        script, make = self, torch.optim.Optimizer.__init__
+        backward: Callable[..., None] = Tensor.backward
+
+        def made(optimizer: Any, *arguments: Any, **options: Any) -> None:
+            make(optimizer, *arguments, **options)
+            script.join(optimizer)
+
+        def told(loss: Tensor, *arguments: Any, **options: Any) -> None:
+            script.losses.append(loss.detach())
+            backward(loss, *arguments, **options)
+
+        torch.optim.Optimizer.__init__ = made  # type: ignore[method-assign, assignment]
+        Tensor.backward = told  # type: ignore[method-assign, assignment]
+        # A minute of compiling before the first step buys little on a CPU, and the compiled pass tells no hooks.
+        torch.compile = lambda model=None, *dummy, **options: model if model is not None else (lambda one: one)  # type: ignore[assignment]
+
+    def wrap(self, module: Any) -> None:
+        """Replace those functions of a module of the checkout that are still the ones we know."""
+        known: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
+            "save_checkpoint": (SAVE_PARAMETERS, lambda dummy: self.save),
+            "load_checkpoint": (LOAD_PARAMETERS, self.load),
+            "evaluate_bpb": ([], self.evaluate),
+        }
+        for name, (parameters, replacement) in known.items():
+            found = getattr(module, name, None)
+            if found is None:
+                continue
+            if list(inspect.signature(found).parameters)[: len(parameters)] == parameters:
+                setattr(module, name, replacement(found))
+            else:
+                self.journal.say(f"{module.__name__}.{name} takes other parameters than known here: it is left alone")
+
+    def join(self, optimizer: Any) -> None:
+        """Make an optimizer of the script train together with those of the other ranks."""
+        joined = Joined(optimizer, self.collectives, self.touched, self.sync)
+        self.optimizers.append(joined)
+        first = len(self.optimizers) == 1
+        optimizer.step = (
+            (lambda *dummy: self.train_step(joined)) if first else (lambda *dummy: self.further_step(joined))
+        )
+        optimizer.state_dict, optimizer.load_state_dict = joined.state_dict, joined.load_state_dict
+        groups = [p.detach() for group in optimizer.param_groups for p in group["params"]]
+        start_alike(self.comm, {f"{len(self.optimizers)} {n}": p for n, p in enumerate(groups)})
+        if not joined.kinds:
+            self.journal.say("The optimizer's groups say no kind: all that it exchanges goes whole (ddp_sync dense)")
+
+    # -- a step
+
+    def further_step(self, joined: Joined) -> None:
+        """That of an optimizer beside the first one."""
+        joined.step(torch.zeros(1))
+
+    def train_step(self, joined: Joined) -> None:
+        """One optimizer step over all ranks."""
+        comm, step = self.comm, self.step
+        passed = time.perf_counter() - self.begun
+        if not self.made:
+            self._first_step()
+        if any(due(step, int(self.setting(name, -1))) for name in EVERY):
+            # One rank alone may have written samples for long.
+            comm.barrier("the beginning of the step")
+        comm.enter("sync", step)
+        self.losses_known = bool(self.losses)
+        loss = torch.stack(self.losses).sum() if self.losses else torch.zeros(())
+        self.losses.clear()
+        pack = torch.tensor([float(loss), float(self.stop_asked)])
+        total = joined.step(pack).tolist()
+        if self.losses_known and not math.isfinite(total[0]):
+            raise UserError(
+                f"the loss is {total[0]} at step {step}, so this step's weights are spoilt; "
+                "resume from the last checkpoint with lower learning rates or float32.", Cause.NON_FINITE_LOSS,
+            )  # fmt: skip
+        self._record(total[0] / comm.world, passed)
+        self.made += 1
+        if self.made == 1 or (self.made == 2 and self.sync != "dense"):
+            self._prove(step + 1, f"after step {step + 1}")
+        if total[1] and not self.stopping:
+            self._end_soon(step)
+        comm.enter("forward_backward", step + 1)
+        self.begun = time.perf_counter()
+
+    def _first_step(self) -> None:
+        model: Any = self.variables.get("orig_model", self.variables.get("model"))
+        config = self.variables.get("model_config_kwargs") or {}
+        counts = model.num_scaling_params() if hasattr(model, "num_scaling_params") else {}
+        counts = counts if isinstance(counts, dict) else {}
+        self.journal.heartbeat.steps = self.steps
+        attempt = self.comm.exchange("the name of this attempt", secrets.token_hex(8), patient=True)[0]
+        self.journal.open_tracker(self.resumed_from is not None)
+        self.journal.record(
+            "start", self.step, rank=self.comm.rank, world=self.comm.world, run=self.journal.settings.run,
+            model={"config": config, "parameters": counts or {"total": sum(p.numel() for p in self.weights.values())},
+                   "flops_per_token": self.variables.get("num_flops_per_token")},
+            settings=dict(self.variables.get("user_config") or {}), dtype=str(self.variables.get("COMPUTE_DTYPE", "")),
+            dtype_reason=str(self.variables.get("COMPUTE_DTYPE_REASON", "")), matmul="", steps=self.steps,
+            total_batch_size=self.setting("total_batch_size"), resumed_from=self.resumed_from, attempt_id=attempt,
+        )  # fmt: skip
+
+    def _record(self, loss: float, passed: float) -> None:
+        seconds = time.perf_counter() - self.begun
+        self.smooth = SMOOTHING * self.smooth + (1 - SMOOTHING) * loss
+        smooth = self.smooth / (1 - SMOOTHING ** (self.made + 1))
+        group = self.optimizers[0].optimizer.param_groups[0]
+        batch = self.variables.get("total_batch_size", self.setting("total_batch_size", 0))
+        place = self.variables.get("dataloader_state_dict") or {}
+        wait, sent = self.comm.take_counters()
+        self.journal.record(
+            "step", self.step, loss=loss, loss_smooth=smooth, seconds=seconds, tokens_per_second=int(batch or 0) / seconds,
+            forward_backward_seconds=passed, wait_seconds=wait, optimizer_seconds=max(0.0, seconds - passed - wait),
+            data_seconds=0.0, bytes_sent=sent, lr_multiplier=group["lr"] / (group.get("initial_lr") or group["lr"] or 1.0),
+            epoch=place.get("epoch"),
+        )  # fmt: skip
+
+    def _prove(self, step: int, when: str) -> None:
+        """Compare the weights of all ranks."""
+        digest = check_identical(self.comm, self.weights, when)
+        self.journal.record("digest", step, digest=digest, identical=True)
+
+    # -- ending before the last step
+
+    def _end_soon(self, step: int) -> None:
+        """Have the loop find that it has made all its steps: it saves, and ends by itself."""
+        self.stopping = True
+        variables = self.variables
+        for name in ("eval_every", "core_metric_every", "sample_every", "chatcore_every"):
+            holder = variables.get("args")
+            if hasattr(holder, name):
+                setattr(holder, name, -1)
+            elif name in variables:
+                variables[name] = -1
+        if isinstance(variables.get("step"), int) and isinstance(variables.get("num_iterations"), int):
+            self.journal.say(f"Asked to stop: step {step} was the last one, a checkpoint follows")
+            variables["num_iterations"] = step + 1
+        elif "last_step" in variables:
+            self.journal.say(f"Asked to stop: step {step} was the last one, a checkpoint follows")
+            variables["last_step"] = True
+            # This kind of script evaluates before it saves, whatever was asked for: let it be one batch.
+            batch = int(self.setting("device_batch_size", 1)) * int(self.setting("max_seq_len", 1)) * self.comm.world
+            variables["args"].eval_tokens = batch
+        else:
+            raise Stopped(f"Asked to stop after step {step}; this script's loop is not known, so nothing was saved")
+
+    # -- evaluation and checkpoints
+
+    def evaluate(self, original: Callable[..., float]) -> Callable[..., float]:
+        """The checkout's evaluation, with its result on record."""
+
+        def evaluated(*arguments: Any, **options: Any) -> float:
+            self.comm.enter("eval", self.step)
+            begun = time.perf_counter()
+            self.comm.barrier("the evaluation of every rank")
+            result = original(*arguments, **options)
+            if self.comm.rank == 0:
+                self.journal.record("eval", self.step, val_bpb=float(result), seconds=time.perf_counter() - begun)
+            self.comm.enter("forward_backward", self.step)
+            self.begun = time.perf_counter()
+            return result
+
+        return evaluated
+
+    def save(self, checkpoint_dir: str, step: int, model_data: Mapping[str, Tensor], optimizer_data: Any,
+             meta_data: Mapping[str, Any], rank: int = 0) -> None:  # fmt: skip
+        """As the checkout's own save_checkpoint, but whole or not at all, and on every host."""
+        comm = self.comm
+        comm.enter("save", step)
+        self._prove(step, f"at step {step}")
+        folder, error = Path(checkpoint_dir), None
+        leads = comm.rank == folder_leader(comm, folder)
+        file = dict(optimizer_data or {})
+        whole = {"model": dict(model_data), "meta": dict(meta_data)} if leads else {}
+        try:
+            saved = checkpoints.save(folder, step, comm.rank, file, None, **whole)
+            self.journal.record("checkpoint", step, **saved._asdict())
+        except NotSaved as failure:
+            error = str(failure)
+        errors = [one for one in comm.exchange("the checkpoint", error, patient=True) if one]
+        if errors and (self.stopping or step == self.steps):
+            raise NotSaved(errors[0])
+        if errors:
+            self.journal.say(f"warning: {errors[0]} Training goes on; the last checkpoint is still whole.")
+            return
+        self.saved.append(step)
+        self.journal.say(f"Saved checkpoint of step {step} to {folder}")
+        checkpoints.prune(folder, comm.rank, self.keep, self.saved)
+        comm.enter("forward_backward", step)
+        self.begun = time.perf_counter()
+
+    def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The checkout's load_checkpoint, with the optimizer's files of all ranks."""
+
+        def loaded(checkpoint_dir: str, step: int, device: Any, load_optimizer: bool = False, rank: int = 0) -> Any:
+            model_data, dummy, meta = original(checkpoint_dir, step, device)
+            if not load_optimizer:
+                return model_data, None, meta
+            folder, files = Path(checkpoint_dir), {}
+            for one in checkpoints.optimizer_ranks(folder, step):
+                file, dummy = checkpoints.load_optimizer(folder, step, one)
+                files[one] = file
+                if OptimizerLayout.is_complete(file):
+                    return model_data, {FILES_KEY: {one: file}}, meta
+            if not files:
+                raise UserError(f"the checkpoint of step {step} in {folder} has no optim_{step:06d}_rank*.pt.")
+            return model_data, {FILES_KEY: files}, meta
+
+        return loaded
+
+
+class Stopped(Exception):
+    """The script was ended where it was."""

@@ -1,0 +1,184 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Let an unmodified nanochat checkout train together on CPUs. From the checkout's folder, on every host:
+
+    torchrun --nnodes 2 --node-rank 0 --master-addr 192.168.1.10 /path/to/trainer/scripts/join.py scripts.base_train --depth=4
+
+The script and its flags are the checkout's own. It is given what it lacks: a Gloo group, exchanges in the forms that its
+optimizer uses, float32 beside a GPU; and around it metrics, heartbeat, the proof that all ranks hold the same weights, whole
+checkpoints on every host, and an end with a checkpoint on SIGTERM. Flags of ours stand before the name of the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import os
+import runpy
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+OWN = Path(__file__).resolve().parents[1]
+
+
+def own_modules() -> dict[str, Any]:
+    """Our package and the checkout's have the same name: ours is read first and then makes room."""
+    sys.path.insert(0, str(OWN))
+    for name in ("scripts.base_train", "nanochat.join.script"):
+        importlib.import_module(name)
+    return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("nanochat", "scripts")}
+
+
+def make_room(ours: dict[str, Any]) -> None:
+    """Let the checkout's packages be found under their names."""
+    # inspect remembers where a module's file is, and trips over a package of the same name that has none.
+    remembered: dict[str, str] = getattr(inspect, "_filesbymodname", {})
+    for name in ours:
+        del sys.modules[name]
+        remembered.pop(name, None)
+    here = str(Path(__file__).resolve().parent)
+    sys.path[:] = [str(Path.cwd()), *(entry for entry in sys.path if entry not in (str(OWN), here))]
+    importlib.invalidate_caches()
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(prog="join.py", description=(__doc__ or "").split("\n\n")[0])
+    result.add_argument("--timeout-seconds", type=float, default=300.0, help="longest wait for another rank")
+    result.add_argument("--run-dir", default="", help="folder of metrics and heartbeat (default: $NANOCHAT_BASE_DIR)")
+    result.add_argument("--tracker", default="none", choices=("none", "mlflow", "wandb"))
+    result.add_argument("--tracker-uri", default="")
+    result.add_argument(
+        "--sync", default="exact", choices=("exact", "bf16", "dense"), help="as base_train --help has it"
+    )
+    result.add_argument("--resume", action="store_true", help="go on from the newest checkpoint that a rank has whole")
+    result.add_argument("--keep-checkpoints", type=int, default=2, help="older ones go; -1: all are kept")
+    result.add_argument("script", help="a module of the checkout: scripts.base_train")
+    result.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags")
+    return result
+
+
+def main() -> int:
+    options = parser().parse_args()
+    os.environ.setdefault("NANOCHAT_DTYPE", "float32")
+    ours = own_modules()
+    base, common = ours["scripts.base_train"], ours["nanochat.common"]
+    settings, ranks = settings_of(ours["nanochat.settings"], options), common.read_ranks()
+    journal, comm = ours["nanochat.journal"].Journal(settings, ranks), None
+    try:
+        check_checkout(options.script, common.UserError)
+        comm = ours["nanochat.comm"].connect(ranks, "cpu", options.timeout_seconds, on_phase=journal.heartbeat.enter)
+        reason = run(ours, options, settings, comm, journal)
+        comm.close()
+    except common.UserError as error:
+        return int(base.fail(journal, comm, error))
+    except KeyboardInterrupt:
+        stopped = ours["nanochat.causes"].Cause.STOPPED
+        return int(base.fail(journal, comm, common.UserError("interrupted before its end.", stopped)))
+    except BaseException as error:
+        traceback.print_exc()
+        return int(base.fail(journal, comm, foreseen(ours, options.script, error)))
+    journal.end(reason)
+    ours["nanochat.comm"].outlast_agents(comm)
+    return 0
+
+
+def foreseen(ours: dict[str, Any], script: str, error: BaseException) -> BaseException:
+    """The sentence for an error of the checkout's own code, whose stack stands in the log before it."""
+    line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    cause, lacking = ours["nanochat.causes"].Cause, isinstance(error, MemoryError) or "can't allocate memory" in line
+    text = f"{script}: {type(error).__name__}: {line}; its stack is in the log of this rank."
+    found: BaseException = ours["nanochat.common"].UserError(text, cause.OOM if lacking else cause.BUG)
+    return found
+
+
+def settings_of(module: Any, options: argparse.Namespace) -> Any:
+    """Those flags of the script that ours has as well: run, depth, model tag ..."""
+    own = ["--run-dir", options.run_dir, "--tracker", options.tracker, "--tracker-uri", options.tracker_uri]
+    try:
+        known, dummy = module.make_parser().parse_known_args([*options.arguments, *own])
+    except Exception:
+        known, dummy = module.make_parser().parse_known_args(own)
+    return module.Settings(**vars(known))
+
+
+def check_checkout(script: str, error: type[Exception]) -> None:
+    path = Path.cwd() / (script.replace(".", "/") + ".py")
+    if not path.is_file():
+        raise error(
+            f"{Path.cwd()} holds no {script.replace('.', '/')}.py: start this from the folder of a nanochat checkout."
+        )
+
+
+def run(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: Any, journal: Any) -> str:
+    """The script from its first line to its last; returns why it ended."""
+    torch = importlib.import_module("torch")
+    wire = torch.bfloat16 if options.sync == "bf16" else torch.float32
+    collectives = ours["nanochat.join.collectives"].Collectives(comm, wire)
+    script = ours["nanochat.join.script"].Script(comm, journal, collectives, options.sync, options.keep_checkpoints)
+    arguments = [*options.arguments, *resume_flags(ours, options, settings, comm, script)]
+    make_room(ours)
+    script.install()
+    if comm.world > 1:
+        collectives.install()
+    put_around(script)
+    signal.signal(signal.SIGTERM, lambda *dummy: setattr(script, "stop_asked", True))
+    try:
+        call(options.script, arguments, ours["nanochat.common"].UserError)
+    except ours["nanochat.join.script"].Stopped as stopped:
+        journal.say(str(stopped))
+    finally:
+        collectives.uninstall()
+    return "stopped" if script.stopping else "finished"
+
+
+def put_around(script: Any) -> None:
+    """Put what the checkout itself calls into its own modules, before its scripts take it from there."""
+    for name in ("nanochat.checkpoint_manager", "nanochat.loss_eval"):
+        with contextlib.suppress(ImportError):
+            script.wrap(importlib.import_module(name))
+
+
+def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: Any, script: Any) -> list[str]:
+    """The checkout's own flag for the newest checkpoint, which every host is given."""
+    if not options.resume or not options.script.endswith("base_train"):
+        return []
+    resume, folder = ours["nanochat.resume"], ours["nanochat.common"].checkpoint_dir(settings.tag)
+    comm.enter("resume", 0)
+    leader = resume.folder_leader(comm, folder)
+    found = resume.choose_step(comm, folder, -1)
+    if found is None:
+        return []
+    source = (Path.cwd() / (options.script.replace(".", "/") + ".py")).read_text(encoding="utf-8", errors="replace")
+    if "resume-from-step" not in source and "resume_from_step" not in source:
+        raise ours["nanochat.common"].UserError(
+            f"{options.script} of this checkout has no --resume-from-step, and {folder} holds a checkpoint of step "
+            f"{found.step}; start from scratch (ddp_fresh=true), which keeps it in previous/."
+        )
+    resume.fetch(comm, folder, found, leader)
+    script.resumed_from, script.saved = found.step, [found.step]
+    return [f"--resume-from-step={found.step}"]
+
+
+def call(name: str, arguments: list[str], error: type[Exception]) -> None:
+    """The script as `python -m` would run it; a flag that it does not know is told in one sentence."""
+
+    def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+        raise error(f"{name} of this checkout: {message}.")
+
+    argparse.ArgumentParser.error = refuse  # type: ignore[method-assign, assignment]
+    sys.argv = [name, *arguments]
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise error(f"{name} ended with {ended.code}.") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
