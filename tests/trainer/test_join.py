@@ -135,7 +135,7 @@ def test_sigterm_saves_and_resume_ends_like_an_uninterrupted_run(tmp_path: Path,
     assert "Asked to stop" in outs[0]
     # The second host has lost its files, and is given those of the first.
     shutil.rmtree(cut.checkpoints(1))
-    cut.run(2, "--eval-every=4", own=["--resume"])
+    cut.run(2, "--eval-every=4", "--depth=3", own=["--resume"])
     assert cut.events("start")[-1]["resumed_from"] == stopped
     assert cut.events("digest")[-1]["digest"] == together["exact"].events("digest")[-1]["digest"]
     assert [event["step"] for event in cut.events("step")] == list(range(STEPS))
@@ -152,7 +152,7 @@ def test_the_files_are_those_of_the_checkout_itself(tmp_path: Path) -> None:
     for path in checkout.checkpoints(0).glob("ckpt_*"):
         path.unlink()
     assert set(torch.load(checkout.checkpoints(0) / "optim_000006_rank0.pt")) == {"state", "param_groups"}
-    checkout.run(2, own=["--resume"])
+    checkout.run(2, "--depth=3", own=["--resume"])
     assert [event["resumed_from"] for event in checkout.events("start", 1)] == [6]
 
 
@@ -172,6 +172,8 @@ def test_what_does_not_fit_is_told_in_a_sentence(tmp_path: Path) -> None:
     (out,) = checkout.run(1, "--num-iterations=2")
     assert "nanochat.checkpoint_manager.save_checkpoint takes other parameters than known here" in out
     assert (checkout.checkpoints(0) / "optim_000002_rank0.pt").exists()
+    (result,) = checkout.fails(1, own=["--resume"])
+    assert "neither --depth nor --model-tag says which checkpoints" in result.err
     (checkout.path / "scripts" / "base_train.py").unlink()
     (result,) = checkout.fails(1)
     assert "holds no scripts/base_train.py: start this from the folder of a nanochat checkout" in result.err

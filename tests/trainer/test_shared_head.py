@@ -30,6 +30,7 @@ from nanochat.head_parts import part_bounds, shared_bytes, sharing_saves, whole_
 from nanochat.model import ModelConfig
 from nanochat.ops import IGNORED
 from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
+from nanochat.optim_file import OURS_KEY
 from nanochat.schedule import StepSchedule
 from nanochat.settings import parse, shared_config
 from nanochat.shared_head import FIRST_TAG, SharedHead, fit_head, passes_of
@@ -263,10 +264,10 @@ def test_parts_that_do_not_fit_are_refused(line: str, rows: list[int], device: s
 
 
 def moments(job: Job, rank: int = 0, step: int = STEPS) -> dict[str, Tensor]:
-    found: dict[str, dict[str, Any]] = torch.load(
-        job.checkpoints(rank) / f"optim_{step:06d}_rank{rank}.pt", weights_only=True
-    )
-    return found["adamw"][HEAD]
+    found: dict[str, Any] = torch.load(job.checkpoints(rank) / f"optim_{step:06d}_rank{rank}.pt", weights_only=True)
+    parts = {**found[OURS_KEY]["others"], rank: found["state"]}
+    # The head is the first parameter of the optimizer, and lies there by rows.
+    return {key: torch.cat([parts[one][0][key] for one in sorted(parts)]) for key in ("exp_avg", "exp_avg_sq")}
 
 
 def weights(job: Job, rank: int = 0, step: int = STEPS) -> dict[str, Tensor]:

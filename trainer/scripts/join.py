@@ -148,6 +148,10 @@ def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: An
     """The checkout's own flag for the newest checkpoint, which every host is given."""
     if not options.resume or not options.script.endswith("base_train"):
         return []
+    if not any(flag.startswith(("--depth", "--model-tag")) for flag in options.arguments):
+        raise ours["nanochat.common"].UserError(
+            f"--resume: neither --depth nor --model-tag says which checkpoints {options.script} is to go on from; give one."
+        )
     resume, folder = ours["nanochat.resume"], ours["nanochat.common"].checkpoint_dir(settings.tag)
     comm.enter("resume", 0)
     leader = resume.folder_leader(comm, folder)
