@@ -121,6 +121,7 @@ class Keeper:
         ended = self.rank.ended()
         if ended is not None:
             self.code = 1 if ended == membership.FAILED else 0
+            self._give_way()
             self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended)
         elif self.rank.process is not None:
             self.own = self.own._replace(word=self.own.word._replace(steps=self.rank.steps()))
@@ -139,6 +140,18 @@ class Keeper:
             self.rank.end(order, self.patience if self.own.then in membership.OVER else seconds)
         self.talk.say(self.own.word)
         self._report(before)
+
+    def _give_way(self) -> None:
+        """Another part of the run has more steps: what was made apart from it must not be taken for the same training."""
+        mine = self.own.word.generation
+        if not self.own.apart or mine is None:
+            return
+        self.own = self.own._replace(apart=False)
+        try:
+            moved = self.rank.set_apart(membership.ordinal(self.rules, mine.number))
+            self._tell("gave way", "%d files of checkpoints are kept in the folder apart" % len(moved))
+        except OSError as error:
+            self._tell("gave way", "its checkpoints could not be put aside: %s" % error)
 
     def _asked(self, now: float) -> str:
         """What a user has asked for: to stop the run, or to take this host out of it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -108,6 +109,20 @@ class Rank:
     def steps(self) -> int:
         """Steps done, as the last line about one says."""
         return int(self._last("step").get("step", -1)) + 1
+
+    def set_apart(self, number: int) -> List[str]:
+        """Put aside the checkpoints made since the last start: of two parts of a run that trained apart, this one lost."""
+        since = self._last("start").get("resumed_from") or 0
+        place = self.path(os.path.join("apart", "generation-%d" % number))
+        moved = []
+        for folder, dummy, names in os.walk(self.path("base_checkpoints")):
+            for name in names:
+                step = re.match(r"(?:model|meta|optim|ckpt)_(\d{6,})", name)
+                if step and int(step[1]) > since:
+                    os.makedirs(place, exist_ok=True)
+                    os.replace(os.path.join(folder, name), os.path.join(place, name))
+                    moved.append(name)
+        return moved
 
     def _last(self, kind: str) -> Dict[str, Any]:
         """The newest event of a kind among the last ones of this start."""

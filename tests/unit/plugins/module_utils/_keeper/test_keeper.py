@@ -188,6 +188,27 @@ def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     assert hosts.state("laptop")["state"] == membership.LEFT
 
 
+def test_what_a_part_made_that_lost_is_put_aside(tmp_path):
+    folder = tmp_path / "base_checkpoints/d4"
+    folder.mkdir(parents=True)
+    for step in (30, 40):
+        for name in (
+            f"model_{step:06d}.pt",
+            f"meta_{step:06d}.json",
+            f"optim_{step:06d}_rank0.pt",
+            f"ckpt_{step:06d}_rank0.json",
+        ):
+            (folder / name).touch()
+    (tmp_path / "metrics-rank0.jsonl").write_text('{"kind": "start", "step": 30, "resumed_from": 30}\n')
+    plan = {"nodes": [{"host": "desktop", "rank": 0}]}
+    moved = rank.Rank(plan, "desktop", str(tmp_path)).set_apart(2)
+    assert len(moved) == 4 and all("000040" in name for name in moved)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "ckpt_000030_rank0.json", "meta_000030.json", "model_000030.pt", "optim_000030_rank0.pt",
+    ]  # fmt: skip
+    assert sorted(moved) == sorted(path.name for path in (tmp_path / "apart/generation-2").iterdir())
+
+
 def test_nobody_is_told_without_the_secret():
     one, other = (talk.Peer(host, "127.0.0.1", free_port()) for host in ("desktop", "laptop"))
     told = talk.Talk(one, (other,), SECRET)
