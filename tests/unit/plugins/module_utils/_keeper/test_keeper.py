@@ -30,14 +30,14 @@ place, asked = next(word[-1] for word in sys.argv if word.startswith("--node-ran
 signal.signal(signal.SIGTERM, lambda *dummy: asked.append(1))
 def say(**event):
     with open("metrics-rank%s.jsonl" % place, "a") as file:
-        file.write(json.dumps(event) + "\\n")
+        file.write(json.dumps({"time": time.time(), **event}) + "\\n")
 def done():
     try:
         return json.loads(open("metrics-rank%s.jsonl" % place).read().splitlines()[-1])["step"]
     except (OSError, IndexError):
         return -1
 step = done()
-say(kind="start", step=step, time=time.time(), argv=sys.argv)
+say(kind="start", step=step, argv=sys.argv)
 while step < 100000:
     time.sleep(0.1)
     step += 1
