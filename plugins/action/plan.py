@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible import constants
+from ansible import constants, context
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
@@ -61,6 +61,7 @@ class ActionModule(ActionBase):
                 return {**result, "changed": False, "controller": controller_settings(hosts)}
             refuse_limit(options["hosts"], (task_vars or {}).get("ansible_play_hosts_all"), options["tolerant"])
             if options["stage"] == "questions":
+                warn_of_forks(len(hosts))
                 return {**result, "changed": False, "questions": questions(hosts)}
             asked = controller_questions(hosts)
             # A repository may take its time to answer, and looking at a run or stopping it needs none.
@@ -103,6 +104,16 @@ class ActionModule(ActionBase):
                 f"The plan could not be written to {path} on the controller: {error.strerror}."
             ) from None
         return True
+
+
+def warn_of_forks(hosts: int) -> None:
+    """Ansible works on so many hosts at a time; the others' logs and progress would be followed only when these have ended."""
+    forks = int(context.CLIARGS.get("forks") or constants.DEFAULT_FORKS)
+    if forks < hosts:
+        display.warning(
+            f"Ansible works on {forks} hosts at a time (forks) and the job has {hosts}, so the rest would be watched only after "
+            f"these have ended; call ansible-playbook with --forks {hosts}, or set ANSIBLE_FORKS={hosts}"
+        )
 
 
 def refuse_limit(hosts: list[str], playing: list[str] | None, tolerant: bool) -> None:

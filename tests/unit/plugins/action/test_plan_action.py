@@ -158,3 +158,12 @@ def test_the_controllers_settings_are_checked_without_a_plan(monkeypatch):
     assert "plan" not in told
     refused = run(monkeypatch, {"hosts": BOTH, "stage": "settings"}, variables(ddp_stall_factor="often"))
     assert refused["failed"] is True and refused["problems"][0]["code"] == "setting-refused"
+
+
+def test_fewer_forks_than_hosts_are_told(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(action.display, "warning", said.append)
+    action.warn_of_forks(2)
+    assert said == []
+    action.warn_of_forks(64)
+    assert "--forks 64" in said[0] and "ANSIBLE_FORKS=64" in said[0]
