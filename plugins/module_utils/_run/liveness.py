@@ -98,8 +98,12 @@ def _step_seconds(run: Mapping[str, Any], limits: Limits) -> float:
 
 
 def state_of(run: Mapping[str, Any]) -> Optional[str]:
-    """The state of a rank; one that has reported its error has crashed, though its processes may still be ending."""
-    if run.get("state") == RUNNING and run.get("end_reason") == "error" and not run.get("membership"):
+    """The state of a rank; one that has reported its error has crashed, though its processes may still be ending.
+
+    A heartbeat in another phase than the last one is that of a trainer which was started again in the same session.
+    """
+    has_ended = run.get("end_reason") == "error" and run.get("phase") in (None, "end")
+    if run.get("state") == RUNNING and has_ended and not run.get("membership"):
         return CRASHED
     return run.get("state")
 

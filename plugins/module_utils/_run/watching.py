@@ -53,6 +53,12 @@ class Observation(NamedTuple):
     over: Optional[str] = None  # the verdict with which watching it has ended
 
     @property
+    def is_over(self) -> bool:
+        """Whether its end was seen long enough ago; while its processes use CPU it may be starting again."""
+        still_there = self.run.get("state") == RUNNING
+        return min(self.ended, self.quiet if still_there else math.inf) > ORPHAN_GRACE
+
+    @property
     def rank(self) -> Rank:
         """The same for the judgement of progress; a host that is watched no more is not asked any more, so it is not silent."""
         age = self.run.get("session_age")
@@ -76,7 +82,7 @@ def judge(
 ) -> Optional[Verdict]:
     """The verdict on a host, or None while there is reason to go on watching it."""
     own = seen[host]
-    if own.run.get("state") in ENDED or (state_of(own.run) == CRASHED and own.ended > ORPHAN_GRACE):
+    if own.run.get("state") in ENDED or (state_of(own.run) == CRASHED and own.is_over):
         return _ended(own.run)
     if own.silent > lost_after:
         return Verdict(LOST, _lost(own))
@@ -127,7 +133,7 @@ def _orphaned(host: str, seen: Mapping[str, Observation]) -> Optional[Verdict]:
         # Its keeper goes on without them, or waits for them.
         return None
     crashed = sorted(
-        name for name, one in seen.items() if name != host and state_of(one.run) == CRASHED and one.ended > ORPHAN_GRACE
+        name for name, one in seen.items() if name != host and state_of(one.run) == CRASHED and one.is_over
     )
     if crashed:
         return Verdict(ORPHANED, "still runs and waits for %s, which crashed" % ", ".join(crashed))

@@ -188,10 +188,16 @@ def test_a_host_whose_watching_is_over_is_not_missed() -> None:
 
 
 def test_what_a_rank_reported_outweighs_that_its_session_is_there() -> None:
-    ending = running(end_reason="error", end_error="the disk has 3 MB left")
+    ending = running(end_reason="error", end_error="the disk has 3 MB left", phase="end")
     assert verdict("a", a=Observation(ending, ended=10), b=Observation(running())) is None
     assert (
         sentence("a", a=Observation(ending, ended=21))
         == "ended with an error, 10 of 100 steps made: the disk has 3 MB left"
     )
     assert verdict("b", a=Observation(ending, ended=21), b=Observation(running())) == "orphaned"
+
+
+def test_a_trainer_that_is_started_again_in_its_session_has_not_crashed() -> None:
+    ended = running(end_reason="error", end_error="rank 1 is gone", phase="end")
+    assert verdict("a", a=Observation(ended, ended=90, quiet=1.0), b=Observation(running())) is None
+    assert verdict("a", a=Observation({**ended, "phase": "start"}, ended=90), b=Observation(running())) is None
