@@ -61,7 +61,7 @@ class Run:
         """Play a playbook of the collection; its output."""
         done = subprocess.run(
             ["ansible-playbook", "-i", self.play.folder / "inventory.json", ROOT / f"playbooks/{name}.yml",
-             "-e", '{"ddp_base_dir": "' + str(self.play.folder) + '/{{ inventory_hostname }}"}', *arguments],
+             "-e", '{"ddp_base_dir": "' + str(self.play.folder) + '/{{ inventory_hostname }}", "target": "all"}', *arguments],
             env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": f"{ROOT}/.ansible/collections", "PYTHONDONTWRITEBYTECODE": "1",
                  "ANSIBLE_CONFIG": str(self.play.folder / "ansible.cfg"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
             capture_output=True, text=True, timeout=PATIENCE, check=False,
