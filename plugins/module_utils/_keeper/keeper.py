@@ -131,8 +131,7 @@ class Keeper:
         if self._lasting(self.own) != self._lasting(before):
             # On the disk before anybody hears of it.
             self._remember()
-        if order == membership.START:
-            assert self.own.word.generation is not None
+        if order == membership.START and self.own.word.generation is not None:
             self.rank.start(self.own.word.generation)
         elif order:
             seconds = self.finish_seconds if order == membership.FINISH_STEP else self.save_seconds
