@@ -504,7 +504,7 @@ def test_field_18_a_disk_that_is_too_small_is_told_before_the_start(lab, found):
     findings, played = lab.preflight(ddp_base_dir="/mnt/small/nanochat", preflight_with_trainer=False)
     assert played.code != 0
     one = findings["disk-short laptop"]
-    assert re.search(r"[\d.]+ GB free below /mnt/small", one["seen"]), one
+    assert re.search(r"[\d.]+ [GM]B free below /mnt/small", one["seen"]), one
     found("the disk of the base folder has 64 MB", one["code"], played.seconds)
 
 
