@@ -252,8 +252,8 @@ class Loader:
 class NoRows:
     """What stands for a loader on a rank that takes no rows; its place is where the rows are read."""
 
-    def __init__(self, position: Mapping[str, int] = START) -> None:
-        self._position = dict(position)
+    def __init__(self, position: Mapping[str, int] | None = None) -> None:
+        self._position = dict(START if position is None else position)
 
     def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         raise RuntimeError("this rank takes no rows")

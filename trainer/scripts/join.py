@@ -48,7 +48,7 @@ def make_room(ours: dict[str, Any]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(prog="join.py", description=(__doc__ or "").split("\n\n")[0])
+    result = argparse.ArgumentParser(prog="join.py", description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
     result.add_argument("--timeout-seconds", type=float, default=300.0, help="longest wait for another rank")
     result.add_argument("--run-dir", default="", help="folder of metrics and heartbeat (default: $NANOCHAT_BASE_DIR)")
     result.add_argument("--tracker", default="none", choices=("none", "mlflow", "wandb"))

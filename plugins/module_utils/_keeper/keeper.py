@@ -199,7 +199,8 @@ class Keeper:
             "members": list(mine.members) if mine else [], "steps": word.steps, "rank": self.rank.number,
         }  # fmt: skip
         members = " of generation %d: %s" % (number, ", ".join(mine.members)) if mine else ""
-        print("keeper: %s%s%s" % (what, members if not about else "", " (%s)" % why if why else ""), flush=True)
+        sys.stdout.write("keeper: %s%s%s\n" % (what, members if not about else "", " (%s)" % why if why else ""))
+        sys.stdout.flush()
         with contextlib.suppress(OSError):
             with open(os.path.join(self.run_dir, EVENTS), "a", encoding="utf-8") as file:
                 file.write(json.dumps(event) + "\n")
@@ -211,4 +212,4 @@ class Keeper:
 
 def main(run_dir: str) -> None:
     """What the session runs."""
-    sys.exit(Keeper(run_dir).run())
+    raise SystemExit(Keeper(run_dir).run())
