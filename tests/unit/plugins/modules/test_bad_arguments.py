@@ -42,6 +42,7 @@ def deep(levels: int) -> Any:
     return nested
 
 
+# No lone surrogates: Ansible itself refuses text that is not UTF-8, before a module sees it.
 KEYS = ["a", "model", "nodes", "data", "shards", "log/rank0.log", "size", "A"]
 ODD = st.sampled_from(
     [
@@ -53,7 +54,6 @@ ODD = st.sampled_from(
             "/",
             "~",
             "a\0b",
-            "\ud800",
             "é",
             "a" * 5000,
             "-1",
