@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests: ./test.sh [lint|unit|integration|trainer|molecule|all]...
+# Sets up and runs the tests: ./test.sh [lint|docs|unit|integration|trainer|molecule|all]...
 # A scenario of molecule alone: ./test.sh molecule:site
 # Two parts at the same time: ./test.sh unit+trainer
 set -euo pipefail
@@ -13,7 +13,7 @@ COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
 # What runs without arguments. Two parts that mostly wait do so together. The scenario faults makes faults and waits until they are
 # noticed; that takes another quarter of an hour, and it runs by name, or with all the others by ./test.sh molecule.
-EVERY_TIME=(lint unit integration+molecule:restart trainer molecule:site molecule:no_sudo molecule:firewalls molecule:shards)
+EVERY_TIME=(lint docs+unit integration+molecule:restart trainer molecule:site molecule:no_sudo molecule:firewalls molecule:shards)
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables
@@ -54,6 +54,16 @@ run_trainer() {
     (cd "$ROOT" && FEWER=${FEWER:-10} OMP_NUM_THREADS=1 PYTHONPATH=trainer "$TRAINER_VENV/bin/python" -m pytest -q tests/trainer)
 }
 
+# The docs site without a warning, and the licence of every file; apart from the other tools, whose requirements differ.
+run_docs() {
+    (
+        need_venv docs-tools "$ROOT/docs/site/requirements.txt"
+        export PATH=$VENV/bin:$PATH
+        tools/docs.sh
+        reuse lint --lines
+    )
+}
+
 run_molecule() { tests/molecule/run.sh "$@"; }
 
 run_part() {
@@ -91,8 +101,8 @@ main() {
     for together in "${parts[@]}"; do
         for part in ${together//+/ }; do
             case $part in
-                lint | unit | integration | trainer | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, unit, integration, trainer, molecule, molecule:SCENARIO or all." ;;
+                lint | docs | unit | integration | trainer | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, docs, unit, integration, trainer, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Builds the docs site into $NANOCHAT_DDP_HOME/docs/html without a warning: the pages of docs/, and every module, role, filter and
+# callback from its own documentation. Called by `./test.sh docs`, which provides the tools.
+set -euo pipefail
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+OUT=${NANOCHAT_DDP_HOME:?run ./test.sh docs}/docs
+SOURCE=$OUT/source
+cd "$ROOT"
+rm -rf "$OUT"
+mkdir -p "$SOURCE/collections"
+cp docs/*.md docs/site/conf.py docs/site/index.md galaxy.yml "$SOURCE"
+cp -r docs/images docs/inventories "$SOURCE"
+cp README.md "$SOURCE/readme.md"
+cp CONTRIBUTING.md "$SOURCE/contributing.md"
+cp CHANGELOG.md "$SOURCE/changelog.md"
+cp SECURITY.md "$SOURCE/security.md"
+cp CODE_OF_CONDUCT.md "$SOURCE/conduct.md"
+# Links between files of the repository become links between pages; to files that are no pages, links into the repository.
+python tools/site_links.py "$SOURCE"
+ANSIBLE_COLLECTIONS_PATH=$ROOT/.ansible/collections antsibull-docs --config-file docs/site/antsibull-docs.cfg \
+    collection --use-current --squash-hierarchy --dest-dir "$SOURCE/collections" --fail-on-error nanochat.ddp
+sphinx-build -q -W --keep-going -j 1 -b html "$SOURCE" "$OUT/html"
+echo "docs: $(find "$OUT/html" -name '*.html' | wc -l) pages in $OUT/html"
