@@ -15,7 +15,8 @@ from ansible import constants as C
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import ERROR, WARNING, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, with_hosts
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import (

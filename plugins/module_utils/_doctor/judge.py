@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import WARNING, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, Answer, Evidence, answers_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import MISSED, Death, death_of, was_killed
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import (

@@ -9,13 +9,8 @@ import ipaddress
 import re
 from typing import Any, Iterable, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import (
-    ERROR,
-    INFO,
-    WARNING,
-    Finding,
-    finding,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, INFO, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, node_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import OPEN, judge_links
 

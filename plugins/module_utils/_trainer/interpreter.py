@@ -10,7 +10,7 @@ import os
 import re
 from typing import Callable, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import MAKE_PYTHON
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MAKE_PYTHON
 
 INTERPRETERS = ("python3.11", "python3.12", "python3.13", "python3", "python3.14", "python3.10")
 

@@ -1,0 +1,121 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the plan finds in settings and probes."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, INFO, WARNING, Kind
+
+KINDS: Dict[str, Kind] = {
+    "setting-refused": Kind(
+        ERROR,
+        "A setting cannot be used as it is",
+        "Wrong settings are refused before any host is changed.",
+        "Correct it in the inventory or on the command line; docs/settings.md lists all settings.",
+    ),
+    "checkpoints-lost": Kind(
+        ERROR,
+        "Training would not go on from the checkpoints that are there",
+        "A start would set them aside and begin at step 0.",
+        "Set the setting back, give the new training a name of its own (ddp_run), or set aside what is there with -e ddp_fresh=true.",
+    ),
+    "address-refused": Kind(
+        ERROR,
+        "A host cannot be reached by the others at the address that is set",
+        "Every rank connects to every other one by the address of the plan.",
+        "Set ddp_nic or ddp_address of that host to an interface in the common network.",
+        (3, 4),
+    ),
+    "venv-refused": Kind(
+        ERROR,
+        "The trainer's environment cannot be made where it is wanted",
+        "PyTorch and the trainer's packages are installed there.",
+        "Set ddp_venv_dir to another folder.",
+        (9, 24),
+    ),
+    "source-missing": Kind(
+        ERROR,
+        "Data or a trainer that the settings name are not there",
+        "A start would fail later, when other hosts have been changed already.",
+        "Correct the path or the URL.",
+        (7, 8),
+    ),
+    "results-read-only": Kind(
+        ERROR,
+        "Results cannot be written on the controller",
+        "Logs, metrics and reports are collected there.",
+        "Set ddp_results_dir to a folder of the user who runs the playbook.",
+    ),
+    "nic-faster-up": Kind(
+        WARNING,
+        "A faster network interface is up",
+        "Each step sends gradients; over the slower interface each step waits longer.",
+        "Give the faster interface an address in the peers' network, or name it as ddp_nic of that host.",
+        (3,),
+    ),
+    "nic-wifi": Kind(
+        WARNING,
+        "A host takes part by radio",
+        "Each step waits for the slowest link, and a radio link is slow and uneven.",
+        "Connect the host by cable, or set ddp_sync=bf16 to halve what is sent, and ddp_local_steps=10 to send seldom.",
+        (3, 25),
+    ),
+    "nic-overlay": Kind(
+        WARNING,
+        "Training takes an overlay or a virtual network",
+        "Encryption and detours make each step wait longer; it was chosen by ddp_nic or ddp_address.",
+        "Set ddp_nic to the interface of the common network where there is one.",
+        (3, 5),
+    ),
+    "nic-route-overlay": Kind(
+        INFO,
+        "The route to the peers is an overlay; training goes around it",
+        "The address by which a host is logged in to belongs to an overlay such as Tailscale; a direct network is faster.",
+        "Nothing to do; ddp_nic and ddp_address overrule the choice.",
+        (3, 5),
+    ),
+    "trainer-apart": Kind(
+        WARNING,
+        "The trainer does not exchange gradients on CPUs",
+        "nanochat's own joins a process group with CUDA only: on CPUs its ranks train a model each, or end with an error.",
+        "Take this collection's trainer (ddp_trainer_source=ours), train on one host (-e target=HOST), or on GPUs.",
+        (21,),
+        ("Default process group has not been initialized",),
+    ),
+    "speed-unknown": Kind(
+        INFO,
+        "Rows are shared out by threads, since no speed is known",
+        "ddp_batch_split is speed, which wants a measured step of each host.",
+        "Run preflight, which measures it, or set ddp_speed for every host.",
+        (17,),
+    ),
+    "batch-adapted": Kind(
+        INFO,
+        "The batch was fitted to the hosts",
+        "Every host takes whole passes of whole rows, so what nobody set of the batch follows the number and speed of the hosts.",
+        "Nothing to do; ddp_total_batch and ddp_device_batch say it otherwise.",
+    ),
+    "threads-over-cores": Kind(
+        WARNING,
+        "More threads than cores",
+        "Threads that wait for a processor make every step slower than fewer threads would, and two on one core hardly help "
+        "each other with matrix products.",
+        "Lower ddp_threads on that host, or leave it empty.",
+    ),
+    "memory-tight": Kind(
+        WARNING,
+        "Less memory is free than the run needs",
+        "The machine would swap or end the process that uses most memory.",
+        "End what uses the memory, or lower ddp_device_batch.",
+    ),
+    "other-training": Kind(
+        WARNING,
+        "Another training process runs on the host",
+        "It takes cores and memory, and if it is left over from an earlier try, perhaps a port.",
+        "Look at it with ps, and end it if nobody needs it; this collection only ends what it started itself.",
+        (6,),
+    ),
+}

@@ -1,0 +1,26 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a code means, wherever it is found: the form of the registry's entries."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Tuple
+
+ERROR = "error"
+WARNING = "warning"
+INFO = "info"
+
+# Makes a Python below the user's home, where the probe looks for it; uv's wheel runs on any Linux with an older Python.
+MAKE_PYTHON = "python3 -m venv ~/uv && ~/uv/bin/pip install uv==0.13.9 && ~/uv/bin/uv python install 3.12"
+
+
+class Kind(NamedTuple):
+    """What one code means, wherever it is found."""
+
+    severity: str
+    title: str
+    why: str
+    remedy: str
+    field: Tuple[int, ...] = ()  # entries of the list of field failures that this code answers
+    seen_as: Tuple[str, ...] = ()  # texts by which people search for it
