@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import LOOK, ONE_RUN
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.look import LOOK
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import quick_look
 
 # Not of the type path, which would be expanded here.

@@ -90,7 +90,7 @@ from typing import Any, Dict
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError, had, missing_files
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ONE_RUN, WHICH_RUN, find_run_dir
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN, WHICH_RUN, find_run_dir
 
 ARGUMENTS: Dict[str, Any] = dict(
     **WHICH_RUN,

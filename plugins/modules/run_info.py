@@ -254,7 +254,8 @@ run:
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import LOOK, ONE_RUN, look
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.look import LOOK, look
 
 
 def main() -> None:

@@ -94,8 +94,8 @@ from typing import Any, Dict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN, WHICH_RUN
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log import read_log
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ONE_RUN, WHICH_RUN
 
 ARGUMENTS: Dict[str, Any] = dict(
     **WHICH_RUN,

@@ -15,15 +15,15 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
 
 MARK = "nanochat-ddp-look "
-DEFAULTS: dict[str, Any] = {name: option.get("default") for name, option in run_state.LOOK.items()}
+DEFAULTS: dict[str, Any] = {name: option.get("default") for name, option in look.LOOK.items()}
 
 
 def program(params: dict[str, Any]) -> str:
     """The code that looks, with what it is to look at."""
-    return host_code.program(run_state.__name__, "say", MARK, {**DEFAULTS, **params})
+    return host_code.program(look.__name__, "say", MARK, {**DEFAULTS, **params})
 
 
 def python_of(action: ActionBase, variables: dict[str, Any]) -> str:

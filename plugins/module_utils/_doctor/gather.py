@@ -19,8 +19,8 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import busy_share
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import busy_share, read_effort
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 
 Run = Callable[[List[str]], Tuple[int, str, str]]
 
@@ -42,12 +42,12 @@ TCP_STATES = {
 
 def collect(run_dir: str, rank: int, peers: List[Dict[str, Any]], probe_port: int, run: Run) -> Dict[str, Any]:
     """Everything about this host's rank. peers: [{host, address}]; probe_port: one that the peers' firewalls leave open."""
-    state = run_state.read_run(run_dir, rank, lines=30)
+    state = read_run(run_dir, rank, lines=30)
     pid = trainer_pid(run_dir, rank)
     ask(run_dir, rank, pid)
-    first, before = counters(pid), run_state.read_effort(run_dir, rank)
+    first, before = counters(pid), read_effort(run_dir, rank)
     time.sleep(SAMPLE_SECONDS)
-    second, after = counters(pid), run_state.read_effort(run_dir, rank)
+    second, after = counters(pid), read_effort(run_dir, rank)
     state["busy"] = busy_share(before, after)
     return {
         "rank": rank,

@@ -13,6 +13,8 @@ import time
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
 
 
 class Effort(NamedTuple):
@@ -59,3 +61,12 @@ def _text(path: str) -> str:
             return stream.read()
     except OSError:
         return ""
+
+
+def read_effort(run_dir: str, rank: Optional[int]) -> Optional[Effort]:
+    """How hard the rank's processes have worked so far; None where there are none."""
+    session = read_object(os.path.join(run_dir, "session.json"))
+    if session.get("ended") is not None:
+        return None
+    rank = find_rank(run_dir, {}, session) if rank is None else rank
+    return effort_of(session, read_object(os.path.join(run_dir, "heartbeat-rank%d.json" % (rank or 0))))

@@ -9,15 +9,9 @@ import os
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
-    EMPTY,
-    PREPARED,
-    RUNNING,
-    find_run_dir,
-    log_lines,
-    plain_line,
-    read_run,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_run_dir
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines, plain_line
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, PREPARED, RUNNING, read_run
 
 CHUNK = 256 * 1024
 

@@ -24,7 +24,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import state
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import PEEK_BYTES
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RUNNING, read_run
 
 # Names that only we give: of data sets, and of what a run folder holds before its plan is there.
 DATA_NAME = "(text|url|host|controller)-[0-9a-f]{8}"
@@ -162,7 +163,7 @@ def _living(folders: List[str]) -> Iterator[str]:
         left = [markers[one] for one in ids if one in markers]
         if left:
             yield f"{told.get('session') or last.get('session') or folder} runs (process {left[0].pid})"
-        elif state.read_run(folder, lines=0, limit=state.PEEK_BYTES)["state"] == state.RUNNING:
+        elif read_run(folder, lines=0, limit=PEEK_BYTES)["state"] == RUNNING:
             yield f"a training runs in {folder}"
 
 

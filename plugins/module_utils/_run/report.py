@@ -17,15 +17,14 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
-    CRASHED,
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     Event,
     describe_events,
-    error_line,
     finite,
-    log_lines,
     parse_events,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED
 
 # Of every step these columns are shown; a column that no step has is left out.
 COLUMNS = (

@@ -11,20 +11,20 @@ import sys
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import state
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import look, state
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 
 
 def test_a_program_brings_what_it_imports(tmp_path):
-    look = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1}
-    text = host_code.program(state.__name__, "say", "mark ", look)
+    params = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1}
+    text = host_code.program(look.__name__, "say", "mark ", params)
     answer = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True)
     assert answer.stdout.startswith("mark ")
     assert json.loads(answer.stdout[5:])["state"] == state.PREPARED
 
 
-@pytest.mark.parametrize("module", [state, runner, server])
+@pytest.mark.parametrize("module", [look, runner, server])
 def test_each_source_comes_after_what_it_needs(module):
     names = [name for name, dummy_source in host_code.sources(module.__name__)]
     assert names[-1] == module.__name__

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import find, log_tail, look, metrics
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
 
 
@@ -185,10 +186,10 @@ Root Cause (first observed failure):
 
 def test_torchruns_box_is_not_taken_for_the_error() -> None:
     said = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
-    assert run_state.error_line([*f"step 00003\n[rank1]: {said}\n{BOX}".splitlines()]) == said
-    assert run_state.error_line(f"no documents in /data\n{BOX}".splitlines()) == "no documents in /data"
-    assert run_state.error_line(BOX.splitlines()) is None
-    assert run_state.error_line(["==== results ====", "========", "all is lost"]) == "all is lost"
+    assert log_tail.error_line([*f"step 00003\n[rank1]: {said}\n{BOX}".splitlines()]) == said
+    assert log_tail.error_line(f"no documents in /data\n{BOX}".splitlines()) == "no documents in /data"
+    assert log_tail.error_line(BOX.splitlines()) is None
+    assert log_tail.error_line(["==== results ====", "========", "all is lost"]) == "all is lost"
 
 
 def test_the_error_is_the_trainers_sentence_or_the_logs_line(folder: Folder) -> None:
@@ -257,23 +258,23 @@ def test_long_metrics_are_read_in_part_and_it_is_said(folder: Folder) -> None:
 
 
 def test_the_rank_is_found_in_the_session_the_files_or_the_plan(folder: Folder) -> None:
-    assert run_state.find_rank(str(folder.path), {}, {"session": "nanochat-d4-rank3"}) == 3
+    assert find.find_rank(str(folder.path), {}, {"session": "nanochat-d4-rank3"}) == 3
     plan = {"nodes": [{"rank": 7, "run_dir": str(folder.path)}]}
-    assert run_state.find_rank(str(folder.path), plan, {}) == 7
+    assert find.find_rank(str(folder.path), plan, {}) == 7
     folder.metrics(start(), rank=2)
-    assert run_state.find_rank(str(folder.path), plan, {}) == 2
+    assert find.find_rank(str(folder.path), plan, {}) == 2
 
 
 def test_the_newest_run_is_the_one_written_to_last(tmp_path: Path) -> None:
-    assert run_state.newest_run(str(tmp_path)) is None
+    assert find.newest_run(str(tmp_path)) is None
     for name, when in (("old", 100), ("new", 300), ("older", 200)):
         (tmp_path / "runs" / name).mkdir(parents=True)
         metrics = tmp_path / "runs" / name / "metrics-rank0.jsonl"
         metrics.touch()
         os.utime(metrics, (when, when))
-    assert run_state.newest_run(str(tmp_path)) == str(tmp_path / "runs" / "new")
+    assert find.newest_run(str(tmp_path)) == str(tmp_path / "runs" / "new")
     params = {"run_dir": None, "base_dir": str(tmp_path), "run": "old"}
-    assert run_state.find_run_dir(params) == str(tmp_path / "runs" / "old")
+    assert find.find_run_dir(params) == str(tmp_path / "runs" / "old")
 
 
 class Time:
@@ -289,23 +290,23 @@ class Time:
         self.now += seconds
 
 
-def waited(looks: list[dict[str, Any]], wait: run_state.Wait) -> float:
+def waited(looks: list[dict[str, Any]], wait: look.Wait) -> float:
     """How long it waits when every look shows the next of these states."""
     at = Time()
     seen = iter([*looks[:-1], *[looks[-1]] * 1000])
-    run_state.wait_for_news(lambda: next(seen), wait, at.clock, at.sleep)
+    look.wait_for_news(lambda: next(seen), wait, at.clock, at.sleep)
     return at.now
 
 
 def test_waiting_ends_with_the_news_the_state_or_the_time() -> None:
     here = {"state": "running", "step": 3}
     later = {"state": "running", "step": 4}
-    assert waited([here], run_state.Wait("running", 3, 0, 5)) == pytest.approx(5, abs=0.3)
-    assert waited([here, here, later], run_state.Wait("running", 3, 0, 60)) == pytest.approx(1.0)
-    assert waited([here, later], run_state.Wait("running", 3, 10, 60)) == pytest.approx(10, abs=0.3)
-    assert waited([here, {"state": "crashed", "step": 3}], run_state.Wait("running", 3, 10, 60)) == pytest.approx(1.0)
-    assert waited([later], run_state.Wait("prepared", None, 10, 60)) == 0
-    assert waited([{"state": "finished", "step": 9}], run_state.Wait("finished", 9, 10, 60)) == 0
+    assert waited([here], look.Wait("running", 3, 0, 5)) == pytest.approx(5, abs=0.3)
+    assert waited([here, here, later], look.Wait("running", 3, 0, 60)) == pytest.approx(1.0)
+    assert waited([here, later], look.Wait("running", 3, 10, 60)) == pytest.approx(10, abs=0.3)
+    assert waited([here, {"state": "crashed", "step": 3}], look.Wait("running", 3, 10, 60)) == pytest.approx(1.0)
+    assert waited([later], look.Wait("prepared", None, 10, 60)) == 0
+    assert waited([{"state": "finished", "step": 9}], look.Wait("finished", 9, 10, 60)) == 0
 
 
 def test_weights_that_differed_once_are_never_called_identical() -> None:
@@ -313,19 +314,18 @@ def test_weights_that_differed_once_are_never_called_identical() -> None:
     end = {"kind": "end", "time": 2.0, "step": 2, "reason": "finished", "identical": True}
     start = {"kind": "start", "time": 0.0, "step": 0}
     assert (
-        run_state.describe_events([start, {**digest, "identical": False}, {**digest, "identical": True}, end])[
+        metrics.describe_events([start, {**digest, "identical": False}, {**digest, "identical": True}, end])[
             "identical"
         ]
         is False
     )
     assert (
-        run_state.describe_events([start, {**digest, "identical": True}, {**end, "identical": None}])["identical"]
-        is True
+        metrics.describe_events([start, {**digest, "identical": True}, {**end, "identical": None}])["identical"] is True
     )
     assert (
-        run_state.describe_events([start, {**digest, "identical": False}, start, {**digest, "identical": True}])[
+        metrics.describe_events([start, {**digest, "identical": False}, start, {**digest, "identical": True}])[
             "identical"
         ]
         is True
     )
-    assert run_state.describe_events([start])["identical"] is None
+    assert metrics.describe_events([start])["identical"] is None

@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import closing_table, rows_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.host import data_sets, run_facts
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import files, folder, log, purge, report, state, table
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
+    files,
+    find,
+    folder,
+    log,
+    metrics,
+    purge,
+    report,
+    state,
+    table,
+)
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -139,8 +149,8 @@ def look_everywhere(base: Path) -> None:
     run = str(base / "runs" / "d4")
     seen = state.read_run(run)
     json.dumps(seen)
-    state.read_run(run, lines=0, limit=state.PEEK_BYTES)
-    state.newest_run(str(base))
+    state.read_run(run, lines=0, limit=metrics.PEEK_BYTES)
+    find.newest_run(str(base))
     log.read_log({"run_dir": run, "rank": None, "lines": 20, "offset": None, "wait": 0})
     log.read_log({"run_dir": run, "rank": 0, "lines": 20, "offset": 7, "wait": 0})
     files.missing_files(run, {}, True, 10**6)

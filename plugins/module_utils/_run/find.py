@@ -1,0 +1,78 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which run is meant, where its folder is, and which rank this host has in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict, List, Optional
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    plain_run_name,
+)
+
+
+def newest_run(base_dir: str) -> Optional[str]:
+    """The run folder below a base folder that was written to last; None when there is none."""
+    runs = os.path.join(base_dir, "runs")
+    try:
+        folders = [entry.path for entry in os.scandir(runs) if entry.is_dir()]
+    except OSError:
+        return None
+    return max(folders, key=_touched) if folders else None
+
+
+def _touched(run_dir: str) -> float:
+    """When anything that a running trainer writes was written last."""
+    names = [
+        name for name in _names(run_dir) if name.startswith(("session.json", "plan.json", "metrics-", "heartbeat-"))
+    ]
+    times = [_mtime(os.path.join(run_dir, name)) for name in names]
+    return max(times) if times else _mtime(run_dir)
+
+
+def _mtime(path: str) -> float:
+    try:
+        return os.path.getmtime(path)
+    except OSError:
+        return 0.0
+
+
+def _names(folder: str) -> List[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def find_rank(run_dir: str, plan: Dict[str, Any], session: Dict[str, Any]) -> Optional[int]:
+    """This host's rank: from its session's name, its files or its folder in the plan."""
+    match = re.search(r"-rank(\d+)$", str(session.get("session") or ""))
+    if match:
+        return int(match.group(1))
+    ranks = [re.match(r"(?:metrics|heartbeat)-rank(\d+)\.json", name) for name in _names(run_dir)]
+    found = {int(match.group(1)) for match in ranks if match}
+    if len(found) == 1:
+        return found.pop()
+    nodes = [node for node in items(plan, "nodes") if node.get("run_dir") == run_dir]
+    return nodes[0].get("rank") if len(nodes) == 1 else None
+
+
+# How a module is told which run is meant: its options, and what AnsibleModule is to ask of them (documentation fragment "run").
+WHICH_RUN: Dict[str, Any] = dict(run_dir=dict(type="path"), base_dir=dict(type="path"), run=dict(type="str"))
+ONE_RUN: Dict[str, Any] = dict(
+    required_one_of=[("run_dir", "base_dir")], mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")]
+)
+
+
+def find_run_dir(params: Dict[str, Any]) -> Optional[str]:
+    """The run folder that a module's parameters mean: run_dir, or run (or the newest) below base_dir, if there is one."""
+    if params.get("run_dir"):
+        return str(params["run_dir"])
+    base = str(params["base_dir"])
+    if params.get("run"):
+        return os.path.join(base, "runs", plain_run_name(params["run"]))
+    return newest_run(base)

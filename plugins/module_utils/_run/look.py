@@ -1,0 +1,105 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A look at a run, now or when there is news: what run_info returns, also as a program for a bare Python on the host."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, Callable, Dict, NamedTuple, Optional
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import Effort, busy_share, read_effort
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import WHICH_RUN, find_run_dir
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import PEEK_BYTES
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, ENDED, RUNNING, read_run
+
+PEEK_SECONDS = 0.5
+IDLE_PEEK_SECONDS = 1.0  # while only an end would be news
+BUSY_SECONDS = 1.0  # over so long the use of CPU is measured where there was no progress for IDLE_SECONDS
+IDLE_SECONDS = 10.0
+
+
+def _measure_busy(run: Dict[str, Any], first: Optional[Effort], sleep: Callable[[float], None] = time.sleep) -> None:
+    """The share of a core that a running rank works, since the first reading; a moment is waited where it matters and that was just now."""
+    if run["state"] != RUNNING or first is None:
+        return
+    left = BUSY_SECONDS - (time.monotonic() - first.at)
+    idle = run["idle_seconds"]
+    if left > 0 and (idle is None or idle > IDLE_SECONDS):
+        sleep(left)
+        left = 0.0
+    if left <= 0:
+        run["busy"] = busy_share(first, read_effort(run["run_dir"], run["rank"]))
+
+
+class Wait(NamedTuple):
+    """What the caller knows already, and how long it can wait for more."""
+
+    state: Optional[str] = None
+    step: Optional[int] = None
+    at_least: float = 0.0
+    timeout: float = 0.0
+
+
+def wait_for_news(
+    peek: Callable[[], Dict[str, Any]],
+    wait: Wait,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return once the state differs from what the caller knows, or (after at_least seconds) the step, or time is up.
+
+    A peek costs about half a millisecond; more than two of them a second would be of no use to anybody.
+    """
+    begun = clock()
+    run = peek()
+    while run["state"] == wait.state and run["state"] not in ENDED and clock() - begun < wait.timeout:
+        waited = clock() - begun
+        if run["step"] != wait.step and waited >= wait.at_least:
+            return
+        sleep(PEEK_SECONDS if waited + IDLE_PEEK_SECONDS > wait.at_least else IDLE_PEEK_SECONDS)
+        run = peek()
+
+
+# What run_info is told.
+LOOK: Dict[str, Any] = dict(
+    rank=dict(type="int"),
+    lines=dict(type="int", default=10),
+    wait=dict(
+        type="dict",
+        options=dict(
+            state=dict(type="str"),
+            step=dict(type="int"),
+            at_least=dict(type="float", default=0.0),
+            timeout=dict(type="float", default=0.0),
+        ),
+    ),
+    **WHICH_RUN,
+)
+
+
+def look(params: Dict[str, Any]) -> Dict[str, Any]:
+    """What run_info returns for its parameters."""
+    run_dir, rank = find_run_dir(params), params.get("rank")
+    if run_dir is None:
+        return dict(EMPTY)
+    wait = params.get("wait")
+    first = read_effort(run_dir, rank)
+    if wait:
+        known = Wait(wait["state"], wait["step"], wait["at_least"], wait["timeout"])
+        wait_for_news(lambda: read_run(run_dir, rank, lines=0, limit=PEEK_BYTES), known)
+    run = read_run(run_dir, rank, lines=params["lines"])
+    _measure_busy(run, first)
+    return run
+
+
+def say(mark: str, params: Dict[str, Any]) -> None:
+    """The program of a look: prints what `look` finds behind a mark."""
+    # The host expands the paths: its home is not the controller's.
+    for name in ("run_dir", "base_dir"):
+        if params[name]:
+            params[name] = os.path.expanduser(os.path.expandvars(params[name]))
+    sys.stdout.write(mark + json.dumps(look(params)) + "\n")

@@ -1,0 +1,194 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The metrics that a trainer writes: read in part where they are long, and what they tell of the run.
+
+Readers never lock and never wait for the writer: a line that is not yet whole is left for the next look, and of a big file only the
+beginning and the newest part are read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+HEAD_BYTES = 64 * 1024
+PEEK_BYTES = 16 * 1024  # enough to see whether there is news
+METRICS_BYTES = 4 * 1024 * 1024  # about 10000 steps; more than that is read in part
+RECENT_STEPS = 10  # speed "now"
+ETA_STEPS = 50  # pace for the time left, with the pauses for evaluations and saves in it
+
+Event = Dict[str, Any]
+
+
+class Read(NamedTuple):
+    """The events of one metrics file, and whether that is all of them."""
+
+    events: List[Event]
+    complete: bool
+
+
+def finite(value: Any) -> Optional[float]:
+    """The number as a float, or None for what is no finite number (a loss that became NaN must not break JSON)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def read_tail(path: str, limit: int) -> bytes:
+    """The last bytes of a file, starting at a whole line; empty when there is no file."""
+    try:
+        with open(path, "rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - limit))
+            data = stream.read(limit)
+    except OSError:
+        return b""
+    return data if size <= limit else data.partition(b"\n")[2]
+
+
+def parse_events(data: bytes) -> List[Event]:
+    """The events in some bytes of a metrics file; what is not a whole JSON object with a kind is passed over."""
+    events = []
+    for line in data.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("kind"), str):
+            events.append(event)
+    return events
+
+
+def read_events(path: str, limit: int = METRICS_BYTES) -> Read:
+    """The events of a metrics file; of one bigger than limit its beginning and its newest part."""
+    try:
+        size = os.path.getsize(path)
+    except OSError:
+        return Read([], True)
+    if size <= limit:
+        return Read(parse_events(read_tail(path, limit)), True)
+    head = b""
+    if limit > 2 * HEAD_BYTES:
+        with open(path, "rb") as stream:
+            head = stream.read(HEAD_BYTES)
+    return Read(parse_events(head) + parse_events(read_tail(path, limit - len(head))), False)
+
+
+def _number(event: Event, key: str) -> float:
+    return finite(event.get(key)) or 0.0
+
+
+def _speed(steps: List[Event]) -> Optional[float]:
+    """Tokens per second of all ranks over some steps: all their tokens over all their seconds."""
+    seconds = sum(_number(step, "seconds") for step in steps)
+    tokens = sum(_number(step, "tokens_per_second") * _number(step, "seconds") for step in steps)
+    return tokens / seconds if seconds > 0 else None
+
+
+def median(values: List[float]) -> Optional[float]:
+    """The middle value; None of nothing."""
+    if not values:
+        return None
+    ordered, middle = sorted(values), len(values) // 2
+    return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _last(events: List[Event], kind: str) -> Event:
+    return next((event for event in reversed(events) if event["kind"] == kind), {})
+
+
+def _pace(steps: List[Event]) -> Optional[float]:
+    """Seconds by the clock from one step to the next, evaluations and saves included."""
+    window = steps[-ETA_STEPS:]
+    if len(window) < 2:
+        return _number(window[0], "seconds") or None if window else None
+    done = window[-1]["step"] - window[0]["step"]
+    return (window[-1]["time"] - window[0]["time"]) / done if done > 0 else None
+
+
+def _attempt(events: List[Event]) -> Tuple[int, List[Event]]:
+    """How many times the run was started, and the events of its newest start."""
+    starts = [index for index, event in enumerate(events) if event["kind"] == "start"]
+    return len(starts), events[starts[-1] :] if starts else events
+
+
+def _speeds(steps: List[Event]) -> Dict[str, Any]:
+    """Speeds and shares of the steps of one attempt; its first step, which warms up, counts for the totals only."""
+    steady = steps[1:] if len(steps) > 1 else steps
+    seconds = sum(_number(step, "seconds") for step in steady)
+    waited = sum(_number(step, "wait_seconds") for step in steady)
+    told = any("wait_seconds" in step for step in steps)
+    return {
+        "tokens_per_second": _speed(steady[-RECENT_STEPS:]),
+        "tokens_per_second_mean": _speed(steady),
+        "step_seconds": median([_number(step, "seconds") for step in steady]),
+        "wait_seconds": sum(_number(step, "wait_seconds") for step in steps) if told else None,
+        "wait_share": waited / seconds if seconds > 0 and told else None,
+        # The mean, since with local steps most send nothing.
+        "bytes_sent": _mean_bytes(steady),
+        "memory_bytes": steps[-1].get("memory_bytes") if steps else None,
+        "steps_counted": len(steady),
+    }
+
+
+def _mean_bytes(steps: List[Event]) -> Optional[int]:
+    sent = [_number(step, "bytes_sent") for step in steps if "bytes_sent" in step]
+    return round(sum(sent) / len(sent)) if sent else None
+
+
+def positive(value: Any) -> Optional[int]:
+    """A count that was really given; the trainer's -1 means that it is worked out later."""
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _checkpoint(events: List[Event]) -> Optional[Dict[str, Any]]:
+    last = _last(events, "checkpoint")
+    return {key: last.get(key) for key in ("step", "time", "path", "bytes")} if last else None
+
+
+def describe_events(events: List[Event]) -> Dict[str, Any]:
+    """Everything about the run that its metrics tell, the newest attempt's where it is about now."""
+    attempts, attempt = _attempt(events)
+    all_steps = [event for event in events if event["kind"] == "step" and isinstance(event.get("step"), int)]
+    steps = [event for event in attempt if event["kind"] == "step" and isinstance(event.get("step"), int)]
+    start, end = _last(attempt, "start"), _last(attempt, "end")
+    resumed = start.get("resumed_from")
+    done = steps[-1]["step"] + 1 if steps else resumed if isinstance(resumed, int) else 0
+    settings: Any = start.get("settings")
+    evaluation = _last(events, "eval")
+    compared = [
+        event["identical"]
+        for event in attempt
+        if event["kind"] in ("digest", "end") and isinstance(event.get("identical"), bool)
+    ]
+    described = {
+        "rank": start.get("rank"),
+        "world": start.get("world"),
+        "step": steps[-1]["step"] if steps else None,
+        "done": done,
+        "steps": positive(start.get("steps")) or positive((settings or {}).get("num_iterations")),
+        "loss": finite(steps[-1].get("loss")) if steps else None,
+        "diverged": bool(steps) and steps[-1].get("loss") is not None and finite(steps[-1].get("loss")) is None,
+        "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,
+        "last_loss": finite(all_steps[-1].get("loss")) if all_steps else None,
+        "val_bpb": finite(evaluation.get("val_bpb")) if evaluation else finite(end.get("val_bpb")),
+        # Weights that were seen to differ once make no model, whatever is compared later.
+        "identical": all(compared) if compared else None,
+        "digest": _last(attempt, "digest").get("digest"),
+        "checkpoint": _checkpoint(events),
+        "end_reason": end.get("reason"),
+        "end_error": end.get("error"),
+        "end_cause": end.get("cause"),
+        "end_blames": end.get("blames"),
+        "attempts": attempts,
+        "resumed_from": resumed,
+        "pace_seconds": _pace(steps),
+        "updated": finite(events[-1].get("time")) if events else None,
+        "stepped": finite(steps[-1].get("time")) if steps else None,
+        "started": finite(start.get("time")),
+    }
+    described.update(_speeds(steps))
+    return described
