@@ -17,15 +17,15 @@ WIDTH = 140
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings  # noqa: E402
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings, settings_table  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import wanted  # noqa: E402
 
 
-def sections() -> Iterator[tuple[str, list[settings_utils.Setting]]]:
+def sections() -> Iterator[tuple[str, list[settings_table.Setting]]]:
     """The settings by section, in the table's order."""
-    names = dict.fromkeys(setting.section for setting in settings_utils.SETTINGS)
+    names = dict.fromkeys(setting.section for setting in settings_table.SETTINGS)
     for name in names:
-        yield name, [setting for setting in settings_utils.SETTINGS if setting.section == name]
+        yield name, [setting for setting in settings_table.SETTINGS if setting.section == name]
 
 
 def literal(value: object) -> str:
@@ -33,13 +33,13 @@ def literal(value: object) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def of_profiles(setting: settings_utils.Setting) -> str:
-    return ", ".join(f"{profile} {values[setting.name]}" for profile, values in settings_utils.PROFILES.items())
+def of_profiles(setting: settings_table.Setting) -> str:
+    return ", ".join(f"{profile} {values[setting.name]}" for profile, values in settings_table.PROFILES.items())
 
 
-def empty_means(setting: settings_utils.Setting) -> str:
+def empty_means(setting: settings_table.Setting) -> str:
     """What it means to leave a setting empty."""
-    if any(setting.name in values for values in settings_utils.PROFILES.values()):
+    if any(setting.name in values for values in settings_table.PROFILES.values()):
         return of_profiles(setting)
     return setting.empty
 
@@ -66,7 +66,7 @@ def group_vars() -> str:
                 "",
                 *([together] if len(together) <= WIDTH else [why, *([f"# {otherwise}"] if otherwise else [])]),
             ]
-            mark = "# " if setting.scope == settings_utils.HOST else ""
+            mark = "# " if setting.scope == settings_table.HOST else ""
             lines.append(f"{mark}{setting.name}: {literal(setting.default)}".rstrip())
     return "\n".join(lines) + "\n"
 
@@ -76,7 +76,7 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "<!-- Written by tools/generate_docs.py from plugins/module_utils/_contract/settings.py. -->",
+        "<!-- Written by tools/generate_docs.py from plugins/module_utils/_contract/settings_table.py. -->",
         "",
         "Variables of the inventory, all of them optional. Those of a host may differ from host to host; all others belong to the run and",
         "must be the same everywhere: set them for the group, in `inventory/group_vars/`, or with `-e` for one run. An empty value is as",
@@ -88,12 +88,12 @@ def settings_page() -> str:
         "`ddp_profile` fills in what is left empty: `smoke` is a trial of a few seconds, `real` a training of days. A setting that is",
         "given always wins over the profile.",
         "",
-        "| setting | " + " | ".join(settings_utils.PROFILES) + " |",
-        "|---|" + "---|" * len(settings_utils.PROFILES),
+        "| setting | " + " | ".join(settings_table.PROFILES) + " |",
+        "|---|" + "---|" * len(settings_table.PROFILES),
     ]
-    for name in settings_utils.PROFILES["smoke"]:
+    for name in settings_table.PROFILES["smoke"]:
         lines.append(
-            f"| `{name}` | " + " | ".join(str(values[name]) for values in settings_utils.PROFILES.values()) + " |"
+            f"| `{name}` | " + " | ".join(str(values[name]) for values in settings_table.PROFILES.values()) + " |"
         )
     for section, settings in sections():
         lines += ["", f"## {section}", "", "| setting | default | what for | takes |", "|---|---|---|---|"]
@@ -101,10 +101,10 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def row(setting: settings_utils.Setting) -> str:
-    profile = any(setting.name in values for values in settings_utils.PROFILES.values())
+def row(setting: settings_table.Setting) -> str:
+    profile = any(setting.name in values for values in settings_table.PROFILES.values())
     default = "profile" if profile else setting.empty or f"`{literal(setting.default)}`"
-    return f"| `{setting.name}` | {default} | {setting.why} | {settings_utils.wanted(setting)} |"
+    return f"| `{setting.name}` | {default} | {setting.why} | {wanted(setting)} |"
 
 
 def troubleshooting_page() -> str:

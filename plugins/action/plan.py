@@ -16,7 +16,7 @@ from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import ALIASES
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
     PlanError,
     controller_questions,

@@ -39,7 +39,8 @@ from ansible import context
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plain_reason, seconds_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import counted_text, live_line, whole_seconds
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line, whole_seconds
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import counted_text
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._growth import MARKED
 
 STORY = ("probe", "plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import TABLE, convert
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import TABLE
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import convert
 
 
 def environment(value: Any) -> dict[str, str]:

@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Callable, Mapping, Sequence, Tuple
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
 try:
     import fcntl
@@ -24,6 +24,7 @@ except ImportError:  # the module is also imported for its documentation on othe
     fcntl = None  # type: ignore[assignment]
 
 Run = Callable[[Sequence[str]], Tuple[int, str, str]]
+Find = Callable[[str], Optional[str]]
 
 NET = "/sys/class/net"
 # All names together may take this long; a name server that does not answer would otherwise cost tens of seconds for each.

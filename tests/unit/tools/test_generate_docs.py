@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings, settings_table
 
 ROOT = Path(__file__).resolve().parents[3]
 SPEC = importlib.util.spec_from_file_location("generate_docs", ROOT / "tools" / "generate_docs.py")
@@ -29,10 +29,10 @@ def test_the_default_inventory_shows_every_setting_and_gives_only_defaults():
     given = yaml.safe_load(text)
     run, _each = settings.resolve([("node1", given)])
     assert run == {**run, **{name: value for name, value in settings.defaults("smoke").items() if name in run}}
-    for setting in settings.SETTINGS:
+    for setting in settings_table.SETTINGS:
         assert f"{setting.name}:" in text
         # Those of a host stand in hosts.yml, which a group's file would overrule.
-        assert (setting.name in given) == (setting.scope == settings.RUN)
+        assert (setting.name in given) == (setting.scope == settings_table.RUN)
 
 
 @pytest.mark.parametrize("name", ["home", "lab"])

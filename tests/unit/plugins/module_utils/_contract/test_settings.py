@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings, settings_table, settings_types
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import SettingsError, resolve
 
@@ -136,16 +136,16 @@ def test_braces_in_a_value_are_no_placeholders():
 
 
 def test_every_default_and_every_value_of_a_profile_is_valid():
-    for profile, values in settings.PROFILES.items():
-        assert set(values) == set(settings.PROFILES["smoke"]), profile
+    for profile, values in settings_table.PROFILES.items():
+        assert set(values) == set(settings_table.PROFILES["smoke"]), profile
         for name, value in {**settings.defaults(profile)}.items():
             if value is not None:
-                assert settings.convert(settings.TABLE[name], value) == value
+                assert settings_types.convert(settings_table.TABLE[name], value) == value
 
 
 def test_each_setting_has_a_reason_of_one_line():
-    assert len({setting.name for setting in settings.SETTINGS}) == len(settings.SETTINGS)
-    for setting in settings.SETTINGS:
+    assert len({setting.name for setting in settings_table.SETTINGS}) == len(settings_table.SETTINGS)
+    for setting in settings_table.SETTINGS:
         assert setting.why.endswith("."), setting.name
         assert "\n" not in setting.why and len(setting.why) < 125, setting.name
         assert setting.default is not None or setting.empty, setting.name

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as info
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe import leftovers, machine
 
 GIGA = 2**30
 
@@ -24,7 +25,7 @@ GIGA = 2**30
 def files(monkeypatch):
     """What the files of /proc and /sys hold; all others are empty."""
     found: dict[str, str] = {}
-    monkeypatch.setattr(info, "read", lambda path, default="": found.get(path, default))
+    monkeypatch.setattr(machine, "read", lambda path, default="": found.get(path, default))
     return found
 
 
@@ -40,9 +41,9 @@ def test_cores_count_once_whatever_their_threads(tmp_path):
         (topology / "physical_package_id").write_text("0\n")
         (topology / "core_id").write_text(f"{number % 4}\n")
     (tmp_path / "cpufreq").mkdir()
-    assert info.cores(None, str(tmp_path)) == 4
-    assert info.cores({0, 4, 1}, str(tmp_path)) == 2
-    assert info.cores({0, 1, 2}, str(tmp_path / "nothing")) == 3
+    assert machine.cores(None, str(tmp_path)) == 4
+    assert machine.cores({0, 4, 1}, str(tmp_path)) == 2
+    assert machine.cores({0, 1, 2}, str(tmp_path / "nothing")) == 3
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_cores_count_once_whatever_their_threads(tmp_path):
 )
 def test_field_10_whether_the_cpu_has_bfloat16(files, line, native):
     files["/proc/cpuinfo"] = f"processor : 0\nmodel name : Some CPU\n{line}\n\nprocessor : 1\n{line}\n"
-    facts = info.cpu()
+    facts = machine.cpu()
     assert facts["native_bf16"] is native
     assert facts["model"] == "Some CPU"
     assert "fpu" not in facts["flags"]
@@ -59,36 +60,41 @@ def test_field_10_whether_the_cpu_has_bfloat16(files, line, native):
 
 def test_a_quota_of_processor_time_limits_the_cores(files):
     files["/proc/self/cgroup"] = "0::/user.slice/run-1.scope"
-    assert info.cpu_quota() is None
+    assert machine.cpu_quota() is None
     files["/sys/fs/cgroup/user.slice/cpu.max"] = "max 100000"
     files["/sys/fs/cgroup/user.slice/run-1.scope/cpu.max"] = "250000 100000"
-    assert info.cpu_quota() == 2.5
-    assert (info.limited(8, 2.5), info.limited(2, 2.5), info.limited(8, 0.2), info.limited(8, None)) == (3, 2, 1, 8)
+    assert machine.cpu_quota() == 2.5
+    assert (machine.limited(8, 2.5), machine.limited(2, 2.5), machine.limited(8, 0.2), machine.limited(8, None)) == (
+        3,
+        2,
+        1,
+        8,
+    )
     files["/proc/self/cgroup"] = "4:cpu,cpuacct:/box\n3:memory:/box"
     files.update(
         {"/sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "-1", "/sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000"}
     )
-    assert info.cpu_quota() is None
+    assert machine.cpu_quota() is None
     files["/sys/fs/cgroup/cpu/box/cpu.cfs_quota_us"] = "400000"
-    assert info.cpu_quota() == 4
+    assert machine.cpu_quota() == 4
 
 
 def test_memory_is_what_the_control_group_leaves(files):
     files["/proc/meminfo"] = (
         f"MemTotal: {16 * GIGA // 1024} kB\nMemAvailable: {12 * GIGA // 1024} kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"
     )
-    assert info.memory()["available"] == 12 * GIGA and info.memory()["limit"] is None
+    assert machine.memory()["available"] == 12 * GIGA and machine.memory()["limit"] is None
     files["/proc/self/cgroup"] = "0::/box"
     files["/sys/fs/cgroup/memory.max"] = "max"
     files["/sys/fs/cgroup/box/memory.max"] = str(4 * GIGA)
     files["/sys/fs/cgroup/box/memory.current"] = str(3 * GIGA)
     files["/sys/fs/cgroup/box/memory.stat"] = f"anon 1\ninactive_file {GIGA}\nactive_file 5"
-    facts = info.memory()
+    facts = machine.memory()
     assert (facts["total"], facts["available"], facts["limit"]) == (4 * GIGA, 2 * GIGA, 4 * GIGA)
 
 
 def test_the_disk_below_a_path_that_is_not_there_yet(tmp_path):
-    facts = info.disk(str(tmp_path / "a" / "b"))
+    facts = machine.disk(str(tmp_path / "a" / "b"))
     assert (facts["parent"], facts["writable"]) == (str(tmp_path), True)
     assert facts["real_path"] == os.path.realpath(tmp_path) + "/a/b"
     assert 0 < facts["free"] <= facts["total"]
@@ -98,14 +104,14 @@ def test_the_disk_below_a_path_that_is_not_there_yet(tmp_path):
 def test_two_ways_to_one_folder_have_one_real_path(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to(tmp_path / "real")
-    one, two = info.disk(str(tmp_path / "real/x")), info.disk(str(tmp_path / "alias/x"))
+    one, two = machine.disk(str(tmp_path / "real/x")), machine.disk(str(tmp_path / "alias/x"))
     assert one["real_path"] == two["real_path"] and one["device"] == two["device"]
-    assert info.disk(str(tmp_path / "real"))["real_path"] == os.path.realpath(tmp_path / "real")
+    assert machine.disk(str(tmp_path / "real"))["real_path"] == os.path.realpath(tmp_path / "real")
 
 
 def test_a_file_in_the_way_cannot_be_written_below(tmp_path):
     (tmp_path / "file").write_text("")
-    assert info.disk(str(tmp_path / "file" / "x"))["writable"] is False
+    assert machine.disk(str(tmp_path / "file" / "x"))["writable"] is False
 
 
 def test_the_file_system_of_a_path(files):
@@ -115,10 +121,10 @@ def test_the_file_system_of_a_path(files):
         "31 22 0:51 / /home\\040two rw - xfs /dev/sdb1 rw\n"
         "32 22 0:52 / /mnt/x rw - fuse.sshfs me@there: rw\n"
     )
-    assert info.mount_of("/home/me/n") == ("nfs4", "server:/home")
-    assert info.mount_of("/homes") == ("ext4", "/dev/sda1")
-    assert info.mount_of("/home two/n") == ("xfs", "/dev/sdb1")
-    assert info.mount_of("/mnt/x") == ("fuse.sshfs", "me@there:")
+    assert machine.mount_of("/home/me/n") == ("nfs4", "server:/home")
+    assert machine.mount_of("/homes") == ("ext4", "/dev/sda1")
+    assert machine.mount_of("/home two/n") == ("xfs", "/dev/sdb1")
+    assert machine.mount_of("/mnt/x") == ("fuse.sshfs", "me@there:")
 
 
 def test_pythons_that_are_too_old_are_no_candidates(tmp_path, monkeypatch):
@@ -171,7 +177,7 @@ def test_the_trainers_environment_by_its_files(tmp_path):
 
 
 def test_what_an_earlier_run_left(tmp_path):
-    assert info.run_facts(str(tmp_path / "none")) == {
+    assert leftovers.run_facts(str(tmp_path / "none")) == {
         "path": str(tmp_path / "none"),
         "exists": False,
         "plan_digest": None,
@@ -188,7 +194,7 @@ def test_what_an_earlier_run_left(tmp_path):
     (tmp_path / "base_checkpoints/d4").mkdir(parents=True)
     for step in (10, 5):
         (tmp_path / f"base_checkpoints/d4/meta_{step:06d}.json").write_text("{}")
-    facts = info.run_facts(str(tmp_path))
+    facts = leftovers.run_facts(str(tmp_path))
     assert facts["rows"] == {"a": 4, "b": 2}
     assert (facts["plan_digest"], facts["session"], facts["checkpoints"]) == ("abcd", {"id": "x1"}, [5, 10])
 
@@ -196,8 +202,8 @@ def test_what_an_earlier_run_left(tmp_path):
 def test_torn_files_of_an_earlier_run_are_as_good_as_none(tmp_path):
     (tmp_path / "plan.json").write_text('{"digest": ')
     (tmp_path / "session.json").write_text("[]")
-    assert info.run_facts(str(tmp_path))["plan_digest"] is None
-    assert info.run_facts(str(tmp_path))["session"] is None
+    assert leftovers.run_facts(str(tmp_path))["plan_digest"] is None
+    assert leftovers.run_facts(str(tmp_path))["session"] is None
 
 
 def test_data_sets_by_their_manifests(tmp_path):
@@ -205,7 +211,7 @@ def test_data_sets_by_their_manifests(tmp_path):
     folder.mkdir(parents=True)
     manifest = {"format": 1, "id": "text-1", "shards": [{"name": "a", "bytes": 5}, {"name": "b", "bytes": 7}]}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert info.data_sets(str(tmp_path)) == [{"id": "text-1", "shards": 2, "bytes": 12}]
+    assert leftovers.data_sets(str(tmp_path)) == [{"id": "text-1", "shards": 2, "bytes": 12}]
 
 
 LISTENER = """
@@ -221,18 +227,18 @@ def test_field_06_the_holder_of_a_port_is_named():
     try:
         assert child.stdout
         port = int(child.stdout.readline())
-        (holder,) = info.port_holders([port, 1])
+        (holder,) = leftovers.port_holders([port, 1])
         assert (holder["port"], holder["pid"], holder["ours"], holder["addresses"]) == (
             port,
             child.pid,
             False,
             ["127.0.0.1"],
         )
-        assert holder["user"] == info.user_of(os.getuid())
+        assert holder["user"] == machine.user_of(os.getuid())
         assert "create_server" in holder["command"]
     finally:
         child.communicate(timeout=20)
-    assert info.port_holders([port]) == []
+    assert leftovers.port_holders([port]) == []
 
 
 def test_field_06_the_holder_of_another_user_is_named_where_root_is_to_be_had():
@@ -244,8 +250,8 @@ def test_field_06_the_holder_of_another_user_is_named_where_root_is_to_be_had():
 
     unseen = {"port": 29500, "pid": None, "user": "root", "command": None}
 
-    assert info.name_by_root([dict(unseen)], run, lambda name: f"/bin/{name}", None) == [unseen]
-    (named,) = info.name_by_root([dict(unseen)], run, lambda name: f"/bin/{name}", ["sudo", "-n"])
+    assert leftovers.name_by_root([dict(unseen)], run, lambda name: f"/bin/{name}", None) == [unseen]
+    (named,) = leftovers.name_by_root([dict(unseen)], run, lambda name: f"/bin/{name}", ["sudo", "-n"])
 
     assert named["pid"] == os.getpid()
     assert "pytest" in named["command"]
@@ -260,7 +266,7 @@ def test_field_06_training_processes_are_found_by_mark_and_by_command():
     try:
         for child in started:
             assert child.stdout and child.stdout.readline()
-        found = {entry["pid"]: entry for entry in info.trainer_processes()}
+        found = {entry["pid"]: entry for entry in leftovers.trainer_processes()}
         assert found[started[0].pid]["session"] == "session-of-a-test"
         assert found[started[1].pid]["session"] is None
         assert 0 <= found[started[1].pid]["age"] < 60
@@ -298,5 +304,5 @@ def test_a_home_is_expanded(tmp_path, monkeypatch):
 
 def test_the_processors_of_an_earlier_plan_are_those_of_hosts_that_were_pinned():
     nodes = [{"host": "desktop", "cores": [0, 2]}, {"host": "laptop", "cores": None}, {"host": "odd", "cores": "x"}, 7]
-    assert info.cores_of({"nodes": nodes}) == {"desktop": [0, 2]}
-    assert info.cores_of({"nodes": 3}) == {}
+    assert leftovers.cores_of({"nodes": nodes}) == {"desktop": [0, 2]}
+    assert leftovers.cores_of({"nodes": 3}) == {}

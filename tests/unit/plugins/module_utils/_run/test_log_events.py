@@ -10,9 +10,10 @@ import os
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import HEAD_BYTES, TAIL_BYTES, events_of_log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table, live_line
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table
 
 
 def line(step: int, loss: str = "", steps: int = 5000) -> str:

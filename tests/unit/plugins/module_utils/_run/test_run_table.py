@@ -12,6 +12,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule, rows_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
 
@@ -140,7 +141,7 @@ def test_a_loss_that_is_no_number_is_said_in_words() -> None:
     rows = [row("a", 0, diverged=True, loss=None, last_loss=None)]
     assert "not a number" in run_table.closing_table(rows)
     assert "not a number" in run_table.status_table(rows)
-    assert "not a number" in run_table.live_line(rows)
+    assert "not a number" in live_line(rows)
 
 
 @pytest.mark.parametrize(
@@ -236,27 +237,27 @@ def test_the_filters_want_results_by_host() -> None:
 def test_the_live_line_goes_by_the_slowest_rank_and_tells_all_shares() -> None:
     rows = [row("a", 0, done=6, eta_seconds=90.0), row("b", 1, done=5, wait_share=0.33)]
     words = "step 5/10  loss 5.2500  2000 tok/s  waiting a 10 %, b 33 %  1 min 30 s left"
-    assert run_table.live_line(rows) == words
-    assert run_table.live_line(rows, len(words) + 12, unicode=False) == "[####....]  " + words
-    assert run_table.live_line(rows, len(words) + 12) == "█████░░░░░  " + words
-    assert run_table.live_line(rows, 300).startswith("█" * 15 + "░" * 15 + "  step")
+    assert live_line(rows) == words
+    assert live_line(rows, len(words) + 12, unicode=False) == "[####....]  " + words
+    assert live_line(rows, len(words) + 12) == "█████░░░░░  " + words
+    assert live_line(rows, 300).startswith("█" * 15 + "░" * 15 + "  step")
 
 
 def test_a_narrow_live_line_leaves_out_what_matters_least() -> None:
     rows = [row("a", 0, eta_seconds=90.0), row("b", 1, wait_share=0.33)]
     widths = range(len("step 5/10"), 120)
-    lines = {width: run_table.live_line(rows, width) for width in widths}
+    lines = {width: live_line(rows, width) for width in widths}
     assert all(len(line) <= width for width, line in lines.items())
-    assert "waiting 10 % / 33 %" in run_table.live_line(rows, 73)
-    assert run_table.live_line(rows, 60) == "step 5/10  loss 5.2500  2000 tok/s  1 min 30 s left"
-    assert run_table.live_line(rows, 40) == "step 5/10  loss 5.2500  1 min 30 s left"
-    assert run_table.live_line(rows, 12) == "step 5/10"
+    assert "waiting 10 % / 33 %" in live_line(rows, 73)
+    assert live_line(rows, 60) == "step 5/10  loss 5.2500  2000 tok/s  1 min 30 s left"
+    assert live_line(rows, 40) == "step 5/10  loss 5.2500  1 min 30 s left"
+    assert live_line(rows, 12) == "step 5/10"
 
 
 def test_the_live_line_of_many_ranks_tells_the_longest_wait() -> None:
     rows = [row("h%d" % rank, rank, wait_share=rank / 10) for rank in range(6)]
-    assert "waiting up to 50 % (h5)" in run_table.live_line(rows)
-    assert "waiting up to 50 %  " in run_table.live_line(rows, 58) + "  "
+    assert "waiting up to 50 % (h5)" in live_line(rows)
+    assert "waiting up to 50 %  " in live_line(rows, 58) + "  "
 
 
 @pytest.mark.parametrize(
@@ -280,15 +281,15 @@ def test_the_live_line_of_many_ranks_tells_the_longest_wait() -> None:
 )
 def test_the_live_line_counts_the_seconds_of_a_long_step(run: dict[str, Any], age: float, text: str) -> None:
     rows = [{**row("a", 0, **run), "age": age}, {**row("b", 1, **run), "age": age}]
-    assert run_table.live_line(rows).startswith(text)
+    assert live_line(rows).startswith(text)
 
 
 def test_the_time_left_goes_down_between_two_looks() -> None:
-    assert run_table.live_line([{**row("a", 0, eta_seconds=90.0), "age": 5.0}]).endswith("1 min 25 s left")
+    assert live_line([{**row("a", 0, eta_seconds=90.0), "age": 5.0}]).endswith("1 min 25 s left")
 
 
 def test_before_the_first_step_the_phases_are_told() -> None:
     rows = [row("a", 0, step=None, phase="rendezvous"), row("b", None, step=None, state="prepared")]
-    assert run_table.live_line(rows) == "starting: a waiting for the others; b prepared"
+    assert live_line(rows) == "starting: a waiting for the others; b prepared"
     rows = [{**row("h%d" % rank, rank, step=None, phase="sync"), "watched": 61.0} for rank in range(6)]
-    assert run_table.live_line(rows) == "starting for 1 min 01 s: 6 hosts making the first step"
+    assert live_line(rows) == "starting for 1 min 01 s: 6 hosts making the first step"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import closing_table, rows_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.host import data_sets, run_facts
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import data_sets, run_facts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
     files,
     find,

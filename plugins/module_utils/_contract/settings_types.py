@@ -1,0 +1,204 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A value of a setting as its type: what people write in an inventory or behind -e, checked and converted."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from typing import Any, Callable, Mapping
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RUN_NAME_HELP
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
+    Setting,
+)
+
+TRUE = ("true", "yes", "on", "1")
+FALSE = ("false", "no", "off", "0")
+
+
+# Beyond these a plan would be worked out for ever, or describes no machine that there is.
+MOST = {
+    "ddp_depth": 1000,
+    "ddp_aspect_ratio": 10_000,
+    "ddp_head_dim": 10_000,
+    "ddp_sequence": 10_000_000,
+    "ddp_vocab_size": 10_000_000,
+    "ddp_device_batch": 100_000,
+    "ddp_data_shards": 100_000,
+    "ddp_data_last_shard": 10_000_000,
+    "ddp_threads": 10_000,
+    "ddp_rank": 10_000,
+    "ddp_timeout": 1_000_000,
+}
+MOST_OF_ALL = 2**31
+
+
+def _as_int(value: Any) -> int:
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    if isinstance(value, float) and value != int(value):
+        raise ValueError("not whole")
+    return int(value.strip().replace("_", "")) if isinstance(value, str) else int(value)
+
+
+def _as_float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("not finite")
+    return number
+
+
+def _as_bool(value: Any) -> bool:
+    word = str(value).strip().lower()
+    if word in TRUE:
+        return True
+    if word in FALSE:
+        return False
+    raise ValueError("neither true nor false")
+
+
+def _as_str(value: Any) -> str:
+    if isinstance(value, (bool, list, dict)):
+        raise ValueError("not a word")
+    return str(value).strip()
+
+
+def _as_list(value: Any) -> list[str]:
+    if isinstance(value, str):
+        value = _list_in(value) if value.lstrip().startswith("[") else [value]
+    if not isinstance(value, (list, tuple)) or any(isinstance(item, (list, dict)) for item in value):
+        raise ValueError("not a list of words")
+    return [str(item) for item in value]
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested without end") from None
+
+
+def _list_in(text: str) -> Any:
+    """A list as people type it after -e, in JSON or with single quotes."""
+    try:
+        return _json(text)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise ValueError("not a list") from None
+
+
+def _as_dict(value: Any) -> dict[str, str]:
+    if isinstance(value, str):
+        value = _json(value)
+    if not isinstance(value, Mapping):
+        raise ValueError("not a dictionary")
+    for name in value:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            raise ValueError(f"{str(name)!r} is no name of an environment variable")
+    return {str(name): _env_value(item) for name, item in value.items()}
+
+
+def _env_value(item: Any) -> str:
+    """As it stands in the inventory: what YAML takes for true is written as true."""
+    if isinstance(item, (list, dict)):
+        raise ValueError("a value is a list or a dictionary; put it in quotes as it should arrive")
+    if isinstance(item, bool):
+        return "true" if item else "false"
+    return "" if item is None else str(item)
+
+
+def _as_range(value: Any) -> list[int]:
+    if isinstance(value, str):
+        value = re.split(r"\s*[-:,]\s*", value.strip().strip("[]"))
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise ValueError("not LOW-HIGH")
+    low, high = _as_int(value[0]), _as_int(value[1])
+    if not 1024 <= low < high <= 65535:
+        raise ValueError("not within 1024-65535")
+    if high - low < 99:
+        raise ValueError("fewer than 100 ports")
+    return [low, high]
+
+
+CONVERT: dict[str, Callable[[Any], Any]] = {
+    "int": _as_int,
+    "float": _as_float,
+    "bool": _as_bool,
+    "str": _as_str,
+    "list": _as_list,
+    "dict": _as_dict,
+    "range": _as_range,
+}
+WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a word",
+    "list": "a list",
+    "dict": "a dictionary of environment variables",
+    "range": "LOW-HIGH with at least 100 ports between 1024 and 65535, for example 40000-40999",
+}
+PATTERN_HELP = {
+    "ddp_run": RUN_NAME_HELP,
+    "ddp_window_pattern": "the letters S and L, for example SSSL",
+    "ddp_torch": "a version, for example 2.13.0",
+    "ddp_torch_index": "auto, default, or a URL",
+    "ddp_data_url": "a URL that begins with http:// or https://",
+    "ddp_base_dir": "an absolute path, or one that begins with ~",
+    "ddp_venv_dir": "an absolute path, or one that begins with ~",
+    "ddp_python": "an absolute path, or one that begins with ~",
+}
+
+
+def wanted(setting: Setting) -> str:
+    """What would do, in words."""
+    if setting.choices:
+        return " or ".join([", ".join(setting.choices[:-1]), setting.choices[-1]])
+    if setting.name in PATTERN_HELP:
+        return PATTERN_HELP[setting.name]
+    if setting.low is not None:
+        return f"{WANTED[setting.kind]} of at least {setting.low:g}"
+    return WANTED[setting.kind]
+
+
+def convert(setting: Setting, value: Any) -> Any:
+    """The value as its type; raises ValueError where it is none."""
+    result = CONVERT[setting.kind](value)
+    if setting.choices and result not in setting.choices:
+        raise ValueError("not a choice")
+    if setting.pattern and not re.fullmatch(setting.pattern, result):
+        raise ValueError("malformed")
+    if setting.low is not None and result < setting.low:
+        raise ValueError("too small")
+    most = MOST.get(setting.name, MOST_OF_ALL)
+    if setting.kind in ("int", "float") and result > most:
+        raise ValueError(f"at most {most}")
+    if setting.kind in ("str", "list", "dict") and not _is_text(result):
+        raise ValueError("a NUL byte or half a character, which no path and no name can hold")
+    if setting.name.endswith("_port") and result > 65535:
+        raise ValueError("no such port")
+    return result
+
+
+def _is_text(value: Any) -> bool:
+    """Whether programs can be given it; a value of the environment is looked at where it is written."""
+    texts = [value] if isinstance(value, str) else list(value)
+    try:
+        for text in texts:
+            text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return not any("\0" in text for text in texts)
+
+
+def is_unset(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())

@@ -1,0 +1,280 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The machine: its system, processors, memory, disks and limits, as its kernel tells them. Everything here only reads."""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+import pwd
+import re
+import resource
+import socket
+import time
+from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import core_sets, cpus
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import (
+    read,
+)
+
+FLAGS = (
+    "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_tile", "amx_bf16", "amx_fp16", "asimd", "asimdhp", "sve", "sve2", "bf16", "svebf16", "i8mm",
+)  # fmt: skip
+NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
+NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "glusterfs",
+    "beegfs",
+    "9p",
+    "afs",
+    "sshfs",
+)
+
+
+def user_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+# The machine
+
+
+def host() -> dict[str, Any]:
+    return {
+        "hostname": socket.gethostname(),
+        "machine_id": read("/etc/machine-id") or read("/var/lib/dbus/machine-id"),
+        "boot_id": read("/proc/sys/kernel/random/boot_id"),
+        "network_namespace": link("/proc/self/ns/net"),
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "os": os_name(),
+        "user": user_of(os.getuid()),
+        "uid": os.getuid(),
+        "home": os.path.expanduser("~"),
+        "time": time.time(),
+    }
+
+
+def link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def os_name() -> str:
+    match = re.search(r'^PRETTY_NAME="?([^"\n]*)', read("/etc/os-release"), re.M)
+    return match.group(1) if match else platform.system()
+
+
+def cpu(root: str = "/sys/devices/system/cpu") -> dict[str, Any]:
+    text = read("/proc/cpuinfo")
+    model = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.*)$", text, re.M)
+    line = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.M)
+    present = set(line.group(1).split()) if line else set()
+    flags = [flag for flag in FLAGS if flag in present]
+    allowed = affinity()
+    quota = cpu_quota()
+    physical = cores(allowed, root)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        "model": model.group(1).strip() if model else platform.machine(),
+        "flags": flags,
+        "logical": os.cpu_count() or 1,
+        "physical": cores(None, root),
+        "available": limited(len(allowed), quota),
+        "available_physical": limited(physical, quota),
+        "allowed": sorted(allowed),
+        "sets": core_sets(cpus(allowed, os.path.normpath(os.path.join(root, "../../.."))), quota),
+        "load1": load,
+        "native_bf16": any(flag in flags for flag in NATIVE_BF16),
+    }
+
+
+def affinity() -> set[int]:
+    try:
+        return set(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return set(range(os.cpu_count() or 1))
+
+
+def limited(count: int, quota: float | None) -> int:
+    return max(1, count if quota is None else min(count, int(quota + 0.5)))
+
+
+def cores(allowed: set[int] | None, root: str) -> int:
+    """Physical cores among the allowed processors; hyper-threads do not make matrix products faster."""
+    found = set()
+    for folder in glob.glob(os.path.join(root, "cpu[0-9]*")):
+        number = int(re.sub(r"\D", "", os.path.basename(folder)))
+        if allowed is None or number in allowed:
+            topology = os.path.join(folder, "topology")
+            core = read(os.path.join(topology, "core_id"))
+            if core:
+                found.add((read(os.path.join(topology, "physical_package_id")), core))
+    return len(found) or len(allowed or affinity())
+
+
+def cgroup_folders(controller: str) -> list[str]:
+    """The folders of this process's control group and its parents, both versions."""
+    folders = []
+    for line in read("/proc/self/cgroup").splitlines():
+        number, names, path = ([*line.split(":", 2), "", ""])[:3]
+        if number == "0" and not names:
+            base = "/sys/fs/cgroup"
+        elif controller in names.split(","):
+            base = "/sys/fs/cgroup/" + controller
+        else:
+            continue
+        while True:
+            folders.append(os.path.normpath(base + "/" + path))
+            if path in ("", "/"):
+                break
+            path = os.path.dirname(path)
+    return folders
+
+
+def cpu_quota() -> float | None:
+    quotas = []
+    for folder in cgroup_folders("cpu"):
+        fields = read(os.path.join(folder, "cpu.max")).split()
+        if not fields:
+            fields = [read(os.path.join(folder, "cpu.cfs_quota_us")), read(os.path.join(folder, "cpu.cfs_period_us"))]
+        if len(fields) == 2 and all(re.fullmatch(r"\d+", field) for field in fields) and int(fields[1]):
+            quotas.append(int(fields[0]) / int(fields[1]))
+    return min(quotas) if quotas else None
+
+
+def memory() -> dict[str, Any]:
+    sizes = {name: int(value) * 1024 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", read("/proc/meminfo"), re.M)}
+    limit, used = memory_limit()
+    total = sizes.get("MemTotal", 0)
+    available = sizes.get("MemAvailable", sizes.get("MemFree", 0))
+    if limit is not None:
+        available = max(0, min(available, limit - used))
+    return {
+        "total": total if limit is None else min(total, limit),
+        "available": available,
+        "swap_total": sizes.get("SwapTotal", 0),
+        "swap_free": sizes.get("SwapFree", 0),
+        "limit": limit,
+    }
+
+
+def memory_limit() -> tuple[int | None, int]:
+    """(the tightest limit of the control groups, what they use already but for reclaimable file pages)."""
+    tightest: int | None = None
+    used = 0
+    for folder in cgroup_folders("memory"):
+        for limit_name, use_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit = read(os.path.join(folder, limit_name))
+            if limit.isdigit() and int(limit) < 1 << 60 and (tightest is None or int(limit) < tightest):
+                tightest = int(limit)
+                cached = re.search(r"^(?:inactive_file|total_inactive_file) (\d+)", read(folder + "/memory.stat"), re.M)
+                in_use = read(os.path.join(folder, use_name))
+                used = (int(in_use) if in_use.isdigit() else 0) - (int(cached.group(1)) if cached else 0)
+    return tightest, max(0, used)
+
+
+def disk(path: str) -> dict[str, Any]:
+    """The room below a path, which need not exist yet: the nearest parent that does is looked at."""
+    parent = path
+    while not os.path.exists(parent) and os.path.dirname(parent) != parent:
+        parent = os.path.dirname(parent)
+    fstype, source = mount_of(os.path.realpath(parent))
+    facts = {
+        "path": path,
+        "parent": parent,
+        "real_path": os.path.join(os.path.realpath(parent), os.path.relpath(path, parent)).rstrip("/."),
+        "device": None,
+        "free": 0,
+        "total": 0,
+        "writable": False,
+        "fstype": fstype,
+        "source": source,
+        "network": fstype.replace("fuse.", "") in NETWORK_FILE_SYSTEMS,
+    }
+    try:
+        room = os.statvfs(parent)
+        facts.update(
+            free=room.f_bavail * room.f_frsize,
+            total=room.f_blocks * room.f_frsize,
+            device=os.stat(parent).st_dev,
+            writable=os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK) and not room.f_flag & os.ST_RDONLY,
+            noexec=bool(room.f_flag & os.ST_NOEXEC),
+        )
+    except OSError:
+        pass
+    return facts
+
+
+def mount_of(path: str) -> tuple[str, str]:
+    """(type, source) of the file system that holds a path."""
+    best, found = "", ("", "")
+    for line in read("/proc/self/mountinfo").splitlines():
+        left, dash, right = line.partition(" - ")
+        fields = left.split()
+        if not dash or len(fields) < 5:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[4])
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, found = point, (right.split()[0], ([*right.split(), ""])[1])
+    return found
+
+
+def limits() -> dict[str, int | None]:
+    names = {
+        "nofile": "RLIMIT_NOFILE",
+        "nproc": "RLIMIT_NPROC",
+        "memlock": "RLIMIT_MEMLOCK",
+        "address_space": "RLIMIT_AS",
+        "file_size": "RLIMIT_FSIZE",
+        "cpu_seconds": "RLIMIT_CPU",
+    }
+    found: dict[str, int | None] = {}
+    for name, constant in names.items():
+        soft = resource.getrlimit(getattr(resource, constant))[0]
+        found[name] = None if soft == resource.RLIM_INFINITY else soft
+    return found
+
+
+def security() -> dict[str, str]:
+    enforce = read("/sys/fs/selinux/enforce")
+    return {
+        "selinux": {"1": "enforcing", "0": "permissive"}.get(enforce, "absent"),
+        "apparmor": "enabled" if read("/sys/module/apparmor/parameters/enabled") == "Y" else "absent",
+        # Under which label this login's processes run; that of a rank is the same.
+        "label": (read("/proc/self/attr/apparmor/current") or read("/proc/self/attr/current")).rstrip("\0"),
+    }
+
+
+def ephemeral() -> dict[str, int]:
+    """The local ports on which Gloo listens."""
+    fields = read("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999").split()
+    return {"low": int(fields[0]), "high": int(fields[1])}
+
+
+def gpus() -> list[dict[str, str]]:
+    """NVIDIA's cards as the driver lists them; asking nvidia-smi can take seconds."""
+    found = []
+    for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
+        model = re.search(r"^Model:\s*(.*)$", read(path), re.M)
+        found.append({"model": model.group(1).strip() if model else "NVIDIA"})
+    return found

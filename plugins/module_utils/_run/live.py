@@ -1,0 +1,149 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one line about a run while it goes on: where it is, how fast, and what all wait for."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
+    loss_text,
+    seconds_text,
+    share_text,
+    speed_text,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import Row, by_rank, first_known, tells_nothing
+
+# -- the line while it runs -----------------------------------------------------------------------------------------------
+
+PHASES = {
+    "start": "loading",
+    "rendezvous": "waiting for the others",
+    "agree": "comparing settings",
+    "resume": "reading the checkpoint",
+    "data": "opening the data",
+    "forward_backward": "making the first step",
+    "head": "making the first step",
+    "sync": "making the first step",
+    "optimizer": "making the first step",
+    "eval": "evaluating",
+    "sample": "writing samples",
+    "save": "saving",
+    "end": "ending",
+}
+PAUSES = ("eval", "sample", "save")  # what all ranks wait for between two steps
+SLOW_STEP = 2.0  # where steps usually take this long, the line counts the seconds since the last one
+QUIET = 3.0  # and wherever there was no news for so long
+LONGEST_PAUSE = 25.0  # looks at a host are never further apart, unless there is nothing new to be seen
+BAR = (8, 30)
+# What is left out first where the line has little room.
+DISPENSABLE = ("waiting", "speed", "loss", "eta")
+
+
+def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
+    """Where the run is: bar, step, time in this step, loss, speed, share of time waiting, time left.
+
+    It is as long as the width has room for, without a bar where no width is given. A row's `age` is how long ago it was looked at, and
+    `watched` for how long it is watched.
+    """
+    rows = by_rank(rows)
+    if not any(row["run"].get("step") is not None for row in rows):
+        watched = max(float(row.get("watched") or 0.0) for row in rows)
+        return "starting%s: %s" % (" for %s" % whole_seconds(watched) if watched >= QUIET else "", phases_text(rows))
+    parts = _live_parts(rows)
+    if width and len("  ".join(parts.values())) > width and "waiting" in parts:
+        parts["waiting"] = _waiting(rows, named=False)
+    for name in DISPENSABLE:
+        if width and len("  ".join(parts.values())) > width:
+            parts.pop(name, None)
+    line = "  ".join(parts.values())
+    drawn = _bar(rows, min(BAR[1], width - len(line) - 2), unicode) if width else ""
+    return "%s  %s" % (drawn, line) if drawn else line
+
+
+def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
+    """The parts of the line by name, in their order."""
+    done, steps = _done(rows), first_known(rows, "steps")
+    step = "step %d/%s" % (done, steps) if steps else "step %d" % done
+    since = _since_step(rows)
+    parts = {"step": "%s, %s" % (step, since) if since else step}
+    diverged = any(row["run"].get("diverged") for row in rows)
+    parts["loss"] = "loss %s" % ("not a number" if diverged else loss_text(first_known(rows, "loss")))
+    parts["speed"] = "%s tok/s" % speed_text(first_known(rows, "tokens_per_second"))
+    parts["waiting"] = _waiting(rows, named=True)
+    eta = first_known(rows, "eta_seconds")
+    if eta is not None:
+        parts["eta"] = "%s left" % seconds_text(max(0.0, eta - min(_age(row) for row in rows)))
+    return {name: text for name, text in parts.items() if text}
+
+
+def _waiting(rows: Sequence[Row], named: bool) -> str:
+    """The share of its time that each rank waits for others; of many ranks the longest."""
+    known = [row for row in rows if row["run"].get("wait_share") is not None]
+    if not known or len(rows) < 2:
+        return ""
+    if len(known) > 4:
+        most = max(known, key=lambda row: float(row["run"]["wait_share"]))
+        return "waiting up to %s%s" % (share_text(most["run"]["wait_share"]), " (%s)" % most["host"] if named else "")
+    shares = [share_text(row["run"]["wait_share"]) for row in known]
+    if not named:
+        return "waiting " + " / ".join(shares)
+    return "waiting " + ", ".join("%s %s" % (row["host"], share) for row, share in zip(known, shares))
+
+
+def _since_step(rows: Sequence[Row]) -> str:
+    """How long ago the last step was made, or what all wait for since; nothing where steps are quick and news is fresh."""
+    ages = [row["run"]["step_age"] + _age(row) for row in rows if row["run"].get("step_age") is not None]
+    usual, looked = first_known(rows, "step_seconds") or 0.0, min(map(_age, rows))
+    if not ages or (usual < SLOW_STEP and min(ages) < QUIET):
+        return ""
+    if looked >= QUIET and usual < looked < LONGEST_PAUSE:
+        # There will have been more steps since; nobody has looked.
+        return "seen %s ago" % whole_seconds(looked)
+    for row in rows:
+        run = row["run"]
+        if run.get("phase") in PAUSES and _age(row) < QUIET:
+            return "%s for %s" % (PHASES[run["phase"]], whole_seconds((run.get("phase_seconds") or 0.0) + _age(row)))
+    return "%s ago" % whole_seconds(min(ages))
+
+
+def whole_seconds(seconds: float) -> str:
+    """A time that ticks."""
+    return "%d s" % seconds if seconds < 60 else seconds_text(seconds)
+
+
+def phases_text(rows: Sequence[Row]) -> str:
+    """What each host is in the middle of, those that do the same together."""
+    doing: Dict[str, List[str]] = {}
+    for row in rows:
+        phase = row["run"].get("phase")
+        known = PHASES.get(str(phase), str(phase)) if phase else _unheard(row["run"].get("state"))
+        doing.setdefault(known, []).append(row["host"])
+    return "; ".join(
+        "%s %s" % (", ".join(hosts) if len(hosts) <= 4 else "%d hosts" % len(hosts), phase)
+        for phase, hosts in doing.items()
+    )
+
+
+def _unheard(state: Any) -> str:
+    """A trainer that has not said anything yet has been started, and no more is known."""
+    return "started" if state == "running" else str(state or "not seen yet")
+
+
+def _age(row: Row) -> float:
+    return float(row.get("age") or 0.0)
+
+
+def _done(rows: Sequence[Row]) -> int:
+    telling = [row for row in rows if not tells_nothing(row["run"])] or rows
+    return min(int(row["run"].get("done") or 0) for row in telling)
+
+
+def _bar(rows: Sequence[Row], length: int, unicode: bool) -> str:
+    steps = first_known(rows, "steps")
+    if not steps or length < BAR[0]:
+        return ""
+    room = length if unicode else length - 2
+    full = min(room, room * _done(rows) // int(steps))
+    return "█" * full + "░" * (room - full) if unicode else "[" + "#" * full + "." * (room - full) + "]"
