@@ -398,7 +398,8 @@ class Planner:
             {version_of(entry) for entry in pythons(other, self.oldest_python)} for other in self.hosts if other.probe
         ]
         common = set.intersection(*each) if each else set()
-        order = sorted(candidates, key=lambda entry: preference(entry, common))
+        used = host.fact("python", "version")
+        order = sorted(candidates, key=lambda entry: preference(entry, common, used))
         return str(order[0]["executable"]) if order else None
 
 
@@ -436,8 +437,14 @@ def is_git(source: str) -> bool:
     return bool(re.match(r"(https?|git|ssh|file)://|git@|[\w.-]+@[\w.-]+:", source)) or source.endswith(".git")
 
 
-def preference(entry: Mapping[str, Any], common: Any) -> tuple[bool, bool, int]:
-    """Smaller is better: it can make environments, all hosts have it, and packages are surely built for it."""
+def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, bool, int]:
+    """Smaller is better: it can make environments, all hosts have it, packages are surely built for it, and Ansible uses it there."""
     version = version_of(entry)
     place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
-    return (not entry.get("venv_module"), version not in common, place)
+    return (
+        not entry.get("venv_module"),
+        version not in common,
+        version not in PYTHONS,
+        entry["version"] != used,
+        place,
+    )

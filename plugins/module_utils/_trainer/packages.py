@@ -80,15 +80,20 @@ def applying(requirements: Sequence[str], minor: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def choose_index(wish: Wish, run: Run, pip: Sequence[str], warnings: list[str]) -> tuple[str, list[str]]:
-    """PyTorch's own index beside the user's if it answers: its builds (+cpu) outrank those of the default index."""
+def choose_index(
+    wish: Wish, run: Run, pip: Sequence[str], warnings: list[str], target: Sequence[str] = ()
+) -> tuple[str, list[str]]:
+    """PyTorch's own index beside the user's if it answers: its builds (+cpu) outrank those of the default index.
+
+    `target` are pip's options for another Python or architecture than its own.
+    """
     url = CPU_INDEX if wish.torch_index == "auto" else wish.torch_index
     if url in ("", "default") or os.environ.get("PIP_NO_INDEX"):
         return "default", []
     if answers(url, pip_settings(run, pip)):
         return url, ["--extra-index-url", url]
     if wish.torch_index == "auto":
-        refuse_cuda(wish, run, pip)
+        refuse_cuda(wish, run, pip, target)
     else:
         warnings.append(
             f"{wish.host}: {url} does not answer within {ANSWER_SECONDS} s, so torch comes from the default index"
@@ -96,11 +101,13 @@ def choose_index(wish: Wish, run: Run, pip: Sequence[str], warnings: list[str]) 
     return "default", []
 
 
-def refuse_cuda(wish: Wish, run: Run, pip: Sequence[str]) -> None:
+def refuse_cuda(wish: Wish, run: Run, pip: Sequence[str], target: Sequence[str]) -> None:
     """A build for CUDA is several times as large and of no use to a CPU, so it is never taken without a word."""
     torch = [one for one in wish.requirements if name_of(one) == "torch"]
     asked = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--no-input", "--quiet", "--report", "-"]
-    rc, out, err = run([*pip, *asked, *torch])
+    # pip wants a folder beside the options of another target, though a dry run leaves it alone.
+    elsewhere = ["--only-binary=:all:", *target, "--target", wish.path + ".none"] if target else []
+    rc, out, err = run([*pip, *asked, *elsewhere, *torch])
     try:
         installs = json.loads(out)["install"] if rc == 0 else []
     except (ValueError, KeyError, TypeError):
@@ -259,12 +266,13 @@ def fetch_wheels(wish: Wish, run: Run, base: Interpreter, pip: list[str], target
     shutil.rmtree(fresh, ignore_errors=True)
     check_room(fresh, SPACE_FOR_TORCH // 3, wish.host)
     argv = [*pip, "download", "--no-input", "--disable-pip-version-check", "--retries", "2", "--only-binary=:all:"]
-    argv += ["--dest", fresh, *choose_index(wish, run, pip, [])[1]]
+    other = []
     if [target["python"], target["machine"], "Linux"] != [base.minor, base.machine, base.system]:
         tag = "cp" + target["python"].replace(".", "")
-        argv += ["--python-version", target["python"], "--implementation", "cp"]
-        argv += [part for abi in (tag, "abi3", "none") for part in ("--abi", abi)]
-        argv += [part for name in platforms(target["machine"]) for part in ("--platform", name)]
+        other = ["--python-version", target["python"], "--implementation", "cp"]
+        other += [part for abi in (tag, "abi3", "none") for part in ("--abi", abi)]
+        other += [part for name in platforms(target["machine"]) for part in ("--platform", name)]
+    argv += ["--dest", fresh, *choose_index(wish, run, pip, [], other)[1], *other]
     # pip itself comes along for hosts whose Python has no ensurepip.
     rc, out, err = run([*argv, *applying(wish.requirements, target["python"]), "pip"])
     if rc != 0:

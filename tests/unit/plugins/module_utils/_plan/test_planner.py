@@ -355,6 +355,20 @@ def test_a_python_that_all_hosts_have_is_preferred():
     assert [entry["python"] for entry in outcome.plan["nodes"]] == ["/usr/bin/python3.12", "/usr/bin/python3.13"]
 
 
+def test_the_python_that_ansible_uses_comes_before_others_that_all_hosts_have():
+    def pythons(used: str) -> dict[str, Any]:
+        found = [
+            {"executable": f"/usr/bin/python{v}", "version": f"{v}.1", "venv_module": True} for v in ("3.12", "3.11")
+        ]
+        return {"python": {**desktop()["python"], "version": used, "candidates": found}}
+
+    outcome = make_plan(hosts({}, pythons("3.11.1"), pythons("3.11.1")))
+    assert [entry["python"] for entry in outcome.plan["nodes"]] == ["/usr/bin/python3.11"] * 2
+    # One that is too old for the trainer says nothing.
+    outcome = make_plan(hosts({}, pythons("3.8.10"), pythons("3.8.10")))
+    assert [entry["python"] for entry in outcome.plan["nodes"]] == ["/usr/bin/python3.12"] * 2
+
+
 # Digest
 
 

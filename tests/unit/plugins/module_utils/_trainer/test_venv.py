@@ -181,6 +181,19 @@ def test_field_37_a_build_for_cuda_is_never_taken_without_a_word(monkeypatch, pi
     assert all("--dry-run" in argv for argv in pip.asked if "install" in argv)
 
 
+def test_field_37_a_build_for_cuda_is_not_handed_to_another_python_either(monkeypatch, tmp_path):
+    monkeypatch.setattr(packages, "CPU_INDEX", NOWHERE)
+    pip = Pip(["cuda-toolkit==13.0.3; platform_system == 'Linux'"])
+    with pytest.raises(VenvError, match="no CPU build of torch is to be had there"):
+        packages.fetch_wheels(
+            wish(wheels=str(tmp_path / "w")), pip, BASE, ["pip"], {"python": "3.12", "machine": "x86_64"}
+        )
+    (asked,) = [argv for argv in pip.asked if "install" in argv]
+    # It is asked for the Python that gets the wheels, not for the one that fetches them.
+    assert asked[asked.index("--python-version") + 1] == "3.12" and "--dry-run" in asked and "--target" in asked
+    assert not [argv for argv in pip.asked if "download" in argv]
+
+
 def test_a_default_index_that_has_a_cpu_build_serves_as_well(monkeypatch):
     monkeypatch.setattr(packages, "CPU_INDEX", NOWHERE)
     assert packages.choose_index(wish(), Pip(["filelock"]), ["pip"], []) == ("default", [])
