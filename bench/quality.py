@@ -3,28 +3,35 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Whether rounding costs quality: the same training with float32 and with bf16 products, and with each way on the wire.
 
-    python bench/quality.py [--seeds 0 1 2] [--steps 1000] [--every 250] [--ways "fp32, int8" ...] [--write quality.json]
+    python bench/quality.py --write quality.json --plot docs/quality.svg
+    python bench/quality.py --size d4 --seeds 0 --steps 300 --ways "fp32, exact" "fp32, int8+head" --write d4.json
 
 Two ranks on this machine train a small model on Python's own library. A seed settles the first weights and the rows of
 every step, and each way trains on the same ones, so that two ways differ by rounding alone. Told is the loss on rows
 that nobody trained on, in nats a token: its mean and spread over the seeds, and how far a way is from float32 and exact
-seed by seed. What rounding costs is worth worrying about only where it exceeds what the seed alone does.
+seed by seed. "fp32, exact+head" differs from that by the last bit of float32 only (--head shared): what it shows is what
+any difference, however small, grows to. Rounding is worth worrying about where it costs more than that and than a seed.
+
+Each training is two processes and one entry of the file of --write, which a second call goes on with: what is in it is
+not made again. On a CPU without bf16 instructions, where torch takes fifty times as long for a product of bf16, the same
+numbers are made of float32: operands and results are rounded to bf16, and sums are float32, as those instructions do it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from curves import draw
 from local_steps import environment, prepare
 
 if TYPE_CHECKING:
@@ -32,26 +39,45 @@ if TYPE_CHECKING:
 
     from nanochat.comm import Comm
 
+Json = dict[str, Any]
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
-# Products and wire.
-WAYS = ["fp32, exact", "bf16, exact", "fp32, bf16", "fp32, int8", "fp32, int4"]
-DEPTH, ASPECT, HEAD_DIM, LENGTH, ROWS = 2, 64, 32, 64, 4
+sys.path.insert(0, str(TRAINER))
+# Products and wire; the first is compared with.
+WAYS = [
+    "fp32, exact", "fp32, exact+head", "bf16, exact", "fp32, bf16+head", "fp32, int8", "fp32, int8+head", "fp32, int4+head",
+    "bf16, int8+head",
+]  # fmt: skip
+SHARED = "+head"
+TOKENS = "tokens.pt"
 CHARACTERS = 4_000_000  # of text; enough that no step of a short training sees the same rows again
-HELD_OUT_ROWS = 256
+HELD_OUT_TOKENS = 2**14
+
+
+class Size(NamedTuple):
+    """A model; rows are those of one rank in a step."""
+
+    depth: int
+    aspect: int
+    head_dim: int
+    length: int
+    rows: int
+
+
+SIZES = {"small": Size(2, 64, 32, 64, 4), "d4": Size(4, 64, 64, 512, 2)}
 
 
 # -- what runs in a rank
 
 
-def read_tokens(folder: Path) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Tokens to train on, rows that are held out, and the size of the vocabulary."""
+def encode(folder: Path) -> None:
+    """Tokens of the text, once for all trainings."""
     import torch
 
     from nanochat import dataset, tokenizer
 
     known = tokenizer.load(folder / "tokenizer")
-
-    def of(split: str) -> torch.Tensor:
+    of_split: dict[str, Any] = {"vocabulary": known.vocab_size}
+    for split in ("train", "val"):
         taken: list[int] = []
         size = 0
         for text in dataset.texts(dataset.split_paths(folder / "data", split)):
@@ -59,142 +85,219 @@ def read_tokens(folder: Path) -> tuple[torch.Tensor, torch.Tensor, int]:
             size += len(text)
             if size > CHARACTERS:
                 break
-        return torch.tensor(taken)
-
-    held_out = of("val")
-    count = min(HELD_OUT_ROWS, len(held_out) // (LENGTH + 1))
-    return of("train"), held_out[: count * (LENGTH + 1)].view(count, LENGTH + 1), known.vocab_size
+        of_split[split] = torch.tensor(taken)
+    torch.save(of_split, folder / TOKENS)
 
 
-def train(
-    comm: Comm, seed: int, way: str, steps: int, every: int, data: tuple[torch.Tensor, torch.Tensor, int]
-) -> dict[int, float]:
+def read_tokens(folder: Path, length: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Tokens to train on, rows that are held out, and the size of the vocabulary."""
+    import torch
+
+    kept = torch.load(folder / TOKENS)
+    held_out = kept["val"]
+    count = min(HELD_OUT_TOKENS, len(held_out)) // (length + 1)
+    return kept["train"], held_out[: count * (length + 1)].view(count, length + 1), kept["vocabulary"]
+
+
+def rounded_products() -> AbstractContextManager[Any]:
+    """Products of bf16 made of float32 ones, within this context, unless the CPU makes them itself."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from nanochat.common import cpu_flags
+
+    if {"avx512_bf16", "amx_bf16"} & set(cpu_flags()):
+        return nullcontext()
+    aten = torch.ops.aten
+    products = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default}
+
+    class Rounded(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func not in products or args[-1].dtype != torch.bfloat16:
+                return func(*args, **(kwargs or {}))
+            wide = [arg.float() if isinstance(arg, torch.Tensor) else arg for arg in args]
+            return func(*wide, **(kwargs or {})).bfloat16()
+
+    return Rounded()
+
+
+def train(comm: Comm, one: Json, size: Size, data: tuple[torch.Tensor, torch.Tensor, int]) -> dict[int, float]:
     """One training; the loss on the held out rows after every so many steps."""
     import torch
 
-    from nanochat.fused import TrainingPass
-    from nanochat.model import GPT, ModelConfig
-    from nanochat.optim import LearningRates, Optimizer
     from nanochat.schedule import StepSchedule, plan_training
-    from nanochat.sync import make_sync
 
     tokens, held_out, vocabulary = data
-    matmul, wire = way.split(", ")
-    model = GPT(ModelConfig.from_depth(DEPTH, ASPECT, HEAD_DIM, LENGTH, vocabulary))
-    model.init_weights(seed)
-    counts = model.parameter_counts()
-    scaling = counts["transformer_matrices"] + counts["lm_head"]
-    batch = comm.world * ROWS * LENGTH
+    steps, mine = one["steps"], slice(comm.rank * size.rows, (comm.rank + 1) * size.rows)
+    batch = comm.world * size.rows * size.length
     plan = plan_training(
-        scaling_parameters=scaling, reference_parameters=scaling, flops_per_token=model.flops_per_token(),
-        num_iterations=steps, total_batch_size=batch,
-    )  # fmt: skip
-    training, optimizer = TrainingPass(model, matmul), Optimizer(model, LearningRates().scaled(plan.lr_scale), matmul)
-    sync = make_sync(wire, comm, training, optimizer, [ROWS * LENGTH] * comm.world)
-    generator, losses = torch.Generator().manual_seed(seed), {}
+        scaling_parameters=1, reference_parameters=1, flops_per_token=1, num_iterations=steps, total_batch_size=batch
+    )
+    sync = build(comm, one, size, vocabulary, plan.lr_scale)
+    generator, losses = torch.Generator().manual_seed(one["seed"]), {}
     for step in range(steps):
-        starts = torch.randint(0, len(tokens) - LENGTH, (comm.world * ROWS,), generator=generator)
-        rows = torch.stack([tokens[start : start + LENGTH + 1] for start in starts.tolist()])
-        mine = rows[comm.rank * ROWS : (comm.rank + 1) * ROWS]
-        ids, targets = mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
+        starts = torch.randint(0, len(tokens) - size.length, (comm.world * size.rows,), generator=generator)
+        rows = torch.stack([tokens[start : start + size.length + 1] for start in starts.tolist()])[mine]
+        ids, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         sync.offer_ids([ids])
         token_ids = sync.take_ids()[0]
-        optimizer.prepare(token_ids)
-        training.start_step(token_ids)
+        sync.optimizer.prepare(token_ids)
+        sync.training.start_step(token_ids)
         sync.start_step(token_ids)
-        sync.step(training.forward_backward(ids, targets, 1 / batch, sync.on_ready), StepSchedule.at(plan, step))
-        if (step + 1) % every == 0 or step + 1 == steps:
-            optimizer.catch_up()
-            with torch.no_grad():
-                losses[step + 1] = float(model(held_out[:, :-1].contiguous(), held_out[:, 1:].contiguous()))
+        loss = sync.training.forward_backward(ids, targets, 1 / batch, sync.on_ready)
+        sync.step(loss, StepSchedule.at(plan, step))
+        if (step + 1) % one["every"] == 0 or step + 1 == steps:
+            losses[step + 1] = held_out_loss(sync, held_out)
     return losses
 
 
-def work(folder: Path, ways: Sequence[str], seeds: Sequence[int], steps: int, every: int) -> None:
-    """Every way with every seed; rank 0 tells what came out."""
+def build(comm: Comm, one: Json, size: Size, vocabulary: int, lr_scale: float) -> Any:
+    """The model, its optimizer and the way that its gradients are summed."""
+    from nanochat.fused import TrainingPass
+    from nanochat.gradients import MATMUL_TYPES
+    from nanochat.head_parts import part_bounds
+    from nanochat.model import GPT, ModelConfig
+    from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
+    from nanochat.shared_head import SharedHead
+    from nanochat.sync import make_sync
+    from nanochat.wire import WIRES
+
+    matmul, wire = one["way"].removesuffix(SHARED).split(", ")
+    model = GPT(ModelConfig.from_depth(size.depth, size.aspect, size.head_dim, size.length, vocabulary))
+    model.init_weights(one["seed"])
+    tokens, head = [size.rows * size.length] * comm.world, None
+    if one["way"].endswith(SHARED):
+        bounds = part_bounds(vocabulary, model.config.padded_vocab_size, [1] * comm.world)
+        head = SharedHead(comm, model, bounds, [tokens], WIRES[wire][1].dtype, MATMUL_TYPES[matmul])
+    training = TrainingPass(model, matmul, head)
+    optimizer = Optimizer(model, LearningRates().scaled(lr_scale), matmul, head.rows if head else ALL_ROWS)
+    return make_sync(wire, comm, training, optimizer, tokens)
+
+
+def held_out_loss(sync: Any, held_out: torch.Tensor) -> float:
+    """In float32, whatever the products of the training."""
+    import torch
+
+    sync.optimizer.catch_up()
+    if sync.training.shared_head is not None:
+        sync.training.shared_head.gather()
+    if sync.comm.rank:
+        return 0.0
+    with torch.no_grad():
+        return float(sync.training.model(held_out[:, :-1].contiguous(), held_out[:, 1:].contiguous()))
+
+
+def work(folder: Path, one: Json) -> None:
+    """One training; rank 0 tells what came out."""
     from nanochat import numerics
     from nanochat.comm import connect
     from nanochat.common import read_ranks
 
     numerics.setup()
-    comm = connect(read_ranks(), "cpu", 300)
-    data = read_tokens(folder)
-    for seed in seeds:
-        for way in ways:
-            losses = train(comm, seed, way, steps, every, data)
-            if comm.rank == 0:
-                print(json.dumps({"seed": seed, "way": way, "losses": losses}), flush=True)
+    comm, size = connect(read_ranks(), "cpu", 600), SIZES[one["size"]]
+    data = read_tokens(folder, size.length)
+    with rounded_products() if one["way"].startswith("bf16") else nullcontext():
+        losses = train(comm, one, size, data)
+    if comm.rank == 0:
+        print(json.dumps(one | {"losses": losses}), flush=True)
     comm.close()
 
 
 # -- all of it, and what came out
 
 
-def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(folder: Path, one: Json) -> Json:
+    """One training by two processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-    argv = [sys.executable, __file__, "--worker", str(folder), "--ways", *arguments.ways]
-    argv += ["--steps", str(arguments.steps), "--every", str(arguments.every), "--seeds", *map(str, arguments.seeds)]
+    argv = [sys.executable, __file__, "--folder", str(folder), "--worker", json.dumps(one)]
     ranks = [
         subprocess.Popen(
             argv,
             env=environment(folder, RANK=str(rank), LOCAL_RANK=str(rank), PYTHONPATH=str(TRAINER), **place),
-            stdout=subprocess.PIPE if rank == 0 else None,
+            stdout=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
-    assert ranks[0].stdout is not None
-    results = []
-    for line in ranks[0].stdout:
-        print(line, end="", file=sys.stderr, flush=True)
-        results.append(json.loads(line))
-    codes = [rank.wait() for rank in ranks]
-    if any(codes):
-        raise SystemExit("a rank failed")
-    return results
+    outs = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"a rank failed in {one}")
+    result: Json = json.loads(outs[0])
+    return result
 
 
-def table(results: Sequence[dict[str, Any]], reference: str) -> str:
+def measure_all(arguments: argparse.Namespace) -> list[Json]:
+    """Every way with every seed, but those that the file has."""
+    file = arguments.write
+    results: list[Json] = json.loads(file.read_text()) if file and file.exists() else []
+    common = {"size": arguments.size, "steps": arguments.steps, "every": arguments.every}
+    wanted = [common | {"seed": seed, "way": way} for seed in arguments.seeds for way in arguments.ways]
+    missing = [one for one in wanted if not any(one.items() <= result.items() for result in results)]
+    with tempfile.TemporaryDirectory(prefix="quality-") as temporary:
+        folder = arguments.folder or Path(temporary)
+        if missing and not (folder / "tokenizer").exists():
+            prepare(folder)
+        if missing and not (folder / TOKENS).exists():
+            encode(folder)
+        for one in missing:
+            results.append(measure(folder, one))
+            print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+            if file:
+                fresh = file.with_suffix(".new")
+                fresh.write_text("[\n" + ",\n".join(map(json.dumps, results)) + "\n]\n", encoding="utf-8")
+                fresh.replace(file)
+    return [result for result in results if any(one.items() <= result.items() for one in wanted)]
+
+
+def table(results: Sequence[Json], reference: str) -> str:
     """The results for people: the losses at the end, and how far the mean was from the reference's on the way there."""
     curves: dict[str, dict[int, dict[str, float]]] = {}
     for one in results:
-        curves.setdefault(one["way"], {})[one["seed"]] = one["losses"]
-    marks = list(results[0]["losses"])
-    heads = ["products, wire", "loss, mean", "spread over seeds", f"from {reference}: mean", "largest"]
-    heads += [f"mean after {mark}" for mark in marks[:-1]]
+        curves.setdefault(one["way"], {})[one["seed"]] = {str(mark): loss for mark, loss in one["losses"].items()}
+    marks = list(curves[reference][results[0]["seed"]])
+    shown = [
+        mark for number, mark in enumerate(marks, 1) if number % max(1, len(marks) // 4) == 0 and mark != marks[-1]
+    ]
+    heads = ["products, wire", "loss, mean", "spread over seeds", f"from {reference}: mean", "spread", "largest"]
+    heads += [f"mean after {mark}" for mark in shown]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for way, by_seed in curves.items():
         losses = [curve[marks[-1]] for curve in by_seed.values()]
-        apart = [[curve[mark] - curves[reference][seed][mark] for mark in marks] for seed, curve in by_seed.items()]
-        spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
-        on_the_way = [statistics.mean(column) for column in zip(*apart, strict=True)]
-        last = [row[-1] for row in apart]
-        signed = [f"{figure:+.4f}" for figure in (on_the_way[-1], max(last, key=abs), *on_the_way[:-1])]
-        lines.append(f"| {' | '.join([way, f'{statistics.mean(losses):.4f}', f'{spread:.4f}', *signed])} |")
+        apart = {m: [curve[m] - curves[reference][seed][m] for seed, curve in by_seed.items()] for m in marks}
+        last = apart[marks[-1]]
+        signed = [statistics.mean(last), max(last, key=abs), *(statistics.mean(apart[mark]) for mark in shown)]
+        cells = [f"{figure:+.4f}" for figure in signed]
+        cells.insert(1, f"{spread(last):.4f}")
+        lines.append(f"| {' | '.join([way, f'{statistics.mean(losses):.4f}', f'{spread(losses):.4f}', *cells])} |")
     return "\n".join(lines)
+
+
+def spread(figures: Sequence[float]) -> float:
+    return statistics.stdev(figures) if len(figures) > 1 else 0.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Whether rounding costs quality.")
+    parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--every", type=int, default=250, help="steps from one look at the loss to the next")
-    parser.add_argument("--ways", nargs="+", default=WAYS, help="products and wire, the first is compared with")
-    parser.add_argument("--write", type=Path, help="file for the results as JSON")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--every", type=int, default=100, help="steps from one look at the loss to the next")
+    parser.add_argument("--ways", nargs="+", default=WAYS, help="products and wire; the first is compared with")
+    parser.add_argument("--write", type=Path, help="file for the results as JSON; what is in it is not made again")
+    parser.add_argument("--plot", type=Path, help="file for the curves as SVG")
+    parser.add_argument("--folder", type=Path, help="where text and tokenizer are kept from call to call")
+    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        work(arguments.worker, arguments.ways, arguments.seeds, arguments.steps, arguments.every)
+        work(arguments.folder, arguments.worker)
         return
-    with tempfile.TemporaryDirectory(prefix="quality-") as folder:
-        prepare(Path(folder))
-        results = measure(Path(folder), arguments)
-    print(table(results, arguments.ways[0]))
-    if arguments.write:
-        size = {"steps": arguments.steps, "machine": {"host": socket.gethostname(), "cores": os.cpu_count()}}
-        arguments.write.write_text(json.dumps(size | {"results": results}, indent=1) + "\n", encoding="utf-8")
+    results = measure_all(arguments)
+    if any(one["way"] == arguments.ways[0] for one in results):
+        print(table(results, arguments.ways[0]))
+    if arguments.plot:
+        arguments.plot.write_text(draw(results, arguments.ways[0]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, with_hosts
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import (
@@ -24,7 +25,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict im
     outlook,
     prediction_text,
     slowest_link,
-    speeds_of,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.text import findings_text, links_text, summary
 
@@ -211,7 +211,7 @@ def unmeasured(plan: Mapping[str, Any], seen: Mapping[str, Any]) -> list[dict[st
 
 def links_of(evidence: Evidence) -> list[dict[str, Any]]:
     """Every measured direction, for programs."""
-    keys = ("nic", "latency_ms", "bandwidth_mbit", "mtu", "clock_offset")
+    keys = ("nic", "latency_ms", "bandwidth_mbit", "duplex_mbit", "mtu", "clock_offset")
     return [
         {"host": host, "peer": link["host"], **{key: link[key] for key in keys}}
         for host, entry in evidence.tries.items()

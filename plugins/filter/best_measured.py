@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import best_of_sets
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import best_of_sets
 
 
 def best_measured(results: Sequence[Any], key: str) -> dict[str, Any]:

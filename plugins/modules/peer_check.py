@@ -225,6 +225,9 @@ links:
     bandwidth_mbit:
       description: The rate towards the peer, as the peer saw it.
       type: float
+    duplex_mbit:
+      description: The rate from the peer while as much was sent to it; about half of the other where both share the air.
+      type: float
     mtu:
       description: The largest packet on this way as the kernel knows it.
       type: int

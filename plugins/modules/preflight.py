@@ -120,5 +120,5 @@ links:
   returned: always
   type: list
   elements: dict
-  sample: [{host: desktop, peer: laptop, nic: enp4s0, latency_ms: 0.21, bandwidth_mbit: 941.0, mtu: 1500, clock_offset: 0.002}]
+  sample: [{host: desktop, peer: laptop, nic: enp4s0, latency_ms: 0.21, bandwidth_mbit: 941.0, duplex_mbit: 935.0, mtu: 1500, clock_offset: 0.002}]
 """

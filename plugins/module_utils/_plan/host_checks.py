@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import INFO, MAKE_PYTHON
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plain_reason
@@ -315,3 +316,22 @@ def in_words(processes: Sequence[Mapping[str, Any]]) -> str:
     top = ancestors(processes)
     words = [f"process {process['pid']} of {process['user']} ({shortened(process['command'])})" for process in top[:3]]
     return ", ".join(words) + (f" and {len(top) - 3} more" if len(top) > 3 else "")
+
+
+def lost_checkpoints(hosts: Sequence[Host], plan: Mapping[str, Any]) -> list[Finding]:
+    """Checkpoints that are there and that training under this plan would not go on from: a start would set them aside."""
+    told: dict[str, list[str]] = {}
+    for host in hosts:
+        steps = host.fact("run", "checkpoints") or []
+        found = lineage.differences(host.fact("run", "lineage") or {}, plan) if steps else []
+        if found:
+            told.setdefault(lineage.in_words(found), []).append(f"step {max(steps)} on {host.name}")
+    return [
+        finding(
+            "checkpoints-lost",
+            plan["master"]["host"],
+            f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training would not go on from: {why}. Set that back to go "
+            "on; or give the new training a name of its own (ddp_run); or set aside what is there with -e ddp_fresh=true",
+        )
+        for why, where in told.items()
+    ]

@@ -13,7 +13,6 @@ import os
 import re
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding, refusal_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
@@ -24,6 +23,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     model_size,
     settings_checks,
     source_checks,
+    sync_choice,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import BatchError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import argv, choose, env, run_name
@@ -170,6 +170,11 @@ class Planner:
             )
         )
         self.choice = choose(run, hosts)
+        # What was asked for, beside what the plan makes of it.
+        self.asked = {"sync": run["ddp_sync"], "head": run["ddp_head"]}
+        self.kept_sync = sync_choice.kept(run, hosts, self.choice, self.shape.n_embd)
+        if run["ddp_sync"] == "auto":
+            self.settings["ddp_sync"] = self.kept_sync or "exact"
 
     def outcome(self) -> Outcome:
         """The plan, or every problem there is: what is wrong in the settings does not hide what is wrong with the hosts."""
@@ -181,6 +186,7 @@ class Planner:
             # No plan comes of it any more, but one to look at the hosts with.
             order = {host.name: rank for rank, host in enumerate(self.hosts)}
             rows = {host.name: self.settings["ddp_device_batch"] for host in self.hosts}
+        self.settle_sync(order, rows)
         chooser = Chooser(self.hosts)
         links = chooser.links()
         plan = self.document(order, links, rows)
@@ -189,7 +195,7 @@ class Planner:
             *chooser.problems,
             *obstacles,
             *source_checks.obstacles(self.settings, plan, self.hosts, self.here),
-            *([] if self.settings["ddp_fresh"] else lost_checkpoints(self.hosts, plan)),
+            *([] if self.settings["ddp_fresh"] else host_checks.lost_checkpoints(self.hosts, plan)),
         ]
         if self.problems or (obstacles and not self.tolerant):
             raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
@@ -198,6 +204,15 @@ class Planner:
             self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
         self.findings += [*chooser.findings, *remarks, *obstacles]
         return Outcome(plan, self.findings, of_controller(self.settings))
+
+    def settle_sync(self, order: Mapping[str, int], rows: Mapping[str, int]) -> None:
+        """What ddp_sync auto comes to, where the hosts' steps and links have been measured; until then exact."""
+        by_rank = sorted(self.hosts, key=lambda host: order[host.name])
+        if self.asked["sync"] != "auto" or self.kept_sync:
+            return
+        shares, model = [rows[host.name] for host in by_rank], model_size.describe(self.shape)
+        training = {**self.training(model, shares), "sync": "exact"}
+        self.settings["ddp_sync"] = sync_choice.measured(self.choice, by_rank, model, training)
 
     def rows(self) -> dict[str, int]:
         """Rows of each host in a step; what nobody set of the batch is settled with them."""
@@ -277,6 +292,7 @@ class Planner:
             "flops": tokens * model["flops_per_token"],
             "sync": run["ddp_sync"] if self.choice.ours else "upstream",
             "head": self.head(shares),
+            "asked": self.asked,
             "local_steps": run["ddp_local_steps"] if self.choice.ours else 0,
             "matmul": self.choice.matmul,
             "eval_every": run["ddp_eval_every"],
@@ -412,25 +428,6 @@ def of_controller(run: Mapping[str, Any]) -> dict[str, Any]:
     """They are no part of the document."""
     names = ("watch", "stall_factor", "results_dir", "collect_checkpoints", "strict", "fresh")
     return {name: run["ddp_" + name] for name in names}
-
-
-def lost_checkpoints(hosts: Sequence[Host], plan: Mapping[str, Any]) -> list[Finding]:
-    """Checkpoints that are there and that training under this plan would not go on from: a start would set them aside."""
-    told: dict[str, list[str]] = {}
-    for host in hosts:
-        steps = host.fact("run", "checkpoints") or []
-        found = lineage.differences(host.fact("run", "lineage") or {}, plan) if steps else []
-        if found:
-            told.setdefault(lineage.in_words(found), []).append(f"step {max(steps)} on {host.name}")
-    return [
-        finding(
-            "checkpoints-lost",
-            plan["master"]["host"],
-            f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training would not go on from: {why}. Set that back to go "
-            "on; or give the new training a name of its own (ddp_run); or set aside what is there with -e ddp_fresh=true",
-        )
-        for why, where in told.items()
-    ]
 
 
 def is_git(source: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, NamedTuple, Sequence
@@ -171,6 +172,33 @@ def send_bulk(source: str, peer: Peer, port: int, limits: Limits, segment: int =
     return round(count * 8 / max(seconds, 1e-9) / 1e6, 1), mtu
 
 
+def both_ways(source: str, peer: Peer, port: int, limits: Limits) -> float:
+    """Mbit/s that arrive here while as much is sent there as will go, as in a training step: half where both ends share the air."""
+    with connect(source, peer.address, port, limits.timeout) as sock:
+        ask(sock, peer.token, "both")
+        sock.settimeout(max(PATIENCE, limits.timeout))
+        end = time.monotonic() + limits.seconds
+        sender = threading.Thread(target=_send_until, args=(sock, end), daemon=True)
+        sender.start()
+        # What is under way when the clock starts has been sent before: a fifth of the time is left out.
+        begin, count, total = time.monotonic() + limits.seconds / 5, 1, 0
+        buffer, last = bytearray(CHUNK), begin
+        while count and time.monotonic() < end:
+            count = sock.recv_into(buffer)
+            if time.monotonic() >= begin:
+                total, last = total + count, time.monotonic()
+        sender.join(max(PATIENCE, limits.timeout))
+    return round(total * 8 / max(last - begin, 1e-9) / 1e6, 1)
+
+
+def _send_until(sock: socket.socket, end: float) -> None:
+    try:
+        while time.monotonic() < end:
+            sock.sendall(bytes(CHUNK))
+    except OSError:
+        return
+
+
 def path_mtu(sock: socket.socket) -> int:
     """What the kernel knows about the way to the other end."""
     six = sock.family == socket.AF_INET6
@@ -221,6 +249,7 @@ def check_peer(source: str, peer: Peer, limits: Limits) -> dict[str, Any]:
         "latency_ms": None,
         "clock_offset": None,
         "bandwidth_mbit": None,
+        "duplex_mbit": None,
         "mtu": None,
         "full_size": None,
         "passing_size": None,
@@ -252,6 +281,11 @@ def measure_rate(source: str, peer: Peer, link: dict[str, Any], limits: Limits) 
         link["passing_size"] = passing_size(source, peer, port, limits.timeout)
         link["full_size"] = False if link["passing_size"] else None
         link["error"] = f"bulk data: {error.strerror or error}"
+        return
+    try:
+        link["duplex_mbit"] = both_ways(source, peer, port, limits)
+    except OSError:
+        pass  # it says more of a rate that is known, and no more where it fails
 
 
 def check(

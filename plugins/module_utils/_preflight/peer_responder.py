@@ -5,7 +5,7 @@
 
 It binds one address, serves only who knows its token, and ends by itself at its deadline, whatever happens to the
 controller. One line asks for a service: `echo` gives back what comes (latency), `sink` swallows until the sender is
-done and tells how much came in what time (bandwidth).
+done and tells how much came in what time (bandwidth), `both` does that while it sends as well, for as long as bytes come.
 """
 
 from __future__ import annotations
@@ -191,6 +191,8 @@ def answer(connection: socket.socket, token: str) -> None:
                 _echo(connection)
             elif words[2] == "sink":
                 connection.sendall(_sink(connection))
+            elif words[2] == "both":
+                _both(connection)
         except (OSError, UnicodeError):
             return
 
@@ -224,6 +226,28 @@ def _sink(connection: socket.socket) -> bytes:
         count = connection.recv_into(buffer)
         total += count
     return f"{first} {total} {time.monotonic() - begin:.9f}\n".encode()
+
+
+def _both(connection: socket.socket) -> None:
+    """Send while receiving; our end of it closes when the other's has, and what came is told on neither."""
+    done = threading.Event()
+
+    def send() -> None:
+        block = bytes(CHUNK)
+        try:
+            while not done.is_set():
+                connection.sendall(block)
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    try:
+        _sink(connection)
+    finally:
+        done.set()
+        sender.join(PATIENCE)
 
 
 def stop(pid: int, started: int, patience: float = 2.0) -> bool:

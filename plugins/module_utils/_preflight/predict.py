@@ -9,20 +9,23 @@ and the step ends when the slowest rank and the slowest link are done.
 
 from __future__ import annotations
 
-import json
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch, head
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import WIRE_BYTES
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
+    WIRE_SHARE,
+    Link,
+    Speed,
+    Step,
+    asked,
+    choose_sync,
+    local_steps,
+    predict,
+)
 
-FLOAT = 4
-WIRE_SHARE = 0.94  # what Gloo makes of the rate of a line
-ROUNDS = 4  # exchanges of a step that wait for each other
-# Gloo's copying takes cores from the computing, so of the time on the wire this share is felt even where it is hidden.
-FELT_SHARE = 0.6
-HIDDEN_SHARE = 0.3  # share of the computing behind which the wire can hide
 PAYS = 1.1  # below this gain the trouble of several hosts is not worth it
 WORTH_SAYING = 1.08
 # Local steps train another way, so they are spoken of only where they give much, and in runs of many meetings.
@@ -32,103 +35,6 @@ LOCAL_MEETINGS = 10
 GIGABIT = 940.0
 # Below this the line is the limit, and a short all-reduce would understate it; above it is what Gloo's copying makes of it.
 FAST_LINE = 2000.0
-
-
-class Speed(NamedTuple):
-    """One host's measured step: seconds of one pass of device_batch rows, of AdamW and of Muon."""
-
-    host: str
-    pass_seconds: float
-    adamw_seconds: float
-    muon_seconds: float
-
-    def compute(self, passes: int) -> float:
-        return self.pass_seconds * passes
-
-    def optimizer(self, world: int) -> float:
-        """Muon's matrices are shared out among the ranks."""
-        return self.adamw_seconds + self.muon_seconds / world
-
-    def alone(self, passes: int) -> float:
-        return self.compute(passes) + self.optimizer(1)
-
-
-class Link(NamedTuple):
-    """The slowest direction between any two hosts."""
-
-    mbit: float
-    latency_ms: float
-
-
-class Step(NamedTuple):
-    """One step as it is expected."""
-
-    seconds: float
-    tokens_per_second: float
-    wait_seconds: Dict[str, float]
-    bytes_sent: int
-
-
-def touched_rows(vocab_size: int, tokens: int) -> int:
-    """Expected different tokens among so many of a text, whose frequencies fall like Zipf's."""
-    weights = [1.0 / (rank + 2.7) for rank in range(vocab_size)]
-    total = sum(weights)
-    return round(sum(1.0 - (1.0 - weight / total) ** tokens for weight in weights))
-
-
-def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None, local: Optional[int] = None) -> int:
-    """Bytes that one rank sends in a step: of the embeddings its own tokens' rows to every other rank, of all else what
-    a ring sends, which passes every byte almost twice, and between two ranks once. After local steps it is the
-    weights that travel, with the rows of all tokens since the last time."""
-    model, training, world = plan["model"], plan["training"], int(plan["world"])
-    kind = sync or training["sync"]
-    counts = model["parameters"]
-    ring = 2 * (world - 1) / max(1, world)
-    if kind not in WIRE_BYTES:
-        return int(FLOAT * counts["total"] * ring)
-    tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
-    apart = max(1, local_steps(plan) if local is None else local)
-    rows = touched_rows(model["vocab_size"], apart * training["total_batch"] // max(1, world))
-    dense = counts["lm_head"] + counts["transformer_matrices"] + counts["scalars"]
-    of_matrix, of_row = WIRE_BYTES[kind]
-    shared = 0
-    # Plans of before the head could be shared out do not say.
-    if training.get("head") == "shared" and apart == 1:
-        dense -= counts["lm_head"]
-        tokens = [node["rows"] * model["sequence"] for node in plan["nodes"]]
-        shared = head.most_bytes(tokens, model["n_embd"], int(of_row))
-    return shared + int((dense * ring * of_matrix + rows * model["n_embd"] * tables * (world - 1) * of_row) / apart)
-
-
-def local_steps(plan: Mapping[str, Any]) -> int:
-    """Steps that each rank makes apart; none in plans of before there were any."""
-    return int(plan["training"].get("local_steps") or 0) if plan["world"] > 1 else 0
-
-
-def predict(
-    plan: Mapping[str, Any],
-    speeds: Sequence[Speed],
-    link: Optional[Link],
-    rows: Sequence[int],
-    sync: Optional[str] = None,
-    local: Optional[int] = None,
-) -> Step:
-    """A step of all hosts, the rows in the order of the speeds; with local steps, their mean."""
-    training, world = plan["training"], plan["world"]
-    kind = sync or training["sync"]
-    apart = local_steps(plan) if local is None else local
-    passes = [share // training["device_batch"] for share in rows]
-    computing = [speed.compute(count) for speed, count in zip(speeds, passes)]
-    sent = bytes_sent(plan, kind, apart)
-    late = ROUNDS * link.latency_ms / 1000 / max(1, apart) if link else 0.0
-    wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + late if link and world > 1 else 0.0
-    slowest = max(computing)
-    overlapped = kind in (*WIRE_BYTES, "ddp") and not apart
-    felt = max(FELT_SHARE * wire, wire - HIDDEN_SHARE * slowest) if overlapped else wire
-    updates = [speed.optimizer(world if overlapped and kind != "ddp" else 1) for speed in speeds]
-    seconds = slowest + felt + max(updates)
-    waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
-    return Step(seconds, training["total_batch"] / seconds, waits, sent)
 
 
 def outlook(
@@ -159,13 +65,14 @@ def outlook(
         },
         "better": better(plan, speeds, link, rows, radio, together),
         "ways": ways(plan, speeds, link, rows),
+        "auto_sync": auto_sync(plan, speeds, link, rows),
     }
 
 
 def ways(
     plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]
 ) -> Dict[str, Dict[str, Any]]:
-    """What each way of ddp_sync would give over this link; empty where there is nothing to choose."""
+    """What each way of ddp_sync gives over this link; empty where there is nothing to choose."""
     if plan["world"] < 2 or link is None or plan["training"]["sync"] not in WIRE_BYTES or local_steps(plan):
         return {}
     steps = {kind: predict(plan, speeds, link, rows, kind) for kind in WIRE_BYTES}
@@ -173,6 +80,15 @@ def ways(
         kind: {"bytes_sent": step.bytes_sent, "tokens_per_second": round(step.tokens_per_second, 1)}
         for kind, step in steps.items()
     }
+
+
+def auto_sync(
+    plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]
+) -> Optional[str]:
+    """What ddp_sync auto takes over this link; None where that was not asked for, or there is nothing to choose."""
+    if plan["world"] < 2 or link is None or asked(plan, "sync") != "auto" or local_steps(plan):
+        return None
+    return choose_sync(plan, speeds, link, rows)
 
 
 def better(
@@ -246,18 +162,15 @@ def slowest_link(tries: Mapping[str, Mapping[str, Any]], gloo_mbit: Optional[flo
     links = [link for tried in tries.values() for link in tried.get("links") or [] if link.get("bandwidth_mbit")]
     if not links:
         return None
-    rate = min(link["bandwidth_mbit"] for link in links)
+    rate = min(rate_of(link) for link in links)
     if gloo_mbit and rate > FAST_LINE:
         rate = min(rate, gloo_mbit / WIRE_SHARE)
     return Link(round(rate, 1), max(link["latency_ms"] or 0.0 for link in links))
 
 
-def speeds_of(plan: Mapping[str, Any], measured: Mapping[str, Any]) -> List[Speed]:
-    """The measured steps in the order of the ranks; empty where one is missing."""
-    found = [(node["host"], measured.get(node["host"]) or {}) for node in plan["nodes"]]
-    if not all("pass_seconds" in one for dummy, one in found):
-        return []
-    return [Speed(host, one["pass_seconds"], one["adamw_seconds"], one["muon_seconds"]) for host, one in found]
+def rate_of(link: Mapping[str, Any]) -> float:
+    """What goes through while both ends send, as they do in a step: where they share the air it is half."""
+    return float(min(link["bandwidth_mbit"], link.get("duplex_mbit") or link["bandwidth_mbit"]))
 
 
 def short(seconds: Optional[float]) -> str:
@@ -283,22 +196,40 @@ def prediction_text(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> st
             f"{predicted['one_host']} alone; a step of {short(predicted['step_seconds'])} sends "
             f"{bytes_text(predicted['bytes_sent'])} from each host"
         )
-    lines += ways_lines(plan, predicted.get("ways") or {})
+    lines += [*ways_lines(plan, predicted.get("ways") or {}), *why_line(plan, predicted)]
     lines.append(f"  {plan['training']['iterations']} steps take about {seconds_text(predicted['eta_seconds'])}")
     return "\n".join(["Expected", *lines])
 
 
 def ways_lines(plan: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """Every way of ddp_sync beside the one that is set."""
+    """Every way of ddp_sync beside the one that is taken."""
+    taken, auto = plan["training"]["sync"], asked(plan, "sync") == "auto"
     rows = [
         [
-            kind + (" (set)" if kind == plan["training"]["sync"] else ""),
+            kind + ((" (auto)" if auto else " (set)") if kind == taken else ""),
             bytes_text(entry["bytes_sent"]),
             speed_text(entry["tokens_per_second"]),
         ]
         for kind, entry in found.items()
     ]
     return table(["ddp_sync", "sent a step", "tok/s"], rows) if rows else []
+
+
+def why_line(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> List[str]:
+    """Why auto took the way of the plan."""
+    best, taken = predicted.get("auto_sync"), plan["training"]["sync"]
+    if not best:
+        return []
+    link = f"the slowest link carries {predicted['link_mbit']:.0f} Mbit/s each way while both hosts send"
+    if best != taken:
+        return [
+            f"  ddp_sync auto keeps {taken}, which the run began with; {link}, for which {best} is what it takes now "
+            f"(-e ddp_sync={best}, training goes on from its checkpoints)"
+        ]
+    if best == "exact":
+        return [f"  ddp_sync auto takes exact, since rounding gives little or nothing: {link}"]
+    exact = speed_text(predicted["ways"]["exact"]["tokens_per_second"])
+    return [f"  ddp_sync auto takes {best}, which rounds least of what this link hides (exact: {exact} tok/s): {link}"]
 
 
 def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:
@@ -320,34 +251,3 @@ def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping
             f"  expected to send {bytes_text(predicted['bytes_sent'])} a step from each host, sent {bytes_text(sent)}"
         )
     return "\n".join(lines)
-
-
-# What was measured
-
-# Another set of processors than the usual one has to be faster by this much; a measurement is not exacter.
-CLEARLY = 1.05
-
-
-def best_of_sets(results: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
-    """The fastest of the sets {name, cpus} that were timed, with what each came to; key: what it was measured of."""
-    timed = [(result["item"], found) for result in results if (found := told_by(result)) is not None]
-    if not timed:
-        return {}
-    item, best = timed[0]
-    for other, found in timed[1:]:
-        if found["tokens_per_second"] > CLEARLY * best["tokens_per_second"]:
-            item, best = other, found
-    if len(results) == 1:
-        return {**best, "key": key}
-    sets = {str(one["name"]): found["tokens_per_second"] for one, found in timed}
-    return {**best, "key": key, "cores": list(item["cpus"]), "cores_name": item["name"], "sets": sets}
-
-
-def told_by(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The JSON object in the last line of a program that ended well."""
-    lines = str(result.get("stdout") or "").strip().splitlines()
-    try:
-        found = json.loads(lines[-1]) if result.get("rc") == 0 and lines else None
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and found.get("tokens_per_second") else None

@@ -101,6 +101,7 @@ def run_facts(folder: str) -> dict[str, Any]:
         "plan_digest": plan.get("digest"),
         "rows": rows_of(plan),
         "cores": cores_of(plan),
+        "sync": sync_of(plan),
         "lineage": lineage.of_plan(plan),
         "session": session,
         "checkpoints": checkpoint_steps(folder),
@@ -112,6 +113,13 @@ def rows_of(plan: dict[str, Any]) -> dict[str, int]:
     nodes = plan.get("nodes")
     nodes = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
     return {str(node.get("host")): whole(node.get("rows")) for node in nodes}
+
+
+def sync_of(plan: dict[str, Any]) -> str | None:
+    """The way of ddp_sync under that plan."""
+    training = plan.get("training")
+    found = training.get("sync") if isinstance(training, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def cores_of(plan: dict[str, Any]) -> dict[str, list[int]]:

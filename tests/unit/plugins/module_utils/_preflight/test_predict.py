@@ -9,9 +9,10 @@ import json
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import predict
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import Link, Speed
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import measured, predict
 
 D4 = Shape(4, 64, 64, 512, "SSSL", 32768)
 D8 = Shape(8, 64, 128, 1024, "SSSL", 32768)
@@ -49,7 +50,7 @@ def speeds(*pass_seconds: float) -> list[Speed]:
     ],
 )
 def test_bytes_of_a_step_are_those_that_were_measured(shape, sync, megabytes):
-    assert predict.bytes_sent(plan(shape, sync)) / 1e6 == pytest.approx(megabytes, rel=0.06)
+    assert step_model.bytes_sent(plan(shape, sync)) / 1e6 == pytest.approx(megabytes, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -58,18 +59,18 @@ def test_bytes_of_a_step_are_those_that_were_measured(shape, sync, megabytes):
 def test_a_shared_head_sends_hidden_states_instead_of_its_gradient(shape, sync, megabytes):
     document = plan(shape, sync)
     document["training"]["head"] = "shared"
-    assert predict.bytes_sent(document) / 1e6 == pytest.approx(megabytes, rel=0.06)
+    assert step_model.bytes_sent(document) / 1e6 == pytest.approx(megabytes, rel=0.06)
     # Local steps have no use for it.
-    assert predict.bytes_sent(document, local=10) == predict.bytes_sent(plan(shape, sync), local=10)
+    assert step_model.bytes_sent(document, local=10) == step_model.bytes_sent(plan(shape, sync), local=10)
 
 
 def test_one_rank_sends_nothing():
-    assert predict.bytes_sent(plan(rows=(4,))) == 0
+    assert step_model.bytes_sent(plan(rows=(4,))) == 0
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 10000])
 def test_different_tokens_are_no_more_than_tokens_and_vocabulary(tokens):
-    assert 0 < predict.touched_rows(4096, tokens) <= min(4096, tokens)
+    assert 0 < step_model.touched_rows(4096, tokens) <= min(4096, tokens)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +80,13 @@ def test_different_tokens_are_no_more_than_tokens_and_vocabulary(tokens):
 )
 def test_field_16_the_efficiency_is_near_what_was_measured(mbit, low, high):
     one = Speed("desktop", 1.3, 0.02, 0.15)
-    step = predict.predict(plan(), [one, one._replace(host="laptop")], Link(mbit, 0.2), (2, 2))
+    step = step_model.predict(plan(), [one, one._replace(host="laptop")], Link(mbit, 0.2), (2, 2))
     alone = one.pass_seconds + one.optimizer(2)
     assert low < alone / step.seconds < high
 
 
 def test_the_slower_host_waits_less():
-    step = predict.predict(plan(), speeds(0.5, 1.0), GIGABIT, (2, 2))
+    step = step_model.predict(plan(), speeds(0.5, 1.0), GIGABIT, (2, 2))
     assert step.wait_seconds["desktop"] - step.wait_seconds["laptop"] == pytest.approx(0.5, abs=1e-3)
 
 
@@ -126,7 +127,7 @@ def test_field_25_local_steps_are_advised_where_the_link_is_the_limit_and_nowher
     document["training"].update(iterations=1000, local_steps=10)
     predicted = predict.outlook(document, speeds(0.3, 0.3), Link(95.0, 2.0))
     assert "use-local-steps" not in codes(predicted, document)
-    assert predicted["bytes_sent"] < predict.bytes_sent(plan(rows=(8, 8))) / 4
+    assert predicted["bytes_sent"] < step_model.bytes_sent(plan(rows=(8, 8))) / 4
 
 
 def test_field_25_a_cable_is_advised_for_a_host_on_the_radio():
@@ -166,8 +167,8 @@ def test_the_slowest_direction_counts_and_gloos_own_rate_of_a_fast_line():
 def test_without_every_hosts_step_there_is_no_prediction():
     document = plan()
     step = {"pass_seconds": 1.0, "adamw_seconds": 0.1, "muon_seconds": 0.1}
-    assert predict.speeds_of(document, {"desktop": step}) == []
-    assert len(predict.speeds_of(document, {"desktop": step, "laptop": step})) == 2
+    assert step_model.speeds_of(document, {"desktop": step}) == []
+    assert len(step_model.speeds_of(document, {"desktop": step, "laptop": step})) == 2
 
 
 def test_the_text_shows_one_host_against_all():
@@ -209,6 +210,76 @@ def test_every_way_is_told_with_what_it_sends_and_gives():
     assert "int4" in text
 
 
+def auto(document: dict[str, Any], taken: str = "exact") -> dict[str, Any]:
+    document["training"].update(sync=taken, head="shared", asked={"sync": "auto", "head": "auto"})
+    return document
+
+
+def test_auto_takes_what_rounds_least_of_what_the_link_hides():
+    one = Speed("desktop", 1.0, 0.02, 0.1)
+    both = [one, one._replace(host="laptop")]
+    taken = [step_model.choose_sync(auto(plan()), both, Link(mbit, 0.2), (2, 2)) for mbit in (9400.0, 940.0, 30.0, 3.0)]
+    order = [step_model.BY_EXACTNESS.index(way) for way in taken]
+    assert order[0] == 0
+    assert order == sorted(order)
+    assert order[-1] == len(step_model.BY_EXACTNESS) - 1
+    steps = {
+        way: step_model.predict(auto(plan()), both, Link(30.0, 0.2), (2, 2), way).seconds
+        for way in step_model.BY_EXACTNESS
+    }
+    assert steps[taken[2]] * step_model.ALIKE <= min(steps.values())
+
+
+def test_auto_leaves_models_alone_that_cannot_be_packed():
+    odd = auto(plan(Shape(3, 10, 10, 512, "L", 32768)))
+    assert step_model.eligible(odd) == ["exact", "bf16"]
+
+
+def test_why_auto_took_a_way_is_told():
+    one = [Speed("desktop", 0.4, 0.02, 0.1), Speed("laptop", 0.4, 0.02, 0.1)]
+    slow = Link(30.0, 0.3)
+    document = auto(plan())
+    best = predict.outlook(document, one, slow)["auto_sync"]
+    assert best != "exact"
+    assert "keeps exact, which the run began with" in predict.prediction_text(
+        document, predict.outlook(document, one, slow)
+    )
+    document = auto(plan(), best)
+    text = predict.prediction_text(document, predict.outlook(document, one, slow))
+    assert f"ddp_sync auto takes {best}" in text
+    assert f"{best} (auto)" in text
+    document = auto(plan())
+    assert "auto takes exact" in predict.prediction_text(document, predict.outlook(document, one, Link(9400.0, 0.1)))
+    assert predict.outlook(plan(), one, slow)["auto_sync"] is None
+
+
+def test_where_both_ends_share_the_air_a_step_has_half_the_rate():
+    tries = {"a": {"links": [{"bandwidth_mbit": 100.0, "duplex_mbit": 52.0, "latency_ms": 2.0}]}}
+    assert predict.slowest_link(tries) == Link(52.0, 2.0)
+
+
+def test_the_head_is_shared_out_or_not_with_each_way_by_itself():
+    document = auto(plan(rows=(24, 24)))
+    document["training"]["head"] = "whole"
+    assert step_model.head_of(document, "exact") == "whole"
+    told = {way: step_model.head_of(document, way) for way in ("bf16", "int8", "int4", "dense")}
+    assert told == {"bf16": "shared", "int8": "whole", "int4": "whole", "dense": "whole"}
+    document["training"]["asked"]["head"] = "whole"
+    assert step_model.head_of(document, "bf16") == "whole"
+
+
+def test_a_measured_step_is_kept_with_its_link_and_model():
+    document = plan()
+    document["training"]["matmul"] = "fp32"
+    links = [{"bandwidth_mbit": 94.0, "duplex_mbit": 93.0, "latency_ms": 0.4}]
+    kept = measured.with_link(
+        {"key": "k"}, document, links, {"rc": 0, "stdout": '{"ok": true, "bandwidth_mbit": 80.0}'}
+    )
+    assert kept["link"] == {"mbit": 93.0, "latency_ms": 0.4}
+    assert kept["subject"] == step_model.subject(document["model"], 2, "fp32")
+    assert "link" not in measured.with_link({}, document, [], {})
+
+
 def test_ways_are_not_told_where_there_is_no_choice():
     assert predict.outlook(plan(rows=(4,)), speeds(0.4), None)["ways"] == {}
     assert predict.outlook(plan(sync="ddp"), speeds(0.4, 0.4), Link(94.0, 0.3))["ways"] == {}
@@ -221,10 +292,10 @@ def timed(name, speed, rc=0):
 
 
 def test_field_33_the_fastest_set_of_processors_is_kept_with_what_each_came_to():
-    best = predict.best_of_sets([timed("fast", 100), timed("all", 130), timed("threads", 131)], "k")
+    best = measured.best_of_sets([timed("fast", 100), timed("all", 130), timed("threads", 131)], "k")
     assert (best["cores"], best["cores_name"], best["tokens_per_second"], best["key"]) == ([3], "all", 130, "k")
     assert best["sets"] == {"fast": 100, "all": 130, "threads": 131}
-    assert predict.best_of_sets([timed("fast", 100), timed("all", 104)], "k")["cores"] == [4]
-    assert predict.best_of_sets([timed("fast", 100, rc=1), timed("all", 50)], "k")["cores"] == [3]
-    assert "cores" not in predict.best_of_sets([timed("as planned", 100)], "k")
-    assert predict.best_of_sets([{"rc": 1, "stdout": "", "item": {}}, {"skipped": True}], "k") == {}
+    assert measured.best_of_sets([timed("fast", 100), timed("all", 104)], "k")["cores"] == [4]
+    assert measured.best_of_sets([timed("fast", 100, rc=1), timed("all", 50)], "k")["cores"] == [3]
+    assert "cores" not in measured.best_of_sets([timed("as planned", 100)], "k")
+    assert measured.best_of_sets([{"rc": 1, "stdout": "", "item": {}}, {"skipped": True}], "k") == {}

@@ -183,19 +183,20 @@ def test_what_an_earlier_run_left(tmp_path):
         "plan_digest": None,
         "rows": {},
         "cores": {},
+        "sync": None,
         "lineage": {"model": {}, "data": {}},
         "session": None,
         "checkpoints": [],
     }
     (tmp_path / "plan.json").write_text(
-        '{"digest": "abcd", "nodes": [{"host": "a", "rows": 4}, {"host": "b", "rows": 2}]}'
+        '{"digest": "abcd", "training": {"sync": "int8"}, "nodes": [{"host": "a", "rows": 4}, {"host": "b", "rows": 2}]}'
     )
     (tmp_path / "session.json").write_text('{"id": "x1"}')
     (tmp_path / "base_checkpoints/d4").mkdir(parents=True)
     for step in (10, 5):
         (tmp_path / f"base_checkpoints/d4/meta_{step:06d}.json").write_text("{}")
     facts = leftovers.run_facts(str(tmp_path))
-    assert facts["rows"] == {"a": 4, "b": 2}
+    assert (facts["rows"], facts["sync"]) == ({"a": 4, "b": 2}, "int8")
     assert (facts["plan_digest"], facts["session"], facts["checkpoints"]) == ("abcd", {"id": "x1"}, [5, 10])
 
 

@@ -1,0 +1,180 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long a step takes on given hosts over a given link with each way of ddp_sync, and which way `auto` takes. Pure functions.
+
+The figures are estimates with a stated model: a rank computes its rows, the gradients travel partly while it still does,
+and the step ends when the slowest rank and the slowest link are done.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import head
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import digest_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import LEAST_BLOCK, WIRE_BYTES, packs
+
+FLOAT = 4
+WIRE_SHARE = 0.94  # what Gloo makes of the rate of a line
+ROUNDS = 4  # exchanges of a step that wait for each other
+# Gloo's copying takes cores from the computing, so of the time on the wire this share is felt even where it is hidden.
+FELT_SHARE = 0.6
+HIDDEN_SHARE = 0.3  # share of the computing behind which the wire can hide
+
+
+class Speed(NamedTuple):
+    """One host's measured step: seconds of one pass of device_batch rows, of AdamW and of Muon."""
+
+    host: str
+    pass_seconds: float
+    adamw_seconds: float
+    muon_seconds: float
+
+    def compute(self, passes: int) -> float:
+        return self.pass_seconds * passes
+
+    def optimizer(self, world: int) -> float:
+        """Muon's matrices are shared out among the ranks."""
+        return self.adamw_seconds + self.muon_seconds / world
+
+    def alone(self, passes: int) -> float:
+        return self.compute(passes) + self.optimizer(1)
+
+
+class Link(NamedTuple):
+    """The slowest direction between any two hosts."""
+
+    mbit: float
+    latency_ms: float
+
+
+class Step(NamedTuple):
+    """One step as it is expected."""
+
+    seconds: float
+    tokens_per_second: float
+    wait_seconds: Dict[str, float]
+    bytes_sent: int
+
+
+def touched_rows(vocab_size: int, tokens: int) -> int:
+    """Expected different tokens among so many of a text, whose frequencies fall like Zipf's."""
+    weights = [1.0 / (rank + 2.7) for rank in range(vocab_size)]
+    total = sum(weights)
+    return round(sum(1.0 - (1.0 - weight / total) ** tokens for weight in weights))
+
+
+def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None, local: Optional[int] = None) -> int:
+    """Bytes that one rank sends in a step: of the embeddings its own tokens' rows to every other rank, of all else what
+    a ring sends, which passes every byte almost twice, and between two ranks once. After local steps it is the
+    weights that travel, with the rows of all tokens since the last time."""
+    model, training, world = plan["model"], plan["training"], int(plan["world"])
+    kind = sync or training["sync"]
+    counts = model["parameters"]
+    ring = 2 * (world - 1) / max(1, world)
+    if kind not in WIRE_BYTES:
+        return int(FLOAT * counts["total"] * ring)
+    tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
+    apart = max(1, local_steps(plan) if local is None else local)
+    rows = touched_rows(model["vocab_size"], apart * training["total_batch"] // max(1, world))
+    dense = counts["lm_head"] + counts["transformer_matrices"] + counts["scalars"]
+    of_matrix, of_row = WIRE_BYTES[kind]
+    shared = 0
+    if apart == 1 and head_of(plan, kind) == "shared":
+        dense -= counts["lm_head"]
+        tokens = [node["rows"] * model["sequence"] for node in plan["nodes"]]
+        shared = head.most_bytes(tokens, model["n_embd"], int(of_row))
+    return shared + int((dense * ring * of_matrix + rows * model["n_embd"] * tables * (world - 1) * of_row) / apart)
+
+
+def asked(plan: Mapping[str, Any], what: str) -> str:
+    """What the settings say of sync or head, where the plan's own is what came of it."""
+    training = plan["training"]
+    told: Mapping[str, str] = training.get("asked") or {}
+    # Plans of before the head could be shared out say nothing of it.
+    return str(told.get(what) or training.get(what) or "whole")
+
+
+def head_of(plan: Mapping[str, Any], kind: str) -> str:
+    """Whether the head is shared out with this way of sync: where that is left to the plan, it depends on the bytes."""
+    training, model = plan["training"], plan["model"]
+    if kind == training["sync"] or asked(plan, "head") != "auto" or len(plan["nodes"]) < 2:
+        return str(training.get("head") or "whole")
+    able = head.can_share(str(plan["nodes"][0].get("device", "cpu")), kind, local_steps(plan))
+    tokens = [node["rows"] * model["sequence"] for node in plan["nodes"]]
+    vocabulary = model["parameters"]["lm_head"] // model["n_embd"]
+    return head.choose("auto", able, vocabulary, model["n_embd"], tokens, kind)
+
+
+def local_steps(plan: Mapping[str, Any]) -> int:
+    """Steps that each rank makes apart; none in plans of before there were any."""
+    return int(plan["training"].get("local_steps") or 0) if plan["world"] > 1 else 0
+
+
+def predict(
+    plan: Mapping[str, Any],
+    speeds: Sequence[Speed],
+    link: Optional[Link],
+    rows: Sequence[int],
+    sync: Optional[str] = None,
+    local: Optional[int] = None,
+) -> Step:
+    """A step of all hosts, the rows in the order of the speeds; with local steps, their mean."""
+    training, world = plan["training"], plan["world"]
+    kind = sync or training["sync"]
+    apart = local_steps(plan) if local is None else local
+    passes = [share // training["device_batch"] for share in rows]
+    computing = [speed.compute(count) for speed, count in zip(speeds, passes)]
+    sent = bytes_sent(plan, kind, apart)
+    late = ROUNDS * link.latency_ms / 1000 / max(1, apart) if link else 0.0
+    wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + late if link and world > 1 else 0.0
+    slowest = max(computing)
+    overlapped = kind in (*WIRE_BYTES, "ddp") and not apart
+    felt = max(FELT_SHARE * wire, wire - HIDDEN_SHARE * slowest) if overlapped else wire
+    updates = [speed.optimizer(world if overlapped and kind != "ddp" else 1) for speed in speeds]
+    seconds = slowest + felt + max(updates)
+    waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
+    return Step(seconds, training["total_batch"] / seconds, waits, sent)
+
+
+def speeds_of(plan: Mapping[str, Any], measured: Mapping[str, Any]) -> List[Speed]:
+    """The measured steps in the order of the ranks; empty where one is missing."""
+    found = [(node["host"], measured.get(node["host"]) or {}) for node in plan["nodes"]]
+    if not all("pass_seconds" in one for dummy, one in found):
+        return []
+    return [Speed(host, one["pass_seconds"], one["adamw_seconds"], one["muon_seconds"]) for host, one in found]
+
+
+# What auto takes
+
+# By how little they round: those whose training held beside exact, see docs/performance.md.
+BY_EXACTNESS = ("exact", "bf16")
+# What a way that rounds less may cost of the speed of the fastest.
+ALIKE = 0.95
+
+
+def eligible(plan: Mapping[str, Any]) -> List[str]:
+    """The ways that auto may take for this model."""
+    return [kind for kind in BY_EXACTNESS if not (packs(kind) and plan["model"]["n_embd"] % LEAST_BLOCK)]
+
+
+def choose_sync(plan: Mapping[str, Any], speeds: Sequence[Speed], link: Link, rows: Sequence[int]) -> str:
+    """The way that rounds least of those that are nearly as fast as the fastest: exact where the link hides all that it sends."""
+    steps = {kind: predict(plan, speeds, link, rows, kind).seconds for kind in eligible(plan)}
+    fastest = min(steps.values())
+    return next(kind for kind, seconds in steps.items() if ALIKE * seconds <= fastest)
+
+
+def links_of(measured: Sequence[Mapping[str, Any]]) -> Optional[Link]:
+    """The slowest of what each host measured towards the others; None unless every host did."""
+    found = [one.get("link") for one in measured]
+    links = [one for one in found if isinstance(one, dict) and one.get("mbit")]
+    if not links or len(links) < len(measured):
+        return None
+    return Link(min(float(one["mbit"]) for one in links), max(float(one.get("latency_ms") or 0.0) for one in links))
+
+
+def subject(model: Mapping[str, Any], device_batch: int, matmul: str) -> str:
+    """By what a measured step is known to be one of this model."""
+    return digest_of([model, device_batch, matmul])

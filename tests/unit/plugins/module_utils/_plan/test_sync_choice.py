@@ -1,0 +1,92 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What ddp_sync auto comes to in a plan: by what was measured, and for a run that has begun what it began with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import BY_EXACTNESS, subject
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+
+# What rounds most of all that auto may take.
+LAST = BY_EXACTNESS[-1]
+AUTO = {"ddp_sync": "auto"}
+
+
+def measured(mbit: float, **settings: Any) -> dict[str, Any]:
+    """What a rehearsal of a plan with these settings leaves on a host."""
+    plan = make_plan(hosts({**AUTO, **settings})).plan
+    training = plan["training"]
+    return {
+        "tokens_per_second": 2000.0,
+        "pass_seconds": 0.5,
+        "adamw_seconds": 0.02,
+        "muon_seconds": 0.1,
+        "link": {"mbit": mbit, "latency_ms": 0.3},
+        "subject": subject(plan["model"], training["device_batch"], training["matmul"]),
+    }
+
+
+def taken(settings: dict[str, Any], one: Any = None, two: Any = None, run: Any = None) -> str:
+    """The plan's way, which is also the one that the ranks are started with."""
+    facts = [{"measured": found, **({"run": run} if run else {})} for found in (one, two)]
+    plan = make_plan(hosts({**AUTO, **settings}, *facts)).plan
+    way = str(plan["training"]["sync"])
+    assert all(f"--sync={way}" in node["argv"] for node in plan["nodes"])
+    assert plan["training"]["asked"]["sync"] == settings.get("ddp_sync", "auto")
+    return way
+
+
+def test_auto_is_the_default():
+    assert make_plan(hosts()).plan["training"]["asked"] == {"sync": "auto", "head": "auto"}
+
+
+def test_before_anything_was_measured_auto_is_exact():
+    assert taken({}) == "exact"
+    # One host alone says nothing of a link, nor does what was measured of another model.
+    assert taken({}, measured(3.0)) == "exact"
+    other = measured(3.0, ddp_depth=8)
+    assert taken({}, other, other) == "exact"
+
+
+def test_what_was_measured_decides():
+    assert taken({}, measured(9400.0), measured(9400.0)) == "exact"
+    assert taken({}, measured(3.0), measured(3.0)) == LAST
+    # The slower direction counts.
+    assert taken({}, measured(9400.0), measured(3.0)) == LAST
+
+
+def test_a_way_that_is_set_stays():
+    assert taken({"ddp_sync": "bf16"}, measured(3.0), measured(3.0)) == "bf16"
+    assert taken({"ddp_sync": "exact"}, measured(3.0), measured(3.0)) == "exact"
+
+
+def test_a_run_keeps_the_way_that_it_began_with():
+    run = {"rows": {}, "sync": "bf16", "checkpoints": [5]}
+    assert taken({}, measured(3.0), measured(3.0), run) == "bf16"
+    assert taken({"ddp_sync": "int8"}, measured(3.0), measured(3.0), run) == "int8"
+    assert taken({"ddp_fresh": True}, measured(3.0), measured(3.0), run) == LAST
+    assert taken({}, measured(3.0), measured(3.0), {"rows": {}, "sync": "nonsense"}) == LAST
+
+
+@pytest.mark.parametrize("settings", [{"ddp_local_steps": 5}, {"ddp_trainer_source": "/home/me/nanochat"}])
+def test_auto_is_exact_where_there_is_no_choice(settings):
+    found = measured(3.0)
+    plan = make_plan(hosts({**AUTO, **settings}, {"measured": found}, {"measured": found}), tolerant=True).plan
+    assert plan["training"]["sync"] == ("exact" if "ddp_local_steps" in settings else "upstream")
+    packed = {"run": {"rows": {}, "sync": "int8"}}
+    plan = make_plan(hosts({**AUTO, **settings}, packed, packed), tolerant=True).plan
+    assert plan["training"]["sync"] == ("exact" if "ddp_local_steps" in settings else "upstream")
+
+
+def test_the_same_job_has_the_same_plan_after_its_start():
+    found = measured(3.0)
+    first = make_plan(hosts(AUTO, {"measured": found}, {"measured": found})).plan
+    run = {"rows": {}, "sync": first["training"]["sync"]}
+    slower = {**found, "link": {"mbit": 9400.0, "latency_ms": 0.1}}
+    again = make_plan(hosts(AUTO, {"measured": slower, "run": run}, {"measured": slower, "run": run})).plan
+    assert again["digest"] == first["digest"]
