@@ -90,22 +90,35 @@ evidence:
       elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
+from typing import Any, Iterator
+
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.gather import collect
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
 
 
+def unfit(peers: list[dict[str, Any]]) -> Iterator[str]:
+    """What is wrong with the peers, which are nodes of a plan and hold more than is read here."""
+    for number, peer in enumerate(peers):
+        for name in ("host", "address"):
+            if not isinstance(peer.get(name), str):
+                yield f"peers[{number}] has no {name} that is a text; each peer needs `host` and `address`, as the nodes of a plan have them."
+
+
 def main() -> None:
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec={
             "run_dir": {"type": "path", "required": True},
             "rank": {"type": "int", "required": True},
             "peers": {"type": "list", "elements": "dict", "default": []},
             "probe_port": {"type": "int", "required": True},
         },
+        bounds={"rank": (0, 65535), "probe_port": (1, 65535)},
         supports_check_mode=True,
     )
     wanted = module.params
+    for problem in unfit(wanted["peers"]):
+        module.fail_json(msg=problem)
     evidence = collect(wanted["run_dir"], wanted["rank"], wanted["peers"], wanted["probe_port"], runner(module))
     module.exit_json(changed=False, evidence=evidence)
 

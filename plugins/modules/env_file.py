@@ -150,8 +150,9 @@ def apply(params: dict[str, Any], check: bool) -> dict[str, Any]:
         raise env_file_utils.EnvFileError(
             f"{path} would hold secrets, so mode {params['mode']} may not let everybody in"
         )
-    if os.path.isdir(path):
-        raise env_file_utils.EnvFileError(f"cannot write {path}: it is a folder")
+    if os.path.exists(path) and not os.path.isfile(path):
+        what = "a folder" if os.path.isdir(path) else "a pipe or a device"
+        raise env_file_utils.EnvFileError(f"cannot write {path}: it is {what}")
     before, mode_before = env_file_utils.read(path), mode_of(path)
     after = env_file_utils.render(env) if present else None
     changed = before != after or (present and mode_before != f"{mode:04o}")

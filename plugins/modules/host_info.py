@@ -205,12 +205,12 @@ probe:
 
 from typing import Sequence
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.host import probe
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec={
             "base_dir": {"type": "str", "default": "~/nanochat-ddp"},
             "run_dir": {"type": "str"},
@@ -234,9 +234,6 @@ def main() -> None:
         path = module.get_bin_path(name, opt_dirs=["/usr/sbin", "/sbin", "/usr/local/sbin"])
         return str(path) if path else None
 
-    for name, value in module.params.items():
-        if any("\0" in text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)):
-            module.fail_json(msg=f"{name} holds a NUL byte, which no name of a file or host can")
     module.exit_json(changed=False, probe=probe(run, find, **module.params))
 
 

@@ -175,7 +175,6 @@ message:
 
 import os
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, settle
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     MARK,
@@ -184,12 +183,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules impor
     marker,
     wanted_rules,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import live_runs
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec={
             "name": {"type": "str"},
             "peers": {"type": "list", "elements": "str", "default": []},

@@ -168,6 +168,7 @@ import platform
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
     Interpreter,
     VenvError,
@@ -257,8 +258,9 @@ STATES = {"present": present, "absent": absent, "wheels": wheels}
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = checked_module(
         argument_spec=SPEC,
+        bounds={"lock_seconds": (0, 86400)},
         supports_check_mode=True,
         required_if=[("state", "wheels", ["wheels_dir"]), ("offline", True, ["wheels_dir"])],
     )

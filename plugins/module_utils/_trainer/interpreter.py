@@ -85,17 +85,19 @@ def _ask(run: Run, path: str) -> Interpreter | None:
     except ValueError:
         told = None
     version = told.get("version") if isinstance(told, dict) else None
-    if not isinstance(told, dict) or not isinstance(version, list) or len(version) < 3:
+    # What is named python may be any program, and say anything.
+    if not isinstance(told, dict) or not isinstance(version, list) or [type(part) for part in version] != [int] * 3:
         return None
+    libc = told.get("libc")
     return Interpreter(
-        told["executable"] or path,
+        str(told.get("executable") or path),
         (version[0], version[1], version[2]),
-        told["machine"],
-        bool(told["venv"]),
-        bool(told["ensurepip"]),
-        bool(told["pip"]),
-        "-".join(told["libc"]) if any(told["libc"]) else "",
-        told.get("system", "Linux"),
+        str(told.get("machine", "")),
+        bool(told.get("venv")),
+        bool(told.get("ensurepip")),
+        bool(told.get("pip")),
+        "-".join(map(str, libc)) if isinstance(libc, list) and any(libc) else "",
+        str(told.get("system", "Linux")),
     )
 
 

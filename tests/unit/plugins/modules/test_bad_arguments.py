@@ -11,6 +11,8 @@ import io
 import json
 import os
 import signal
+import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import pytest
 import yaml
 from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_check as ways
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share
 from ansible_collections.nanochat.ddp.plugins.modules import peer_check
@@ -26,8 +29,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 MODULES = (
-    "env_file", "peer_check", "purge", "report", "run_files", "run_folder", "run_info", "run_log", "shard_sync", "tmux_session",
-    "trainer_files",
+    "doctor_info", "env_file", "host_info", "peer_check", "peer_firewall", "purge", "report", "run_files", "run_folder", "run_info",
+    "run_log", "shard_sync", "tmux_session", "trainer_files", "trainer_venv",
+)  # fmt: skip
+# What programs of the host say to a module that runs some: nothing, what fits, and what no such program says.
+SAYINGS = (
+    (0, "", ""), (1, "", "no such option"), (127, "", "not installed"), (0, "{", ""), (0, "[[], 1, null]", ""), (0, "[{}]", ""),
+    (0, "3", ""),
+    (0, '{"version": [3, 12, 1]}', ""), (0, '{"version": ["a", {}, null]}', ""), (0, "\udcff -j accept {", ""),
+    (0, '{"version": [3, 12, 1], "executable": "/x", "machine": "x86_64", "libc": null, "venv": 1, "ensurepip": 1, "pip": 1}', ""),
+    (0, '[{"dev": 3, "prefsrc": [], "addr_info": [1, {"local": null}], "ifname": null}]', ""),
 )  # fmt: skip
 PACKAGE = "ansible_collections.nanochat.ddp.plugins.modules"
 SECONDS = 20
@@ -172,7 +183,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(peer_check, "stop", lambda pid, started: False)
         patch.setattr(ways.socket, "create_connection", _refuse)
         patch.setattr(share.subprocess, "Popen", _refuse)
+        patch.setattr(basic.AnsibleModule, "run_command", _says)
+        patch.setattr(socket, "getaddrinfo", _refuse)
+        patch.setattr(gather, "SAMPLE_SECONDS", 0.001)
+        patch.setattr(gather, "ANSWER_SECONDS", 0.0)
         yield folder
+
+
+def _says(self: Any, argv: list[str], **dummy: Any) -> tuple[int, str, str]:
+    """One of the sayings, always the same one to the same words."""
+    assert all(isinstance(word, str) and "\0" not in word for word in argv)
+    return SAYINGS[zlib.crc32(repr(argv).encode()) % len(SAYINGS)]
 
 
 def _refuse(*dummy: Any, **dummy_more: Any) -> Any:

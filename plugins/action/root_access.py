@@ -1,0 +1,41 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs `id -u` with the task's become settings, and takes a password that is missing for an answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.plugins.action import ActionBase
+
+
+class ActionModule(ActionBase):
+    """One command over the connection; any other task with become is `fatal` where sudo wants a password that nobody gave."""
+
+    _supports_check_mode = True
+    _supports_async = False
+    _requires_connection = True
+    _VALID_ARGS: ClassVar[frozenset[str]] = frozenset()
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        try:
+            answer = self._low_level_execute_command("id -u")
+        except AnsibleConnectionFailure:
+            raise  # the host is told as unreachable
+        except AnsibleError as why:
+            return {**result, **access(False, str(why))}
+        # A login shell may print words of its own before.
+        is_root = answer["rc"] == 0 and answer["stdout"].split()[-1:] == ["0"]
+        return {**result, **access(is_root, (answer["stderr"] or answer["stdout"]).strip())}
+
+
+def access(is_root: bool, said: str) -> dict[str, Any]:
+    """What the task returns, by what sudo or Ansible said."""
+    is_wrong = (
+        not is_root and re.search(r"incorrect .*password|duplicate become password prompt", said, re.I) is not None
+    )
+    return {"changed": False, "root": is_root, "wrong_password": is_wrong, "why": "" if is_root else said}

@@ -1,0 +1,71 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: root_access
+short_description: See whether the become settings of the task give the rights of root
+version_added: 0.1.0
+description:
+  - Asks for the number of the user as whom the task's become settings run a command, with the password of C(--ask-become-pass) or
+    C(ansible_become_password) where one was given.
+  - A host where sudo wants a password and none was given is not a failure here, as it is for every other task with C(become). RV(root) is
+    V(false) then, and RV(why) says why.
+options: {}
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+extends_documentation_fragment:
+  - ansible.builtin.action_common_attributes
+attributes:
+  action:
+    description: It runs one command over the connection and brings no module to the host.
+    support: full
+  async:
+    description: There is nothing to wait for.
+    support: none
+  become:
+    description: That is what it is about.
+    support: full
+  bypass_host_loop:
+    description: It runs for each host.
+    support: none
+  check_mode:
+    description: Nothing is changed.
+    support: full
+  diff_mode:
+    description: Nothing is changed.
+    support: none
+  platform:
+    platforms: posix
+    support: full
+seealso:
+  - module: nanochat.ddp.host_info
+"""
+
+EXAMPLES = r"""
+- name: Try the password for root
+  nanochat.ddp.root_access:
+  become: true
+  register: access
+"""
+
+RETURN = r"""
+root:
+  description: Whether the command ran as root.
+  returned: always
+  type: bool
+wrong_password:
+  description: Whether a password was given and was refused.
+  returned: always
+  type: bool
+why:
+  description: Where it did not run as root, what sudo or Ansible said.
+  returned: always
+  type: str
+  sample: Missing sudo password
+"""
+
+# There is an action plugin of this name, which does all the work.
