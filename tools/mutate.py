@@ -17,27 +17,43 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import difflib
+import importlib
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-# Which tests concern a file: pytest's arguments, those that fail soonest first. Files of plugins/ are not listed here.
+# Imported once, before the tests of each mutant run in a process that is forked: importing takes longer than most tests. Nothing of the
+# repository may be among them.
+PRELOADED = (
+    "ansible.module_utils.basic", "hypothesis.strategies", "jinja2", "numpy", "pyarrow.parquet", "pytest", "rustbpe", "tiktoken", "torch",
+    "yaml",
+)  # fmt: skip
+UNIT = "tests/unit/plugins"
+ROOMS = f"{UNIT}/module_utils"
+# Which tests concern a file or a folder of files: pytest's arguments, those that fail soonest first.
 TESTS = {
     "trainer/nanochat/resume.py": [
         "tests/trainer/test_faults.py", "tests/trainer/test_resume.py", "--deselect",
         "tests/trainer/test_resume.py::test_field_18_killed_at_random_moments_and_resumed",
     ],
     "trainer/nanochat/checkpoint_manager.py": ["tests/trainer/test_checkpoint_manager.py", "tests/trainer/test_faults.py"],
+    "plugins/module_utils/_plan": [f"{ROOMS}/_plan", f"--ignore={ROOMS}/_plan/test_bad_settings.py"],
+    "plugins/module_utils/_run": [f"{ROOMS}/_run", f"--ignore={ROOMS}/_run/test_spoilt_files.py"],
+    "plugins/module_utils/_run/purge.py": [f"{UNIT}/modules/test_purge.py"],
+    "plugins/module_utils/_contract/run_folder.py": [f"{ROOMS}/_run/test_run_folder.py", f"{ROOMS}/_run/test_run_state.py"],
+    "plugins/module_utils/_firewall": [f"{ROOMS}/_firewall", f"{UNIT}/modules/test_peer_firewall.py"],
+    "plugins/module_utils/_session": [f"{ROOMS}/_session", f"{UNIT}/modules/test_tmux_session.py"],
+    "plugins/module_utils/_doctor": [f"{ROOMS}/_doctor", f"{UNIT}/modules/test_doctor_info.py"],
     "trainer/nanochat/comm.py": ["tests/trainer/test_comm.py", "tests/trainer/test_frozen.py"],
     "trainer/nanochat/rendezvous.py": ["tests/trainer/test_comm.py"],
     "trainer/nanochat/sync.py": ["tests/trainer/test_sync.py"],
@@ -151,8 +167,9 @@ def copied(into: Path) -> Path:
 
 def tests_of(name: str) -> list[str]:
     """What to hand to pytest for a file."""
-    if name in TESTS:
-        return TESTS[name]
+    for known in (name, str(Path(name).parent)):
+        if known in TESTS:
+            return TESTS[known]
     # A module has a test of its name, a file of module_utils those of its room.
     path = Path("tests/unit") / name
     tests = (
@@ -163,29 +180,60 @@ def tests_of(name: str) -> list[str]:
 
 def passes(root: Path, tests: Sequence[str], seconds: float) -> tuple[bool, str]:
     """Whether all tests pass in time, and what they said last."""
-    collection = root / COLLECTION
-    path = os.pathsep.join([str(root / "trainer"), str(collection.parents[2])])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    process = subprocess.Popen(
-        argv, cwd=collection, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        out = process.communicate(timeout=seconds)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.communicate()
+    said = root.parent / "said"
+    pid = os.fork()
+    if pid == 0:
+        run_tests(root, tests, said)
+    code, end = None, time.monotonic() + seconds
+    while code is None and time.monotonic() < end:
+        time.sleep(0.05)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        code = os.waitstatus_to_exitcode(status) if ended else None
+    if code is None:
+        os.killpg(pid, 9)
+        os.waitpid(pid, 0)
         return False, f"took longer than {seconds:.0f} s"
-    return process.returncode == 0, (out.strip().splitlines() or ["no output"])[-1]
+    out = said.read_text(encoding="utf-8", errors="replace")
+    return code == 0, (out.strip().splitlines() or ["no output"])[-1]
 
 
-def try_file(name: str, budget: int, seed: int, quick: bool) -> list[Verdict]:
-    """Mutants of one file drawn by lot, and what the tests make of each."""
+def run_tests(root: Path, tests: Sequence[str], said: Path) -> NoReturn:
+    """The tests in this process, which ends with them."""
+    os.setsid()
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    collection = root / COLLECTION
+    paths = [str(root / "trainer"), str(collection.parents[2])]
+    os.environ.update(PYTHONPATH=os.pathsep.join(paths), PYTHONDONTWRITEBYTECODE="1")
+    os.chdir(collection)
+    sys.dont_write_bytecode = True
+    sys.path[:1] = ["", *paths]
+    code = 1
+    try:
+        code = int(importlib.import_module("pytest").main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def preload() -> None:
+    """Import what the tests of any file need and this Python has."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def try_file(name: str, budget: int, seed: int, quick: bool, numbers: Sequence[int] = ()) -> list[Verdict]:
+    """Mutants of one file, those of these numbers or drawn by lot, and what the tests make of each."""
     source = (ROOT / name).read_text(encoding="utf-8")
     tree = ast.parse(source)
     every = list(mutations(tree))
-    drawn = sorted(random.Random(f"{seed} {name}").sample(every, min(budget, len(every))), key=lambda m: m.line)
+    drawn = [every[number] for number in numbers] or random.Random(f"{seed} {name}").sample(
+        every, min(budget, len(every))
+    )
+    drawn.sort(key=lambda mutation: mutation.line)
     tests = tests_of(name)[:1] if quick else tests_of(name)
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -224,11 +272,17 @@ def show(name: str, only: int | None) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", default=list(TESTS), help="files of TESTS (default: all)")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        default=[name for name in TESTS if name.startswith("trainer/")],
+        help="default: those of the trainer",
+    )
     parser.add_argument("--budget", type=int, default=10, help="mutants of each file")
     parser.add_argument("--seed", type=int, default=1, help="which of them")
     parser.add_argument("--quick", action="store_true", help="run only the first of the tests that concern a file")
     parser.add_argument("--list", action="store_true", help="say what could be changed, and change nothing")
+    parser.add_argument("--again", type=int, nargs="+", default=[], help="try the mutants of these numbers")
     parser.add_argument("--only", type=int, help="show the difference of one mutant")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.files if not (ROOT / name).is_file() or not tests_of(name)]:
@@ -237,7 +291,11 @@ def main() -> int:
         for name in arguments.files:
             show(name, arguments.only)
         return 0
-    scores = {name: try_file(name, arguments.budget, arguments.seed, arguments.quick) for name in arguments.files}
+    preload()
+    scores = {
+        name: try_file(name, arguments.budget, arguments.seed, arguments.quick, arguments.again)
+        for name in arguments.files
+    }
     for name, verdicts in scores.items():
         killed = sum(verdict.killed for verdict in verdicts)
         print(f"{name}: {killed} of {len(verdicts)} killed")
