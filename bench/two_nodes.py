@@ -6,6 +6,7 @@
     sudo python bench/two_nodes.py                       # d4 and d8 at 1 Gbit/s and 100 Mbit/s
     sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20 --write two_nodes.json
     sudo python bench/two_nodes.py --models d4 --rates 100mbit --cycles 4 --modes exact,bf16,exact/10,bf16/10
+    python bench/two_nodes.py --show two_nodes.json      # all tables that were written there
 
 The nodes are two network namespaces of this machine, joined by a pair of virtual interfaces that tc shapes. The ways
 take turns step by step in the same two processes, and so does "alone": both nodes train the same rows at the same
@@ -13,8 +14,10 @@ time, but neither says a word to the other. Efficiency is the seconds of a step 
 median over all cycles, so that a busy machine treats all ways alike. Tokens are drawn so that few are frequent and
 many rare, as in a text. A way that ends in /10 makes ten steps in its turn and meets after the last (--local-steps);
 such ways are measured only if asked for, and so are int8 and int4. exact+head, bf16+head and so on share out the head
-(--head shared) instead of sending its gradient. Needs root, iproute2 and two cores; removes the namespaces that it made,
-and no others.
+(--head shared) instead of sending its gradient. Beside each way stands what the rehearsal's formula expects of it, from a
+step measured as the rehearsal measures it, in the same processes before the turns, and from the rate of the link; that has
+--head auto, so that ways whose head is not what auto takes have none. With --write each size and rate takes the place of
+what the file had of it. Needs root, iproute2 and two cores; removes the namespaces that it made, and no others.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,7 +34,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TRAINER = Path(__file__).resolve().parents[1] / "trainer"
+ROOT = Path(__file__).resolve().parents[1]
+TRAINER = ROOT / "trainer"
+sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 ALONE = "alone"
 LOCAL_STEPS = 10
 # Of a way that ends so, a step is the mean of as many as the nodes make from one meeting to the next.
@@ -44,6 +48,9 @@ MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED, "exact" + LOC
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29577
 WARM_UP = 1
+# Bytes of a packet that carry data, of those that go over the line: what a test of the rate over TCP finds.
+PAYLOAD = 1448 / 1514
+UNITS = {"gbit": 1000.0, "mbit": 1.0, "kbit": 0.001}
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 
 
@@ -57,6 +64,7 @@ class Model(NamedTuple):
     cycles: int
 
 
+VOCABULARY = 32768
 MODELS = {"d4": Model(4, 64, 512, 2, 12), "d8": Model(8, 128, 1024, 2, 5)}
 
 
@@ -100,8 +108,14 @@ def shape(names: Sequence[str], rate: str) -> None:
         command("tc", "-n", name, "qdisc", "replace", "dev", f"node{rank}", "root", "tbf", *limit)
 
 
+def megabits(rate: str) -> float:
+    """A rate as tc writes it."""
+    unit = next(unit for unit in UNITS if rate.endswith(unit))
+    return float(rate.removesuffix(unit)) * UNITS[unit]
+
+
 def measure(names: Sequence[str], cores: Sequence[int], arguments: argparse.Namespace, model: str) -> list[Any]:
-    """One process on each node; what each says of every step."""
+    """One process on each node; what each says of a step by itself, and of every step."""
     processes = []
     for rank, name in enumerate(names):
         place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT}
@@ -118,6 +132,16 @@ def measure(names: Sequence[str], cores: Sequence[int], arguments: argparse.Name
 
 
 # -- what runs on a node
+
+
+def rehearse(model: Model) -> dict[str, Any]:
+    """A step as the rehearsal measures it."""
+    from nanochat.settings import parse
+    from scripts.measure_step import measure
+
+    flags = {"depth": model.depth, "head-dim": model.head_dim, "max-seq-len": model.length, "num-iterations": 1}
+    flags |= {"device-batch-size": model.rows, "total-batch-size": model.rows * model.length}
+    return measure(parse([f"--{name}={value}" for name, value in flags.items()]), VOCABULARY, 20.0, 3)
 
 
 def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict[str, float]]]:
@@ -139,7 +163,9 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
 
     numerics.setup()
     comm = connect(read_ranks(), "cpu", 300)
-    gpt = GPT(ModelConfig.from_depth(model.depth, head_dim=model.head_dim, sequence_len=model.length))
+    gpt = GPT(
+        ModelConfig.from_depth(model.depth, head_dim=model.head_dim, sequence_len=model.length, vocab_size=VOCABULARY)
+    )
     gpt.init_weights()
     training, optimizer = TrainingPass(gpt), Optimizer(gpt, LearningRates().scaled(0.06))
     tokens = model.rows * model.length
@@ -228,7 +254,13 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             for rate in arguments.rates:
                 print(f"{model} at {rate} ...", file=sys.stderr, flush=True)
                 shape(names, rate)
-                results += summary(model, rate, measure(names, cores, arguments, model))
+                told = measure(names, cores, arguments, model)
+                found = summary(model, rate, [steps for dummy, steps in told])
+                add_expected(found, MODELS[model], megabits(rate), [speed for speed, dummy in told])
+                results += found
+                print(table(found), file=sys.stderr, flush=True)
+                if arguments.write:
+                    keep(arguments.write, found)
     return results
 
 
@@ -244,21 +276,52 @@ def summary(model: str, rate: str, ranks: Sequence[dict[str, list[dict[str, floa
         row = {what: statistics.median(cycles(mode, what)) for what in ("seconds", "cpu", "waited", "bytes")}
         row |= {"model": model, "rate": rate, "sync": mode, "cycles": len(ratios)}
         row["efficiency"] = statistics.median(ratios)
-        dense = statistics.median(cycles("dense", "bytes")) if "dense" in ranks[0] else 0
-        row["fewer_bytes"] = dense / row["bytes"] if dense and row["bytes"] else None
         rows.append(row)
     return rows
 
 
+def add_expected(rows: Sequence[dict[str, Any]], model: Model, mbit: float, speeds: Sequence[dict[str, Any]]) -> None:
+    """What the rehearsal expects of each way, and which of them auto takes."""
+    from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
+    from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe
+
+    shape = Shape(model.depth, 64, model.head_dim, model.length, "SSSL", VOCABULARY)
+    hosts, batch = ("one", "two"), {"total_batch": 2 * model.rows * model.length, "device_batch": model.rows}
+    training = batch | {"sync": "", "asked": {"sync": "auto", "head": "auto"}}
+    nodes = [{"host": host, "rows": model.rows} for host in hosts]
+    plan = {"world": 2, "model": describe(shape), "training": training, "nodes": nodes}
+    each = step_model.speeds_of(plan, dict(zip(hosts, speeds, strict=True)))
+    link, shares = step_model.Link(mbit * PAYLOAD, 0.2), [model.rows] * 2
+    taken = step_model.choose_sync(plan, each, link, shares)
+    for row in rows:
+        kind, together = str(row["sync"]).removesuffix(SHARED), LOCAL not in row["sync"] and row["sync"] != ALONE
+        shared = step_model.head_of(plan, kind) == "shared" if together else False
+        if together and shared == row["sync"].endswith(SHARED):
+            row["expected"] = step_model.predict(plan, each, link, shares, kind).seconds
+            row["auto"] = kind == taken
+
+
+def keep(file: Path, found: Sequence[dict[str, Any]]) -> None:
+    """Put what was measured of one size and rate in the place of what the file had of it."""
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    fresh = {(one["model"], one["rate"], one["sync"]) for one in found}
+    kept = [one for one in kept if (one["model"], one["rate"], one["sync"]) not in fresh] + list(found)
+    lines = ",\n".join(json.dumps(one) for one in kept)
+    file.with_suffix(".new").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    file.with_suffix(".new").replace(file)
+
+
 def table(results: Sequence[dict[str, Any]]) -> str:
     """The results for people."""
-    heads = ["model", "link", "sync", "s/step", "CPU s", "waited s", "MB/step", "fewer bytes", "efficiency"]
+    heads = ["model", "link", "sync", "s/step", "CPU s", "waited s", "MB/step", "efficiency", "expected s", "off by"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for one in results:
-        fewer = f"{one['fewer_bytes']:.1f}x" if one["fewer_bytes"] else ""
-        numbers = f"{one['seconds']:.3f} | {one['cpu']:.3f} | {one['waited']:.3f} | {one['bytes'] / 1e6:.1f} | {fewer}"
+        numbers = f"{one['seconds']:.3f} | {one['cpu']:.3f} | {one['waited']:.3f} | {one['bytes'] / 1e6:.1f}"
+        expected = one.get("expected")
+        beside = f"{expected:.3f} | {100 * (expected / one['seconds'] - 1):+.0f} %" if expected else " | "
+        name = one["sync"] + (" (auto)" if one.get("auto") else "")
         lines.append(
-            f"| {one['model']} | {one['rate']} | {one['sync']} | {numbers} | {100 * one['efficiency']:.0f} % |"
+            f"| {one['model']} | {one['rate']} | {name} | {numbers} | {100 * one['efficiency']:.0f} % | {beside} |"
         )
     return "\n".join(lines)
 
@@ -283,19 +346,19 @@ def main() -> None:
     parser.add_argument("--modes", type=several(MODES), default=USUAL, help=f"of {', '.join(MODES)}")
     parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")
     parser.add_argument("--write", type=Path, help="file for the results as JSON")
+    parser.add_argument("--show", type=Path, help="only print the tables of such a file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if ALONE not in arguments.modes:
         arguments.modes.insert(0, ALONE)
     if arguments.worker:
         model = MODELS[arguments.models[0]]
-        print(json.dumps(work(model, arguments.modes, arguments.cycles or model.cycles)))
-        return
-    results = measure_all(arguments)
-    print(table(results))
-    if arguments.write:
-        machine = {"host": socket.gethostname(), "cores": os.cpu_count()}
-        arguments.write.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+        found = [rehearse(model), work(model, arguments.modes, arguments.cycles or model.cycles)]
+        print(json.dumps(found))
+    elif arguments.show:
+        print(table(json.loads(arguments.show.read_text(encoding="utf-8"))))
+    else:
+        print(table(measure_all(arguments)))
 
 
 if __name__ == "__main__":

@@ -309,9 +309,9 @@ def test_a_run_evaluates_samples_saves_and_resumes_as_one_with_a_whole_head(tmp_
 
 def test_a_run_goes_on_in_another_way_and_with_other_ranks(tmp_path: Path, whole: Job) -> None:
     Job(tmp_path, 2).run("--head", "shared", "--num-iterations", "4")
-    Job(tmp_path, 2).run("--head", "whole", "--num-iterations", "8", "--resume")
+    Job(tmp_path, 2).run("--head", "whole", "--sync", "int8", "--num-iterations", "8", "--resume")
     job = Job(tmp_path, 3)
-    job.run("--head", "shared", "--resume")
+    job.run("--head", "shared", "--sync", "bf16", "--resume")
     assert [event["resumed_from"] for event in job.events("start")] == [None, 4, 8]
     assert [event["step"] for event in job.events("step")] == list(range(STEPS))
     # The steps of other horizons had other learning rates, but no rank began again with anything.
@@ -338,5 +338,6 @@ def test_ranks_must_agree_on_the_parts() -> None:
 def test_killed_at_random_moments_with_a_shared_head(tmp_path: Path) -> None:
     seed = time.time_ns() % 10**6
     print("seed", seed)
-    kills = kill_and_resume.endure(tmp_path, KILLS, seed, ("--head", "shared", "--head-shares", "1,2"), timeout=5)
+    flags = ("--head", "shared", "--head-shares", "1,2", "--sync", "int8")
+    kills = kill_and_resume.endure(tmp_path, KILLS, seed, flags, timeout=5)
     assert [kill.number for kill in kills] == list(range(1, KILLS + 1))

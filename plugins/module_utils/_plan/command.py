@@ -35,10 +35,17 @@ def choose(run: Mapping[str, Any], hosts: Sequence[Host]) -> Choice:
     dtype = str(run["ddp_dtype"])
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
-    matmul = str(run["ddp_matmul"])
+    matmul, ours = str(run["ddp_matmul"]), run["ddp_trainer_source"] == "ours"
     if matmul == "auto":
-        matmul = "bf16" if dtype == "bfloat16" else "fp32"
-    return Choice(run_name(run), run["ddp_trainer_source"] == "ours", device, dtype, matmul)
+        matmul = "bf16" if dtype == "bfloat16" or (device == "cpu" and ours and rounds_products(run, hosts)) else "fp32"
+    return Choice(run_name(run), ours, device, dtype, matmul)
+
+
+def rounds_products(run: Mapping[str, Any], hosts: Sequence[Host]) -> bool:
+    """Whether CPUs are to make their products of bf16: where every one has instructions for it, unless the run began without."""
+    able = all(host.fact("cpu", "native_bf16") for host in hosts)
+    began = [] if run["ddp_fresh"] else [host.fact("run", "matmul") for host in hosts]
+    return able and "fp32" not in began
 
 
 def run_name(run: Mapping[str, Any]) -> str:

@@ -101,7 +101,7 @@ def run_facts(folder: str) -> dict[str, Any]:
         "plan_digest": plan.get("digest"),
         "rows": rows_of(plan),
         "cores": cores_of(plan),
-        "sync": sync_of(plan),
+        **{what: training_of(plan, what) for what in ("sync", "matmul")},
         "lineage": lineage.of_plan(plan),
         "session": session,
         "checkpoints": checkpoint_steps(folder),
@@ -115,10 +115,10 @@ def rows_of(plan: dict[str, Any]) -> dict[str, int]:
     return {str(node.get("host")): whole(node.get("rows")) for node in nodes}
 
 
-def sync_of(plan: dict[str, Any]) -> str | None:
-    """The way of ddp_sync under that plan."""
+def training_of(plan: dict[str, Any], what: str) -> str | None:
+    """What that plan made of a setting of the training."""
     training = plan.get("training")
-    found = training.get("sync") if isinstance(training, dict) else None
+    found = training.get(what) if isinstance(training, dict) else None
     return found if isinstance(found, str) else None
 
 

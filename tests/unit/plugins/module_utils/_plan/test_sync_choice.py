@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import BY_EXACTNESS, subject
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import desktop, hosts, laptop
 
 # What rounds most of all that auto may take.
 LAST = BY_EXACTNESS[-1]
@@ -90,3 +90,31 @@ def test_the_same_job_has_the_same_plan_after_its_start():
     slower = {**found, "link": {"mbit": 9400.0, "latency_ms": 0.1}}
     again = make_plan(hosts(AUTO, {"measured": slower, "run": run}, {"measured": slower, "run": run})).plan
     assert again["digest"] == first["digest"]
+
+
+def products(settings: dict[str, Any], native: tuple[bool, bool], run: Any = None) -> str:
+    """What the plan makes of ddp_matmul with CPUs that have bf16 or not."""
+    facts = [
+        {"cpu": {**machine()["cpu"], "native_bf16": able}, **({"run": run} if run else {})}
+        for machine, able in zip((desktop, laptop), native, strict=True)
+    ]
+    plan = make_plan(hosts({"ddp_matmul": "auto", **settings}, *facts), tolerant=True).plan
+    found = str(plan["training"]["matmul"])
+    assert "ours" not in plan["trainer"]["source"] or all(f"--matmul={found}" in node["argv"] for node in plan["nodes"])
+    return found
+
+
+def test_products_are_of_bf16_where_every_cpu_has_instructions_for_it():
+    assert products({}, (True, True)) == "bf16"
+    assert products({}, (True, False)) == "fp32"
+    assert products({"ddp_matmul": "fp32"}, (True, True)) == "fp32"
+    assert products({"ddp_trainer_source": "/home/me/nanochat"}, (True, True)) == "fp32"
+
+
+def test_a_run_keeps_the_products_that_it_began_with():
+    began = {"rows": {}, "sync": "exact", "matmul": "fp32"}
+    assert products({}, (True, True), began) == "fp32"
+    assert products({"ddp_fresh": True}, (True, True), began) == "bf16"
+    assert products({}, (True, True), {**began, "matmul": "bf16"}) == "bf16"
+    # A host without the instructions joined.
+    assert products({}, (True, False), {**began, "matmul": "bf16"}) == "fp32"

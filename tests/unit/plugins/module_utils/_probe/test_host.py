@@ -184,6 +184,7 @@ def test_what_an_earlier_run_left(tmp_path):
         "rows": {},
         "cores": {},
         "sync": None,
+        "matmul": None,
         "lineage": {"model": {}, "data": {}},
         "session": None,
         "checkpoints": [],
