@@ -54,10 +54,16 @@ def training_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:
         ),
         (
             "",
-            f"sync {training['sync']}{local(training)}, head {training['head']}, products {training['matmul']}, {schedule(training)}, "
+            f"sync {sync(training)}{local(training)}, head {training['head']}, products {training['matmul']}, {schedule(training)}, "
             f"{'resumes' if training['resume'] else 'does not resume'}, gives up after {plan['timeout_seconds']} s without a rank",
         ),
     ]
+
+
+def sync(training: Mapping[str, Any]) -> str:
+    """The way, and where it is not what the settings say that they leave it open."""
+    asked = (training.get("asked") or {}).get("sync")
+    return f"{training['sync']} (auto)" if asked == "auto" and training["sync"] != "upstream" else str(training["sync"])
 
 
 def local(training: Mapping[str, Any]) -> str:

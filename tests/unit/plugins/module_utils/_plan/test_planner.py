@@ -282,7 +282,7 @@ def test_somebody_elses_trainer_gets_only_the_flags_that_it_knows():
 def test_field_25_local_steps_reach_the_trainer_and_the_plan_says_so():
     outcome = make_plan(hosts({"ddp_local_steps": 10, "ddp_iterations": 500}))
     assert flag(outcome.plan["nodes"][0], "local-steps") == "10"
-    assert "sync exact every 10 steps, apart in between" in render(outcome.plan)
+    assert "sync exact (auto) every 10 steps, apart in between" in render(outcome.plan)
     apart, together = outcome.plan["nodes"][0], make_plan(hosts()).plan["nodes"][0]
     assert apart["memory_bytes"] > together["memory_bytes"]
     assert flag(together, "local-steps") == "0"
@@ -299,7 +299,7 @@ def test_the_head_is_shared_out_where_that_sends_less():
     assert heads(ddp_total_batch=8192) == ("whole", "whole")
     assert heads(ddp_total_batch=8192, ddp_head="shared") == ("shared", "shared")
     assert heads(ddp_sync="dense") == ("whole", "whole")
-    assert "sync exact, head shared" in render(make_plan(hosts()).plan)
+    assert "sync exact (auto), head shared" in render(make_plan(hosts()).plan)
 
 
 @pytest.mark.parametrize(
