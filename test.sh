@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests: ./test.sh [lint|docs|unit|integration|trainer|molecule|all]...
+# Sets up and runs the tests: ./test.sh [lint|docs|unit|integration|trainer|campaign|molecule|all]...
 # A scenario of molecule alone: ./test.sh molecule:site
 # Two parts at the same time: ./test.sh unit+trainer
 set -euo pipefail
@@ -13,7 +13,7 @@ COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
 # What runs without arguments. Two parts that mostly wait do so together. The scenario faults makes faults and waits until they are
 # noticed; that takes another quarter of an hour, and it runs by name, or with all the others by ./test.sh molecule.
-EVERY_TIME=(lint docs+unit integration+molecule:restart trainer molecule:site molecule:no_sudo molecule:firewalls molecule:shards)
+EVERY_TIME=(lint docs+unit integration+molecule:restart trainer+campaign molecule:site molecule:no_sudo molecule:firewalls molecule:shards)
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables
@@ -64,6 +64,9 @@ run_docs() {
     )
 }
 
+# Ten rounds that are the same at every run; tests/campaign/run.sh tries others.
+run_campaign() { tests/campaign/run.sh --seed 43 --rounds 10; }
+
 run_molecule() { tests/molecule/run.sh "$@"; }
 
 run_part() {
@@ -101,8 +104,8 @@ main() {
     for together in "${parts[@]}"; do
         for part in ${together//+/ }; do
             case $part in
-                lint | docs | unit | integration | trainer | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, docs, unit, integration, trainer, molecule, molecule:SCENARIO or all." ;;
+                lint | docs | unit | integration | trainer | campaign | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, docs, unit, integration, trainer, campaign, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done

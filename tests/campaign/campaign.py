@@ -3,282 +3,252 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Rounds of random faults at random moments of random playbooks, and whether a user comes out of each as the product promises.
 
-Two hosts train one small model again and again. A round plays a playbook, makes one fault at a random moment, takes it back, and then
-does what the messages advise: `train.yml` once more, then `--tags restart`. A round fails where
+Two hosts train one small model. A round begins with a training that was never started, was stopped at half its steps, or runs; it plays a
+playbook, makes one fault at a random moment, takes it back, and then does what the messages advise until the training has come to its last
+step. A round fails where
 
   - a playbook does not end within its limit, or shows a Python traceback,
-  - a playbook fails without saying what was seen,
-  - the run does not go on after three tries.
+  - a playbook fails without a message,
+  - the training has not come to its last step after three tries,
+  - weights or optimizer of either host differ in a bit from those of the run that nobody disturbed,
+  - a process is left that the undisturbed run did not leave.
 
-Whenever the run has come to its last step, weights and optimizer on both hosts must be those of a run that nobody disturbed, to the bit.
 In the end `reset` must leave the hosts with the firewall rules and processes that they had before. Exit code 1 if any of this is not so.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import difflib
 import random
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from faults import FAULTS, Scene
-from hosts import BASE, NAMES, VENV, HostError, Hosts, on
+import table
+from faults import FAULTS, INSTANT, Scene
+from hosts import NAMES, TEXT, VENV, HostError, Hosts, until
+from plays import INTERRUPTED, Broken, Play, advised, messages
+from table import Round
 
-ROOT = Path(__file__).resolve().parents[2]
-SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=5 -o ServerAliveCountMax=4"
-TOLD = re.compile(
-    r"(ERROR|error|WARNING|fatal|Failed|failed|\[ERROR\]|do:|why:)|.*(cannot|crashed|stalled|timed out|unreachable|Ctrl-C)"
-)
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-RUN, WHOLE = "campaign", "whole"
-STEPS = 300
-PLAY_SECONDS = 420.0
+RUN = "campaign"
+STEPS = 120
+SETUP_SECONDS = 1200.0  # the first play makes the data and rehearses
 TRIES = 3
 SETTINGS: dict[str, Any] = {
-    "ddp_depth": 2, "ddp_aspect_ratio": 32, "ddp_head_dim": 32, "ddp_sequence": 128, "ddp_total_batch": 1024, "ddp_device_batch": 4,
-    "ddp_vocab_size": 1024, "ddp_iterations": STEPS, "ddp_save_every": 20, "ddp_eval_every": 50, "ddp_eval_tokens": 1024,
-    "ddp_threads": 1, "ddp_timeout": 40, "ddp_venv_dir": VENV, "ddp_sync": "exact", "ddp_batch_split": "equal",
+    "ddp_run": RUN, "ddp_depth": 2, "ddp_aspect_ratio": 32, "ddp_head_dim": 32, "ddp_sequence": 64, "ddp_total_batch": 512,
+    "ddp_device_batch": 4, "ddp_vocab_size": 512, "ddp_iterations": STEPS, "ddp_save_every": 10, "ddp_eval_every": 40,
+    "ddp_eval_tokens": 512, "ddp_threads": 1, "ddp_timeout": 30, "ddp_venv_dir": VENV, "ddp_sync": "exact",
+    "ddp_batch_split": "equal", "ddp_data_paths": [TEXT], "ddp_data_shards": 2,
 }  # fmt: skip
-# What a user types, the more often the more often he does.
+NOTHING, HALF, RUNNING = "nothing", "half", "a running one"
+START = ["train", "--tags", "restart", "-e", "watch=false"]
+# What a user types, the more often the more often he does, and the state of the training in which he does.
 PLAYS = (
-    ["train"], ["train"], ["train"], ["train", "-e", "watch=false"], ["train", "--tags", "restart"],
-    ["train", "--tags", "restart", "-e", "watch=false"],
-    ["status"], ["doctor"], ["stop"], ["collect"], ["preflight"], ["reset"],
+    (["train"], NOTHING), (["train"], HALF), (["train"], HALF), (["train"], RUNNING), (["train", "-e", "watch=false"], HALF),
+    (["train", "--tags", "restart"], HALF), (["train", "--tags", "restart"], RUNNING), (START, HALF), (["preflight"], HALF),
+    (["status"], RUNNING), (["doctor"], RUNNING), (["stop"], RUNNING), (["collect"], RUNNING), (["reset"], RUNNING),
 )  # fmt: skip
-ADVISED = (["train"], ["train", "--tags", "restart"], ["train", "--tags", "restart"])
 
 
-class Broken(Exception):
-    """What the product promises did not hold."""
+T = TypeVar("T")
+State = tuple[dict[str, str], dict[str, list[str]]]  # rules of the firewalls and processes, by host
 
 
-class Play:
-    """One playbook that runs, in a process group of its own."""
-
-    def __init__(self, words: list[str], inventory: Path, results: Path) -> None:
-        self.words, self.inventory, self.results = words, inventory, results
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "MOLECULE_"))}
-        env |= {
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1", "LC_ALL": "C.UTF-8",
-            "ANSIBLE_SSH_ARGS": f"-F {os.environ['TEST_SSH_CONFIG']} {SSH_ARGS}",
-        }  # fmt: skip
-        argv = ["ansible-playbook", f"nanochat.ddp.{words[0]}", "-i", str(inventory), *words[1:]]
-        self.begun = time.monotonic()
-        self.output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (read when it has ended)
-        self.process = subprocess.Popen(
-            argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output, start_new_session=True
-        )  # fmt: skip
-
-    def again(self) -> Play:
-        return Play(self.words, self.inventory, self.results)
-
-    def finish(self) -> tuple[int, str]:
-        """Its exit code and what it printed; Broken where it does not end or prints what nobody should see."""
-        try:
-            code = self.process.wait(max(1.0, PLAY_SECONDS - (time.monotonic() - self.begun)))
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            raise Broken(f"{self} did not end within {PLAY_SECONDS:.0f} s: {self.said()[-1500:]}") from None
-        said = self.said()
-        if "Traceback (most recent call last)" in said:
-            raise Broken(f"{self} showed a traceback: {said[-3000:]}")
-        if code not in (0, 99, -2, 130) and not message_of(said):
-            raise Broken(f"{self} ended with {code} and no message: {said[-1500:]}")
-        return code, said
-
-    def said(self) -> str:
-        self.output.seek(0)
-        return ANSI.sub("", self.output.read()).replace("\r", "\n")
-
-    def __str__(self) -> str:
-        return f"nanochat.ddp.{' '.join(self.words)}"
-
-
-def message_of(said: str) -> str:
-    """The lines that say what went wrong, as one."""
-    lines = [line.strip() for line in said.splitlines()]
-    told = [line for line in lines if TOLD.match(line)]
-    return " / ".join(dict.fromkeys(told))[:600]
-
-
-class Round(NamedTuple):
-    """What was done and what came of it."""
-
-    number: int
-    playbook: str
-    after: float
-    fault: str
-    what: str
-    lasted: float
-    code: int
-    message: str
-    repaired_by: str
+def drawn(items: Sequence[T], seed: str, number: int) -> T:
+    """One of these by lot, none a second time before all were."""
+    turn, place = divmod(number - 1, len(items))
+    return random.Random(f"{seed}/{turn}").sample(items, len(items))[place]
 
 
 class Campaign:
-    def __init__(self, hosts: Hosts, seed: int) -> None:
-        self.hosts, self.chance = hosts, random.Random(seed)
+    def __init__(self, hosts: Hosts, seed: int, log: Path) -> None:
+        self.hosts, self.seed, self.log = hosts, seed, log
         self.results = hosts.folder / "results"
-        self.whole: dict[str, str] = {}  # by matrix library
-        self.finished = 0
+        self.whole: dict[str, dict[str, str]] = {}  # digests of the hosts by the matrix libraries of their ranks
+        self.left: dict[str, list[str]] = {}
+        self.seconds = 30.0  # of a training from half of its steps that nobody disturbs
 
-    def play(self, words: list[str]) -> tuple[int, str]:
-        return Play(words, self.hosts.inventory, self.results).finish()
+    def play(self, words: list[str], seconds: float = 420.0) -> tuple[int, str]:
+        return Play(words, self.hosts.inventory, self.log).finish(seconds)
 
-    def configure(self, run: str, **more: Any) -> None:
-        self.hosts.settings({**SETTINGS, "ddp_run": run, "ddp_results_dir": str(self.results), **more})
+    def must(self, words: list[str], seconds: float = 420.0) -> None:
+        code, said = self.play(words, seconds)
+        if code != 0:
+            raise Broken(f"{' '.join(words)} failed, undisturbed: {said[-3000:]}")
 
     # -- the run that nobody disturbs
 
-    def train_undisturbed(self) -> None:
-        self.configure(WHOLE)
-        code, said = self.play(["train", "-e", "ddp_fresh=true"])
-        if code != 0:
-            raise Broken(f"the undisturbed run failed: {said[-3000:]}")
-        self.whole_digest()
-        self.configure(RUN)
+    def prepare(self) -> None:
+        """Train undisturbed from nothing to the end, and keep a training that was stopped at half of its steps."""
+        self.hosts.settings({**SETTINGS, "ddp_results_dir": str(self.results)})
+        self.must(["train"], SETUP_SECONDS)
+        self.remember()
+        self.hosts.restore(RUN, None)
+        self.must(START)
+        until("half of the steps", lambda: min(self.hosts.step(host, RUN) for host in NAMES) >= STEPS // 2, 300)
+        self.must(["stop"])
+        self.hosts.keep(RUN, HALF)
+        begun = time.monotonic()
+        self.must(["train"])
+        self.seconds = time.monotonic() - begun
+        if self.digests()[0] not in self.whole:
+            self.remember()
+        elif self.compared() != table.KEPT:
+            raise Broken(
+                f"a run that was stopped and went on differs from one that was not: {self.digests()} against {self.whole}"
+            )
+        self.left = self.hosts.processes()
 
-    def whole_digest(self) -> None:
-        found = {self.hosts.weights(host, WHOLE, STEPS) for host in NAMES}
-        # Each host's folder has the optimizer file of each rank, so they are alike.
-        if len({route for dummy, route in found}) != 1:
-            raise Broken(f"the hosts differ after an undisturbed run: {found}")
-        self.whole[next(iter(found))[1]] = "/".join(sorted(digest for digest, dummy in found))
+    def digests(self) -> tuple[str, dict[str, str]]:
+        found = {host: self.hosts.weights(host, RUN, STEPS) for host in NAMES}
+        return " ".join(sorted({routes for dummy, routes in found.values()})), {
+            host: one for host, (one, dummy) in found.items()
+        }
 
-    def compare(self) -> None:
-        """The finished run against the undisturbed one of the same matrix library."""
-        found = {self.hosts.weights(host, RUN, STEPS) for host in NAMES}
-        route = next(iter(found))[1]
-        for dummy in range(8):
-            if route in self.whole:
-                break
-            self.train_undisturbed()
-        else:
-            raise HostError(f"no undisturbed run took the matrix library {route}")
-        if "/".join(sorted(digest for digest, dummy in found)) != self.whole[route]:
-            raise Broken(f"weights or optimizer differ from the undisturbed run: {found} against {self.whole[route]}")
-        self.finished += 1
+    def remember(self) -> None:
+        routes, found = self.digests()
+        self.whole[routes] = found
+
+    def compared(self) -> str:
+        """The finished training against the undisturbed one of the same matrix libraries."""
+        routes, found = self.digests()
+        if routes not in self.whole:
+            # Which is taken is measured at the first start of a training, and may come out otherwise on a busy machine.
+            return f"finished with {routes}, of which there is no undisturbed run"
+        return table.KEPT if found == self.whole[routes] else f"differs: {found} against {self.whole[routes]}"
 
     # -- one round
 
     def round(self, number: int) -> Round:
-        words = list(self.chance.choice(PLAYS))
-        name = self.chance.choice(list(FAULTS))
-        after, lasts = self.chance.uniform(0.5, 25.0), self.chance.uniform(2.0, 50.0)
-        play = Play(words, self.hosts.inventory, self.results)
+        chance = random.Random(f"{self.seed}/{number}")
+        words, state = drawn(PLAYS, f"{self.seed}/playbook", number)
+        name = drawn(list(FAULTS), f"{self.seed}/fault", number)
+        share, lasts = chance.random(), 0.0 if FAULTS[name] in INSTANT else chance.uniform(2.0, 40.0)
+        after = share * (self.seconds if words[0] == "train" else self.seconds / 3)
+        told: list[str] = []
+        moment = lasted = repaired = ""
+        what = name
+        try:
+            self.hosts.restore(RUN, None if state is NOTHING else HALF)
+            if state is RUNNING:
+                self.must(START)
+            play = Play(list(words), self.hosts.inventory, self.log)
+            fault = FAULTS[name](Scene(self.hosts, RUN, STEPS, chance, play))
+            moment, what, lasted = self.disturb(play, fault, after, lasts)
+            code, said = play.finish()
+            told += [line for one in [said if code else "", *play.others] for line in messages(one)]
+            told += ["(interrupted)"] if code in INTERRUPTED else []
+            repaired, outcome = self.repair(said if code else "", told)
+        except Broken as error:
+            outcome = f"FAILED: {error}"
+            self.hosts.end_all()
+        playbook = f"{' '.join(words)}, {state}"
+        return Round(
+            self.seed, number, playbook, moment, what, lasted, " // ".join(dict.fromkeys(told)), repaired, outcome
+        )
+
+    def disturb(self, play: Play, fault: Any, after: float, lasts: float) -> tuple[str, str, str]:
+        """Make the fault after so many seconds of the play, for so many seconds."""
         end = time.monotonic() + after
         while time.monotonic() < end and play.process.poll() is None:
             time.sleep(0.1)
-        fault = FAULTS[name](Scene(self.hosts, RUN, self.chance, play))
-        what = next(fault)
-        begun = time.monotonic()
-        while time.monotonic() - begun < lasts:
+        moment = time.monotonic() - play.begun
+        what, begun = next(fault), time.monotonic()
+        while time.monotonic() < begun + lasts:
             time.sleep(0.2)
         for dummy in fault:
             pass
-        lasted = time.monotonic() - begun
-        code, said = play.finish()
-        repaired = self.repair()
-        return Round(number, str(play), after, name, what, lasted, code, message_of(said) if code else "", repaired)
+        return f"{moment:.0f} s", what, f"{time.monotonic() - begun:.0f} s"
 
-    def repair(self) -> str:
-        """What the messages advise, until the run has come to its end or goes on."""
-        said = ""
-        for words in ADVISED[:TRIES]:
-            code, said = self.play(list(words))
-            if code == 0 and self.at_its_end():
-                self.compare()
-                for host in NAMES:  # what a fresh start sets aside is kept for ever, and these disks are small
-                    on(host, f"rm -rf {BASE}/runs/{RUN}/previous*")
-                code, said = self.play(["train", "-e", "ddp_fresh=true", "-e", "watch=false"])
-                if code != 0:
-                    raise Broken(f"a fresh start failed: {said[-3000:]}")
-                return " ".join(words)
-        raise Broken(f"the run did not come to its end after {TRIES} tries: {said[-3000:]}")
+    def repair(self, said: str, told: list[str]) -> tuple[str, str]:
+        """Do what the messages advise, until the training has come to its end."""
+        done = []
+        for dummy in range(TRIES):
+            for words in advised(said):
+                code, said = self.play(words)
+                done.append(" ".join(words))
+                told += messages(said) if code else []
+                if code:
+                    break
+            else:
+                if self.finished():
+                    return "; ".join(done), self.judged()
+        raise Broken(f"not at its last step after {'; '.join(done)}: {said[-2000:]}")
 
-    def at_its_end(self) -> bool:
-        code, said = self.play(["status", "-e", "ddp_json=true"])
-        try:
-            hosts = json.loads(said[said.index("{") : said.rindex("}") + 1])["hosts"]
-        except (ValueError, KeyError):
-            raise Broken(f"status printed no JSON: {said[-1500:]}") from None
-        return code == 0 and all(hosts[host]["state"] == "finished" for host in NAMES)
+    def finished(self) -> bool:
+        return all(self.hosts.step(host, RUN) == STEPS - 1 and self.hosts.trainer(host, RUN) is None for host in NAMES)
+
+    def judged(self) -> str:
+        left = self.hosts.processes()
+        more = {host: [one for one in left[host] if one not in self.left[host]] for host in NAMES}
+        return f"FAILED: processes are left: {more}" if any(more.values()) else self.compared()
 
 
-def report(rounds: list[Round], seed: int, finished: int, broken: str) -> str:
-    lines = [
-        f"Seed {seed}, {len(rounds)} rounds, {finished} trainings to their last step, each with the weights and the optimizer of the",
-        "undisturbed run.",
-        "",
-        "| round | playbook | fault | lasted | exit code | message | went on by |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for one in rounds:
-        message = one.message.replace("|", "\\|") or "-"
-        what = f"{one.what}, after {one.after:.0f} s"
-        cells = (one.number, one.playbook, what, f"{one.lasted:.0f} s", one.code, message, one.repaired_by)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(
-        [
-            *lines,
-            "",
-            broken or "Nothing is left behind: firewall rules and processes of both hosts are those of before.",
-            "",
-        ]
-    )
+def campaign_of(given: argparse.Namespace, hosts: Hosts, seed: int, rounds: list[Round]) -> str:
+    """Play the rounds; what is wrong in the end, or nothing."""
+    until_time = time.monotonic() + 60 * given.minutes
+    campaign = Campaign(hosts, seed, given.log or hosts.folder / "log")
+    hosts.make()
+    before = hosts.rulesets(), hosts.processes()
+    campaign.prepare()
+    print(f"seed {seed}: undisturbed {campaign.whole}, {campaign.seconds:.0f} s from half", flush=True)
+    for number in given.only or range(1, given.rounds + 1):
+        if time.monotonic() > until_time:
+            break
+        begun = time.monotonic()
+        rounds.append(campaign.round(number))
+        print(f"{table.row(rounds[-1])} {time.monotonic() - begun:.0f} s", flush=True)
+    campaign.must(["reset", "-e", "ddp_purge=all"])
+    return left_behind(before, (hosts.rulesets(), hosts.processes()))
+
+
+def left_behind(before: State, after: State) -> str:
+    """What is on the hosts now and was not before, or the other way round."""
+    said = []
+    for host in NAMES:
+        old = [*before[0][host].splitlines(), *before[1][host]]
+        new = [*after[0][host].splitlines(), *after[1][host]]
+        lines = [line for line in difflib.unified_diff(old, new, n=0, lineterm="") if line[:3] not in ("---", "+++")]
+        said += [f"{host}:", *lines] if lines else []
+    return "\n".join(["reset left the hosts otherwise than they were:", *said]) if said else ""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
+    parser.add_argument("--only", type=int, nargs="+", help="these rounds of the seed alone")
     parser.add_argument("--minutes", type=float, default=60.0, help="no further round is begun after so many minutes")
-    parser.add_argument("--report", type=Path, help="file for the table, in Markdown")
+    parser.add_argument("--log", type=Path, help="folder in which what every playbook printed is kept")
+    parser.add_argument("--report", type=Path, help="page in Markdown to whose table the rounds are added")
     given = parser.parse_args()
+    # Whoever is started in the background ignores Ctrl-C, and so would the playbooks.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**6)
     hosts = Hosts(Path(tempfile.mkdtemp(prefix="nanochat-ddp-campaign-")))
     rounds: list[Round] = []
-    campaign, broken, until = Campaign(hosts, seed), "", time.monotonic() + 60 * given.minutes
     try:
-        hosts.make()
-        before = hosts.rulesets(), hosts.processes()
-        campaign.train_undisturbed()
-        print(f"seed {seed}: undisturbed run of {STEPS} steps: {campaign.whole}", flush=True)
-        for number in range(1, given.rounds + 1):
-            if time.monotonic() > until:
-                break
-            rounds.append(campaign.round(number))
-            print(json.dumps(rounds[-1]._asdict()), flush=True)
-        code, said = campaign.play(["reset", "-e", "ddp_purge=all"])
-        if code != 0:
-            raise Broken(f"reset failed: {said[-3000:]}")
-        after = hosts.rulesets(), hosts.processes()
-        if after != before:
-            raise Broken(f"reset left something behind: {before} became {after}")
-    except Broken as error:
-        broken = f"Broken after round {len(rounds)}: {error}"
-        print(broken, file=sys.stderr)
+        wrong = campaign_of(given, hosts, seed, rounds)
+    except (Broken, HostError) as error:
+        wrong = str(error)
     finally:
         hosts.remove()
         shutil.rmtree(hosts.folder, ignore_errors=True)
-    text = report(rounds, seed, campaign.finished, broken)
+    failed = sum(one.outcome.startswith(("FAILED", "differs")) for one in rounds)
     if given.report:
-        given.report.write_text(text, encoding="utf-8")
-    print(text)
-    print(f"{len(rounds)} passed, {1 if broken else 0} failed")
-    return 1 if broken else 0
+        table.add(given.report, rounds)
+    if wrong:
+        print(wrong, file=sys.stderr)
+    print(f"{len(rounds) - failed} passed, {failed + bool(wrong)} failed")
+    return 1 if failed or wrong else 0
 
 
 if __name__ == "__main__":

@@ -10,19 +10,20 @@ would have to do by hand afterwards (free the disk, plug the cable in, switch th
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hosts import ADDRESS, BASE, DISK_MEGABYTES, NAMES, NETWORK, Hosts, command, on, until
+from hosts import ADDRESS, BASE, DISK_MEGABYTES, NAMES, NETWORK, Hosts, cable, command, limit_link, on
 
 
 class Scene:
     """What a fault may touch."""
 
-    def __init__(self, hosts: Hosts, run: str, chance: random.Random, play: Any) -> None:
-        self.hosts, self.run, self.chance, self.play = hosts, run, chance, play
+    def __init__(self, hosts: Hosts, run: str, steps: int, chance: random.Random, play: Any) -> None:
+        self.hosts, self.run, self.steps, self.play = hosts, run, steps, play
         self.host = chance.choice(NAMES)
 
     def pid(self) -> int | None:
@@ -43,50 +44,59 @@ def stop_and_continue(scene: Scene) -> Iterator[str]:
     pid = scene.pid()
     if pid:
         on(scene.host, f"kill -STOP {pid}", check=False)
-    yield f"the rank on {scene.host} is stopped, and continued later" if pid else f"no rank to stop on {scene.host}"
+    yield f"the rank on {scene.host} is stopped, and continued" if pid else f"no rank to stop on {scene.host}"
     if pid:
         on(scene.host, f"kill -CONT {pid}", check=False)
 
 
 def freeze_host(scene: Scene) -> Iterator[str]:
     command("podman", "pause", f"{NETWORK}-{scene.host}")
-    yield f"{scene.host} is frozen, and goes on later"
+    yield f"{scene.host} is frozen, and goes on"
     command("podman", "unpause", f"{NETWORK}-{scene.host}")
 
 
 def cut_link(scene: Scene) -> Iterator[str]:
-    """In both directions between the two hosts; the controller still reaches them."""
-    other = ADDRESS[NAMES[1 - NAMES.index(scene.host)]]
-    on(scene.host, f"ip route add blackhole {other}/32")
-    yield f"the link between the hosts is cut on {scene.host}, and mended later"
-    on(scene.host, f"ip route del blackhole {other}/32")
+    """Packets of either host get lost on the way to the other; the controller still reaches both."""
+    wrong = "lladdr 02:00:00:00:00:99 nud permanent dev eth0"
+    for host in NAMES:
+        on(host, f"ip neigh replace {ADDRESS[NAMES[1 - NAMES.index(host)]]} {wrong}")
+    yield "the link between the hosts is cut, and connected again"
+    for host in NAMES:
+        on(host, f"ip neigh del {ADDRESS[NAMES[1 - NAMES.index(host)]]} dev eth0", check=False)
+
+
+def pull_cable(scene: Scene) -> Iterator[str]:
+    cable(scene.host, "down")
+    yield f"the network cable of {scene.host} is pulled, and plugged in again"
+    cable(scene.host, "up")
 
 
 def slow_link(scene: Scene) -> Iterator[str]:
-    on(scene.host, "tc qdisc add dev eth0 root tbf rate 2mbit burst 32kb latency 200ms")
-    yield f"the link of {scene.host} is slow (2 Mbit/s) for a while"
-    on(scene.host, "tc qdisc del dev eth0 root")
+    limit_link(scene.host, "rate 2mbit burst 32kb latency 200ms")
+    yield f"the link of {scene.host} carries 2 Mbit/s, and 50 Mbit/s again"
+    limit_link(scene.host)
 
 
 def full_disk(scene: Scene) -> Iterator[str]:
     on(scene.host, f"dd if=/dev/zero of={BASE}/filler bs=1M count={DISK_MEGABYTES} 2>/dev/null", check=False)
-    yield f"the disk of {scene.host} is full, and has room again later"
+    yield f"the disk of {scene.host} is full, and has room again"
     on(scene.host, f"rm -f {BASE}/filler")
 
 
 def spoil(scene: Scene, hosts: tuple[str, ...], how: str) -> str:
-    """Tear or flip a bit in the newest model file of each of these hosts."""
+    """Tear the newest model file of each of these hosts, or flip bits in it."""
     said = []
     for host in hosts:
         folder = f"{BASE}/runs/{scene.run}/base_checkpoints/{scene.run}"
-        newest = on(host, f"ls {folder}/model_*.pt 2>/dev/null | sort | tail -n 1", check=False).strip()
+        # That of the last step is what is compared in the end; who damages it has lost it.
+        newest = on(host, f"ls {folder}/model_*.pt | grep -v {scene.steps:06d} | sort | tail -n 1", check=False).strip()
         if not newest:
             said.append(f"no checkpoint on {host}")
             continue
         if how == "torn":
             on(host, f"truncate -s 1000 {newest}", check=False)
         else:
-            on(host, f"printf '\\377' | dd of={newest} bs=1 seek=5000 conv=notrunc 2>/dev/null", check=False)
+            on(host, f"printf '\\125\\252\\125' | dd of={newest} bs=1 seek=5000 conv=notrunc 2>/dev/null", check=False)
         said.append(f"{newest.rpartition('/')[2]} on {host} is {how}")
     return "; ".join(said)
 
@@ -95,36 +105,46 @@ def torn_checkpoint(scene: Scene) -> Iterator[str]:
     yield spoil(scene, (scene.host,), "torn")
 
 
+def torn_checkpoint_on_both(scene: Scene) -> Iterator[str]:
+    yield spoil(scene, NAMES, "torn")
+
+
+def flipped_checkpoint(scene: Scene) -> Iterator[str]:
+    yield spoil(scene, (scene.host,), "flipped")
+
+
 def flipped_checkpoint_on_both(scene: Scene) -> Iterator[str]:
     yield spoil(scene, NAMES, "flipped")
 
 
 def interrupt_controller(scene: Scene) -> Iterator[str]:
+    """Ctrl-C reaches the whole process group, as from a terminal."""
+    over = scene.play.process.poll() is not None
     with contextlib.suppress(ProcessLookupError):
-        scene.play.process.send_signal(signal.SIGINT)
-    yield "Ctrl-C at the controller"
+        if not over:
+            os.killpg(scene.play.process.pid, signal.SIGINT)
+    yield "Ctrl-C at the controller, whose playbook was over" if over else "Ctrl-C at the controller"
 
 
 def two_controllers(scene: Scene) -> Iterator[str]:
     other = scene.play.again()
-    yield "the same playbook from a second controller at the same time"
-    other.finish()
+    yield "the same playbook from a second controller"
+    scene.play.heard(*other.finish())
 
 
 def power_cut(scene: Scene) -> Iterator[str]:
     """Everything but the disk is lost."""
-    command("podman", "kill", "--signal", "KILL", f"{NETWORK}-{scene.host}")
-    yield f"{scene.host} loses its power, and starts again later"
-    command("podman", "start", f"{NETWORK}-{scene.host}")
-    until(f"{scene.host} is up", lambda: on(scene.host, "test -e /proc/1 && echo up", check=False))
-    if scene.host == "desktop":
-        on(scene.host, "ufw --force enable")
+    scene.hosts.power_off(scene.host)
+    yield f"{scene.host} loses its power, and starts again"
+    scene.hosts.power_on(scene.host)
 
 
+# What is over as soon as it was done.
+INSTANT = (
+    kill_rank, torn_checkpoint, torn_checkpoint_on_both, flipped_checkpoint, flipped_checkpoint_on_both, interrupt_controller,
+    two_controllers,
+)  # fmt: skip
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
-    for fault in (
-        kill_rank, stop_and_continue, freeze_host, cut_link, slow_link, full_disk, torn_checkpoint, flipped_checkpoint_on_both,
-        interrupt_controller, two_controllers, power_cut,
-    )
+    for fault in (*INSTANT, stop_and_continue, freeze_host, cut_link, pull_cable, slow_link, full_disk, power_cut)
 }  # fmt: skip

@@ -21,6 +21,10 @@ ADDRESS = {"desktop": f"{SUBNET}.11", "laptop": f"{SUBNET}.12"}
 BASE = "/mnt/nanochat"
 DISK_MEGABYTES = 400
 VENV = "/opt/trainer-venv"
+TEXT = "/srv/text"
+KEPT = "/var/tmp/kept"
+# Steps wait for the link rather than for a processor, so that a training takes long enough to be disturbed without much computing.
+LINK = "rate 50mbit burst 64kb latency 100ms"
 # Files of a checkpoint to one digest, whatever the order in which they were written.
 DIGEST = """
 import hashlib, pathlib, sys, torch
@@ -49,15 +53,18 @@ class HostError(Exception):
     """A host could not be brought into a state; that is a fault of this campaign, not of what it tries."""
 
 
-def command(*argv: str, check: bool = True, seconds: float = 90.0) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=seconds)
+def command(*argv: str, check: bool = True, seconds: float = 180.0) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise HostError(f"{' '.join(argv)}: no answer within {seconds:.0f} s") from None
     if check and done.returncode != 0:
         raise HostError(f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
 
 
-def as_root(*argv: str) -> str:
-    return command(*([] if os.getuid() == 0 else ["sudo", "-n"]), *argv)
+def as_root(*argv: str, check: bool = True) -> str:
+    return command(*([] if os.getuid() == 0 else ["sudo", "-n"]), *argv, check=check)
 
 
 def on(host: str, script: str, check: bool = True) -> str:
@@ -74,6 +81,20 @@ def until(what: str, true: Callable[[], Any], seconds: float = 60.0) -> Any:
         if time.monotonic() > end:
             raise HostError(f"not within {seconds:.0f} s: {what}")
         time.sleep(0.2)
+
+
+def limit_link(host: str, limit: str = LINK) -> None:
+    on(host, f"tc qdisc replace dev eth0 root tbf {limit}")
+
+
+def cable(host: str, state: str) -> None:
+    """Pull the host's network cable (down) or plug it in (up): the other end is an interface of this machine."""
+    number = on(host, "cat /sys/class/net/eth0/iflink").strip()
+    for link in json.loads(command("ip", "-json", "link")):
+        if str(link["ifindex"]) == number:
+            as_root("ip", "link", "set", link["ifname"], state)
+            return
+    raise HostError(f"{host}: no interface of this machine has the number {number}")
 
 
 class Hosts:
@@ -101,14 +122,15 @@ class Hosts:
             "--network", f"{NETWORK}:ip={ADDRESS[host]},interface_name=eth0", "--cap-add", "NET_ADMIN,NET_RAW,SYS_PTRACE,AUDIT_WRITE",
             "--volume", f"{disk}:{BASE}", self.image,
         )  # fmt: skip
-        on(host, f"chown {USER[host]}: {BASE}")
-        home = f"/home/{USER[host]}"
-        on(
-            host,
-            f"mkdir -m 700 {home}/.ssh && echo '{self.key}' >{home}/.ssh/authorized_keys && chown -R {USER[host]}: {home}/.ssh",
-        )
+        home, user = f"/home/{USER[host]}", f"{USER[host]}:"
+        on(host, f"chown {user} {BASE} && mkdir -m 700 {home}/.ssh {KEPT} && chown {user} {home}/.ssh")
+        on(host, f"echo '{self.key}' >{home}/.ssh/authorized_keys && chown {user} {home}/.ssh/authorized_keys")
+        on(host, f"mkdir {TEXT} && cp /usr/lib/python3.11/[a-h]*.py {TEXT}")
+        (self.folder / "digest.py").write_text(DIGEST, encoding="ascii")
+        command("podman", "cp", str(self.folder / "digest.py"), f"{NETWORK}-{host}:/opt/digest.py")
         if host == "desktop":  # the laptop's user has no sudo
             on(host, "ufw allow 22/tcp && ufw --force enable")
+        limit_link(host)
 
     def _write_inventory(self) -> None:
         (self.inventory / "group_vars").mkdir(parents=True)
@@ -127,6 +149,38 @@ class Hosts:
             disk = self.folder / f"disk-{host}"
             if disk.is_mount():
                 as_root("umount", "-l", str(disk))
+
+    # -- power
+
+    def power_off(self, host: str) -> None:
+        command("podman", "kill", "--signal", "KILL", f"{NETWORK}-{host}")
+
+    def power_on(self, host: str) -> None:
+        """As after a restart of the machine: its disk is there, what was in memory is not."""
+        command("podman", "start", f"{NETWORK}-{host}")
+        until(f"{host} is up", lambda: on(host, "pgrep -x sshd && echo up", check=False))
+        on(host, "find /tmp -mindepth 1 -delete; rm -rf /dev/shm/*", check=False)
+        limit_link(host)
+        if host == "desktop":
+            on(host, "ufw --force enable")
+
+    # -- the run folder, kept in a state from which rounds begin
+
+    def keep(self, run: str, name: str) -> None:
+        for host in NAMES:
+            on(host, f"rm -rf {KEPT}/{name} && cp -a {BASE}/runs/{run} {KEPT}/{name}")
+
+    def restore(self, run: str, name: str | None) -> None:
+        for host in NAMES:
+            on(
+                host,
+                f"rm -rf {BASE}/runs/{run} {BASE}/filler && {f'cp -a {KEPT}/{name} {BASE}/runs/{run}' if name else 'true'}",
+            )
+
+    def end_all(self) -> None:
+        """End what a failed round left; in the containers nothing else belongs to their users."""
+        for host in NAMES:
+            on(host, f"pkill -9 -u {USER[host]}", check=False)
 
     # -- what is looked at
 
@@ -152,13 +206,20 @@ class Hosts:
             return None
         return pid if on(host, f"kill -0 {pid} 2>/dev/null && echo yes || true").strip() else None
 
+    def step(self, host: str, run: str) -> int:
+        """The step that the rank has come to; -1 before its first."""
+        rank = NAMES.index(host)
+        line = on(host, f'grep \'"kind": *"step"\' {BASE}/runs/{run}/metrics-rank{rank}.jsonl | tail -n 1', check=False)
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            return -1
+
     def weights(self, host: str, run: str, step: int) -> tuple[str, str]:
-        """The digest of a checkpoint's weights and optimizer state, and the matrix library with which it was made."""
-        (self.folder / "digest.py").write_text(DIGEST, encoding="ascii")
-        command("podman", "cp", str(self.folder / "digest.py"), f"{NETWORK}-{host}:/tmp/digest.py")
+        """The digest of a checkpoint's weights and optimizer state, and the matrix libraries with which it was made."""
         # A run folder has its checkpoints below the run's name.
         place = f"{BASE}/runs/{run}/base_checkpoints/{run}"
-        digest, dummy, route = (
-            on(host, f"{VENV}/bin/python /tmp/digest.py {place} '*_{step:06d}*'").strip().partition(" ")
+        digest, dummy, routes = (
+            on(host, f"{VENV}/bin/python /opt/digest.py {place} '*_{step:06d}*'").strip().partition(" ")
         )
-        return digest, route
+        return digest, routes
