@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Rounds of random faults at random moments of random playbooks, and whether a user comes out of each as the product promises.
 
-Two hosts train one small model. A round begins with a training that was never started, was stopped at half its steps, or runs; it plays a
+Two hosts train one small model. A round begins with a training that was never started, was stopped on its way, or runs; it plays a
 playbook, makes one fault at a random moment, takes it back, and then does what the messages advise until the training has come to its last
 step. A round fails where
 
@@ -34,12 +34,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import table
 from faults import FAULTS, INSTANT, Scene
-from hosts import NAMES, TEXT, VENV, HostError, Hosts, until
+from hosts import NAMES, SLOW, TEXT, VENV, HostError, Hosts, limit_link, until
 from plays import INTERRUPTED, Broken, Play, advised, messages
 from table import Round
 
 RUN = "campaign"
-STEPS = 120
+STEPS, STOPPED_AT = 160, 60
 SETUP_SECONDS = 1200.0  # the first play makes the data and rehearses
 TRIES = 3
 SETTINGS: dict[str, Any] = {
@@ -48,12 +48,12 @@ SETTINGS: dict[str, Any] = {
     "ddp_eval_tokens": 512, "ddp_threads": 1, "ddp_timeout": 30, "ddp_venv_dir": VENV, "ddp_sync": "exact",
     "ddp_batch_split": "equal", "ddp_data_paths": [TEXT], "ddp_data_shards": 2,
 }  # fmt: skip
-NOTHING, HALF, RUNNING = "nothing", "half", "a running one"
+NOTHING, STOPPED, RUNNING = "from nothing", "stopped before", "running"
 START = ["train", "--tags", "restart", "-e", "watch=false"]
 # What a user types, the more often the more often he does, and the state of the training in which he does.
 PLAYS = (
-    (["train"], NOTHING), (["train"], HALF), (["train"], HALF), (["train"], RUNNING), (["train", "-e", "watch=false"], HALF),
-    (["train", "--tags", "restart"], HALF), (["train", "--tags", "restart"], RUNNING), (START, HALF), (["preflight"], HALF),
+    (["train"], NOTHING), (["train"], STOPPED), (["train"], STOPPED), (["train"], RUNNING), (["train", "-e", "watch=false"], STOPPED),
+    (["train", "--tags", "restart"], STOPPED), (["train", "--tags", "restart"], RUNNING), (START, STOPPED), (["preflight"], STOPPED),
     (["status"], RUNNING), (["doctor"], RUNNING), (["stop"], RUNNING), (["collect"], RUNNING), (["reset"], RUNNING),
 )  # fmt: skip
 
@@ -74,7 +74,7 @@ class Campaign:
         self.results = hosts.folder / "results"
         self.whole: dict[str, dict[str, str]] = {}  # digests of the hosts by the matrix libraries of their ranks
         self.left: dict[str, list[str]] = {}
-        self.seconds = 30.0  # of a training from half of its steps that nobody disturbs
+        self.seconds = 30.0  # of a training that goes on where it was stopped, undisturbed
 
     def play(self, words: list[str], seconds: float = 420.0) -> tuple[int, str]:
         return Play(words, self.hosts.inventory, self.log).finish(seconds)
@@ -87,15 +87,17 @@ class Campaign:
     # -- the run that nobody disturbs
 
     def prepare(self) -> None:
-        """Train undisturbed from nothing to the end, and keep a training that was stopped at half of its steps."""
+        """Train undisturbed from nothing to the end, and keep a training that was stopped on its way."""
         self.hosts.settings({**SETTINGS, "ddp_results_dir": str(self.results)})
         self.must(["train"], SETUP_SECONDS)
         self.remember()
         self.hosts.restore(RUN, None)
         self.must(START)
-        until("half of the steps", lambda: min(self.hosts.step(host, RUN) for host in NAMES) >= STEPS // 2, 300)
+        until("some steps", lambda: min(self.hosts.step(host, RUN) for host in NAMES) >= STOPPED_AT, 300)
+        limit_link(NAMES[0], SLOW)  # so that the last step does not come before the stop
         self.must(["stop"])
-        self.hosts.keep(RUN, HALF)
+        limit_link(NAMES[0])
+        self.hosts.keep(RUN, STOPPED)
         begun = time.monotonic()
         self.must(["train"])
         self.seconds = time.monotonic() - begun
@@ -137,7 +139,7 @@ class Campaign:
         moment = lasted = repaired = ""
         what = name
         try:
-            self.hosts.restore(RUN, None if state is NOTHING else HALF)
+            self.hosts.restore(RUN, None if state is NOTHING else STOPPED)
             if state is RUNNING:
                 self.must(START)
             play = Play(list(words), self.hosts.inventory, self.log)
@@ -199,7 +201,10 @@ def campaign_of(given: argparse.Namespace, hosts: Hosts, seed: int, rounds: list
     hosts.make()
     before = hosts.rulesets(), hosts.processes()
     campaign.prepare()
-    print(f"seed {seed}: undisturbed {campaign.whole}, {campaign.seconds:.0f} s from half", flush=True)
+    print(
+        f"seed {seed}: undisturbed {campaign.whole}, {campaign.seconds:.0f} s to go on from where it was stopped",
+        flush=True,
+    )
     for number in given.only or range(1, given.rounds + 1):
         if time.monotonic() > until_time:
             break

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hosts import ADDRESS, BASE, DISK_MEGABYTES, NAMES, NETWORK, Hosts, cable, command, limit_link, on
+from hosts import ADDRESS, BASE, DISK_MEGABYTES, NAMES, NETWORK, SLOW, Hosts, cable, command, limit_link, on
 
 
 class Scene:
@@ -72,8 +72,8 @@ def pull_cable(scene: Scene) -> Iterator[str]:
 
 
 def slow_link(scene: Scene) -> Iterator[str]:
-    limit_link(scene.host, "rate 2mbit burst 32kb latency 200ms")
-    yield f"the link of {scene.host} carries 2 Mbit/s, and 50 Mbit/s again"
+    limit_link(scene.host, SLOW)
+    yield f"the link of {scene.host} carries 1 Mbit/s, and 20 Mbit/s again"
     limit_link(scene.host)
 
 

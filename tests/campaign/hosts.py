@@ -24,7 +24,8 @@ VENV = "/opt/trainer-venv"
 TEXT = "/srv/text"
 KEPT = "/var/tmp/kept"
 # Steps wait for the link rather than for a processor, so that a training takes long enough to be disturbed without much computing.
-LINK = "rate 50mbit burst 64kb latency 100ms"
+LINK = "rate 20mbit burst 32kb latency 200ms"
+SLOW = "rate 1mbit burst 32kb latency 400ms"
 # Files of a checkpoint to one digest, whatever the order in which they were written.
 DIGEST = """
 import hashlib, pathlib, sys, torch
