@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import table
 from faults import FAULTS, INSTANT, Scene
 from hosts import NAMES, SLOW, TEXT, VENV, HostError, Hosts, limit_link, until
-from plays import INTERRUPTED, Broken, Play, advised, messages
+from plays import INTERRUPTED, PLAY_SECONDS, Broken, Play, advised, messages
 from table import Round
 
 RUN = "campaign"
@@ -45,7 +45,7 @@ TRIES = 3
 SETTINGS: dict[str, Any] = {
     "ddp_run": RUN, "ddp_depth": 2, "ddp_aspect_ratio": 32, "ddp_head_dim": 32, "ddp_sequence": 64, "ddp_total_batch": 512,
     "ddp_device_batch": 4, "ddp_vocab_size": 512, "ddp_iterations": STEPS, "ddp_save_every": 10, "ddp_eval_every": 40,
-    "ddp_eval_tokens": 512, "ddp_threads": 1, "ddp_timeout": 30, "ddp_venv_dir": VENV, "ddp_sync": "exact",
+    "ddp_eval_tokens": 512, "ddp_threads": 1, "ddp_timeout": 45, "ddp_venv_dir": VENV, "ddp_sync": "exact",
     "ddp_batch_split": "equal", "ddp_data_paths": [TEXT], "ddp_data_shards": 2,
 }  # fmt: skip
 NOTHING, STOPPED, RUNNING = "from nothing", "stopped before", "running"
@@ -76,10 +76,10 @@ class Campaign:
         self.left: dict[str, list[str]] = {}
         self.seconds = 30.0  # of a training that goes on where it was stopped, undisturbed
 
-    def play(self, words: list[str], seconds: float = 420.0) -> tuple[int, str]:
+    def play(self, words: list[str], seconds: float = PLAY_SECONDS) -> tuple[int, str]:
         return Play(words, self.hosts.inventory, self.log).finish(seconds)
 
-    def must(self, words: list[str], seconds: float = 420.0) -> None:
+    def must(self, words: list[str], seconds: float = PLAY_SECONDS) -> None:
         code, said = self.play(words, seconds)
         if code != 0:
             raise Broken(f"{' '.join(words)} failed, undisturbed: {said[-3000:]}")
@@ -186,12 +186,22 @@ class Campaign:
         raise Broken(f"not at its last step after {'; '.join(done)}: {said[-2000:]}")
 
     def finished(self) -> bool:
-        return all(self.hosts.step(host, RUN) == STEPS - 1 and self.hosts.trainer(host, RUN) is None for host in NAMES)
+        return all(self.hosts.has_saved(host, RUN, STEPS) and self.hosts.trainer(host, RUN) is None for host in NAMES)
 
     def judged(self) -> str:
-        left = self.hosts.processes()
-        more = {host: [one for one in left[host] if one not in self.left[host]] for host in NAMES}
-        return f"FAILED: processes are left: {more}" if any(more.values()) else self.compared()
+        end = time.monotonic() + 30  # what an interrupted playbook left at work on a host may come to its end
+        while more := self.left_over():
+            if time.monotonic() > end:
+                return f"FAILED: processes are left: {more}"
+            time.sleep(2)
+        return self.compared()
+
+    def left_over(self) -> dict[str, list[str]]:
+        found = {
+            host: [one for one in running if one not in self.left[host]]
+            for host, running in self.hosts.processes().items()
+        }
+        return {host: running for host, running in found.items() if running}
 
 
 def campaign_of(given: argparse.Namespace, hosts: Hosts, seed: int, rounds: list[Round]) -> str:

@@ -43,9 +43,11 @@ def feed(name, value):
             feed(f"{name}.{number}", one)
     else:
         digest.update(f"{name}={value!r}".encode())
-for path in sorted(pathlib.Path(sys.argv[1]).glob(sys.argv[2])):
-    if path.suffix == ".pt":
-        feed(path.name, torch.load(path, weights_only=True, map_location="cpu"))
+paths = sorted(pathlib.Path(sys.argv[1]).glob(sys.argv[2]))
+if len(paths) < 2:
+    sys.exit(f"weights and optimizer are not in {sys.argv[1]}")
+for path in paths:
+    feed(path.name, torch.load(path, weights_only=True, map_location="cpu"))
 print(digest.hexdigest()[:16], *sorted(routes))
 """
 
@@ -192,9 +194,9 @@ class Hosts:
         return {host: on(host, script) for host in NAMES}
 
     def processes(self) -> dict[str, list[str]]:
-        """What runs on each host, without what only looks or waits for a user."""
+        """What runs on each host, without what only looks or waits for a user; names made up for one start are left out."""
         ours = ("ps -eo", "bash -c", "sshd", "sed s", "catatonit", "podman-init")
-        script = f"ps -eo user:20,args --no-headers | grep -v {' '.join(f'-e {word!r}' for word in ours)} || true"
+        script = f"ps -eo user:20,args --no-headers | grep -v {' '.join(f'-e {word!r}' for word in ours)} | sed -E 's/[0-9a-f]{{16,}}/ID/g'"
         return {host: sorted(line.strip() for line in on(host, script).splitlines()) for host in NAMES}
 
     def trainer(self, host: str, run: str) -> int | None:
@@ -205,7 +207,8 @@ class Hosts:
             pid = int(json.loads(text)["pid"])
         except (ValueError, KeyError, TypeError):
             return None
-        return pid if on(host, f"kill -0 {pid} 2>/dev/null && echo yes || true").strip() else None
+        # After a restart of the host the number may be another process's.
+        return pid if "base_train" in on(host, f"cat /proc/{pid}/cmdline 2>/dev/null", check=False) else None
 
     def step(self, host: str, run: str) -> int:
         """The step that the rank has come to; -1 before its first."""
@@ -216,11 +219,14 @@ class Hosts:
         except (ValueError, KeyError, TypeError):
             return -1
 
+    def has_saved(self, host: str, run: str, step: int) -> bool:
+        return bool(on(host, f"ls {BASE}/runs/{run}/base_checkpoints/{run}/meta_{step:06d}.json", check=False).strip())
+
     def weights(self, host: str, run: str, step: int) -> tuple[str, str]:
         """The digest of a checkpoint's weights and optimizer state, and the matrix libraries with which it was made."""
         # A run folder has its checkpoints below the run's name.
         place = f"{BASE}/runs/{run}/base_checkpoints/{run}"
         digest, dummy, routes = (
-            on(host, f"{VENV}/bin/python /opt/digest.py {place} '*_{step:06d}*'").strip().partition(" ")
+            on(host, f"{VENV}/bin/python /opt/digest.py {place} '*_{step:06d}*.pt'").strip().partition(" ")
         )
         return digest, routes

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=5 -o ServerAliveCountMax=4"
-PLAY_SECONDS = 420.0
+PLAY_SECONDS = 600.0
 INTERRUPTED = (-signal.SIGINT, 99, 130)
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # The first line of a message; the lines that are indented deeper belong to it.
