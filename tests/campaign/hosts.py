@@ -195,7 +195,7 @@ class Hosts:
 
     def processes(self) -> dict[str, list[str]]:
         """What runs on each host, without what only looks or waits for a user; names made up for one start are left out."""
-        ours = ("ps -eo", "bash -c", "sshd", "sed s", "catatonit", "podman-init")
+        ours = ("ps -eo", "bash -c", "sshd", "sed s", "sed -E", "catatonit", "podman-init")
         script = f"ps -eo user:20,args --no-headers | grep -v {' '.join(f'-e {word!r}' for word in ours)} | sed -E 's/[0-9a-f]{{16,}}/ID/g'"
         return {host: sorted(line.strip() for line in on(host, script).splitlines()) for host in NAMES}
 
