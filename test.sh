@@ -12,8 +12,9 @@ COLLECTIONS=$ROOT/.ansible/collections
 COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
 # What runs without arguments. Two parts that mostly wait do so together. The scenario faults makes faults and waits until they are
-# noticed; that takes another quarter of an hour, and it runs by name, or with all the others by ./test.sh molecule.
-EVERY_TIME=(lint docs+unit integration+molecule:restart trainer+campaign molecule:site molecule:no_sudo molecule:firewalls molecule:shards)
+# noticed; that takes another quarter of an hour, and it runs by name, or with all the others by ./test.sh molecule. The campaign of random
+# faults runs by name, too.
+EVERY_TIME=(lint docs+unit integration+molecule:restart trainer molecule:site molecule:no_sudo molecule:firewalls molecule:shards)
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables
