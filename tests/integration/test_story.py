@@ -429,36 +429,6 @@ def test_on_a_terminal_a_long_task_shows_its_seconds(stage: Stage) -> None:
     assert on_screen(seen)[0].startswith("✔ trainer")
 
 
-GROWS = """
-import os, time
-from ansible.module_utils.basic import AnsibleModule
-m = AnsibleModule(argument_spec=dict(path=dict(type='path')))
-os.makedirs(m.params['path'])
-with open(os.path.join(m.params['path'], 'half'), 'wb') as file:
-    file.write(os.urandom(2000000))
-time.sleep(8)
-m.exit_json(changed=True)
-"""
-GROWING = """
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._growth import GrowingAction, quoted
-class ActionModule(GrowingAction):
-    def growing(self):
-        return [quoted(str(self._task.args["path"]))], 4000000
-"""
-
-
-def test_on_a_terminal_a_task_that_moves_much_data_shows_how_much(stage: Stage) -> None:
-    for folder, text in (("library", GROWS), ("actions", GROWING)):
-        (stage.folder / folder).mkdir()
-        (stage.folder / folder / "grows.py").write_text(text)
-    paths = {"ANSIBLE_LIBRARY": str(stage.folder / "library"), "ANSIBLE_ACTION_PLUGINS": str(stage.folder / "actions")}
-    stage.role("data", [task("Fetch", "grows", {"path": f"{stage.folder}/{{{{ inventory_hostname }}}} grows"})])
-    seen = stage.terminal([{"roles": ["data"]}], **paths)
-    amount = r"2\.0 MB of 4\.0 MB \(50 %\)"
-    assert re.search(rf"data       Fetch  node1 {amount}  node2 {amount}  \d s", seen)
-    assert "nanochat.ddp progress" not in seen
-
-
 def test_without_watching_it_returns_with_the_first_step(stage: Stage, ranks: Callable[..., None]) -> None:
     ranks(steps=500)
     begun = time.monotonic()

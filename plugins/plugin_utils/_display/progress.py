@@ -1,0 +1,83 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The run itself while it goes on: one live line, or without a terminal a line now and then; and lines of a log that is followed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import Terminal
+
+QUIET_SECONDS = (2.0, 60.0)  # without a terminal lines of progress are this far apart, at first and in a long run
+
+
+class Progress:
+    """What run_watch and run_log returned last of each host."""
+
+    def __init__(self, terminal: Terminal, steps: Steps) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+        self._terminal = terminal
+        self._steps = steps
+        self._line = ("", 0.0)
+        self._host_width = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a run is watched on which there is no verdict yet."""
+        return any(row["verdict"] is None for row in self.rows.values())
+
+    def take(self, host: str, seen: Mapping[str, Any], final: bool) -> None:
+        """A result; one that is neither a look at a run nor a piece of a log is left alone."""
+        if isinstance(seen.get("lines"), list) and "over" in seen:
+            self._log_lines(host, seen["lines"])
+        elif "over" in seen and isinstance(seen.get("run"), Mapping):
+            self._look(host, seen, final)
+
+    def _look(self, host: str, seen: Mapping[str, Any], final: bool) -> None:
+        first = self.rows.get(host, {}).get("first", time.monotonic())
+        self.rows[host] = {
+            "host": host,
+            "first": first,
+            "run": seen["run"],
+            "verdict": seen.get("verdict"),
+            "seen": time.monotonic(),
+            "reachable": seen.get("reachable") is not False,
+        }
+        self._steps.forget_task()
+        if self._terminal.quiet:
+            return
+        if final and seen.get("verdict"):
+            self._terminal.hide()
+        else:
+            self._terminal.show(self._run_line)
+        if not self._terminal.present:
+            self._plainly(self._run_line(0).strip())
+
+    def _log_lines(self, host: str, lines: list[str]) -> None:
+        """Lines of a log, each with its host."""
+        self._host_width = max(self._host_width, len(host))
+        if lines:
+            self._terminal.say("\n".join(f"{host:<{self._host_width}} | {line}" for line in lines))
+
+    def _run_line(self, width: int) -> str:
+        """Where the run is, as far as the line has room for it."""
+        now = time.monotonic()
+        rows = [{**row, "age": now - row["seen"], "watched": now - row["first"]} for row in self.rows.values()]
+        away = [row["host"] for row in rows if not row["reachable"]]
+        tail = f"  ({', '.join(sorted(away))} does not answer)" if away else ""
+        room = max(20, width - 2 - len(tail)) if width else 0
+        return "  " + live_line(rows, room, unicode=self._terminal.fancy) + tail
+
+    def _plainly(self, line: str) -> None:
+        """Without a terminal a line now and then is enough."""
+        before, at = self._line
+        now = time.monotonic()
+        pause = min(QUIET_SECONDS[1], max(QUIET_SECONDS[0], (now - self._steps.begun) / 10))
+        if line != before and now - at >= pause:
+            self._line = (line, now)
+            self._steps.tell(line)

@@ -1,0 +1,112 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The steps of the story: which one is being done, what it says, and its own line when it is over."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ansible import constants as C
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import seconds_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import whole_seconds
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import counted_text
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import Terminal
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.texts import (
+    CHECKED_ARGUMENTS,
+    changes_word,
+    step_of,
+    task_name,
+)
+
+LONG_TASK = (2.0, 60.0)  # seconds after which a task's time is shown on a terminal, and told without one
+
+
+class Steps:
+    """One step after another."""
+
+    def __init__(self, terminal: Terminal, checking: bool) -> None:
+        self.current: str | None = None
+        self.begun = 0.0
+        self.failed = False
+        self.worked = False
+        self.shown = 0  # how many have had their line
+        self._terminal = terminal
+        self._checking = checking
+        self._told = False
+        self._changed: dict[str, int] = {}
+        self._task = ""
+        self._task_begun = 0.0
+        self._task_told = 0.0
+        terminal.without = self._say_long_task
+
+    def enter(self, task: Any) -> None:
+        """The step of a task that begins."""
+        step = step_of(task)
+        if step == self.current or (step is None and _is_helper(task)):
+            return
+        self.leave()
+        self.current = step
+        if step is not None:
+            self.begun, self._told, self.failed = time.monotonic(), False, False
+            self._changed, self.worked = {}, False
+            self._task_begun, self._task = self.begun, ""
+            self._terminal.show(self._task_line)
+
+    def start_task(self, task: Any) -> None:
+        """What is being done now, on the live line."""
+        name = task_name(task)
+        self._task_begun, self._task = time.monotonic(), "" if name.startswith(CHECKED_ARGUMENTS) else name
+        self._terminal.show(self._task_line)
+
+    def forget_task(self) -> None:
+        """The live line shows something else."""
+        self._task = ""
+
+    def leave(self) -> None:
+        """The step's own line."""
+        if self.current is None:
+            return
+        step, self.current = self.current, None
+        self._terminal.hide()
+        if self._terminal.quiet or not (self.worked or self._told):
+            return
+        took = seconds_text(time.monotonic() - self.begun)
+        changes = f"   {changes_word(self._checking)}: {counted_text(self._changed)}" if self._changed else ""
+        line = f"{self._terminal.mark('failed' if self.failed else 'done')} {step:<10} {took:>8}{changes}"
+        self._terminal.say(line, C.COLOR_ERROR if self.failed else C.COLOR_OK)
+        self.shown += 1
+
+    def count_change(self, host: str) -> None:
+        """One more thing was changed on a host."""
+        self._changed[host] = self._changed.get(host, 0) + 1
+
+    def tell(self, text: str, color: str | None = None) -> None:
+        """Something that belongs to the step, below its name."""
+        if self._terminal.quiet:
+            self._terminal.say(text, color, stderr=color == C.COLOR_ERROR)
+            return
+        if self.current is not None and not self._told:
+            self._told = True
+            self._terminal.say(f"{'▸ ' if self._terminal.fancy else ''}{self.current}", C.COLOR_HIGHLIGHT)
+        indent = "  " if self.current is not None else ""
+        self._terminal.say("\n".join(indent + line if line else "" for line in text.split("\n")), color)
+
+    def _task_line(self, width: int) -> str:
+        """What is being done, and for how long already."""
+        took = time.monotonic() - self._task_begun
+        ticking = f"  {whole_seconds(took)}" if took >= LONG_TASK[0] else ""
+        return f"  {self.current or '':<10} {self._task}"[: max(0, width - len(ticking))] + ticking
+
+    def _say_long_task(self) -> None:
+        """Without a terminal a task that takes minutes says so once a minute."""
+        now = time.monotonic()
+        if self.current and self._task and now - max(self._task_begun, self._task_told) >= LONG_TASK[1]:
+            self._task_told = now
+            self.tell(f"{self._task}: {whole_seconds(now - self._task_begun)} so far")
+
+
+def _is_helper(task: Any) -> bool:
+    """An include or a setting between the tasks of one step does not end it."""
+    return task.get_name().startswith(("Gathering", "Validating")) or task.action in C._ACTION_META

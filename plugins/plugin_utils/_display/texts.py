@@ -1,0 +1,105 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the display says of a task, a finding, an error and the end of a play. Pure functions of what Ansible hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plain_reason
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import counted_text
+
+STORY = ("probe", "plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")
+# What these say is a whole sentence; the name of their task adds nothing.
+SPEAKING = ("fail", "assert", "ansible.builtin.fail", "ansible.builtin.assert")
+CHECKED_ARGUMENTS = "Validating arguments"
+
+
+def step_of(task: Any) -> str | None:
+    """The step of the story that a task belongs to: its role, if that is one of ours.
+
+    A role that another one makes use of is a part of that step; a doctor who is called is a step of his own.
+    """
+    step, role = None, getattr(task, "_role", None)
+    while role is not None:
+        name = str(role.get_name()).rpartition(".")[2]
+        if name == "doctor":
+            return name
+        step = name if name in STORY else step
+        role = next(iter(role.get_parents()), None)
+    return step
+
+
+def task_name(task: Any) -> str:
+    """A task's name without its role's."""
+    return str(task.get_name()).strip().rpartition(" : ")[2]
+
+
+def sentence(text: Any) -> str:
+    """A message without the empty lines at its ends."""
+    return str(text or "").strip("\n").rstrip()
+
+
+def finding_text(found: Mapping[str, Any]) -> str:
+    """A finding in two lines: what was seen where, and what to do."""
+    where, seen, remedy = str(found.get("host") or ""), str(found.get("seen")), str(found.get("remedy") or "")
+    if found.get("peer"):
+        # Who of them tries to reach whom is for the sentence to say.
+        where += f", {found['peer']}"
+    text = f"{found['code']}  {where}: {seen}" if where else f"{found['code']}  {seen}"
+    if not remedy:
+        return text
+    return f"{text}\n  {remedy}" if found.get("severity") == "info" else f"{text}\n  do: {remedy}"
+
+
+def findings_in(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The findings that a result carries."""
+    found = result.get("findings")
+    if not isinstance(found, list):
+        return []
+    return [item for item in found if isinstance(item, Mapping) and {"code", "severity", "seen"} <= set(item)]
+
+
+def unreachable_text(host: str, message: str) -> str:
+    """One sentence for a host that cannot be reached."""
+    said = sentence(plain_reason(message))
+    said = " ".join(line.strip() for line in said.splitlines() if line.strip())
+    return f"{host} cannot be reached: {said}\n  do: see that it is on and that `ssh` to it works from here as the inventory says."
+
+
+def error_text(result: Any, seen: Mapping[str, Any], text: str, mark: str) -> str:
+    """An error: where, at what, the error itself, and what the task wrote besides."""
+    lines = _error_lines(result, text, mark)
+    for stream in ("stderr", "stdout", "module_stderr"):
+        said = sentence(seen.get(stream))
+        if said and said not in text:
+            lines.append(f"{stream}:\n{said}")
+    if text.startswith("Task failed") or "module_stderr" in seen:
+        lines.append(f"at {result.task.get_path()}")
+    return "\n  ".join("\n".join(lines).split("\n"))
+
+
+def _error_lines(result: Any, text: str, mark: str) -> list[str]:
+    """What is done once for all hosts is no fault of the one on which it is done."""
+    task = task_name(result.task)
+    if not result.task.run_once:
+        return [f"{mark} {result.host.get_name()}: {task}", text]
+    ours = str(result.task.action).startswith("nanochat.ddp.")
+    return [f"{mark} {text}"] if ours or result.task.action in SPEAKING else [f"{mark} {task}", text]
+
+
+def closing_text(stats: Any, failed: set[str], took: str, checking: bool) -> str:
+    """The last line: how long it took, where it failed, and what was changed."""
+    sums = {host: stats.summarize(host) for host in sorted(stats.processed)}
+    bad = [host for host, total in sums.items() if total["failures"] or total["unreachable"]]
+    where = [host for host in bad if host in failed]
+    changed = {host: total["changed"] for host, total in sums.items() if total["changed"]}
+    outcome = f"failed on {', '.join(where)}" if where else "failed" if bad else "done"
+    return f"{outcome} in {took}; {changes_word(checking)}: {counted_text(changed) or 'nothing'}"
+
+
+def changes_word(checking: bool) -> str:
+    """What was done to the hosts, or would be."""
+    return "would change" if checking else "changed"
