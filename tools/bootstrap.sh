@@ -69,7 +69,7 @@ need_venv() {
     say "Installing $(basename "$2" .txt) requirements into $VENV ..."
     log=$CACHE/pip-$1.log
     {
-        # One run at a time makes the environment; a half-made one is made anew.
+        # One run at a time makes the environment; a half-made one is made again.
         flock 9
         if [ "$(cat "$VENV/stamp" 2>/dev/null)" != "$stamp" ]; then
             if ! { "$PYTHON" -m venv --clear "$VENV" && "$VENV/bin/python" -m pip install --disable-pip-version-check -q -r "$2"; } >"$log" 2>&1; then

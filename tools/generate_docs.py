@@ -119,14 +119,14 @@ def troubleshooting_page() -> str:
         "warning does so with `ddp_strict=true`.",
         "",
         "- Before a run: `ansible-playbook nanochat.ddp.preflight -i INVENTORY`",
-        "- A run that stands still or died: `ansible-playbook nanochat.ddp.doctor -i INVENTORY`",
+        "- A run that is stuck or died: `ansible-playbook nanochat.ddp.doctor -i INVENTORY`",
         "",
         "| exit code | preflight | doctor | train.yml |",
         "|---|---|---|---|",
         "| 0 | no error was found (with `ddp_strict=true`: no warning either) | all ranks are healthy or only slow, or none runs | the run "
         "finished, or was stopped, or with `-e watch=false` made its first step |",
         "| 2 | an error was found; nothing is left behind | the verdict is an error | nothing was started because of an error, or the run "
-        "crashed or stands still |",
+        "crashed or is stuck |",
         "",
         "Any other code but 0 is Ansible's own: 4 where a host could not be reached at all, 1 or 250 where Ansible itself failed.",
         "",

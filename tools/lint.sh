@@ -19,6 +19,9 @@ ruff format --check .
 step "yamllint"
 yamllint -s .
 
+step "words"
+tools/check_words.py
+
 step "mypy: plugins"
 COLLECTIONS=$ROOT/.ansible/collections
 (cd "$COLLECTIONS" && MYPYPATH=$COLLECTIONS mypy --config-file "$ROOT/pyproject.toml" ansible_collections/nanochat/ddp/plugins)

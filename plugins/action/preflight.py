@@ -174,9 +174,9 @@ def manifest_digest(result: Mapping[str, Any]) -> str:
 
 
 def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
-    """Files of the data that shard_sync would have to bring or mend, and what is the matter with each."""
-    mended = result.get("mended") or {}
-    return {path: mended.get(path, "missing") for path in result.get("moved") or []}
+    """Files of the data that shard_sync would have to bring or repair, and what is the matter with each."""
+    repaired = result.get("repaired") or {}
+    return {path: repaired.get(path, "missing") for path in result.get("moved") or []}
 
 
 def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> dict[str, Any] | None:

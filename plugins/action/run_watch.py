@@ -105,7 +105,7 @@ class PatientAction(ActionBase):
     _supports_diff = False
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Ends a loop for which nobody waits any more; it would ask the host for ever."""
+        """Ends a loop for which nobody waits any more; it would go on asking the host."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         if abandoned():
             result.update(failed=True, over=True, msg="The playbook run that asked is gone, so nobody waits for this.")
@@ -121,7 +121,7 @@ class PatientAction(ActionBase):
                 if answer is None:
                     answer = self._execute_module(module, module_args=arguments, task_vars=variables)
         except AnsibleConnectionFailure:
-            self._begin_anew()
+            self._begin_again()
             time.sleep(RETRY_SECONDS)
             return None
         return answer
@@ -131,9 +131,9 @@ class PatientAction(ActionBase):
         try:
             super().cleanup(force)
         except AnsibleConnectionFailure:
-            self._begin_anew()
+            self._begin_again()
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         """Forget the connection, and the temporary folder that can no longer be removed through it."""
         self._connection.close()
         with contextlib.suppress(AnsibleError, OSError):

@@ -60,6 +60,7 @@ class AnsiblesOwn(DefaultCallback):
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"
     CALLBACK_NAME = "nanochat.ddp.story"
+    plugin_type = "callback"  # which Ansible would derive from the name of the class
 
 
 class Story(DefaultCallback):
@@ -68,6 +69,7 @@ class Story(DefaultCallback):
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"
     CALLBACK_NAME = "nanochat.ddp.story"
+    plugin_type = "callback"  # which Ansible would derive from the name of the class
 
     def __init__(self) -> None:
         super().__init__()

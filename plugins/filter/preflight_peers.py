@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whom a host is to connect to while the ways between the hosts are tried."""
+"""Whom a host is to connect to while the connections between the hosts are tested."""
 
 from __future__ import annotations
 

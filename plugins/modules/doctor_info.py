@@ -7,10 +7,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: doctor_info
-short_description: Gather what one host can tell about a rank that stands still or died
+short_description: Gather what one host can tell about a rank that is stuck or died
 version_added: 0.1.0
 description:
-  - Reads the run folder, the rank's process, its connections to the peers, the machine's load, memory, disk and network cards, and what the
+  - Reads the run folder, the rank's process, its connections to the peers, the machine's load, memory, disk and network interfaces, and what the
     kernel said about memory, in a few seconds.
   - The trainer itself is asked for its Python stacks and its flight record of collectives. Nothing is prepared on the host for that.
   - Nothing is changed and no process is signalled.
@@ -78,14 +78,14 @@ evidence:
       description: Whether packets reach each peer and come back.
       type: dict
     system:
-      description: Load, memory, swapping, disk, throttling, network cards.
+      description: Load, memory, swapping, disk, throttling, network interfaces.
       type: dict
     others:
       description: Who else computes on this host.
       type: list
       elements: dict
     kernel:
-      description: What the kernel said about killing for want of memory.
+      description: What the kernel said about OOM kills.
       type: list
       elements: str
 """

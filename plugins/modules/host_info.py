@@ -13,7 +13,7 @@ author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
   - Reads what decides whether a host can take part in a training job, and how. This covers network interfaces and the
-    routes to the peers, names, cores and their features, memory, room on the disk, Python, tmux, the firewall in force, who
+    routes to the peers, names, cores and their features, memory, room on the disk, Python, tmux, the active firewall, who
     holds the ports, and which training processes are still there.
   - Changes nothing, sends nothing, needs no root and no package, and takes less than a second.
 options:
@@ -121,7 +121,7 @@ probe:
       returned: success
       sample: {own: [127.0.1.1], peers: {laptop: [192.168.1.11]}}
     firewall:
-      description: The firewall in force, whether it is active (C(null) where only root can tell), and whether it can be read.
+      description: The active firewall, whether it is active (C(null) where only root can tell), and whether it can be read.
       type: dict
       returned: success
       sample: {backend: ufw, active: true, readable: false}
@@ -163,7 +163,7 @@ probe:
       returned: success
       sample: {low: 32768, high: 60999}
     gpus:
-      description: NVIDIA's cards.
+      description: NVIDIA GPUs.
       type: list
       elements: dict
       returned: success

@@ -7,7 +7,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: peer_check
-short_description: Try the ways between the hosts of a job on the very addresses and ports that it will use
+short_description: Test connectivity between a job's hosts on the addresses and ports it will use
 version_added: 0.1.0
 description:
   - Used in three steps on all hosts at once. V(listening) starts a short-lived process that answers on the host's own

@@ -10,7 +10,7 @@ module: peer_firewall
 short_description: Let the other hosts of a job, and only them, reach this host's ports
 version_added: 0.1.0
 description:
-  - Opens the named ports to the named addresses on whichever of ufw, firewalld, nftables and iptables is in force, and
+  - Opens the named ports to the named addresses on whichever of ufw, firewalld, nftables and iptables is active, and
     closes exactly that again. Everything else in the rule set stays byte for byte as it was.
   - Does nothing where nothing blocks, or where the peers are let in already.
   - Without root it changes nothing and does not fail; RV(commands) then holds what the owner of the host can run.
@@ -63,7 +63,7 @@ options:
   backend:
     description:
       - The firewall to work on.
-      - V(auto) finds those that are in force.
+      - V(auto) finds those that are active.
       - V(none) does nothing.
     type: str
     choices: [auto, ufw, firewalld, nftables, iptables, none]
@@ -122,7 +122,7 @@ backend:
   returned: always
   sample: ufw
 active:
-  description: Whether that firewall is in force and may block; a guess when RV(needs_root) is true.
+  description: Whether that firewall is active and may block; a guess when RV(needs_root) is true.
   type: bool
   returned: always
 rules:
@@ -164,7 +164,7 @@ persistent:
   type: bool
   returned: always
 needs_root:
-  description: Whether nothing could be done for want of root.
+  description: Whether nothing could be done without root.
   type: bool
   returned: always
 message:

@@ -111,7 +111,7 @@ findings:
   returned: success and O(stage=plan)
   type: list
   elements: dict
-  sample: [{code: nic-wifi, severity: warning, host: laptop, peer: null, seen: wlp3s0 is a radio link, why: '', remedy: ''}]
+  sample: [{code: nic-wifi, severity: warning, host: laptop, peer: null, seen: wlp3s0 is a Wi-Fi interface, why: '', remedy: ''}]
 controller:
   description: Settings of what the controller itself does. They are no part of the plan and of its digest.
   returned: success
@@ -127,5 +127,5 @@ problems:
   returned: failure
   type: list
   elements: dict
-  sample: [{code: setting-refused, severity: error, host: '', peer: null, seen: ddp_depth is "x" on every host; it must be a whole number of at least 1}]
+  sample: [{code: setting-refused, severity: error, host: '', peer: null, seen: ddp_depth is "x" on every host; it must be an integer of at least 1}]
 """

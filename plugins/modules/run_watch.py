@@ -11,7 +11,7 @@ short_description: Take the next look at a running training and judge whether wa
 version_added: 0.1.0
 description:
   - One look at a host's share of a run, made for an C(until) loop. It waits for news, knows what the loops of the other hosts have seen,
-    and says when there is nothing left to watch because the run ended, crashed or stands still.
+    and says when there is nothing left to watch because the run ended, crashed or is stuck.
   - A connection that breaks is not the end. The host is tried again for O(lost_after) seconds.
   - Looks come every three seconds at first and three times a minute in a long run, so that watching does not slow the training.
 extends_documentation_fragment:

@@ -18,7 +18,7 @@ description:
     host hands on what it has finished, so that the first source sends every file about once, however many hosts there
     are.
   - Transfers resume where they were cut, every file is checked against its digest before it gets its name, and files
-    that are corrupted, truncated or missing are found and mended.
+    that are corrupted, truncated or missing are found and repaired.
 attributes:
   check_mode:
     description: Says what would be made, moved or linked, and changes nothing.
@@ -60,10 +60,10 @@ options:
     default: data
   manifest:
     description:
-      - The manifest as O(state=manifest) returned it on the first host; by default the folder's own where that will do.
+      - The manifest as O(state=manifest) returned it on the first host; by default the folder's own where that is enough.
     type: dict
   refresh:
-    description: With O(state=manifest), describe the folder anew even if it has a manifest.
+    description: With O(state=manifest), rebuild the manifest even if there is one.
     type: bool
     default: false
   verify:
@@ -235,7 +235,7 @@ from:
   returned: success
   type: dict
   sample: {desktop: 81246}
-mended:
+repaired:
   description: Files that were there but not right, and what was wrong with them.
   returned: success
   type: dict

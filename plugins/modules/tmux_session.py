@@ -120,7 +120,7 @@ session:
   type: dict
   contains:
     state:
-      description: V(absent), V(running), V(finished), or V(gone) if it vanished without a word, as after a restart of the host.
+      description: V(absent), V(running), V(finished), or V(gone) if it disappeared without an exit status, as after a restart of the host.
       type: str
     id:
       description: The value of E(NANOCHAT_DDP_SESSION) of all its processes.

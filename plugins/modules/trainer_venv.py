@@ -16,7 +16,7 @@ description:
   - An environment that was left half-built is built again. One that somebody else made is used as it is if it has the
     packages, and never changed.
   - Several nodes on one machine may name the same path; one builds, the others wait and find it ready.
-  - Packages come through pip with the user's own C(pip.conf) and C(PIP_) variables in force, or, on hosts without a way to
+  - Packages come through pip with the user's own C(pip.conf) and C(PIP_) variables applied, or, on hosts without a way to
     a package index, from a folder of wheels.
 attributes:
   check_mode:
@@ -53,7 +53,7 @@ options:
       that is recent enough.
     type: str
   python_minimum:
-    description: The oldest Python that will do.
+    description: The oldest Python that can be used.
     type: str
     default: '3.10'
   torch_index:

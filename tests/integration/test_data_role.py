@@ -73,10 +73,10 @@ def test_field_07_master_with_201_shards_and_worker_with_4(play, home):
         file.truncate(1000)
     Path(play.hosts["b"]["data_dir"], "shard_00200.parquet").unlink()
 
-    mended = play.run("data")
+    repaired = play.run("data")
 
-    fetched = results(mended, "Fetch what is missing or broken")
-    assert {name: fetched[name]["mended"] for name in "abc"} == {
+    fetched = results(repaired, "Fetch what is missing or broken")
+    assert {name: fetched[name]["repaired"] for name in "abc"} == {
         "a": {"shard_00002.parquet": "corrupted"},
         "b": {},
         "c": {"shard_00003.parquet": "truncated"},

@@ -81,7 +81,7 @@ def test_field_05_a_route_over_another_interface_is_found(lan):
     code, found, _document = preflight(lan)
     assert code != 0
     # What does not even arrive is told before the way it takes.
-    assert found["no-way"]["peer"] in ("h0", "h1")
+    assert found["peer-unreachable"]["peer"] in ("h0", "h1")
 
 
 def test_packets_that_are_too_large_for_the_way_are_found(tmp_path):

@@ -131,7 +131,7 @@ def test_sources_come_from_a_repository(play, sources, tmp_path):
     account = play.run("trainer", "--check")
 
     assert messages(account) == []
-    assert results(account, "Bring the trainer's files")["b"]["written"] == ["scripts/base_train.py"]
+    assert results(account, "Copy the trainer's files")["b"]["written"] == ["scripts/base_train.py"]
 
 
 def test_folder_without_a_trainer_is_named(play, sources):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the two container images that stand for a host. Both are kept in podman's store and made anew only when what they
+# Makes the two container images that stand for a host. Both are kept in podman's store and made again only when what they
 # are made from changes.
 #   host     Debian from its own packages, with sshd, tmux, Python and every firewall
 #   trained  the same with the trainer's environment in /opt/trainer-venv, for scenarios that are about something else

@@ -120,7 +120,7 @@ make_hosts
 write "# From two empty hosts to a trained model" "" \
     "What is typed and seen, recorded on a terminal by \`tests/molecule/record_transcript.sh\`. The hosts are containers with nothing but a base" \
     "system, sshd, tmux and Python, reached by ssh; they share the two cores of one machine, so the speeds say nothing. The desktop has sudo and" \
-    "ufw in force, which lets in ssh alone; the laptop has neither. No host reaches a package index: the controller fetches the packages." "" \
+    "active ufw, which lets in ssh alone; the laptop has neither. No host reaches a package index: the controller fetches the packages." "" \
     "## The inventory" "" '```yaml' "$(cat "$SITE/hosts.yml")" '```' "" "## Look before you leap" ""
 enter "ansible-playbook nanochat.ddp.plan -i inventory"
 enter "ansible-playbook nanochat.ddp.preflight -i inventory" 2

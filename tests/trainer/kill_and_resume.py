@@ -188,7 +188,7 @@ def last_word(trial: Trial, rank: int) -> tuple[str, float]:
     """The one sentence of the rank that was left, and when it ended."""
     sentences = [line for line in trial.log(rank).splitlines() if line.startswith("error: ")]
     ends = trial.job.events("end", rank)
-    if len(sentences) != 1 or "mistake of ours" in sentences[0]:
+    if len(sentences) != 1 or "a bug in nanochat.ddp" in sentences[0]:
         raise Failed(f"rank {rank} did not end with one sentence: {sentences or trial.log(rank)[-2000:]}")
     if not ends or ends[-1]["reason"] != "error":
         raise Failed(f"rank {rank} recorded no end")

@@ -102,8 +102,8 @@ def vanish(comm: Comm, how: str) -> None:
 
 
 VERDICTS = {
-    "killed": r"no sign of life from rank {last} \(.*\), last seen in phase data of step 8",
-    "frozen": r"no sign of life from rank {last} \(.*\), last seen in phase data of step 8",
+    "killed": r"no heartbeat from rank {last} \(.*\), last seen in phase data of step 8",
+    "frozen": r"no heartbeat from rank {last} \(.*\), last seen in phase data of step 8",
     "busy": r"rank {last} \(.*\) did not come, it lives and is in phase data of step 8",
     "left": r"rank {last} \(.*\) has given up, saying: the shard is corrupt",
 }
@@ -142,7 +142,7 @@ def test_field_19_the_rank_that_did_not_come_is_named(
 def test_field_20_a_rank_that_never_starts_is_named() -> None:
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port())}
     begun = time.monotonic()
-    with pytest.raises(CommError, match=r"no sign of life from rank 1 \(never seen\)"):
+    with pytest.raises(CommError, match=r"no heartbeat from rank 1 \(never seen\)"):
         connect(Ranks(0, 0, 2), "cpu", 1.0, environ)
     assert time.monotonic() - begun < 30
     with pytest.raises(CommError, match="could not reach the rendezvous"):

@@ -1,4 +1,4 @@
-"""The answer of a process that seems to stand still."""
+"""The answer of a process that seems to be stuck."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ def test_a_log_that_cannot_be_written_does_not_end_a_training(tmp_path: Path) ->
 def test_a_mistake_of_ours_tells_where_even_if_its_stack_cannot_be_kept(alone: Job, capsys: Any) -> None:
     run = ready(connect(Ranks(0, 0, 1), "cpu", 20.0, {}), alone.folder)
     run.feed.loader.close()
-    for folder, words in ((alone.folder, "its stack is in"), (alone.folder / "gone", "cannot be written to")):
+    for folder, words in ((alone.folder, "the traceback is in"), (alone.folder / "gone", "cannot be written to")):
         run.journal.folder = folder
         told = None
         try:

@@ -58,5 +58,5 @@ MEANINGS = {
     Cause.BAD_DATA: "shards or tokenizer are missing, damaged or do not fit",
     Cause.BAD_CHECKPOINT: "the checkpoint is damaged or of another model, or none is whole",
     Cause.BAD_SETTINGS: "a setting makes no sense, or not on this machine",
-    Cause.BUG: "a mistake of the trainer; the `error` says where its stack is",
+    Cause.BUG: "a bug in the trainer; the `error` says where the traceback is",
 }

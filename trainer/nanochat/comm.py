@@ -425,7 +425,7 @@ class Comm:
         silent = [rank for rank in seen if not rank.alive]
         if silent:
             told = " and ".join(f"{rank.name}, last seen in {rank.last}" for rank in silent)
-            text = f"no sign of life from {told}; look whether its process, host and network are up, then resume"
+            text = f"no heartbeat from {told}; look whether its process, host and network are up, then resume"
             return Verdict(text, Cause.PEER_LOST, [rank.rank for rank in silent])
         behind = [rank for rank in seen if rank.collective < self.collective]
         if behind:

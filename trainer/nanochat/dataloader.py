@@ -9,7 +9,7 @@
     loader.state()           # all that is needed to go on bit-identically, for the rank's own file
     loader.close()
 
-Rank r of W reads the row groups r, r+W, ... of each file, for ever. A thread prepares the next batches while the model
+Rank r of W reads the row groups r, r+W, ... of each file, forever. A thread prepares the next batches while the model
 computes; what position() and state() say always belongs to the batch handed out last.
 """
 
@@ -75,7 +75,7 @@ class DocumentReader:
         self.shards, self.rank, self.world = shards, rank, world
 
     def groups(self, start: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
-        """(file, row group, epoch) from just after the given position, for ever."""
+        """(file, row group, epoch) from just after the given position, forever."""
         first, epoch = start["pq_idx"], start["epoch"]
         # Any rank may go on from any rank's position: its own first group of the round that comes next.
         group = (start["rg_idx"] // self.world + 1) * self.world + self.rank if start["rg_idx"] >= 0 else self.rank
@@ -324,7 +324,7 @@ class _Ahead:
         """The next result."""
         made = self._next()
         if isinstance(made, BaseException):
-            # It stays at hand: the thread is gone, and whoever asks again must not wait for ever.
+            # It stays at hand: the thread is gone, and whoever asks again must not wait forever.
             self._ready.put(made)
             raise made
         return made

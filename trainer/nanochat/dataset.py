@@ -53,7 +53,7 @@ def open_shard(path: Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} is not a whole parquet file ({first_line(error)}); copy or make it anew.") from None
+        raise DataError(f"{path} is not a whole parquet file ({first_line(error)}); copy or rebuild it.") from None
     schema = file.schema_arrow
     if TEXT not in schema.names:
         raise DataError(f"{path} has no column named {TEXT}, only {', '.join(schema.names) or 'none at all'}.")
@@ -69,10 +69,10 @@ def read_group(file: pq.ParquetFile, path: Path, group: int) -> list[str]:
         texts = file.read_row_group(group, columns=[TEXT]).column(TEXT).to_pylist()
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(
-            f"row group {group} of {path} cannot be read ({first_line(error)}); copy or make the file anew."
+            f"row group {group} of {path} cannot be read ({first_line(error)}); copy or rebuild the file."
         ) from None
     if None in texts:
-        raise DataError(f"row group {group} of {path} holds a document without text; make the file anew.")
+        raise DataError(f"row group {group} of {path} holds a document without text; rebuild the file.")
     return [str(text) for text in texts]
 
 
@@ -95,7 +95,7 @@ def inspect(paths: list[Path]) -> list[Shard]:
 
 
 def check_shares(shards: list[Shard], split: str, world: int) -> None:
-    """Refuse data of which some rank would get nothing: it would look for its first document for ever."""
+    """Refuse data of which some rank would get nothing: it would look for its first document forever."""
     for rank in range(world):
         if not any(sum(shard.group_rows[rank::world]) for shard in shards):
             most = max(len(shard.group_rows) for shard in shards)

@@ -1,4 +1,4 @@
-"""Answers the question "where are you?" of a process that seems to stand still.
+"""Answers the question "where are you?" of a process that seems to be stuck.
 
 Whoever asks leaves a file dump-request-rankN in the run folder. The heartbeat's thread finds it within a second and writes
 dump-rankN.json, with the Python stack of every thread and the newest entries of Gloo's flight record, then removes the
@@ -52,9 +52,9 @@ def flight() -> dict[str, Any]:
 
 
 def oom_kills() -> int | None:
-    """How often this machine's kernel has ended a process for want of memory; None where it does not say.
+    """How often this machine's kernel has killed a process because it was out of memory (OOM); None where it does not say.
 
-    A process that is killed cannot say why. If this number has grown since its last sign of life, it is known.
+    A process that is killed cannot say why. If this number has grown since its last heartbeat, it is known.
     """
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():

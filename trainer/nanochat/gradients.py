@@ -83,7 +83,7 @@ def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
 
 
 class Gradients:
-    """Named gradients of one model, written anew in every step and grown by each micro-batch."""
+    """Named gradients of one model, written again in every step and grown by each micro-batch."""
 
     def __init__(self, model: GPT, without: Collection[str] = ()) -> None:
         """without: parameters whose gradients are the matter of somebody else."""

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one rank lets the world know of its run: lines for people, events for tools, a sign of life for whoever watches."""
+"""What one rank lets the world know of its run: lines for people, events for tools, a heartbeat for whoever watches."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def choose(trials: list[Trial]) -> Trial:
 
 
 def route() -> str:
-    """The one in force."""
+    """The one that applies."""
     precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     return next((name for name, value in ROUTES.items() if value == precision), "mkl")
 
@@ -78,7 +78,7 @@ def keep(wanted: str) -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep what was freed instead of giving it back and taking it anew: fresh pages cost a fault each.
+    """Have glibc keep what was freed instead of giving it back and taking it again: fresh pages cost a fault each.
 
     GLIBC_TUNABLES can say the same before the start; where there is no glibc nothing happens.
     """

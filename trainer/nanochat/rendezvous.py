@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The rendezvous store that all ranks share, asked in such a way that nobody waits for its answer without a limit.
 
-torch's client of the store waits for an answer for ever where the store's host is frozen or cut off. So every question is
+torch's client of the store waits for an answer forever where the store's host is frozen or cut off. So every question is
 asked by a thread that may be left behind.
 """
 

@@ -231,7 +231,7 @@ class Wandb:
 
         mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
         if mode == "offline":
-            # Without a key wandb would ask for one, and a run in a terminal that nobody watches would wait for ever.
+            # Without a key wandb would ask for one, and a run in a terminal that nobody watches would wait forever.
             print(f'wandb keeps its data in {self._folder / "wandb"}; "wandb sync" there sends it', flush=True)
         settings: dict[str, Any] = {"console": "off", "silent": True} | ({"base_url": self._uri} if self._uri else {})
         self._run = wandb.init(

@@ -79,10 +79,10 @@ def unexpected(journal: Journal, error: BaseException) -> UserError:
     path, stack = journal.folder / f"crash-{os.getpid()}.txt", traceback.format_exc()
     try:
         path.write_text(stack, encoding="utf-8", errors="backslashreplace")
-        place = f"its stack is in {path}"
+        place = f"the traceback is in {path}"
     except OSError as failure:
-        place = f"its stack cannot be written to {path} ({failure.strerror or failure}); {innermost(error)}"
-    text = f"{type(error).__name__}: {lines[0].rstrip('.')}; this is a mistake of ours, {place}."
+        place = f"the traceback cannot be written to {path} ({failure.strerror or failure}); {innermost(error)}"
+    text = f"{type(error).__name__}: {lines[0].rstrip('.')}; this is a bug in nanochat.ddp; {place}."
     return UserError(text, Cause.BUG)
 
 

@@ -86,7 +86,7 @@ class Replay:
 
 
 def replay(cases: Json, data: Path) -> Json:
-    """The whole file, computed anew."""
+    """The whole file, computed again."""
     run = Replay(data)
     out = run.summary()
     out["loader"] = [run.case(case) for case in cases.get("loader", [])]

@@ -58,14 +58,14 @@ KINDS: Dict[str, Kind] = {
     ),
     "nic-wifi": Kind(
         WARNING,
-        "A host takes part by radio",
-        "Each step waits for the slowest link, and a radio link is slow and uneven.",
+        "A host is on Wi-Fi",
+        "Each step waits for the slowest link, and Wi-Fi is slow and its latency varies.",
         "Connect the host by cable, or set ddp_sync=bf16 to halve what is sent, and ddp_local_steps=10 to send seldom.",
         (3, 25),
     ),
     "nic-overlay": Kind(
         WARNING,
-        "Training takes an overlay or a virtual network",
+        "Training traffic goes over an overlay or virtual network",
         "Encryption and detours make each step wait longer; it was chosen by ddp_nic or ddp_address.",
         "Set ddp_nic to the interface of the common network where there is one.",
         (3, 5),

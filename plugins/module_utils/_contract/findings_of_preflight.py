@@ -44,7 +44,7 @@ KINDS: Dict[str, Kind] = {
     "port-to-be-opened": Kind(
         INFO,
         "A port is closed now and will be opened by the network step",
-        "The firewall in force is known and may be changed here.",
+        "The active firewall is known and may be changed here.",
         "Nothing to do: the step network opens it to the peers only.",
         (1,),
     ),
@@ -56,11 +56,11 @@ KINDS: Dict[str, Kind] = {
         (2,),
         ("sudo: a password is required", "Missing sudo password"),
     ),
-    "no-way": Kind(
+    "peer-unreachable": Kind(
         ERROR,
-        "One host cannot reach another at all",
+        "No route between two hosts",
         "Every rank has to reach every other one.",
-        "Check the cable or radio link, that both addresses are in one network, and any firewall or client isolation of the "
+        "Check the cable or Wi-Fi link, that both addresses are in one network, and any firewall or client isolation of the "
         "router between them.",
         (1, 3, 5, 19),
         ("No route to host", "Network is unreachable", "Connect timeout"),
@@ -115,7 +115,7 @@ KINDS: Dict[str, Kind] = {
     ),
     "nic-half-duplex": Kind(
         WARNING,
-        "A network card speaks half duplex",
+        "A network interface runs at half duplex",
         "It cannot send and receive at the same time, as every exchange of gradients does. The two ends failed to agree, often "
         "because one of them is set by hand or the cable is bad.",
         "Let both ends negotiate: sudo ethtool -s NIC autoneg on; then try another cable or port of the switch.",
@@ -125,7 +125,7 @@ KINDS: Dict[str, Kind] = {
         WARNING,
         "Packets to a peer leave by another interface than the plan's",
         "They may take the slower one, or arrive with an address that the peer's firewall does not know.",
-        "Set ddp_nic and ddp_address to the interface that leads to the peers, or mend the route.",
+        "Set ddp_nic and ddp_address to the interface that leads to the peers, or repair the route.",
         (3,),
     ),
     "route-over-overlay": Kind(
@@ -177,8 +177,8 @@ KINDS: Dict[str, Kind] = {
     "link-delay": Kind(
         WARNING,
         "Round trips to a peer are slow",
-        "A step needs several dependent rounds; each costs this delay. Radio links that save power have such delays.",
-        "Use a cable, or switch off power saving of the radio (iw dev NIC set power_save off).",
+        "A step needs several dependent rounds; each costs this delay. Wi-Fi interfaces that save power have such delays.",
+        "Use a cable, or switch off its power saving (iw dev NIC set power_save off).",
         (25,),
     ),
     "clock-skew": Kind(
@@ -333,7 +333,7 @@ KINDS: Dict[str, Kind] = {
         INFO,
         "No all-reduce was tried",
         "The trainer's Python is not on every host yet, or a closed port would only make it wait.",
-        "Nothing to do: training brings the trainer and rehearses before it starts, once the ways are open.",
+        "Nothing to do: training brings the trainer and rehearses before it starts, once the ports are open.",
     ),
     "step-not-measured": Kind(
         INFO,
@@ -372,7 +372,7 @@ KINDS: Dict[str, Kind] = {
     "use-cable": Kind(
         INFO,
         "A cable would make each step shorter",
-        "A host takes part by radio, and each step waits for its link.",
+        "A host is on Wi-Fi, and each step waits for its link.",
         "Connect it by cable; the prediction for one gigabit is given.",
         (16, 25),
     ),

@@ -26,7 +26,7 @@ KINDS: Dict[str, Kind] = {
     ),
     "rank-oom": Kind(
         ERROR,
-        "A rank was ended for want of memory",
+        "A rank was killed by the kernel: out of memory (OOM)",
         "The kernel ends the process that uses most; the other ranks then wait for it.",
         "Lower ddp_device_batch, or end what else uses the memory; then restart: the run goes on from its newest checkpoint.",
         (19,),
@@ -42,7 +42,7 @@ KINDS: Dict[str, Kind] = {
     ),
     "rank-vanished": Kind(
         ERROR,
-        "A rank is gone without a word",
+        "A rank disappeared without an exit status",
         "The machine restarted, or the whole session was killed.",
         "Restart: the run goes on from the newest checkpoint that all ranks have.",
         (12, 18),
@@ -104,7 +104,7 @@ KINDS: Dict[str, Kind] = {
     "link-cut": Kind(
         ERROR,
         "Packets between two hosts are lost",
-        "A cable, a radio link or a firewall between them; each side waits for the other.",
+        "A cable, a Wi-Fi link or a firewall between them; each side waits for the other.",
         "Check the link and the firewalls: ansible-playbook nanochat.ddp.preflight -i INVENTORY; then restart.",
         (1, 19),
         ("Timed out waiting for recv operation to complete", "Gloo connectFullMesh failed", "Connect timeout"),
@@ -148,7 +148,7 @@ KINDS: Dict[str, Kind] = {
     "healthy": Kind(
         INFO,
         "All ranks are healthy and make progress",
-        "There is nothing to mend.",
+        "There is nothing to repair.",
         "Nothing to do.",
     ),
     "healthy-slow": Kind(

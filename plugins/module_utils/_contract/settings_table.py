@@ -68,7 +68,7 @@ SETTINGS: list[Setting] = [
         ("ddp_resume", "bool", True, {},
          "Go on from the newest checkpoint that every rank has, so that an interruption costs little."),
         ("ddp_fresh", "bool", False, {},
-         "Start anew: what the run wrote before is kept in its folder, in previous/1, previous/2 and so on."),
+         "Start from scratch: what the run wrote before is kept in its folder, in previous/1, previous/2 and so on."),
         ("ddp_strict", "bool", False, {},
          "Stop before training also when preflight has only warnings."),
         ("ddp_timeout", "int", 300, {"low": 10},
@@ -143,7 +143,7 @@ SETTINGS: list[Setting] = [
         ("ddp_port_range", "range", None, {"empty": "all of the hosts' local ports"},
          "Narrows the hosts' local ports, on which Gloo listens, to LOW-HIGH, so that fewer need to be opened."),
         ("ddp_manage_firewall", "bool", True, {},
-         "Let the peers, and only them, through a firewall that is in force."),
+         "Let the peers, and only them, through an active firewall."),
     ),
     *_rows(
         "The trainer", RUN,

@@ -20,7 +20,7 @@ TRUE = ("true", "yes", "on", "1")
 FALSE = ("false", "no", "off", "0")
 
 
-# Beyond these a plan would be worked out for ever, or describes no machine that there is.
+# Beyond these a plan would never be finished, or describes no machine that there is.
 MOST = {
     "ddp_depth": 1000,
     "ddp_aspect_ratio": 10_000,
@@ -139,10 +139,10 @@ CONVERT: dict[str, Callable[[Any], Any]] = {
     "range": _as_range,
 }
 WANTED = {
-    "int": "a whole number",
+    "int": "an integer",
     "float": "a number",
     "bool": "true or false",
-    "str": "a word",
+    "str": "a string",
     "list": "a list",
     "dict": "a dictionary of environment variables",
     "range": "LOW-HIGH with at least 100 ports between 1024 and 65535, for example 40000-40999",
@@ -160,7 +160,7 @@ PATTERN_HELP = {
 
 
 def wanted(setting: Setting) -> str:
-    """What would do, in words."""
+    """What the setting takes, in words."""
     if setting.choices:
         return " or ".join([", ".join(setting.choices[:-1]), setting.choices[-1]])
     if setting.name in PATTERN_HELP:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one host can tell about a rank that stands still or died: gathered in a few seconds, changing nothing.
+"""What one host can tell about a rank that is stuck or died: gathered in a few seconds, changing nothing.
 
 Everything comes from /proc, /sys, the run folder and the trainer's own answer to a request for its stacks. What may not be
 read is left out; the judge (judge.py) works with what is there.
@@ -258,7 +258,7 @@ def reach(address: str, port: int, seconds: float = 3.0) -> str:
 
 
 def system_facts(run_dir: str, first: Dict[str, Any], second: Dict[str, Any]) -> Dict[str, Any]:
-    """Load, memory, swapping, disk, throttling and the state of the network cards."""
+    """Load, memory, swapping, disk, throttling and the state of the network interfaces."""
     memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text("/proc/meminfo"), re.M))
     disk = _disk(run_dir)
     seconds = second["time"] - first["time"]
@@ -309,7 +309,7 @@ def _pressure(name: str) -> Optional[float]:
 
 
 def _oom_kills() -> int:
-    """How often the kernel has ended a process for want of memory since it started."""
+    """How often the kernel has killed a process because it was out of memory (OOM) since it started."""
     return _vmstat(["oom_kill"])[0]
 
 
@@ -346,7 +346,7 @@ def busiest(first: Dict[str, Any], second: Dict[str, Any], own: Set[int], most: 
 
 
 def kernel_words(run: Run, started: Optional[float]) -> List[str]:
-    """What the kernel said about killing for want of memory since the run started, where this user may read it."""
+    """What the kernel said about OOM kills since the run started, where this user may read it."""
     since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started or 0))
     for argv in (
         ["dmesg", "--time-format", "iso"],

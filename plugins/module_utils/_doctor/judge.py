@@ -181,9 +181,9 @@ def cause_of(case: Case, host: str) -> Dict[str, Any]:
     coded = "ended with an error" if run.get("exit_code") is None else "ended with code %s" % run["exit_code"]
     ended = "ended by signal %s" % run["signal"] if run.get("signal") else coded
     what = {
-        "rank-oom": "was killed for want of memory" if was_killed(found) else ended,
+        "rank-oom": "was killed by the kernel: out of memory (OOM)" if was_killed(found) else ended,
         "rank-killed": "was killed by signal 9 (SIGKILL)",
-        "rank-vanished": "is gone without a word",
+        "rank-vanished": "disappeared without an exit status",
     }.get(code, ended)
     words = (found.get("kernel") or [""])[-1] if was_killed(found) else error_of(found)
     return finding(code, host, "%s %s%s%s" % (case.name(host), what, at, ": " + words if words else "."))
@@ -352,7 +352,7 @@ def stuck(case: Case) -> Optional[Dict[str, Any]]:
 
 
 def healthy(case: Case) -> Dict[str, Any]:
-    """All live and none stands still: say how fast, and who sets the pace."""
+    """All live and none is stuck: say how fast, and who sets the pace."""
     known = case.known()
     host = case.plan["master"]["host"] if case.plan["master"]["host"] in known else sorted(known)[0]
     full = [one for one, found in known.items() if (found.get("system") or {}).get("disk_free", LOW_DISK) < LOW_DISK]

@@ -90,7 +90,7 @@ def _settle_one(run: Run, request: Request) -> dict[str, Any]:
         return _for_the_owner(backends, request)
     try:
         if not request.present:
-            # What is closed may have been opened while another firewall was in force.
+            # What is closed may have been opened while another firewall was active.
             asked = list(backends.values()) if request.backend == "auto" else [backends[request.backend]]
             changes = [(backend, backend.change([])) for backend in asked]
             chosen = [backend for backend, change in changes if change.steps or change.before]
@@ -190,7 +190,7 @@ def replace(path: str, text: str) -> None:
 
 
 def _for_the_owner(backends: dict[str, Backend], request: Request) -> dict[str, Any]:
-    """Without root nothing is changed; the owner gets the commands for what seems to be in force."""
+    """Without root nothing is changed; the owner gets the commands for what seems to be active."""
     names: Sequence[str] = list(BACKENDS) if request.backend == "auto" else [request.backend]
     guessed = [backends[name] for name in names if request.backend != "auto" or backends[name].suspected()][:1]
     if not guessed:

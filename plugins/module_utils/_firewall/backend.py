@@ -53,7 +53,7 @@ class Backend(ABC):
 
     @abstractmethod
     def suspected(self) -> bool:
-        """A guess, without root, whether this firewall is in force."""
+        """A guess, without root, whether this firewall is active."""
 
     @abstractmethod
     def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:

@@ -384,7 +384,7 @@ def _lead(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]
 
 
 def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
-    """The rank ended well before the last step: to begin anew with others, or because a user stopped the run?
+    """The rank ended well before the last step: to begin again with others, or because a user stopped the run?
 
     Whoever hears nobody that knows waits on: it must not go on alone with a run that was stopped.
     """

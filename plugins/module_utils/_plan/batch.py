@@ -14,7 +14,7 @@ GOOD = 0.95
 
 
 class BatchError(ValueError):
-    """The batch cannot be shared out; the text says what would do."""
+    """The batch cannot be shared out; the text says what is possible."""
 
 
 class Asked(NamedTuple):
@@ -53,7 +53,7 @@ def plan_batch(asked: Asked, weights: Sequence[float], equal: bool = False, depl
 
 
 def multiples_near(value: int, unit: int) -> str:
-    """The nearest values that would do, in words."""
+    """The nearest valid values, in words."""
     below = value // unit * unit
     return f"{below} or {below + unit}" if below else str(unit)
 
@@ -70,14 +70,14 @@ def total_rows(asked: Asked, world: int, equal: bool) -> int:
         product = " x ".join(str(number) for dummy, number in used) + (f" = {unit}" if len(used) > 1 else "")
         raise BatchError(
             f"ddp_total_batch {total} is not a multiple of {' x '.join(name for name, dummy in used)} = {product}; "
-            f"{multiples_near(total, unit)} would do."
+            f"use {multiples_near(total, unit)}."
         )
     rows = total // sequence
     if rows // device_batch < world:
         passes = f" of ddp_device_batch {device_batch}" if asked.told_device else ""
         raise BatchError(
             f"ddp_total_batch {total} has too few rows for {world} hosts{passes}; "
-            f"{sequence * device_batch * world} or more would do."
+            f"use {sequence * device_batch * world} or more."
         )
     return rows
 

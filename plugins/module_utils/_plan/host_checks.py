@@ -81,7 +81,7 @@ def tools(host: Host, node: Mapping[str, Any], oldest: str) -> list[Finding]:
     found = []
     arch = host.fact("host", "arch")
     if arch not in ARCHITECTURES:
-        seen = f"{host.name} is a machine of type {arch}, for which PyTorch is not built; x86_64 and aarch64 would do"
+        seen = f"{host.name} is a machine of type {arch}, for which PyTorch is not built; use a machine of type x86_64 or aarch64"
         found.append(finding("architecture-differs", host.name, seen))
     if not host.fact("tmux", "path"):
         seen = f"{host.name} has no tmux, in which training runs; its owner installs it with: sudo apt-get install tmux"
@@ -117,7 +117,7 @@ def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Ma
                 "folder-read-only",
                 host.name,
                 f"ddp_base_dir is {node['base_dir']} on {host.name}, but {host.fact('host', 'user')} cannot write in {disk['parent']} "
-                "there; a folder of that user would do",
+                "there; use a folder of that user",
             )
         )
     venv = host.fact("python", "venv") or {}
@@ -161,7 +161,7 @@ def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[Finding
             finding(
                 "venv-refused",
                 host.name,
-                f"{named}, which is there and is no virtual environment, so it would be left alone; another folder would do",
+                f"{named}, which is there and is no virtual environment, so it would be left alone; use another folder",
             )
         ]
     has = str(venv.get("torch") or "")
@@ -183,7 +183,7 @@ def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[Finding
             finding(
                 "venv-refused",
                 host.name,
-                f"{named}, but {host.fact('host', 'user')} cannot write in {room['parent']} there; a folder of that user would do",
+                f"{named}, but {host.fact('host', 'user')} cannot write in {room['parent']} there; use a folder of that user",
             )
         ]
     if room["device"] != host.fact("disk", "device") and room["free"] < VENV_BYTES:
@@ -192,7 +192,7 @@ def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[Finding
                 "venv-refused",
                 host.name,
                 f"{named}, with {bytes_text(room['free'])} free, but the trainer's packages need about {bytes_text(VENV_BYTES)}; "
-                "a larger disk would do",
+                "use a larger disk",
             )
         ]
     return []
@@ -243,7 +243,7 @@ def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> list[F
             "memory-short",
             host.name,
             f"{host.name} has {bytes_text(total)} of memory, but {nodes} about {bytes_text(need)}; "
-            "a smaller ddp_depth, ddp_device_batch or ddp_sequence would do",
+            "use a smaller ddp_depth, ddp_device_batch or ddp_sequence",
         )
     ]
 
@@ -258,9 +258,7 @@ def architectures(hosts: Sequence[Host]) -> list[Finding]:
     groups = " but ".join(
         f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()
     )
-    seen = (
-        f"{groups}: they round differently, so the ranks' weights would drift apart; hosts of one architecture would do"
-    )
+    seen = f"{groups}: they round differently, so the ranks' weights would drift apart; use hosts of one architecture"
     return [finding("architecture-differs", next(iter(by_arch.values()))[0], seen)]
 
 

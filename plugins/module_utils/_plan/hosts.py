@@ -278,7 +278,7 @@ class Chooser:
         )
 
     def shared_nic(self, host: Host) -> Mapping[str, Any] | None:
-        """An interface in a network in which every other host has a usable interface too, cable before radio."""
+        """An interface in a network in which every other host has a usable interface too, cable before Wi-Fi."""
         candidates: list[Mapping[str, Any]] = [nic for nic in host.fact("nics") or [] if usable(nic)]
         for nic in sorted(candidates, key=lambda nic: (USABLE.index(nic["kind"]), -(nic.get("speed_mbit") or 0))):
             networks = [interface.network for interface in interfaces(nic)]
@@ -317,7 +317,7 @@ class Chooser:
         if nic["kind"] not in USABLE and nic["kind"] != "loopback":
             self.findings.append(finding("nic-overlay", host.name, f"{nic['name']} is {self.kind_in_words(nic)}"))
         if nic["kind"] == "wifi":
-            self.findings.append(finding("nic-wifi", host.name, f"{nic['name']} is a radio link"))
+            self.findings.append(finding("nic-wifi", host.name, f"{nic['name']} is a Wi-Fi interface"))
         faster = [
             other for other in host.fact("nics") or [] if other is not nic and usable(other) and quicker(other, nic)
         ]
@@ -348,7 +348,7 @@ class Chooser:
                     "address-refused",
                     name,
                     f"ddp_address is {chosen[name].address} on {name}, which only {name} itself can reach; "
-                    "the address in the common network would do",
+                    "use the address in the common network",
                 )
             )
         by_address: dict[str, Host] = {}

@@ -44,11 +44,11 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
 
 def model_problems(shape: Shape) -> Iterator[str]:
     if shape.head_dim % 2:
-        yield f"ddp_head_dim is {shape.head_dim}; it must be even, since rotary embeddings turn pairs: {shape.head_dim + 1} would do."
+        yield f"ddp_head_dim is {shape.head_dim}; it must be even, since rotary embeddings turn pairs: use {shape.head_dim + 1}."
     if shape.n_embd < SMEAR_INPUTS:
         yield (
             f"ddp_depth {shape.depth} x ddp_aspect_ratio {shape.aspect_ratio} with ddp_head_dim {shape.head_dim} makes a model "
-            f"{shape.n_embd} wide; it must be at least {SMEAR_INPUTS}: ddp_aspect_ratio 64 would do."
+            f"{shape.n_embd} wide; it must be at least {SMEAR_INPUTS}: use ddp_aspect_ratio 64."
         )
 
 
@@ -61,7 +61,7 @@ def schedule_problems(run: Mapping[str, Any]) -> Iterator[str]:
 def port_problems(run: Mapping[str, Any]) -> Iterator[str]:
     if run["ddp_port_range"] and run["ddp_port_range"][0] <= run["ddp_port"] <= run["ddp_port_range"][1]:
         low, high = run["ddp_port_range"]
-        yield f"ddp_port {run['ddp_port']} lies in ddp_port_range {low}-{high}; a port outside it would do."
+        yield f"ddp_port {run['ddp_port']} lies in ddp_port_range {low}-{high}; use a port outside it."
     if run["ddp_restarts"] and run["ddp_keeper_port"] == run["ddp_port"]:
         yield f"ddp_keeper_port and ddp_port are both {run['ddp_port']}; they must differ."
     if run["ddp_tracker"] == "mlflow" and run["ddp_tracker_port"] == run["ddp_port"]:
@@ -96,7 +96,7 @@ def data_problems(run: Mapping[str, Any]) -> Iterator[str]:
     if run["ddp_data_source"] == "url" and run["ddp_data_shards"] > run["ddp_data_last_shard"] + 1:
         yield (
             f"ddp_data_shards is {run['ddp_data_shards']}, but the collection has {run['ddp_data_last_shard'] + 1} "
-            "(ddp_data_last_shard + 1); that or fewer would do."
+            "(ddp_data_last_shard + 1); use that or fewer."
         )
 
 
@@ -122,7 +122,7 @@ def local_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice
     if not every or not choice.ours:
         return
     if run["ddp_sync"] not in ("exact", "bf16"):
-        yield f"ddp_local_steps is {every}, but ddp_sync {run['ddp_sync']} does not go with local steps; exact or bf16 would do."
+        yield f"ddp_local_steps is {every}, but ddp_sync {run['ddp_sync']} does not go with local steps; use exact or bf16."
     if choice.device == "cuda":
         yield f"ddp_local_steps is {every}, which is for CPUs on slow links; with ddp_device cuda it must be 0."
     if len(hosts) > 1 and every > run["ddp_iterations"]:
@@ -136,11 +136,11 @@ def packing_problems(run: Mapping[str, Any], shape: Shape, choice: Choice) -> It
     if not choice.ours or not packs(run["ddp_sync"]):
         return
     if choice.device == "cuda":
-        yield f"ddp_sync is {run['ddp_sync']}, which is for CPUs on slow links; with ddp_device cuda exact or bf16 would do."
+        yield f"ddp_sync is {run['ddp_sync']}, which is for CPUs on slow links; with ddp_device cuda use exact or bf16."
     if shape.n_embd % LEAST_BLOCK:
         yield (
             f"ddp_sync is {run['ddp_sync']}, but a model {shape.n_embd} wide does not divide into blocks of {LEAST_BLOCK}; "
-            "exact or bf16 would do."
+            "use exact or bf16."
         )
 
 
@@ -160,16 +160,16 @@ def precision_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Ch
     if choice.device == "cuda":
         lacking = [host.name for host in hosts if host.probe and not host.fact("gpus")]
         if lacking:
-            yield f"ddp_device is cuda, but {' and '.join(lacking)} has no NVIDIA GPU; cpu would do."
+            yield f"ddp_device is cuda, but {' and '.join(lacking)} has no NVIDIA GPU; use cpu."
         return
     if run["ddp_dtype"] == "float16":
-        yield "ddp_dtype is float16, which CPUs compute slowly and inexactly; float32 would do."
+        yield "ddp_dtype is float16, which CPUs compute slowly and inexactly; use float32."
     for name in ("ddp_dtype", "ddp_matmul"):
         slow = [host.name for host in hosts if host.probe and not host.fact("cpu", "native_bf16")]
         if run[name] in ("bfloat16", "bf16") and slow:
             yield (
                 f"{name} is {run[name]}, but the CPU of {' and '.join(slow)} has no instructions for it and would be many "
-                f"times slower; {'float32' if name == 'ddp_dtype' else 'fp32'} would do."
+                f"times slower; use {'float32' if name == 'ddp_dtype' else 'fp32'}."
             )
 
 

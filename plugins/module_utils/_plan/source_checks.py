@@ -33,23 +33,23 @@ def trainer(run: Mapping[str, Any], planned: Mapping[str, Any], here: Mapping[st
         yield finding(
             "source-missing",
             "",
-            f"ddp_trainer_source is {source}, but {here['git']}; a repository that can be cloned there, or the path of a "
-            "checkout there would do",
+            f"ddp_trainer_source is {source}, but {here['git']}; use a repository that can be cloned there, or the path of a "
+            "checkout there",
         )
     facts = here.get("folders", {}).get(source) if planned["source"] == "path" else None
     if facts and facts["kind"] != "folder":
         yield finding(
             "source-missing",
             "",
-            f"ddp_trainer_source is {source}, but {facts['path']} is no folder on the controller; the path of a nanochat "
-            "checkout there, a git URL, or ours would do",
+            f"ddp_trainer_source is {source}, but {facts['path']} is no folder on the controller; use the path of a nanochat "
+            "checkout there, a git URL, or ours",
         )
     elif facts and not facts["trainer"]:
         yield finding(
             "source-missing",
             "",
             f"ddp_trainer_source is {source}, but {facts['path']} on the controller has no scripts/base_train.py, so it is no "
-            "nanochat checkout; one that has would do",
+            "nanochat checkout; use one that has",
         )
 
 
@@ -61,7 +61,7 @@ def data(
         return
     names = [one.name for one in hosts]
     if run["ddp_data_host"] and run["ddp_data_host"] not in names:
-        text = f"ddp_data_host is {run['ddp_data_host']}, which is no host of this job; {' or '.join(names)} would do"
+        text = f"ddp_data_host is {run['ddp_data_host']}, which is no host of this job; use {' or '.join(names)}"
         yield finding("setting-refused", "", text)
     (host,) = [one for one in hosts if one.name == planned["host"]]
     is_here = planned["source"] == "controller"
@@ -87,7 +87,7 @@ def folder(
     if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
         what = "is not there" if facts["kind"] == "absent" else "is no folder"
         would = "text" if is_text else "a tokenizer" if is_tokenizer else "*.parquet shards"
-        yield finding("source-missing", host, f"{named}, which {what} on {where}; a folder of {would} there would do")
+        yield finding("source-missing", host, f"{named}, which {what} on {where}; use a folder of {would} there")
     elif not facts["readable"]:
         yield finding(
             "source-missing",
@@ -95,14 +95,12 @@ def folder(
             f"{named}, which cannot be read on {where} by the user who is logged in there; make it readable, or name another folder",
         )
     elif is_text and not facts["files"]:
-        yield finding(
-            "source-missing", host, f"{named}, which holds no files on {where}; a folder of text there would do"
-        )
+        yield finding("source-missing", host, f"{named}, which holds no files on {where}; use a folder of text there")
     elif is_tokenizer and not facts["tokenizer"]:
         yield finding(
             "source-missing",
             host,
-            f"{named}, which holds no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}; the folder that does would do, or none",
+            f"{named}, which holds no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}; name the folder that does, or none",
         )
     elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
         count = f"{facts['shards']} shard{'' if facts['shards'] == 1 else 's'}" if facts["shards"] else "no shards"
@@ -110,7 +108,7 @@ def folder(
             "source-missing",
             host,
             f"{named}, which holds {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}; "
-            "fewer of them, more shards there, or another folder would do",
+            "use fewer of them, more shards there, or another folder",
         )
 
 
@@ -121,5 +119,5 @@ def results(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Finding
             "results-read-only",
             "",
             f"ddp_results_dir is {run['ddp_results_dir']}, where nothing can be written on the controller ({facts['path']}); "
-            "a folder of the user who plays this would do",
+            "use a folder of the user who plays this",
         )

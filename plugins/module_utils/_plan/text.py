@@ -126,7 +126,7 @@ def changes(plan: Mapping[str, Any]) -> list[str]:
             keepers = sorted({node["keeper_port"] for node in plan["nodes"]})
             meets = f"port {plan['master']['port']}, the keepers' port {', '.join(map(str, keepers))}"
         lines.append(
-            f"  firewalls that are in force: {meets} and ports {ports['low']}-{ports['high']} of every host, "
+            f"  active firewalls: {meets} and ports {ports['low']}-{ports['high']} of every host, "
             "open to the peers only"
         )
     if plan["narrow_ports"]:

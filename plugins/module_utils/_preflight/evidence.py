@@ -9,7 +9,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 
 class Evidence(NamedTuple):
-    """All that is known, each by host: probes, tries (what peer_check returned), firewalls (what peer_firewall would do),
+    """All that is known, each by host: use probes, tries (what peer_check returned), firewalls (what peer_firewall),
     gloo (the all-reduce), manifests (digest of each host's data), files (those that are not as the manifest says, and how).
     Missing hosts and empty mappings are fine."""
 

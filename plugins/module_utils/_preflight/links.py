@@ -67,7 +67,7 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
     seen = f"{pair.host} cannot connect to {pair.peer} ({pair.link['address']}) on port {names}: {' / '.join(how)}"
     wall = evidence.firewalls.get(pair.peer) or {}
     if wall.get("needs_root") and wall.get("commands"):
-        seen += f"; {wall['backend']} is in force on {pair.peer} and there is no root here"
+        seen += f"; {wall['backend']} is active on {pair.peer} and there is no root here"
         by_owner = f"otherwise its owner opens them on {pair.peer}: {' ; '.join(wall['commands'])}"
         remedy = f"Add -K (--ask-become-pass) where the user's password gives the rights of root; {by_owner}"
         yield finding("no-sudo", pair.peer, seen, pair.host, remedy=remedy)
@@ -82,13 +82,13 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
         seen += f"; {wall['backend']} blocks on {pair.peer}{by_rule(wall)}"
         yield finding("port-blocked", pair.peer, seen, pair.host, remedy=opening(evidence, pair.peer, wall))
     elif len(closed) == len(pair.link["ports"]):
-        yield finding("no-way", pair.peer, seen + told_of(evidence, pair, wall), pair.host)
+        yield finding("peer-unreachable", pair.peer, seen + told_of(evidence, pair, wall), pair.host)
     else:
         yield finding("port-blocked", pair.peer, seen + told_of(evidence, pair, wall), pair.host)
 
 
 def opening(evidence: Evidence, host: str, wall: Mapping[str, Any]) -> str:
-    """How the ports of a host come to be open, where root is to be had."""
+    """How the ports of a host come to be open, where root is available."""
     by_hand = f"On {host}: {' ; '.join(wall['commands'])}"
     # A rehearsal comes after the step that opens them, which then was left out or of no avail.
     if not evidence.plan["manage_firewall"] or evidence.rehearsal:
@@ -150,7 +150,7 @@ def packets(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
 
 
 def quality(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
-    """Rate and delay of one direction; the plan says already what is to be said about radio links."""
+    """Rate and delay of one direction; the plan says already what is to be said about Wi-Fi links."""
     rate, late = pair.link.get("bandwidth_mbit"), pair.link.get("latency_ms")
     nominal = nominal_speed(evidence, pair)
     if rate and nominal and rate < NOMINAL_SHARE * nominal:
@@ -163,7 +163,7 @@ def quality(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
 
 
 def nominal_speed(evidence: Evidence, pair: Pair) -> int:
-    """The slower of the two cables; 0 where one is unknown, virtual or a radio, whose nominal speed says little."""
+    """The slower of the two cables; 0 where one is unknown, virtual or Wi-Fi, whose nominal speed says little."""
     speeds = []
     for host in (pair.host, pair.peer):
         planned = node_of(evidence, host)["nic"]

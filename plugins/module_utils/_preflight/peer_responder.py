@@ -178,7 +178,7 @@ def _accept(listener: socket.socket, token: str) -> None:
 
 
 def answer(connection: socket.socket, token: str) -> None:
-    """Serve one connection; whoever does not know the token is cut off without a word."""
+    """Serve one connection; whoever does not know the token is cut off silently."""
     with connection:
         try:
             connection.settimeout(PATIENCE)

@@ -272,7 +272,7 @@ def ephemeral() -> dict[str, int]:
 
 
 def gpus() -> list[dict[str, str]]:
-    """NVIDIA's cards as the driver lists them; asking nvidia-smi can take seconds."""
+    """NVIDIA's GPUs as the driver lists them; asking nvidia-smi can take seconds."""
     found = []
     for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
         model = re.search(r"^Model:\s*(.*)$", read(path), re.M)

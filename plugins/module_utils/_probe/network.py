@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a Linux host's network looks like: interfaces, addresses, routes to given peers, names, the firewall in force.
+"""What a Linux host's network looks like: interfaces, addresses, routes to given peers, names, the active firewall.
 
 Everything is read from /sys and /proc; `ip` is used where it is there and done without where it is not.
 """
@@ -76,7 +76,7 @@ def kind_of(name: str, root: str = NET) -> str:
 
 
 def _kind_of_bridge(base: str, root: str) -> str:
-    """A bridge over a real card is how many home servers reach their LAN; one over containers leads nowhere else."""
+    """A bridge over a real NIC is how many home servers reach their LAN; one over containers leads nowhere else."""
     try:
         members = os.listdir(os.path.join(base, "brif"))
     except OSError:
@@ -127,7 +127,7 @@ def nics(run: Run, ip_tool: str | None, root: str = NET) -> list[dict[str, Any]]
 
 
 def promote_container_nics(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In a container or a network namespace the virtual cards are the only way out, and as good as cables."""
+    """In a container or a network namespace the virtual NICs are the only way out, and as good as cables."""
     if any(nic["kind"] in ("wired", "wifi") for nic in found):
         return found
     return [
@@ -284,7 +284,7 @@ def names_and_routes(
 
 
 def firewall(run: Run, find: Callable[[str], str | None], root_prefix: list[str] | None) -> dict[str, Any]:
-    """Which firewall is in force. root_prefix: what to put before a command for root's rights, None where there are none.
+    """Which firewall is active. root_prefix: what to put before a command for root's rights, None where there are none.
 
     active None: cannot be told without root.
     """

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The files of a run folder that are worth bringing back, and of each only what the other side has not.
 
-Metrics and logs only grow, so that of a file whose beginning is known the rest will do. Text is handed over up to its
+Metrics and logs only grow, so that of a file whose beginning is known the rest is enough. Text is handed over up to its
 last whole line, so that a reader of the copy never sees half of one.
 """
 

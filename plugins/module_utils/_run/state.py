@@ -69,7 +69,7 @@ def _host_state(session: Dict[str, Any], alive: bool, told: Dict[str, Any], has_
     if not session:
         if told["end_reason"] in (FINISHED, STOPPED):
             return str(told["end_reason"])
-        # Events without a session: somebody started the trainer by hand, and it went without a word.
+        # Events without a session: somebody started the trainer by hand, and it disappeared without an exit status.
         return CRASHED if has_events else PREPARED
     if session.get("stopped"):
         return FINISHED if told["end_reason"] == FINISHED else STOPPED
@@ -92,7 +92,7 @@ def _error(state: str, session: Dict[str, Any], told: Dict[str, Any], lines: Lis
     if told["end_error"]:
         return str(told["end_error"])
     if session and session.get("ended") is None:
-        return "the session is gone without a word (the machine restarted or the processes were killed)" + (
+        return "the session disappeared without an exit status (the machine restarted or the processes were killed)" + (
             ": last line was %r" % lines[-1] if lines else ""
         )
     if session.get("signal"):

@@ -25,5 +25,8 @@ def launch_action(
     if states == {"running"}:
         return {"action": KEEP, "reason": "it is running under this very plan"}
     if states == {"finished"}:
-        return {"action": KEEP, "reason": "it has finished under this very plan; -e ddp_fresh=true trains it anew"}
+        return {
+            "action": KEEP,
+            "reason": "it has finished under this very plan; -e ddp_fresh=true trains it from scratch",
+        }
     return {"action": START, "reason": "it is " + " and ".join(sorted(states)) + " on its hosts"}

@@ -122,7 +122,7 @@ def save_manifest(folder: str, manifest: dict[str, Any]) -> bool:
 
 
 class Digests:
-    """Digests of a folder's files, believed as long as size, time and inode stand still."""
+    """Digests of a folder's files, believed as long as size, time and inode do not change."""
 
     def __init__(self, folder: str, believe: bool = True) -> None:
         self.folder = folder

@@ -318,7 +318,7 @@ class Puller:
         if not seen:
             seen = (
                 "none of them has it as the manifest says. Bring it back on any host; or, if it was changed on purpose, "
-                f"remove {os.path.join(self.digests.folder, MANIFEST)} and its like on the first host, to describe it anew"
+                f"remove {os.path.join(self.digests.folder, MANIFEST)} and its like on the first host, to rebuild its manifest"
             )
         return (
             f"{self.host}: {plural(len(names), 'file')} could not be had ({some}); asked {asked}: {seen}. "

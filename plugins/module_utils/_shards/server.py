@@ -123,7 +123,7 @@ class Shelf:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """GET /have and GET /files/PATH, signed; everything else is refused without a word."""
+    """GET /have and GET /files/PATH, signed; everything else is refused silently."""
 
     protocol_version = "HTTP/1.1"
     server_version = "shards"

@@ -60,7 +60,7 @@ class Outcome:
         self.moved: list[str] = []
         self.bytes = 0
         self.sources: dict[str, int] = {}
-        self.mended: dict[str, str] = {}
+        self.repaired: dict[str, str] = {}
         self.extra: list[str] = []
         self.before = ""
         self.after = ""
@@ -76,7 +76,7 @@ class Outcome:
             "bytes": self.bytes,
             "seconds": round(seconds, 3),
             "from": self.sources,
-            "mended": self.mended,
+            "repaired": self.repaired,
             "extra": self.extra,
             "msg": self.msg,
             "diff": {"before": self.before, "after": self.after},
@@ -100,7 +100,7 @@ def run(state: str, request: Request) -> dict[str, Any]:
 
 
 def make_manifest(request: Request) -> Outcome:
-    """Describes the folder as it is. A manifest that is already there stays the truth unless it is to be made anew."""
+    """Describes the folder as it is. A manifest that is already there stays the truth unless it is to be rebuilt."""
     outcome = Outcome()
     kept = load_manifest(request.path)
     outcome.manifest = kept
@@ -222,7 +222,7 @@ def fetch(request: Request) -> Outcome:
         if problem:
             outcome.moved.append(name)
             if problem != "missing":
-                outcome.mended[name] = problem
+                outcome.repaired[name] = problem
     outcome.changed = bool(outcome.moved)
     outcome.before = "".join(f"{name}\n" for name in names if name not in outcome.moved)
     outcome.after = "".join(f"{name}\n" for name in names)
@@ -355,7 +355,7 @@ def _describe(request: Request, outcome: Outcome, states: list[State], manifest:
     lacking = [one for one in states if one.state != "ok"]
     outcome.moved = [one.entry.path for one in lacking]
     outcome.bytes = sum(one.entry.bytes for one in lacking)
-    outcome.mended = {one.entry.path: one.state for one in lacking if one.state != "missing"}
+    outcome.repaired = {one.entry.path: one.state for one in lacking if one.state != "missing"}
     outcome.before = "".join(
         _line(one.entry) if one.state == "ok" else f"{one.entry.path} {one.state}\n"
         for one in states

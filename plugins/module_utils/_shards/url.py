@@ -45,7 +45,7 @@ class Collection(NamedTuple):
 
 
 class PassingError(Exception):
-    """A failure that another try may mend."""
+    """A failure that another try may repair."""
 
 
 class FinalError(Exception):

@@ -102,7 +102,7 @@ def choose_index(
 
 
 def refuse_cuda(wish: Wish, run: Run, pip: Sequence[str], target: Sequence[str]) -> None:
-    """A build for CUDA is several times as large and of no use to a CPU, so it is never taken without a word."""
+    """A build for CUDA is several times as large and of no use to a CPU, so it is never taken silently."""
     torch = [one for one in wish.requirements if name_of(one) == "torch"]
     asked = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--no-input", "--quiet", "--report", "-"]
     # pip wants a folder beside the options of another target, though a dry run leaves it alone.
@@ -117,7 +117,7 @@ def refuse_cuda(wish: Wish, run: Run, pip: Sequence[str], target: Sequence[str])
         return
     why = "which has only a build for CUDA" if installs else last_line(err or out)
     raise VenvError(
-        f"{wish.host}: no CPU build of torch is to be had there: {CPU_INDEX} does not answer within {ANSWER_SECONDS} s, and neither "
+        f"{wish.host}: no CPU build of torch is available there: {CPU_INDEX} does not answer within {ANSWER_SECONDS} s, and neither "
         f"does the default index help ({why}). Connect the host, or let another one hand its packages on. "
         f"`ddp_torch_index: default` takes the build for CUDA all the same: about {bytes_text(CUDA_DOWNLOAD)} to download and "
         f"{bytes_text(CUDA_DISK)} of disk",

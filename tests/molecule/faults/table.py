@@ -43,7 +43,7 @@ told of that and was true is the last column.
 # What cannot be made in a container, or is made for real without one.
 ELSEWHERE = {
     10: ("a GPU is in the box of a CPU run, or bfloat16 is asked of a CPU without it", "bf16-not-native, or float32 chosen", "field_10"),
-    25: ("a host takes part by radio (an interface of the kernel's kind wireless)", "nic-wifi", "field_25"),
+    25: ("a host is on Wi-Fi (an interface of the kernel's kind wireless)", "nic-wifi", "field_25"),
 }  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def other_files(lab):
     """What lies on the worker is not what the master has; what preflight says of it."""
     code, data = f"{BASE['laptop']}/trainer/nanochat/common.py", f"{BASE['laptop']}/data"
     shard = on("laptop", f"ls {data}/*/shard_00001.parquet").strip()
-    on("laptop", f"cp -p {code} /root/code && echo '# mended by hand' >>{code} && mv {shard} /root/shard")
+    on("laptop", f"cp -p {code} /root/code && echo '# repaired by hand' >>{code} && mv {shard} /root/shard")
     try:
         findings, played = lab.preflight()
     finally:
@@ -490,7 +490,7 @@ def test_field_19_a_rank_killed_for_want_of_memory_is_named(plan, train, found):
 
     verdict, took = judged(training, fill, lambda: limit("16g"))
     assert (verdict["code"], verdict["host"]) == ("rank-oom", "laptop")
-    found("the kernel ends the worker's process for want of memory", verdict["code"], took, "watch")
+    found("the kernel kills the worker's process: out of memory (OOM)", verdict["code"], took, "watch")
 
 
 def test_field_15_a_model_that_is_too_large_is_told_in_numbers(lab, found):

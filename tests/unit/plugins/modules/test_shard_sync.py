@@ -95,7 +95,7 @@ def test_field_07_missing_truncated_and_corrupted_shards_are_mended(sync, tmp_pa
 
     result = sync()
 
-    assert result["mended"] == {ALL[1]: "truncated", ALL[2]: "corrupted"}
+    assert result["repaired"] == {ALL[1]: "truncated", ALL[2]: "corrupted"}
     assert result["moved"] == ALL[:3]
     assert result["extra"] == ["shard_00200.parquet"]
     assert (store / "shard_00200.parquet").exists()

@@ -51,11 +51,11 @@ def test_words_of_the_command_line_become_numbers_and_truths():
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("ddp_depth", "deep", 'ddp_depth is "deep" on desktop; it must be a whole number of at least 1.'),
-        ("ddp_depth", 4.5, "ddp_depth is 4.5 on desktop; it must be a whole number of at least 1."),
-        ("ddp_depth", True, "ddp_depth is true on desktop; it must be a whole number of at least 1."),
-        ("ddp_timeout", 3, "ddp_timeout is 3 on desktop; it must be a whole number of at least 10."),
-        ("ddp_port", 80, "ddp_port is 80 on desktop; it must be a whole number of at least 1024."),
+        ("ddp_depth", "deep", 'ddp_depth is "deep" on desktop; it must be an integer of at least 1.'),
+        ("ddp_depth", 4.5, "ddp_depth is 4.5 on desktop; it must be an integer of at least 1."),
+        ("ddp_depth", True, "ddp_depth is true on desktop; it must be an integer of at least 1."),
+        ("ddp_timeout", 3, "ddp_timeout is 3 on desktop; it must be an integer of at least 10."),
+        ("ddp_port", 80, "ddp_port is 80 on desktop; it must be an integer of at least 1024."),
         ("ddp_sync", "fast", 'ddp_sync is "fast" on desktop; it must be auto, exact, bf16, int8, int4, dense or ddp.'),
         ("ddp_resume", "perhaps", 'ddp_resume is "perhaps" on desktop; it must be true or false.'),
         (
@@ -106,10 +106,10 @@ def test_facts_of_the_collection_and_other_variables_are_left_alone():
 
 def test_what_is_wrong_everywhere_is_told_once_and_what_is_wrong_on_one_host_names_it():
     assert refusal({"ddp_depth": 0}, {"ddp_depth": 0}) == [
-        "ddp_depth is 0 on every host; it must be a whole number of at least 1."
+        "ddp_depth is 0 on every host; it must be an integer of at least 1."
     ]
     problems = refusal({}, {"ddp_threads": "four"}, {})
-    assert problems == ['ddp_threads is "four" on laptop; it must be a whole number of at least 1.']
+    assert problems == ['ddp_threads is "four" on laptop; it must be an integer of at least 1.']
 
 
 def test_all_problems_are_told_at_once():

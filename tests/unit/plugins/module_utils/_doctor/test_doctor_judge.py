@@ -384,7 +384,7 @@ def test_why_a_host_gave_no_answer_is_said_as_it_was() -> None:
 
 
 def test_what_a_rank_reported_outweighs_that_its_processes_are_still_there() -> None:
-    said = "rank 0 (desk.lan) stopped in phase eval, after 31 s: no sign of life from rank 1 (lap.lan), last seen in phase sync"
+    said = "rank 0 (desk.lan) stopped in phase eval, after 31 s: no heartbeat from rank 1 (lap.lan), last seen in phase sync"
     ending = {
         "phase": "end",
         "idle_seconds": 1.0,
@@ -395,7 +395,7 @@ def test_what_a_rank_reported_outweighs_that_its_processes_are_still_there() -> 
     }
     told = verdict(rank("laptop", ending, links={"laptop": "timeout"}), None)
     assert (told["code"], told["severity"], told["host"]) == ("rank-host-no-answer", "error", "laptop")
-    assert "makes progress" not in told["seen"] and "no sign of life from rank 1" in told["seen"]
+    assert "makes progress" not in told["seen"] and "no heartbeat from rank 1" in told["seen"]
 
 
 SAVING = {"phase": "save", "idle_seconds": 40.0, "phase_seconds": 40.0}

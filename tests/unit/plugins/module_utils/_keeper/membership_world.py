@@ -63,7 +63,7 @@ class World:
         self.cut = set()  # (from, to)
         self.post = []  # (when it arrives, to, word)
         self.tick = 0
-        self.members = {}  # number -> members, for ever
+        self.members = {}  # number -> members, forever
         self.trained = collections.Counter()
         self.everywhere = 0  # newest step that all members of a generation have saved
         self.events = collections.Counter()

@@ -172,7 +172,7 @@ def test_addresses_of_two_kinds_and_twice_the_same_are_told() -> None:
         (
             "ddp_depth",
             10**9,
-            "ddp_depth is 1000000000 on every host (at most 1000); it must be a whole number of at least 1.",
+            "ddp_depth is 1000000000 on every host (at most 1000); it must be an integer of at least 1.",
         ),
         ("ddp_data_shards", 10**9, "(at most 100000)"),
         ("ddp_timeout", 10**400, "(at most 1000000)"),

@@ -84,13 +84,13 @@ def test_field_17_faster_hosts_take_more_rows():
     ("total", "device", "world", "equal", "sentence"),
     [
         (2000, 2, 2, True, "2000 is not a multiple of ddp_sequence x ddp_device_batch x 2 hosts = 512 x 2 x 2 = 2048"),
-        (2000, 2, 2, True, "= 2048; 2048 would do."),
-        (5000, 2, 2, True, "4096 or 6144 would do."),
-        (1000, 2, 1, True, "= 512 x 2 = 1024; 1024 would do."),
-        (2048, None, 3, True, "of ddp_sequence x 3 hosts = 512 x 3 = 1536; 1536 or 3072 would do."),
-        (1000, None, 1, True, "ddp_total_batch 1000 is not a multiple of ddp_sequence = 512; 512 or 1024 would do."),
-        (1024, 2, 2, False, "has too few rows for 2 hosts of ddp_device_batch 2; 2048 or more would do."),
-        (512, None, 2, False, "has too few rows for 2 hosts; 1024 or more would do."),
+        (2000, 2, 2, True, "= 2048; use 2048."),
+        (5000, 2, 2, True, "use 4096 or 6144."),
+        (1000, 2, 1, True, "= 512 x 2 = 1024; use 1024."),
+        (2048, None, 3, True, "of ddp_sequence x 3 hosts = 512 x 3 = 1536; use 1536 or 3072."),
+        (1000, None, 1, True, "ddp_total_batch 1000 is not a multiple of ddp_sequence = 512; use 512 or 1024."),
+        (1024, 2, 2, False, "has too few rows for 2 hosts of ddp_device_batch 2; use 2048 or more."),
+        (512, None, 2, False, "has too few rows for 2 hosts; use 1024 or more."),
     ],
 )
 def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(total, device, world, equal, sentence):

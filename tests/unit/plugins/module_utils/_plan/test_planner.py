@@ -439,7 +439,7 @@ def test_making_a_plan_leaves_its_input_alone():
         ({"ddp_depth": 1, "ddp_aspect_ratio": 4, "ddp_head_dim": 8}, "makes a model 8 wide; it must be at least 24"),
         (
             {"ddp_depth": 3, "ddp_aspect_ratio": 10, "ddp_head_dim": 10, "ddp_sync": "int8"},
-            "a model 30 wide does not divide into blocks of 16; exact or bf16 would do",
+            "a model 30 wide does not divide into blocks of 16; use exact or bf16",
         ),
         ({"ddp_local_steps": 2, "ddp_sync": "int4"}, "ddp_sync int4 does not go with local steps"),
         ({"ddp_eval_every": 0}, "ddp_eval_every is 0; it must be at least 1, or -1 for none."),
@@ -458,7 +458,7 @@ def test_making_a_plan_leaves_its_input_alone():
         ),
         (
             {"ddp_data_host": "lptop"},
-            "ddp_data_host is lptop, which is no host of this job; desktop or laptop would do.",
+            "ddp_data_host is lptop, which is no host of this job; use desktop or laptop.",
         ),
         ({"ddp_data_source": "url", "ddp_data_last_shard": 5, "ddp_data_shards": 9}, "the collection has 6"),
         ({"ddp_dtype": "bfloat16"}, "the CPU of desktop and laptop has no instructions for it"),
@@ -818,7 +818,7 @@ def test_field_15_the_text_says_how_big_it_is_before_anything_starts():
 def test_field_25_the_text_says_who_is_on_the_radio():
     seen = {"nics": [nic("wlp3s0", "wifi", "192.168.1.11/24")], "routes": [route("x", "wlp3s0", "192.168.1.11")]}
     outcome = make_plan(hosts(two=seen))
-    assert "WARNING nic-wifi laptop: wlp3s0 is a radio link." in render_findings(outcome.findings)
+    assert "WARNING nic-wifi laptop: wlp3s0 is a Wi-Fi interface." in render_findings(outcome.findings)
 
 
 # Keepers

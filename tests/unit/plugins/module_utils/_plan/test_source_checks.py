@@ -80,10 +80,10 @@ def test_paths_of_the_controller_are_meant_there():
 @pytest.mark.parametrize(
     ("source", "seen", "sentence"),
     [
-        ("text", {"kind": "absent"}, "names /srv/x, which is not there on desktop; a folder of text"),
+        ("text", {"kind": "absent"}, "names /srv/x, which is not there on desktop; use a folder of text"),
         ("text", {"files": False}, "names /srv/x, which holds no files on desktop"),
         ("text", {"readable": False}, "names /srv/x, which cannot be read on desktop"),
-        ("host", {"kind": "file"}, "names /srv/x, which is no folder on desktop; a folder of *.parquet shards"),
+        ("host", {"kind": "file"}, "names /srv/x, which is no folder on desktop; use a folder of *.parquet shards"),
         ("host", {"shards": 0}, "holds no shards (*.parquet) on desktop, but ddp_data_shards is 3"),
         ("host", {"shards": 1}, "holds 1 shard (*.parquet) on desktop, but ddp_data_shards is 3"),
         ("controller", {"kind": "absent"}, "names /srv/x, which is not there on the controller"),

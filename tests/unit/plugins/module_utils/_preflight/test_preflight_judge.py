@@ -172,7 +172,7 @@ def test_what_blocks_between_the_hosts_is_not_blamed_on_them():
 def test_all_ports_closed_is_no_way():
     closed = [port(29500, "unreachable"), port(32768, "unreachable")]
     one = only(evidence(tried={"laptop": {"links": [link("laptop", "desktop", ports=closed)]}}))
-    assert one["code"] == "no-way"
+    assert one["code"] == "peer-unreachable"
     assert "rejected or unreachable" in one["seen"]
 
 

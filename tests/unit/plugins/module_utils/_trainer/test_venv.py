@@ -174,7 +174,7 @@ def test_index_that_does_not_answer_is_passed_over_with_a_warning():
 @pytest.mark.parametrize("pip", [Pip(["filelock", "nvidia-cublas-cu13==1; platform_system == 'Linux'"]), Pip(rc=2)])
 def test_field_37_a_build_for_cuda_is_never_taken_without_a_word(monkeypatch, pip):
     monkeypatch.setattr(packages, "CPU_INDEX", NOWHERE)
-    with pytest.raises(VenvError, match="no CPU build of torch is to be had there") as why:
+    with pytest.raises(VenvError, match="no CPU build of torch is available there") as why:
         packages.choose_index(wish(), pip, ["pip"], [])
     assert why.value.reason == "network"  # so that another host hands its packages on
     assert "8.0 GB of disk" in str(why.value) and "ddp_torch_index: default" in str(why.value)
@@ -184,7 +184,7 @@ def test_field_37_a_build_for_cuda_is_never_taken_without_a_word(monkeypatch, pi
 def test_field_37_a_build_for_cuda_is_not_handed_to_another_python_either(monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "CPU_INDEX", NOWHERE)
     pip = Pip(["cuda-toolkit==13.0.3; platform_system == 'Linux'"])
-    with pytest.raises(VenvError, match="no CPU build of torch is to be had there"):
+    with pytest.raises(VenvError, match="no CPU build of torch is available there"):
         packages.fetch_wheels(
             wish(wheels=str(tmp_path / "w")), pip, BASE, ["pip"], {"python": "3.12", "machine": "x86_64"}
         )

@@ -1,0 +1,69 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The words that users would not search for are found, and the tree has none."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).resolve().parents[3] / "tools" / "check_words.py"
+SPEC = importlib.util.spec_from_file_location("check_words", TOOL)
+assert SPEC and SPEC.loader
+check_words = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(check_words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "The network card eth0 of laptop is down",
+        "A host takes part by radio",
+        "was killed for want of memory",
+        "No sign of life for 45 s",
+        "the session is gone without a word",
+        "The run stands still in phase sync",
+        "-e ddp_fresh=true trains it anew",
+        "it must be even; 66 would do.",
+        "what is broken is mended on the next run",
+        "a firewall that is in force",
+        "it would wait for ever",
+        "once the ways are open",
+    ],
+)
+def test_a_word_of_the_private_register_is_found(line):
+    assert [number for number, dummy_found, dummy_usual in check_words.problems(f"good\n{line}\n")] == [2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "It can run in check mode and tell what it would do without doing it",
+        "recommended",
+        "a rank is stuck",
+        "card  # words: ok",
+    ],
+)
+def test_usual_words_are_left_alone(line):
+    assert list(check_words.problems(line)) == []
+
+
+def test_the_tool_names_file_and_line(tmp_path, capsys):
+    bad = tmp_path / "page.md"
+    bad.write_text("fine\nmade anew\n")
+    assert check_words.main([str(bad)]) == 1
+    assert capsys.readouterr().out == f"{bad}:2: 'anew'; say: again, from scratch\n"
+    bad.write_text("fine\n")
+    assert check_words.main([str(bad)]) == 0
+
+
+def test_the_tree_has_none_of_them():
+    found = [
+        (path, *problem)
+        for path in check_words.files()
+        for problem in check_words.problems(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Finds words that users would not search for, and names the usual ones: tools/check_words.py [FILE...].
+
+Texts say NIC, OOM, heartbeat and stuck, as the rest of the world does. Looked at is whatever people read: plugins, roles, playbooks,
+the trainer, docs, the inventory. A line that has to hold such a word says so with `words: ok` in a comment.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# What is not to come back, and what is said instead.
+USUAL = {
+    r"\bcards?\b": "NIC or network interface, GPU",
+    r"\bby radio\b|\bradio (link|interface)": "Wi-Fi",
+    r"\bfor want of\b": "out of memory (OOM), without",
+    r"\bsigns? of life\b": "heartbeat",
+    r"\bwithout a word\b": "without an exit status, silently",
+    r"\b(stands?|standing|stood) still\b": "is stuck, makes no progress",
+    r"\banew\b": "again, from scratch",
+    r"\b(would|will) do\b[.\"']": "use X",
+    r"\bmend(s|ed|ing)?\b": "repair",
+    r"\b(is|are|was|be) in force\b|\bfirewalls? in force\b": "active",
+    r"\bfor ever\b": "forever, without end",
+    r"\b(to be had|is at hand)\b": "available",
+    r"\bthe ways (between|are)\b": "the connections, the ports",
+    r"\bmistakes? of ours\b": "this is a bug in nanochat.ddp",
+}
+PATTERNS = {re.compile(pattern, re.I): usual for pattern, usual in USUAL.items()}
+SUFFIXES = {".py", ".md", ".yml", ".sh", ".j2", ".html"}
+FOLDERS = (
+    "plugins",
+    "roles",
+    "playbooks",
+    "trainer",
+    "docs",
+    "inventory",
+    "README.md",
+    "CONTRIBUTING.md",
+    "demo.sh",
+    "train.yml",
+)
+EXCUSE = "words: ok"
+
+
+def problems(text: str) -> Iterator[tuple[int, str, str]]:
+    """(line, the word found, the usual one) of every line that has one."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if EXCUSE not in line:
+            for pattern, usual in PATTERNS.items():
+                if found := pattern.search(line):
+                    yield number, found[0], usual
+
+
+def files() -> list[Path]:
+    """What git knows of the folders that people read."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "--", *FOLDERS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [
+        ROOT / name for name in listed.stdout.splitlines() if Path(name).suffix in SUFFIXES and (ROOT / name).is_file()
+    ]
+
+
+def main(names: list[str]) -> int:
+    """Print what was found; 1 if there was anything."""
+    bad = 0
+    for path in [Path(name) for name in names] or files():
+        for number, found, usual in problems(path.read_text(encoding="utf-8")):
+            print(f"{path}:{number}: {found!r}; say: {usual}")
+            bad = 1
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
