@@ -39,10 +39,10 @@ def fill(folder: Path, megabytes: int) -> None:
         (folder / f"shard_{number:05d}.bin").write_bytes(secrets.token_bytes(megabytes * 1_000_000 // SHARDS))
 
 
-def sync(lan: Lan, number: int, **options: Any) -> dict[str, Any]:
-    """The module on one host, over its folder."""
+def shards(lan: Lan, module: str, number: int, **options: Any) -> dict[str, Any]:
+    """A module for shards on one host, over its folder."""
     folder = str(lan.folder / f"h{number}")
-    told = lan.module(number, "shard_sync", host=f"h{number}", path=folder, layout="files", **options)
+    told = lan.module(number, f"shard_{module}", host=f"h{number}", path=folder, **options)
     if told.get("failed"):
         raise SystemExit(told["msg"])
     return told
@@ -70,16 +70,16 @@ def measure(folder: Path, count: int, megabytes: int, rate: str) -> dict[str, fl
             )
             lan.run(number, *shape)
         fill(folder / "h0", megabytes)
-        manifest = sync(lan, 0, state="manifest")["manifest"]
+        manifest = shards(lan, "manifest", 0, layout="files")["manifest"]
         addresses = [f"10.9.0.{number + 1}" for number in range(count + 1)]
         secret = secrets.token_hex()
         common = {"manifest": manifest, "secret": secret}
         servers = [
-            sync(lan, number, state="serving", address=addresses[number], allow=addresses, **common)["server"]
+            shards(lan, "server", number, address=addresses[number], allow=addresses, **common)["server"]
             for number in range(count + 1)
         ]
         seconds = pull(lan, count, servers, addresses, common)
-        sent = [sum(sync(lan, number, state="stopped")["served"].values()) for number in range(count + 1)]
+        sent = [sum(shards(lan, "server", number, state="stopped")["served"].values()) for number in range(count + 1)]
     finally:
         lan.close()
     data = sum(entry["bytes"] for entry in manifest["files"])
@@ -91,7 +91,7 @@ def pull(lan: Lan, count: int, servers: list[dict[str, Any]], addresses: list[st
 
     def one(number: int) -> None:
         peers = [server for server in servers if server["host"] != f"h{number}"]
-        sync(lan, number, state="synced", peers=peers, address=addresses[number], **common)
+        shards(lan, "sync", number, layout="files", peers=peers, address=addresses[number], **common)
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(1, count + 1)]
     began = time.monotonic()

@@ -1,17 +1,16 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each state of the module shard_sync means, one function a state."""
+"""What the modules for shards do to a folder, one function each: describe, import, fetch, bring in line, link."""
 
 from __future__ import annotations
 
 import os
-import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share, url
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import url
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     Digests,
     Entry,
@@ -21,7 +20,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     check_space,
     choose,
     compare,
-    digest_of,
     entries,
     files_below,
     link,
@@ -35,65 +33,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     take_seeds,
     writing,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import Outcome, Request
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import Peer, Puller, part_bytes
-
-
-class Request(NamedTuple):
-    """The module's options after they were checked."""
-
-    host: str
-    path: str
-    check: bool
-    id: str
-    layout: str
-    full: bool  # read every byte again, whatever is remembered
-    manifest: dict[str, Any] | None
-    options: dict[str, Any]
-
-
-class Outcome:
-    """What the module returns, the same keys whether or not something changed."""
-
-    def __init__(self) -> None:
-        self.changed = False
-        self.manifest: dict[str, Any] | None = None
-        self.moved: list[str] = []
-        self.bytes = 0
-        self.sources: dict[str, int] = {}
-        self.repaired: dict[str, str] = {}
-        self.extra: list[str] = []
-        self.before = ""
-        self.after = ""
-        self.msg = ""
-        self.more: dict[str, Any] = {}
-
-    def as_result(self, seconds: float) -> dict[str, Any]:
-        result = {
-            "changed": self.changed,
-            "manifest": self.manifest,
-            "digest": digest_of(self.manifest) if self.manifest else None,
-            "moved": self.moved,
-            "bytes": self.bytes,
-            "seconds": round(seconds, 3),
-            "from": self.sources,
-            "repaired": self.repaired,
-            "extra": self.extra,
-            "msg": self.msg,
-            "diff": {"before": self.before, "after": self.after},
-        }
-        result.update(self.more)
-        return result
-
-
-def run(state: str, request: Request) -> dict[str, Any]:
-    """Does what a state asks for; trouble with the file system becomes one sentence."""
-    began = time.monotonic()
-    try:
-        outcome = STATES[state](request)
-    except OSError as why:
-        raise ShardsError(f"{request.host}: {why.filename or request.path}: {why.strerror or why}") from why
-    return outcome.as_result(time.monotonic() - began)
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # manifest: what is in the folder
@@ -251,75 +192,6 @@ def _problem(folder: str, name: str, digests: Digests, sha256: str | None) -> st
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# serving and stopped: handing on
-
-
-def serve(request: Request) -> Outcome:
-    """Starts the server over what is known to be right in the folder."""
-    outcome = Outcome()
-    options = request.options
-    ports = options["ports"] or {}
-    offer = share.Offer(
-        request.host,
-        request.path,
-        options["address"],
-        int(ports.get("low") or 0),
-        int(ports.get("high") or 0),
-        sorted(options["allow"]),
-        options["secret"],
-        options["lifetime"],
-        options["idle"],
-    )
-    state = share.running(request.path)
-    same = state is not None and share.is_same(request.path, offer)
-    outcome.changed = not same
-    outcome.before = _server_line(state)
-    outcome.after = _server_line(state) if same else f"serving {request.path} on {offer.address}\n"
-    if not same and not request.check:
-        make_folder(request.path, request.host)
-        share.stop(request.path)
-        _know_digests(request)
-        state = share.start(offer)
-    outcome.more = _server(offer.host, offer.address, state if not request.check or same else None)
-    return outcome
-
-
-def _know_digests(request: Request) -> None:
-    """Reads what has changed, so that the server offers all that is right from its first moment."""
-    wanted = entries(request.manifest or load_manifest(request.path) or {})
-    with writing(request.path, request.host):
-        digests = Digests(request.path, believe=not request.full)
-        compare(wanted, digests)
-        digests.save()
-
-
-def _server(host: str, address: str | None, state: dict[str, Any] | None) -> dict[str, Any]:
-    """As the peers are told of it, and its process and what it has sent."""
-    state = state or {}
-    return {
-        "server": {"host": host, "address": state.get("address") or address, "port": state.get("port")},
-        "pid": state.get("pid"),
-        "served": dict(state.get("served") or {}),
-    }
-
-
-def _server_line(state: dict[str, Any] | None) -> str:
-    return f"serving on {state['address']}:{state['port']}, pid {state['pid']}\n" if state else ""
-
-
-def stop(request: Request) -> Outcome:
-    """Ends the folder's server and forgets its secret."""
-    outcome = Outcome()
-    state = share.running(request.path)
-    outcome.changed = state is not None
-    outcome.before = _server_line(state)
-    if not request.check:
-        state = share.stop(request.path) or state
-    outcome.more = _server(request.host, None, state)
-    return outcome
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # synced: from the other hosts of the job
 
 
@@ -437,14 +309,3 @@ def _require_right(request: Request, wanted: list[Entry]) -> None:
             f"{request.host}: {plural(len(wrong), 'file')} of {request.path} not as the manifest says ({told}); "
             "sync the data set first (--tags data)"
         )
-
-
-STATES = {
-    "manifest": make_manifest,
-    "imported": import_folder,
-    "fetched": fetch,
-    "serving": serve,
-    "stopped": stop,
-    "synced": sync,
-    "linked": link_run,
-}

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 MODULES = (
     "doctor_info", "env_file", "host_info", "peer_check", "peer_firewall", "purge", "report", "run_files", "run_folder", "run_info",
-    "run_log", "shard_sync", "tmux_session", "trainer_files", "trainer_venv",
+    "run_log", "shard_fetch", "shard_import", "shard_links", "shard_manifest", "shard_server", "shard_sync", "tmux_session", "trainer_files", "trainer_venv",
 )  # fmt: skip
 # What programs of the host say to a module that runs some: nothing, what fits, and what no such program says.
 SAYINGS = (

@@ -8,7 +8,14 @@ import os
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import folder as shards_utils
-from ansible_collections.nanochat.ddp.plugins.modules import shard_sync
+from ansible_collections.nanochat.ddp.plugins.modules import (
+    shard_fetch,
+    shard_import,
+    shard_links,
+    shard_manifest,
+    shard_server,
+    shard_sync,
+)
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import SECRET, Host, describe, fill
 
 ALL = [*(f"shard_0000{n}.parquet" for n in range(3)), "tokenizer/tokenizer.pkl", "tokenizer/token_bytes.pt"]
@@ -26,7 +33,7 @@ def master(tmp_path):
 
 @pytest.fixture
 def sync(run_module, master, tmp_path):
-    """Brings the folder `store` in line with the master's."""
+    """The modules for folders of shards, between folders of this machine."""
 
     def run(_check_mode=False, **options):
         given = {
@@ -117,12 +124,12 @@ def test_run_reads_exactly_the_shards_of_the_plan(sync, run_module, tmp_path):
     run = tmp_path / "run"
     (run / "data").mkdir(parents=True)
     (run / "data/shard_00150.parquet").write_bytes(b"left by another plan")
-    options = {"path": str(tmp_path / "store"), "state": "linked", "dest": str(run)}
+    options = {"path": str(tmp_path / "store"), "dest": str(run)}
 
-    checked = run_module(shard_sync, _check_mode=True, **options)
+    checked = run_module(shard_links, _check_mode=True, **options)
     assert names(run / "data") == ["shard_00150.parquet"]
-    done = run_module(shard_sync, **options)
-    again = run_module(shard_sync, **options)
+    done = run_module(shard_links, **options)
+    again = run_module(shard_links, **options)
 
     assert names(run / "data") == ALL[:3]
     assert names(run / "tokenizer") == ["token_bytes.pt", "tokenizer.pkl"]
@@ -135,9 +142,7 @@ def test_run_is_not_given_a_broken_shard(sync, run_module, tmp_path):
     sync()
     (tmp_path / "store/shard_00001.parquet").write_bytes(b"PAR1")
 
-    result = run_module(
-        shard_sync, path=str(tmp_path / "store"), state="linked", dest=str(tmp_path / "run"), host="worker"
-    )
+    result = run_module(shard_links, path=str(tmp_path / "store"), dest=str(tmp_path / "run"), host="worker")
 
     assert result["failed"]
     assert "worker: 1 file of " in result["msg"] and "(shard_00001.parquet truncated)" in result["msg"]
@@ -145,17 +150,17 @@ def test_run_is_not_given_a_broken_shard(sync, run_module, tmp_path):
 
 def test_manifest_is_made_once_and_stays_the_truth(run_module, tmp_path):
     store = fill(tmp_path / "books")
-    options = {"path": str(store), "state": "manifest"}
+    options = {"path": str(store)}
 
-    checked = run_module(shard_sync, _check_mode=True, **options)
+    checked = run_module(shard_manifest, _check_mode=True, **options)
     assert not (store / "manifest.json").exists()
-    made = run_module(shard_sync, **options)
+    made = run_module(shard_manifest, **options)
     (store / "shard_00001.parquet").write_bytes(b"PAR1 broken")
-    kept = run_module(shard_sync, **options)
-    anew = run_module(shard_sync, **options, refresh=True)
+    kept = run_module(shard_manifest, **options)
+    rebuilt = run_module(shard_manifest, **options, refresh=True)
 
-    assert [one["changed"] for one in (checked, made, kept, anew)] == [True, True, False, True]
-    assert checked["manifest"] == made["manifest"] == kept["manifest"] != anew["manifest"]
+    assert [one["changed"] for one in (checked, made, kept, rebuilt)] == [True, True, False, True]
+    assert checked["manifest"] == made["manifest"] == kept["manifest"] != rebuilt["manifest"]
     assert made["manifest"]["id"] == "books"
 
 
@@ -172,7 +177,7 @@ def test_folder_that_is_no_data_set_is_told_what_it_lacks(run_module, tmp_path, 
     for path in remove:
         (store / path).unlink()
 
-    result = run_module(shard_sync, path=str(store), state="manifest", host="desktop")
+    result = run_module(shard_manifest, path=str(store), host="desktop")
 
     assert result["failed"]
     assert result["msg"].startswith("desktop: ") and told in result["msg"]
@@ -183,12 +188,12 @@ def test_field_07_existing_folder_is_cut_to_the_plan_and_not_copied(run_module, 
     fill(tmp_path, shards=0)  # the tokenizer beside it, where nanochat keeps it
     for path in ("tokenizer/tokenizer.pkl", "tokenizer/token_bytes.pt"):
         (source / path).unlink()
-    options = {"path": str(tmp_path / "store"), "state": "imported", "source": str(source), "shards": 3}
+    options = {"path": str(tmp_path / "store"), "source": str(source), "shards": 3}
 
-    checked = run_module(shard_sync, _check_mode=True, **options)
+    checked = run_module(shard_import, _check_mode=True, **options)
     assert not (tmp_path / "store").exists()
-    done = run_module(shard_sync, **options)
-    again = run_module(shard_sync, **options)
+    done = run_module(shard_import, **options)
+    again = run_module(shard_import, **options)
 
     store = tmp_path / "store"
     assert sorted(path.name for path in store.glob("*.parquet")) == [f"shard_0000{n}.parquet" for n in (0, 1, 8)]
@@ -199,9 +204,7 @@ def test_field_07_existing_folder_is_cut_to_the_plan_and_not_copied(run_module, 
 
 def test_too_few_shards_are_said(run_module, tmp_path):
     source = fill(tmp_path / "few")
-    result = run_module(
-        shard_sync, path=str(tmp_path / "s"), state="imported", source=str(source), shards=8, host="desktop"
-    )
+    result = run_module(shard_import, path=str(tmp_path / "s"), source=str(source), shards=8, host="desktop")
 
     assert result["failed"]
     assert f"desktop: {source} holds 3 shards (*.parquet), but 8 are wanted" in result["msg"]
@@ -210,7 +213,7 @@ def test_too_few_shards_are_said(run_module, tmp_path):
 def test_tokenizer_that_is_not_where_it_is_said_to_be(run_module, tmp_path):
     source = fill(tmp_path / "few")
     result = run_module(
-        shard_sync, path=str(tmp_path / "s"), state="imported", source=str(source), tokenizer="/nowhere", host="desktop"
+        shard_import, path=str(tmp_path / "s"), source=str(source), tokenizer="/nowhere", host="desktop"
     )
 
     assert result["failed"]
@@ -221,7 +224,7 @@ def test_serves_once_and_stops_what_it_started(run_module, tmp_path):
     store = fill(tmp_path / "books")
     serving = {
         "path": str(store),
-        "state": "serving",
+        "state": "started",
         "address": "127.0.0.1",
         "allow": ["127.0.0.1"],
         "secret": SECRET,
@@ -229,13 +232,13 @@ def test_serves_once_and_stops_what_it_started(run_module, tmp_path):
     }
     stopped = {"path": str(store), "state": "stopped"}
 
-    checked = run_module(shard_sync, _check_mode=True, **serving)
+    checked = run_module(shard_server, _check_mode=True, **serving)
     assert checked["changed"] and checked["server"]["port"] is None and not (store / ".share").exists()
-    started = run_module(shard_sync, **serving)
-    again = run_module(shard_sync, **serving)
-    would = run_module(shard_sync, _check_mode=True, **stopped)
-    ended = run_module(shard_sync, **stopped)
-    gone = run_module(shard_sync, **stopped)
+    started = run_module(shard_server, **serving)
+    again = run_module(shard_server, **serving)
+    would = run_module(shard_server, _check_mode=True, **stopped)
+    ended = run_module(shard_server, **stopped)
+    gone = run_module(shard_server, **stopped)
 
     assert started["changed"] and not again["changed"]
     assert started["server"] == again["server"] and started["server"]["port"] > 0
@@ -246,15 +249,15 @@ def test_serves_once_and_stops_what_it_started(run_module, tmp_path):
 
 
 def test_needs_a_secret_to_serve(run_module, tmp_path):
-    result = run_module(shard_sync, path=str(tmp_path), state="serving", address="127.0.0.1", allow=["127.0.0.1"])
+    result = run_module(shard_server, path=str(tmp_path), address="127.0.0.1", allow=["127.0.0.1"])
     assert result["failed"] and "secret" in result["msg"]
 
 
 def test_dead_url_is_named(run_module, tmp_path):
-    options = {"path": str(tmp_path / "s"), "state": "fetched", "url": "http://127.0.0.1:1/main", "shards": 2}
+    options = {"path": str(tmp_path / "s"), "url": "http://127.0.0.1:1/main", "shards": 2}
 
-    checked = run_module(shard_sync, _check_mode=True, **options)
-    failed = run_module(shard_sync, **options, retries=1, host="desktop")
+    checked = run_module(shard_fetch, _check_mode=True, **options)
+    failed = run_module(shard_fetch, **options, retries=1, host="desktop")
 
     assert checked["changed"] and checked["moved"] == ["shard_00000.parquet", "shard_06542.parquet"]
     assert failed["failed"]

@@ -1,0 +1,94 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the modules for folders of shards have in common: options, the checked request, and the result."""
+
+from __future__ import annotations
+
+import platform
+import time
+from typing import Any, Callable, NamedTuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import ShardsError, digest_of
+
+# The options of the documentation fragments shards and shards.verify.
+PATH: dict[str, Any] = {"path": {"type": "path", "required": True}, "host": {"type": "str"}}
+VERIFY: dict[str, Any] = {"verify": {"type": "str", "default": "changed", "choices": ["changed", "full"]}}
+
+
+class Request(NamedTuple):
+    """The module's options after they were checked."""
+
+    host: str
+    path: str
+    check: bool
+    id: str
+    layout: str
+    full: bool  # read every byte again, whatever is remembered
+    manifest: dict[str, Any] | None
+    options: dict[str, Any]
+
+
+class Outcome:
+    """What the module returns, the same keys whether or not something changed."""
+
+    def __init__(self) -> None:
+        self.changed = False
+        self.manifest: dict[str, Any] | None = None
+        self.moved: list[str] = []
+        self.bytes = 0
+        self.sources: dict[str, int] = {}
+        self.repaired: dict[str, str] = {}
+        self.extra: list[str] = []
+        self.before = ""
+        self.after = ""
+        self.msg = ""
+        self.more: dict[str, Any] = {}
+
+    def as_result(self, seconds: float) -> dict[str, Any]:
+        result = {
+            "changed": self.changed,
+            "manifest": self.manifest,
+            "digest": digest_of(self.manifest) if self.manifest else None,
+            "moved": self.moved,
+            "bytes": self.bytes,
+            "seconds": round(seconds, 3),
+            "from": self.sources,
+            "repaired": self.repaired,
+            "extra": self.extra,
+            "msg": self.msg,
+            "diff": {"before": self.before, "after": self.after},
+        }
+        result.update(self.more)
+        return result
+
+
+def run_module(make: Callable[[Request], Outcome], argument_spec: dict[str, Any], **checks: Any) -> None:
+    """A module from its options to its result; trouble with the file system becomes one sentence."""
+    module = checked_module(argument_spec=argument_spec, supports_check_mode=True, **checks)
+    given = module.params
+    request = Request(
+        host=given["host"] or platform.node(),
+        path=given["path"],
+        check=module.check_mode,
+        id=given.get("id") or "",
+        layout=given.get("layout", "data"),
+        full=given.get("verify") == "full",
+        manifest=given.get("manifest"),
+        options=given,
+    )
+    try:
+        module.exit_json(**run(make, request))
+    except ShardsError as why:
+        module.fail_json(msg=str(why))
+
+
+def run(make: Callable[[Request], Outcome], request: Request) -> dict[str, Any]:
+    """The result of one request."""
+    began = time.monotonic()
+    try:
+        outcome = make(request)
+    except OSError as why:
+        raise ShardsError(f"{request.host}: {why.filename or request.path}: {why.strerror or why}") from why
+    return outcome.as_result(time.monotonic() - began)

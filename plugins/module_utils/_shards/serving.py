@@ -1,0 +1,89 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Start and stop the server of a folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
+    Digests,
+    compare,
+    entries,
+    load_manifest,
+    make_folder,
+    writing,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import Outcome, Request
+
+
+def serve_or_stop(request: Request) -> Outcome:
+    """What the option state asks for."""
+    return stop(request) if request.options["state"] == "stopped" else serve(request)
+
+
+def serve(request: Request) -> Outcome:
+    """Starts the server over what is known to be right in the folder."""
+    outcome = Outcome()
+    options = request.options
+    ports = options["ports"] or {}
+    offer = share.Offer(
+        request.host,
+        request.path,
+        options["address"],
+        int(ports.get("low") or 0),
+        int(ports.get("high") or 0),
+        sorted(options["allow"]),
+        options["secret"],
+        options["lifetime"],
+        options["idle"],
+    )
+    state = share.running(request.path)
+    same = state is not None and share.is_same(request.path, offer)
+    outcome.changed = not same
+    outcome.before = _server_line(state)
+    outcome.after = _server_line(state) if same else f"serving {request.path} on {offer.address}\n"
+    if not same and not request.check:
+        make_folder(request.path, request.host)
+        share.stop(request.path)
+        _know_digests(request)
+        state = share.start(offer)
+    outcome.more = _server(offer.host, offer.address, state if not request.check or same else None)
+    return outcome
+
+
+def _know_digests(request: Request) -> None:
+    """Reads what has changed, so that the server offers all that is right from its first moment."""
+    wanted = entries(request.manifest or load_manifest(request.path) or {})
+    with writing(request.path, request.host):
+        digests = Digests(request.path, believe=not request.full)
+        compare(wanted, digests)
+        digests.save()
+
+
+def _server(host: str, address: str | None, state: dict[str, Any] | None) -> dict[str, Any]:
+    """As the peers are told of it, and its process and what it has sent."""
+    state = state or {}
+    return {
+        "server": {"host": host, "address": state.get("address") or address, "port": state.get("port")},
+        "pid": state.get("pid"),
+        "served": dict(state.get("served") or {}),
+    }
+
+
+def _server_line(state: dict[str, Any] | None) -> str:
+    return f"serving on {state['address']}:{state['port']}, pid {state['pid']}\n" if state else ""
+
+
+def stop(request: Request) -> Outcome:
+    """Ends the folder's server and forgets its secret."""
+    outcome = Outcome()
+    state = share.running(request.path)
+    outcome.changed = state is not None
+    outcome.before = _server_line(state)
+    if not request.check:
+        state = share.stop(request.path) or state
+    outcome.more = _server(request.host, None, state)
+    return outcome
