@@ -16,7 +16,7 @@ def preflight_peers(plan: Any, answers: Any, host: str) -> list[dict[str, Any]]:
     """The responders of the other hosts, from the next rank on."""
     if not isinstance(plan, Mapping) or not isinstance(answers, Mapping):
         raise AnsibleFilterError(
-            "preflight_peers wants a plan and a dictionary from host to what peer_check returned there"
+            "preflight_peers wants a plan and a dictionary from host to what peer_responder returned there"
         )
     return peers_of(plan, {name: answer for name, answer in answers.items() if isinstance(answer, Mapping)}, host)
 

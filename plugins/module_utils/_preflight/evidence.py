@@ -9,8 +9,9 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 
 class Evidence(NamedTuple):
-    """All that is known, each by host: use probes, tries (what peer_check returned), firewalls (what peer_firewall),
-    gloo (the all-reduce), manifests (digest of each host's data), files (those that are not as the manifest says, and how).
+    """All that is known, each by host: probes, tries (what peer_responder and peer_check returned), firewalls (what
+    peer_firewall predicted), gloo (the all-reduce), manifests (digest of each host's data), files (those that are not as
+    the manifest says, and how).
     Missing hosts and empty mappings are fine."""
 
     plan: Mapping[str, Any]
@@ -50,7 +51,7 @@ def others_in_turn(plan: Mapping[str, Any], host: str) -> list[str]:
 def peers_of(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, Any]]:
     """What a host is to connect to: the responders of the others that could start one."""
     found = ((other, (tries.get(other) or {}).get("responder")) for other in others_in_turn(plan, host))
-    return [dict(responder) for dummy, responder in found if responder]
+    return [{key: responder[key] for key in ("address", "ports", "token")} for dummy, responder in found if responder]
 
 
 def with_hosts(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, Any]]:

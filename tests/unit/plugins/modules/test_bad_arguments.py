@@ -24,13 +24,15 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_check as ways
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share
-from ansible_collections.nanochat.ddp.plugins.modules import peer_check
+from ansible_collections.nanochat.ddp.plugins.modules import peer_responder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 MODULES = (
-    "doctor_info", "env_file", "host_info", "peer_check", "peer_firewall", "purge", "report", "run_files", "run_folder", "run_info",
-    "run_log", "shard_fetch", "shard_import", "shard_links", "shard_manifest", "shard_server", "shard_sync", "tmux_session", "trainer_files", "trainer_venv",
+    "doctor_info", "env_file", "host_info", "peer_check", "peer_firewall", "peer_responder", "purge", "report", "run_files",
+    "run_folder", "run_info",
+    "run_log", "shard_fetch", "shard_import", "shard_links", "shard_manifest", "shard_server", "shard_sync",
+    "tmux_session", "trainer_files", "trainer_venv",
 )  # fmt: skip
 # What programs of the host say to a module that runs some: nothing, what fits, and what no such program says.
 SAYINGS = (
@@ -179,8 +181,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("HOME", str(folder))
         patch.setenv("TMUX_TMPDIR", str(folder))
         patch.setattr(basic.AnsibleModule, "_log_to_syslog", lambda self, message: None)
-        patch.setattr(peer_check, "start", lambda ask: {"responder": {}, "holders": []})
-        patch.setattr(peer_check, "stop", lambda pid, started: False)
+        patch.setattr(peer_responder, "start", lambda ask: {"responder": {}, "holders": []})
+        patch.setattr(peer_responder, "stop", lambda pid, started: False)
         patch.setattr(ways.socket, "create_connection", _refuse)
         patch.setattr(share.subprocess, "Popen", _refuse)
         patch.setattr(basic.AnsibleModule, "run_command", _says)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""peer_check against real sockets of this machine."""
+"""peer_check and peer_responder against real sockets of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import alive, start_ticks
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_check as peer_check_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_responder as responder_utils
-from ansible_collections.nanochat.ddp.plugins.modules import peer_check
+from ansible_collections.nanochat.ddp.plugins.modules import peer_check, peer_responder
 
 HOST = "127.0.0.1"
 
@@ -27,7 +27,7 @@ def listening(run_module):
     started = []
 
     def start(**options):
-        result = run_module(peer_check, state="listening", **{"address": HOST, "deadline": 20, **options})
+        result = run_module(peer_responder, **{"address": HOST, "deadline": 20, **options})
         if result.get("responder"):
             started.append(result["responder"])
         return result
@@ -38,9 +38,8 @@ def listening(run_module):
 
 
 def check(run_module, responder, **options):
-    return run_module(peer_check, state="checked", address=responder["address"], peers=[responder], **options)["links"][
-        0
-    ]
+    peer = {key: responder[key] for key in ("address", "ports", "token")}
+    return run_module(peer_check, address=peer["address"], peers=[peer], **options)["links"][0]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -125,10 +124,11 @@ def test_a_port_that_a_policy_denies_is_told_and_not_taken_for_one_in_use(listen
 def test_the_process_ends_when_it_is_told(run_module, listening):
     responder = listening()["responder"]
     assert alive(responder["pid"], responder["started"])
-    assert run_module(peer_check, state="stopped", responder=responder)["stopped"] is True
+    its = {"pid": responder["pid"], "started": responder["started"]}
+    assert run_module(peer_responder, state="stopped", **its)["stopped"] is True
     assert not alive(responder["pid"], responder["started"])
-    assert run_module(peer_check, state="stopped", responder=responder)["stopped"] is False
-    assert run_module(peer_check, state="stopped")["stopped"] is False
+    assert run_module(peer_responder, state="stopped", **its)["stopped"] is False
+    assert "pid" in run_module(peer_responder, state="stopped")["msg"]
 
 
 def test_the_process_ends_by_itself(listening):
@@ -147,12 +147,12 @@ def ended(pidfd, seconds):
 
 def test_another_process_with_that_number_is_never_signalled(run_module):
     mine = {"pid": os.getpid(), "started": start_ticks(os.getpid()) + 1}
-    assert run_module(peer_check, state="stopped", responder=mine)["stopped"] is False
+    assert run_module(peer_responder, state="stopped", **mine)["stopped"] is False
 
 
 def test_bad_input_is_named(run_module):
-    assert "'80-x' is no port" in run_module(peer_check, state="listening", address=HOST, data_ports="80-x")["msg"]
-    assert "address" in run_module(peer_check, state="checked")["msg"]
+    assert "'80-x' is no port" in run_module(peer_responder, address=HOST, data_ports="80-x")["msg"]
+    assert "address" in run_module(peer_check)["msg"]
 
 
 def test_each_kind_of_failure_has_a_word():

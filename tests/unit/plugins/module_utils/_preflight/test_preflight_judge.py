@@ -458,12 +458,13 @@ def test_in_each_moment_every_host_measures_towards_a_different_one():
 
 def test_links_are_told_of_the_host_they_lead_to_when_one_does_not_answer():
     plan = {"nodes": [{"host": name} for name in "abc"]}
+    answering = {"address": "third", "ports": [1], "token": "x"}
     tries = {
-        "a": {"responder": {"pid": 1}, "links": [{"address": "third"}]},
+        "a": {"responder": {**answering, "pid": 1}, "links": [{"address": "third"}]},
         "b": {"responder": {}, "links": []},
-        "c": {"responder": {"pid": 3}, "links": []},
+        "c": {"responder": {**answering, "pid": 3}, "links": []},
     }
-    assert peers_of(plan, tries, "a") == [{"pid": 3}]
+    assert peers_of(plan, tries, "a") == [answering]
     assert with_hosts(plan, tries, "a") == [{"address": "third", "host": "c"}]
 
 

@@ -127,7 +127,7 @@ def test_a_runner_of_another_boot_or_another_process_is_gone(folder: Folder) -> 
         folder.put("session.json", session(**gone))
         run = folder.read()
         assert run["state"] == "crashed"
-        assert "gone without a word" in run["error"]
+        assert "disappeared without an exit status" in run["error"]
 
 
 def test_a_trainer_started_by_hand_runs_while_its_heart_beats(folder: Folder) -> None:
