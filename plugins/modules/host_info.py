@@ -126,7 +126,7 @@ probe:
       returned: success
       sample: {backend: ufw, active: true, readable: false}
     sudo:
-      description: Root's rights without a password. One of C(root), C(passwordless) and C(none). The role probe adds C(password).
+      description: Root's rights without a password. One of C(root), C(passwordless) and C(none). The role plan adds C(password).
       type: str
       returned: success
       sample: none

@@ -192,15 +192,15 @@ def ranks(stage: Stage) -> Any:
 
 
 def test_steps_get_one_line_each_with_mark_time_and_changes(stage: Stage) -> None:
-    stage.role("probe", [set_fact(a=1)])
-    stage.role("plan", [debug("rank 0: node1\nrank 1: node2", run_once=True)])
+    stage.role("plan", [set_fact(a=1)])
+    stage.role("preflight", [debug("rank 0: node1\nrank 1: node2", run_once=True)])
     copy = {"content": "x", "dest": f"{stage.folder}/{{{{ inventory_hostname }}}}.txt", "mode": "0600"}
     stage.role("launch", [task("Write", "ansible.builtin.copy", copy)])
-    plays = [{"roles": ["probe", "plan", "launch"]}]
+    plays = [{"roles": ["plan", "preflight", "launch"]}]
     lines = stage.play(plays).splitlines()
-    assert re.fullmatch(r"ok probe +\d\.\d s", lines[0])
-    assert lines[1:4] == ["plan", "  rank 0: node1", "  rank 1: node2"]
-    assert re.fullmatch(r"ok plan +\d\.\d s", lines[4])
+    assert re.fullmatch(r"ok plan +\d\.\d s", lines[0])
+    assert lines[1:4] == ["preflight", "  rank 0: node1", "  rank 1: node2"]
+    assert re.fullmatch(r"ok preflight +\d\.\d s", lines[4])
     assert re.fullmatch(r"ok launch +\d\.\d s   changed: node1 1, node2 1", lines[5])
     assert re.fullmatch(r"done in \d\.\d s; changed: node1 1, node2 1", lines[6])
     assert len(lines) == 7
@@ -219,12 +219,12 @@ def test_a_role_that_a_step_makes_use_of_is_no_step_of_its_own(stage: Stage) -> 
 
 
 def test_a_terminal_gets_marks_and_colours_and_no_task_list(stage: Stage) -> None:
-    stage.role("probe", [set_fact(a=1)])
-    seen = stage.terminal([{"roles": ["probe"]}])
-    assert on_screen(seen)[0].startswith("✔ probe")
+    stage.role("plan", [set_fact(a=1)])
+    seen = stage.terminal([{"roles": ["plan"]}])
+    assert on_screen(seen)[0].startswith("✔ plan")
     assert "\x1b[0;32m" in seen
     assert "TASK" not in seen
-    plain = stage.terminal([{"roles": ["probe"]}], NO_COLOR="1")
+    plain = stage.terminal([{"roles": ["plan"]}], NO_COLOR="1")
     assert "\x1b[0;32m" not in plain
 
 

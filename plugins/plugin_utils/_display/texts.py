@@ -11,7 +11,7 @@ from typing import Any
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import counted_text
 
-STORY = ("probe", "plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")
+STORY = ("plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")
 # What these say is a whole sentence; the name of their task adds nothing.
 SPEAKING = ("fail", "assert", "ansible.builtin.fail", "ansible.builtin.assert")
 CHECKED_ARGUMENTS = "Validating arguments"
