@@ -6,56 +6,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json
-
-OPTIONS = {
-    "plan": {"type": "dict", "required": True},
-    "evidence": {"type": "dict", "required": True},
-    "stall_factor": {"type": "float", "default": 5.0},
-    "secrets": {"type": "list", "elements": "dict", "default": []},
-    "file": {"type": "path"},
-}
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import JudgingAction, evidence_of, keep
 
 
-class ActionModule(ActionBase):
+class ActionModule(JudgingAction):
     """Judges what every host's task registered, and keeps all of it in a file."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-    _supports_diff = False
+    OPTIONS: ClassVar[dict[str, Any]] = {
+        "plan": {"type": "dict", "required": True},
+        "evidence": {"type": "dict", "required": True},
+        "stall_factor": {"type": "float", "default": 5.0},
+        "secrets": {"type": "list", "elements": "dict", "default": []},
+        "file": {"type": "path"},
+    }
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        options = self.validate_argument_spec(OPTIONS)[1]
+    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+        """The verdict, with its evidence."""
         plan, evidence = options["plan"], options["evidence"]
-        missing = [node["host"] for node in plan["nodes"] if node["host"] not in evidence]
-        if missing:
-            raise AnsibleError(f"There is no evidence, not even a failed one, of {', '.join(missing)}.")
-        told = diagnose(plan, {node["host"]: evidence[node["host"]] for node in plan["nodes"]}, options["stall_factor"])
+        told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence), options["stall_factor"])
         summary = {"verdict": told["verdict"], "summary": told["evidence"]}
-        self.write(options["file"], bundle(plan, evidence, options["secrets"], summary))
-        result.update(told, changed=False, text=text_of(told, options["file"]))
-        return result
-
-    @staticmethod
-    def write(path: str | None, document: Mapping[str, Any]) -> None:
-        """Keep it on the controller, for its owner alone."""
-        if path:
-            try:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                write_json(path, document, 0o600)
-            except OSError as error:
-                raise AnsibleError(
-                    f"The evidence could not be written to {path} on the controller: {error.strerror}."
-                ) from None
+        keep(options["file"], bundle(plan, evidence, options["secrets"], summary), "The evidence", 0o600)
+        return {**told, "text": text_of(told, options["file"])}
 
 
 def text_of(told: Mapping[str, Any], path: str | None) -> str:

@@ -9,11 +9,10 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ansible import constants, context
 from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES
@@ -30,51 +29,40 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import (
     render_findings,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import look
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import JudgingAction
 
 display = Display()
 STORY = "nanochat.ddp.story"
 REQUIREMENTS = Path(__file__).parents[2] / "trainer" / "requirements.txt"
 
 
-class ActionModule(ActionBase):
+class ActionModule(JudgingAction):
     """Reads the settings and probes of every host, and returns the plan."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-    _supports_diff = False
+    OPTIONS: ClassVar[dict[str, Any]] = {
+        "hosts": {"type": "list", "elements": "str", "required": True},
+        "stage": {"type": "str", "choices": ["settings", "questions", "plan"], "default": "plan"},
+        "tolerant": {"type": "bool", "default": False},
+        "show": {"type": "str", "choices": ["text", "json", "none"], "default": "none"},
+        "file": {"type": "path"},
+    }
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        dummy, options = self.validate_argument_spec(
-            {
-                "hosts": {"type": "list", "elements": "str", "required": True},
-                "stage": {"type": "str", "choices": ["settings", "questions", "plan"], "default": "plan"},
-                "tolerant": {"type": "bool", "default": False},
-                "show": {"type": "str", "choices": ["text", "json", "none"], "default": "none"},
-                "file": {"type": "path"},
-            }
-        )
+    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan, or what stands against it."""
         try:
-            hosts = [host_of(name, task_vars or {}) for name in options["hosts"]]
+            hosts = [host_of(name, task_vars) for name in options["hosts"]]
             if options["stage"] == "settings":
-                return {**result, "changed": False, "controller": controller_settings(hosts)}
-            refuse_limit(options["hosts"], (task_vars or {}).get("ansible_play_hosts_all"), options["tolerant"])
+                return {"controller": controller_settings(hosts)}
+            refuse_limit(options["hosts"], task_vars.get("ansible_play_hosts_all"), options["tolerant"])
             if options["stage"] == "questions":
                 warn_of_forks(len(hosts))
-                return {**result, "changed": False, "questions": questions(hosts)}
+                return {"questions": questions(hosts)}
             asked = controller_questions(hosts)
             # A repository may take its time to answer, and looking at a run or stopping it needs none.
             here = look({**asked, "git": None} if options["tolerant"] else asked, os.environ)
             outcome = make_plan(hosts, requirements(), options["tolerant"], here)
         except PlanError as error:
-            return {
-                **result,
-                "failed": True,
-                "changed": False,
-                "msg": str(error),
-                "problems": error.findings,
-            }
+            return {"failed": True, "msg": str(error), "problems": error.findings}
         text = render(outcome.plan)
         document = json.dumps(as_json(outcome.plan, outcome.findings), indent=2) + "\n"
         if options["show"] == "json":
@@ -84,9 +72,13 @@ class ActionModule(ActionBase):
             # The progress display of this collection shows findings by itself.
             if constants.DEFAULT_STDOUT_CALLBACK != STORY and outcome.findings:
                 display.display(render_findings(outcome.findings) + "\n")
-        result["changed"] = self.write(options["file"], document)
-        result.update(plan=outcome.plan, findings=outcome.findings, controller=outcome.controller, text=text)
-        return result
+        return {
+            "changed": self.write(options["file"], document),
+            "plan": outcome.plan,
+            "findings": outcome.findings,
+            "controller": outcome.controller,
+            "text": text,
+        }
 
     def write(self, path: str | None, document: str) -> bool:
         """Keep the plan in a file of the controller; whether that changes anything."""

@@ -8,12 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ansible import constants as C
-from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
@@ -27,32 +24,28 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict im
     slowest_link,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.text import findings_text, links_text, summary
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import JudgingAction, keep
 
 display = Display()
-OPTIONS = {
-    "plan": {"type": "dict", "required": True},
-    "evidence": {"type": "dict", "required": True},
-    "plan_findings": {"type": "list", "elements": "dict", "default": []},
-    "before_network": {"type": "bool", "default": False},
-    "rehearsal": {"type": "bool", "default": False},
-    "running": {"type": "bool", "default": False},
-    "strict": {"type": "bool", "default": False},
-    "show": {"type": "str", "choices": ["text", "json", "none"], "default": "text"},
-    "file": {"type": "path"},
-}
 
 
-class ActionModule(ActionBase):
+class ActionModule(JudgingAction):
     """Judges what every host's tasks registered, shows it, and fails where the run must not start."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-    _supports_diff = False
+    OPTIONS: ClassVar[dict[str, Any]] = {
+        "plan": {"type": "dict", "required": True},
+        "evidence": {"type": "dict", "required": True},
+        "plan_findings": {"type": "list", "elements": "dict", "default": []},
+        "before_network": {"type": "bool", "default": False},
+        "rehearsal": {"type": "bool", "default": False},
+        "running": {"type": "bool", "default": False},
+        "strict": {"type": "bool", "default": False},
+        "show": {"type": "str", "choices": ["text", "json", "none"], "default": "text"},
+        "file": {"type": "path"},
+    }
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        options = self.validate_argument_spec(OPTIONS)[1]
+    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+        """Findings, prediction and links."""
         seen = options["evidence"]
         evidence = gather(options)
         findings = in_order([*judge(evidence), *missing(evidence.plan, seen), *unmeasured(evidence.plan, seen)])
@@ -66,12 +59,11 @@ class ActionModule(ActionBase):
             "links": links_of(evidence),
         }
         self.show(options["show"], evidence, document)
-        self.write(options["file"], document)
+        # Kept for comparing with what happens.
+        keep(None if self._task.check_mode else options["file"], document, "The findings")
         stopping = [one for one in findings if one["severity"] in ((ERROR, WARNING) if options["strict"] else (ERROR,))]
-        result.update(document, changed=False, failed=bool(stopping))
-        if stopping:
-            result["msg"] = summary(stopping)
-        return result
+        said = {"msg": summary(stopping)} if stopping else {}
+        return {**document, "failed": bool(stopping), **said}
 
     def show(self, how: str, evidence: Evidence, document: Mapping[str, Any]) -> None:
         """A table for people, or JSON for programs."""
@@ -86,18 +78,6 @@ class ActionModule(ActionBase):
             text = "\n\n".join(part for part in parts if part)
             if text:
                 display.display(text + "\n")
-
-    def write(self, path: str | None, document: Mapping[str, Any]) -> None:
-        """Keep it on the controller, for comparing with what happens."""
-        if not path or self._task.check_mode:
-            return
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise AnsibleError(
-                f"The findings could not be written to {path} on the controller: {error.strerror}."
-            ) from None
 
 
 def gather(options: Mapping[str, Any]) -> Evidence:

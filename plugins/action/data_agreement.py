@@ -1,0 +1,34 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Refuses hosts whose runs read different files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import JudgingAction, evidence_of
+
+
+class ActionModule(JudgingAction):
+    """Compares what shard_links returned on every host of the plan."""
+
+    OPTIONS: ClassVar[dict[str, Any]] = {
+        "plan": {"type": "dict", "required": True},
+        "evidence": {"type": "dict", "required": True},
+    }
+
+    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+        """Fails with a sentence for each host that differs from the master."""
+        nodes = {node["host"]: node for node in options["plan"]["nodes"]}
+        master = options["plan"]["master"]["host"]
+        seen = evidence_of(nodes, options["evidence"], "digest")
+        right = seen[master]["digest"]
+        differing = [
+            f"{host} reads other files than {master}: {one['digest']} in {nodes[host]['run_dir']}, {right} there. "
+            "Run --tags data again, with -e data_verify=full if it persists."
+            for host, one in seen.items()
+            if one["digest"] != right
+        ]
+        return {"failed": bool(differing), "msg": "\n".join(differing)}
