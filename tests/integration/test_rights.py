@@ -41,7 +41,7 @@ def rights(tmp_path):
         plan = Play(tmp_path, ["desk", "free"], {"data": {"id": "none"}}, {"ANSIBLE_BECOME_ALLOW_SAME_USER": "1"})
         plan.variables = {
             "ansible_become_exe": str(sudo),
-            "__probe_seen": {"probe": {"sudo": "{{ 'none' if inventory_hostname == 'desk' else 'passwordless' }}"}},
+            "__plan_seen": {"probe": {"sudo": "{{ 'none' if inventory_hostname == 'desk' else 'passwordless' }}"}},
             **({} if password is None else {"ansible_become_password": password}),
         }
         return plan.run("probe:rights")
