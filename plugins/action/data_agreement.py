@@ -12,21 +12,21 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import Judgi
 
 
 class ActionModule(JudgingAction):
-    """Compares what shard_links returned on every host of the plan."""
+    """Compares what shard_links returned on every host."""
 
     OPTIONS: ClassVar[dict[str, Any]] = {
-        "plan": {"type": "dict", "required": True},
+        "hosts": {"type": "list", "elements": "str", "required": True},
+        "master": {"type": "str", "required": True},
         "evidence": {"type": "dict", "required": True},
     }
 
     def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
-        """Fails with a sentence for each host that differs from the master."""
-        nodes = {node["host"]: node for node in options["plan"]["nodes"]}
-        master = options["plan"]["master"]["host"]
-        seen = evidence_of(nodes, options["evidence"], "digest")
+        """Fails with a sentence for each host that differs from the one that made the data set."""
+        master = options["master"]
+        seen = evidence_of([master, *options["hosts"]], options["evidence"], "digest")
         right = seen[master]["digest"]
         differing = [
-            f"{host} reads other files than {master}: {one['digest']} in {nodes[host]['run_dir']}, {right} there. "
+            f"{host} reads other files than {master}: {one['digest']} in its run folder, {right} there. "
             "Run --tags data again, with -e data_verify=full if it persists."
             for host, one in seen.items()
             if one["digest"] != right

@@ -17,12 +17,17 @@ description:
 extends_documentation_fragment:
   - nanochat.ddp.reader
 options:
-  plan:
-    description: The plan.
-    type: dict
+  hosts:
+    description: The hosts to compare.
+    type: list
+    elements: str
+    required: true
+  master:
+    description: The host that made or fetched the data set, with which the others are compared.
+    type: str
     required: true
   evidence:
-    description: For every host of the plan what M(nanochat.ddp.shard_links) returned. That there is none of a host is an error.
+    description: For every host what M(nanochat.ddp.shard_links) returned. That there is none of a host is an error.
     type: dict
     required: true
 """
@@ -30,7 +35,8 @@ options:
 EXAMPLES = r"""
 - name: Check that every host reads the same files
   nanochat.ddp.data_agreement:
-    plan: "{{ ddp_plan }}"
+    hosts: "{{ ansible_play_hosts }}"
+    master: "{{ ddp_plan.master.host }}"
     evidence: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'linked'))) }}"
   run_once: true
 """

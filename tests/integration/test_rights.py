@@ -44,7 +44,7 @@ def rights(tmp_path):
             "__plan_seen": {"probe": {"sudo": "{{ 'none' if inventory_hostname == 'desk' else 'passwordless' }}"}},
             **({} if password is None else {"ansible_become_password": password}),
         }
-        return plan.run("probe:rights")
+        return plan.run("plan:rights")
 
     return play
 

@@ -56,14 +56,18 @@ def test_a_host_without_evidence_is_never_taken_for_one_where_nothing_was_found(
     with pytest.raises(AnsibleError, match=r"no evidence.* of laptop"):
         judge(launch_decision, plan=PLAN, evidence=evidence)
     with pytest.raises(AnsibleError, match=r"no evidence.* of laptop"):
-        judge(data_agreement, plan=PLAN, evidence={"desktop": {"digest": "x"}})
+        judge(data_agreement, hosts=["desktop", "laptop"], master="desktop", evidence={"desktop": {"digest": "x"}})
 
 
 def test_a_host_that_reads_other_files_is_named(judge):
     same = {"desktop": {"digest": "x"}, "laptop": {"digest": "x"}}
-    assert not judge(data_agreement, plan=PLAN, evidence=same)["failed"]
-    told = judge(data_agreement, plan=PLAN, evidence={**same, "laptop": {"digest": "y"}})
-    assert told["failed"] and told["msg"].startswith("laptop reads other files than desktop: y in /l/runs/d4, x there.")
+    assert not judge(data_agreement, hosts=["desktop", "laptop"], master="desktop", evidence=same)["failed"]
+    told = judge(
+        data_agreement, hosts=["desktop", "laptop"], master="desktop", evidence={**same, "laptop": {"digest": "y"}}
+    )
+    assert told["failed"] and told["msg"].startswith(
+        "laptop reads other files than desktop: y in its run folder, x there."
+    )
 
 
 def venv(torch: str = "2.13.0+cpu", python: str = "3.11", **packages: str) -> dict[str, Any]:
