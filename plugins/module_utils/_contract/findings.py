@@ -8,7 +8,7 @@ docs/troubleshooting.md is generated from it, so a search for the words that a u
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import (
     findings_of_plan,
@@ -17,7 +17,20 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import Kind
 
-Finding = Dict[str, Any]
+
+class Finding(TypedDict):
+    """One thing worth saying, made where it is seen; `facts` is what programs want of it."""
+
+    code: str
+    severity: str
+    host: str
+    peer: Optional[str]
+    seen: str
+    why: str
+    remedy: str
+    facts: Dict[str, Any]
+
+
 CATALOGUE: Dict[str, Kind] = {
     **findings_of_plan.KINDS,
     **findings_of_preflight.KINDS,
@@ -53,7 +66,7 @@ def finding(
 
 def sentence(found: Finding) -> str:
     """What was seen, with a mark at its end."""
-    seen = str(found["seen"])
+    seen = found["seen"]
     return seen if seen.endswith(("?", "!")) else seen.rstrip(".") + "."
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, Answer, Evidence, answers_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import MISSED, Death, death_of, was_killed
@@ -98,7 +98,7 @@ def diagnose(plan: Mapping[str, Any], results: Mapping[str, Any], stall_factor: 
 # -- the questions, each a verdict or None ------------------------------------------------------------------------------
 
 
-def silent(case: Case) -> Optional[Dict[str, Any]]:
+def silent(case: Case) -> Optional[Finding]:
     """A host that does not answer explains all, unless a rank that does answer died of something of its own."""
     gone = case.silent()
     if not gone or (own_deaths(case) and not stalled(case)):
@@ -124,7 +124,7 @@ def silent(case: Case) -> Optional[Dict[str, Any]]:
     return finding("rank-host-no-answer", gone[0], seen.rstrip(".") + ".")
 
 
-def not_examined(case: Case) -> Optional[Dict[str, Any]]:
+def not_examined(case: Case) -> Optional[Finding]:
     """Missing evidence is no evidence of health; what is certain without it is said first."""
     failed = sorted(host for host, answer in case.answers.items() if answer.failure == FAILED)
     if not failed:
@@ -138,7 +138,7 @@ def own_deaths(case: Case) -> List[str]:
     return [host for host, state in case.states().items() if state == CRASHED and not case.death(host).is_echo]
 
 
-def died(case: Case) -> Optional[Dict[str, Any]]:
+def died(case: Case) -> Optional[Finding]:
     """The first cause among the ranks that crashed; a rank that only heard of it is not to blame."""
     crashed = [host for host, state in case.states().items() if state == CRASHED]
     if not crashed:
@@ -150,7 +150,7 @@ def died(case: Case) -> Optional[Dict[str, Any]]:
     return cause_of(case, min(causes, key=lambda one: (case.death(one).code == "rank-failed", ended[one])))
 
 
-def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Dict[str, Any]]:
+def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
     """All ranks that ended were left alone by another one: whom they blame."""
     for host in crashed:
         death, text = case.death(host), error_of(case.known()[host])
@@ -174,7 +174,7 @@ def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Dict[str, Any]]:
     return None
 
 
-def cause_of(case: Case, host: str) -> Dict[str, Any]:
+def cause_of(case: Case, host: str) -> Finding:
     found = case.known()[host]
     run, code = found["run"], case.death(host).code
     at = " at step %s" % run["step"] if run.get("step") is not None else " before its first step"
@@ -189,7 +189,7 @@ def cause_of(case: Case, host: str) -> Dict[str, Any]:
     return finding(code, host, "%s %s%s%s" % (case.name(host), what, at, ": " + words if words else "."))
 
 
-def not_running(case: Case) -> Optional[Dict[str, Any]]:
+def not_running(case: Case) -> Optional[Finding]:
     states = case.states()
     if "running" not in states.values():
         summary = ", ".join("%s %s" % (case.name(host), state) for host, state in sorted(states.items()))
@@ -201,7 +201,7 @@ def not_running(case: Case) -> Optional[Dict[str, Any]]:
     return None
 
 
-def frozen(case: Case) -> Optional[Dict[str, Any]]:
+def frozen(case: Case) -> Optional[Finding]:
     for host, found in case.known().items():
         process = found.get("process") or {}
         age = found["run"].get("heartbeat_age")
@@ -219,7 +219,7 @@ def frozen(case: Case) -> Optional[Dict[str, Any]]:
     return None
 
 
-def cut(case: Case) -> Optional[Dict[str, Any]]:
+def cut(case: Case) -> Optional[Finding]:
     """A link on which packets are lost: the active probe says it outright, sockets that send again and again suggest it."""
     for host, found in case.known().items():
         nic = next((node.get("nic") for node in case.plan["nodes"] if node["host"] == host), None)
@@ -253,7 +253,7 @@ def nic_down(found: Evidence, nic: Optional[str]) -> bool:
     return nic not in nics or nics[nic]["state"] in ("down", "lowerlayerdown", "notpresent")
 
 
-def behind(case: Case) -> Optional[Dict[str, Any]]:
+def behind(case: Case) -> Optional[Finding]:
     """The rank that has not reached the collective at which the others wait."""
     full = no_room(case)
     if full:
@@ -279,7 +279,7 @@ def behind(case: Case) -> Optional[Dict[str, Any]]:
     return finding(code, late, "%s did not arrive: it stands in phase %s%s.%s" % (case.name(late), phase, at, waits))
 
 
-def slow(case: Case, host: str) -> Dict[str, Any]:
+def slow(case: Case, host: str) -> Finding:
     found = case.known()[host]
     phase, reasons = found["run"].get("phase") or "unknown", slow_reasons(found)
     seen = "%s is behind the others in phase %s but works (%d %% of a core)"
@@ -287,7 +287,7 @@ def slow(case: Case, host: str) -> Dict[str, Any]:
     return finding("rank-slow", host, seen + (": " + "; ".join(reasons) if reasons else "") + ".")
 
 
-def no_room(case: Case) -> Optional[Dict[str, Any]]:
+def no_room(case: Case) -> Optional[Finding]:
     """A rank that cannot save, though it is still there."""
     for host, found in case.known().items():
         free = (found.get("system") or {}).get("disk_free")
@@ -334,7 +334,7 @@ def positions(case: Case) -> Dict[str, Tuple[int, int]]:
     }
 
 
-def stuck(case: Case) -> Optional[Dict[str, Any]]:
+def stuck(case: Case) -> Optional[Finding]:
     """Nobody is behind the others: all wait, or all compute."""
     known = case.known()
     if any(map(works, known.values())):
@@ -351,7 +351,7 @@ def stuck(case: Case) -> Optional[Dict[str, Any]]:
     return finding("rank-stuck", host, seen)
 
 
-def healthy(case: Case) -> Dict[str, Any]:
+def healthy(case: Case) -> Finding:
     """All live and none is stuck: say how fast, and who sets the pace."""
     known = case.known()
     host = case.plan["master"]["host"] if case.plan["master"]["host"] in known else sorted(known)[0]

@@ -262,9 +262,7 @@ def architectures(hosts: Sequence[Host]) -> list[Finding]:
     return [finding("architecture-differs", next(iter(by_arch.values()))[0], seen)]
 
 
-def remarks(
-    host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def remarks(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
     """What does not stop a run but is worth knowing; of a machine with several nodes it is told once."""
     here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
     if here[0].name != host.name:

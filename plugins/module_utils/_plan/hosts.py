@@ -146,7 +146,7 @@ class Chooser:
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
         self.problems: list[Finding] = []
-        self.findings: list[dict[str, Any]] = []
+        self.findings: list[Finding] = []
 
     def links(self) -> dict[str, Link]:
         told = any(host.settings["ddp_nic"] or host.settings["ddp_address"] for host in self.hosts)

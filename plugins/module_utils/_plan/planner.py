@@ -69,7 +69,7 @@ class Outcome(NamedTuple):
     """The document, and beside it what only describes or concerns the controller alone."""
 
     plan: dict[str, Any]
-    findings: list[dict[str, Any]]
+    findings: list[Finding]
     controller: dict[str, Any]
 
 
@@ -162,7 +162,7 @@ class Planner:
         self.tolerant = tolerant
         self.here = here
         self.problems: list[Finding] = []
-        self.findings: list[dict[str, Any]] = []
+        self.findings: list[Finding] = []
         self.shape = model_size.Shape(
             *(
                 run["ddp_" + name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import CoreSet
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Asked, Batch, plan_batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours, same_machine
 
@@ -20,7 +21,7 @@ class Weights(NamedTuple):
 
     values: list[float]
     problems: tuple[Finding, ...] = ()
-    findings: tuple[dict[str, Any], ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 def threads_of(host: Host, hosts: Sequence[Host]) -> int:
@@ -37,7 +38,7 @@ def threads_of(host: Host, hosts: Sequence[Host]) -> int:
     return max(1, int(cores) // neighbours(host, hosts))
 
 
-def core_sets(host: Host, hosts: Sequence[Host]) -> list[dict[str, Any]]:
+def core_sets(host: Host, hosts: Sequence[Host]) -> list[CoreSet]:
     """The sets of processors that the rehearsal times; none where there is nothing to choose."""
     if host.settings["ddp_threads"] or host.settings["ddp_cores"] or neighbours(host, hosts) > 1:
         return []
@@ -131,7 +132,7 @@ def share_out(run: Mapping[str, Any], told: set[str], hosts: Sequence[Host], wei
     return plan_batch(asked, weights.values, split == "equal", kept)
 
 
-def adapted(run: Mapping[str, Any], batch: Batch, world: int) -> list[dict[str, Any]]:
+def adapted(run: Mapping[str, Any], batch: Batch, world: int) -> list[Finding]:
     """What differs from the profile because of the number and speed of the hosts."""
     changes = [
         f"{name} {new} (the profile has {run[name]})"

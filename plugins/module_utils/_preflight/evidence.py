@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding
+
 
 class Evidence(NamedTuple):
     """All that is known, each by host: probes, tries (what peer_responder and peer_check returned), firewalls (what
@@ -21,7 +23,7 @@ class Evidence(NamedTuple):
     gloo: Mapping[str, Mapping[str, Any]] = {}
     manifests: Mapping[str, str] = {}
     files: Mapping[str, Mapping[str, str]] = {}
-    plan_findings: Sequence[Mapping[str, Any]] = ()
+    plan_findings: Sequence[Finding] = ()
     # Whether the network step still comes, so that closed ports are to be opened.
     before_network: bool = False
     rehearsal: bool = False

@@ -64,7 +64,7 @@ def from_plan(evidence: Evidence) -> Iterable[Finding]:
         if entry["code"] == "other-training" and pids and pids <= ours:
             continue
         if entry["code"] != "port-held" or not tried_port(evidence):
-            yield dict(entry)
+            yield entry
 
 
 # One host

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Mapping, NamedTuple
+from typing import Any, Iterable, Mapping, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, node_of
-
-Finding = Dict[str, Any]
 
 SLOW_MBIT = 300.0
 LATE_MS = 5.0

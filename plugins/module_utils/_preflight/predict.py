@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import WIRE_BYTES
@@ -124,7 +124,7 @@ def better(
     return found
 
 
-def advice(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> List[Dict[str, Any]]:
+def advice(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[Finding]:
     """The findings that follow from a prediction."""
     master = plan["master"]["host"]
     words = {code: speed_text(entry["tokens_per_second"]) for code, entry in predicted["better"].items()}

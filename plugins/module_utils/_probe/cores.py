@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import CoreSet
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import read
 
 MOST_SETS = 4
@@ -85,7 +86,7 @@ def one_each(processors: Sequence[Cpu]) -> list[int]:
     return sorted(first.values())
 
 
-def core_sets(processors: Sequence[Cpu], quota: float | None = None) -> list[dict[str, Any]]:
+def core_sets(processors: Sequence[Cpu], quota: float | None = None) -> list[CoreSet]:
     """Sets worth timing as {name, cpus}, the one to begin with first; none larger than the quota of processor time."""
     big = [one for one in processors if not one.small]
     counts = {node: len([one for one in big if one.node == node]) for node in {one.node for one in big}}
@@ -97,7 +98,7 @@ def core_sets(processors: Sequence[Cpu], quota: float | None = None) -> list[dic
         ("all threads of the fast cores" if len(big) < len(processors) else "all threads", [one.number for one in big]),
     ]
     most = len(processors) if quota is None else max(1, int(quota + 0.5))
-    found: list[dict[str, Any]] = []
+    found: list[CoreSet] = []
     for name, numbers in named:
         numbers = numbers[:most]
         if numbers and numbers not in [one["cpus"] for one in found]:

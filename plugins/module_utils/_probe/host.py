@@ -11,6 +11,7 @@ import re
 import sys
 from typing import Any, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Python, Pythons
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import (
     data_sets,
     json_file,
@@ -123,9 +124,9 @@ def python_paths(find: Find, wanted: str | None) -> list[str]:
     return list(unique.values())[:12]
 
 
-def pythons(run: Run, find: Find, wanted: str | None) -> dict[str, Any]:
+def pythons(run: Run, find: Find, wanted: str | None) -> Pythons:
     """The interpreter that runs this, those that could make the trainer's environment, and where the library's sources lie."""
-    candidates = []
+    candidates: list[Python] = []
     for path in python_paths(find, wanted):
         code, out, _dummy = run([path, "-I", "-S", "-c", PYTHON_CHECK])
         version = re.match(r"\s*(\d+\.\d+\.\d+)", out)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import glob
 import os
 import re
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import DataSet, PortHolder, TrainingProcess
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import checkpoint_steps
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
@@ -31,9 +32,9 @@ def json_file(path: str) -> dict[str, Any] | None:
 TRAINER_COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)|scripts[./]base_train")
 
 
-def trainer_processes() -> list[dict[str, Any]]:
+def trainer_processes() -> list[TrainingProcess]:
     """Processes that this collection started, and those that look like a trainer's whoever started them."""
-    found = []
+    found: list[TrainingProcess] = []
     for pid, one in sorted(processes.processes().items()):
         if pid != os.getpid() and (one.marker or TRAINER_COMMAND.search(one.command)):
             found.append(
@@ -55,9 +56,9 @@ def age(start: int) -> int | None:
     return int(float(uptime[0]) - start / os.sysconf("SC_CLK_TCK")) if uptime else None
 
 
-def port_holders(ports: Sequence[int]) -> list[dict[str, Any]]:
+def port_holders(ports: Sequence[int]) -> list[PortHolder]:
     """Who listens on the given ports, each process once; the user is known also where the process is somebody else's."""
-    found: dict[tuple[int, int | None], dict[str, Any]] = {}
+    found: dict[tuple[int, int | None], PortHolder] = {}
     for holder in processes.port_holders(ports):
         entry = found.setdefault(
             (holder.port, holder.pid),
@@ -75,7 +76,7 @@ def port_holders(ports: Sequence[int]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def name_by_root(holders: list[dict[str, Any]], run: Run, find: Find, prefix: list[str] | None) -> list[dict[str, Any]]:
+def name_by_root(holders: list[PortHolder], run: Run, find: Find, prefix: list[str] | None) -> list[PortHolder]:
     """The processes of other users that hold a port: only root sees which they are."""
     tool = find("ss")
     for holder in holders:
@@ -85,7 +86,7 @@ def name_by_root(holders: list[dict[str, Any]], run: Run, find: Find, prefix: li
         match = re.search(r"\bpid=(\d+)", out)
         owner = processes.process(int(match.group(1))) if match else None
         if owner:
-            holder.update(pid=owner.pid, command=owner.command[:300])
+            holder["pid"], holder["command"] = owner.pid, owner.command[:300]
     return holders
 
 
@@ -108,21 +109,21 @@ def run_facts(folder: str) -> dict[str, Any]:
     }
 
 
-def rows_of(plan: dict[str, Any]) -> dict[str, int]:
+def rows_of(plan: Mapping[str, Any]) -> dict[str, int]:
     """The rows of each host under the plan that lies in the run's folder."""
     nodes = plan.get("nodes")
     nodes = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
     return {str(node.get("host")): whole(node.get("rows")) for node in nodes}
 
 
-def training_of(plan: dict[str, Any], what: str) -> str | None:
+def training_of(plan: Mapping[str, Any], what: str) -> str | None:
     """What that plan made of a setting of the training."""
     training = plan.get("training")
     found = training.get(what) if isinstance(training, dict) else None
     return found if isinstance(found, str) else None
 
 
-def cores_of(plan: dict[str, Any]) -> dict[str, list[int]]:
+def cores_of(plan: Mapping[str, Any]) -> dict[str, list[int]]:
     """The processors to which that plan pins each host; hosts that it leaves to the kernel are not named."""
     nodes = plan.get("nodes")
     nodes = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
@@ -138,9 +139,9 @@ def whole(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
-def data_sets(base: str) -> list[dict[str, Any]]:
+def data_sets(base: str) -> list[DataSet]:
     """The data sets in the store, by their manifests."""
-    found = []
+    found: list[DataSet] = []
     for path in sorted(glob.glob(os.path.join(glob.escape(base), "data", "*", "manifest.json"))):
         manifest = json_file(path) or {}
         listed = manifest.get("shards")

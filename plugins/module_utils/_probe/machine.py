@@ -15,6 +15,7 @@ import socket
 import time
 from typing import Any
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Machine, Memory, Processors
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import core_sets, cpus
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import (
     read,
@@ -52,7 +53,7 @@ def user_of(uid: int) -> str:
 # The machine
 
 
-def host() -> dict[str, Any]:
+def host() -> Machine:
     return {
         "hostname": socket.gethostname(),
         "machine_id": read("/etc/machine-id") or read("/var/lib/dbus/machine-id"),
@@ -80,7 +81,7 @@ def os_name() -> str:
     return match.group(1) if match else platform.system()
 
 
-def cpu(root: str = "/sys/devices/system/cpu") -> dict[str, Any]:
+def cpu(root: str = "/sys/devices/system/cpu") -> Processors:
     text = read("/proc/cpuinfo")
     model = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.*)$", text, re.M)
     line = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.M)
@@ -158,7 +159,7 @@ def cpu_quota() -> float | None:
     return min(quotas) if quotas else None
 
 
-def memory() -> dict[str, Any]:
+def memory() -> Memory:
     sizes = {name: int(value) * 1024 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", read("/proc/meminfo"), re.M)}
     limit, used = memory_limit()
     total = sizes.get("MemTotal", 0)

@@ -18,6 +18,8 @@ import threading
 import time
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Names, Route
+
 try:
     import fcntl
 except ImportError:  # the module is also imported for its documentation on other systems
@@ -233,20 +235,21 @@ def is_address(text: str) -> bool:
     return True
 
 
-def route(peer: str, address: str, interfaces: list[dict[str, Any]], run: Run, ip_tool: str | None) -> dict[str, Any]:
+def route(peer: str, address: str, interfaces: list[dict[str, Any]], run: Run, ip_tool: str | None) -> Route:
     """How packets to an address would leave; nothing is sent to find out."""
-    found: dict[str, Any] = {"peer": peer, "address": address, "nic": None, "source": None, "gateway": None}
+    found: Route = {"peer": peer, "address": address, "nic": None, "source": None, "gateway": None}
     if ip_tool:
         answer = next(iter(json_objects(run, [ip_tool, "-j", "route", "get", address])), {})
         if answer.get("dev"):
-            found.update(nic=answer["dev"], source=answer.get("prefsrc"), gateway=answer.get("gateway"))
+            way = (answer["dev"], answer.get("prefsrc"), answer.get("gateway"))
+            found["nic"], found["source"], found["gateway"] = way
             return found
     source = source_towards(address)
     if source:
         owner = [
             nic["name"] for nic in interfaces if source in [cidr.split("/")[0] for cidr in nic["ipv4"] + nic["ipv6"]]
         ]
-        found.update(source=source, nic=owner[0] if owner else None)
+        found["source"], found["nic"] = source, owner[0] if owner else None
     return found
 
 
@@ -263,11 +266,11 @@ def source_towards(address: str) -> str | None:
 
 def names_and_routes(
     peers: Sequence[str], interfaces: list[dict[str, Any]], run: Run, ip_tool: str | None
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[Names, list[Route]]:
     """What names resolve to here, and how each peer is reached."""
     own = socket.gethostname()
     told = resolve_all([own, *(peer for peer in peers if not is_address(peer))])
-    names: dict[str, Any] = {"own": told[own], "peers": {}}
+    names: Names = {"own": told[own], "peers": {}}
     routes = []
     for peer in peers:
         addresses = [peer] if is_address(peer) else told[peer]

@@ -15,8 +15,9 @@ import errno
 import hashlib
 import os
 import shutil
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest, ManifestFile
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
@@ -51,11 +52,13 @@ class State(NamedTuple):
 # Manifests
 
 
-def entries(manifest: dict[str, Any]) -> list[Entry]:
+def entries(manifest: Manifest) -> list[Entry]:
     """The files of a manifest; whatever could lead out of the folder is refused."""
     found = []
     for key, prefix in (("shards", ""), ("tokenizer", "tokenizer/"), ("files", "")):
-        for item in manifest.get(key) or []:
+        # A file of the host may hold anything, whatever its type says.
+        listed: Any = manifest.get(key)
+        for item in listed or []:
             try:
                 entry = Entry(prefix + str(item["name"]), int(item["bytes"]), str(item["sha256"]))
             except (KeyError, TypeError, ValueError) as why:
@@ -73,10 +76,10 @@ def _is_inside(path: str) -> bool:
     return all(part and part not in (".", "..") and not part.startswith(".") for part in parts) and "\0" not in path
 
 
-def manifest_of(name: str, layout: str, files: list[Entry]) -> dict[str, Any]:
+def manifest_of(name: str, layout: str, files: list[Entry]) -> Manifest:
     """The document; its order is the order of training."""
 
-    def items(prefix: str) -> list[dict[str, Any]]:
+    def items(prefix: str) -> list[ManifestFile]:
         return [
             {"name": one.path[len(prefix) :], "bytes": one.bytes, "sha256": one.sha256}
             for one in files
@@ -92,24 +95,24 @@ def manifest_of(name: str, layout: str, files: list[Entry]) -> dict[str, Any]:
     return {"format": 1, "id": name, "shards": items(""), "tokenizer": items("tokenizer/")}
 
 
-def digest_of(manifest: dict[str, Any]) -> str:
+def digest_of(manifest: Manifest) -> str:
     """One short name for exactly these files with exactly these bytes."""
     lines = "".join(f"{one.path} {one.bytes} {one.sha256}\n" for one in sorted(entries(manifest)))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
-def listing(manifest: dict[str, Any] | None) -> str:
+def listing(manifest: Manifest | None) -> str:
     """For people and diffs: one line a file."""
     return "".join(f"{one.path} {one.bytes} {one.sha256[:16]}\n" for one in entries(manifest or {}))
 
 
-def load_manifest(folder: str) -> dict[str, Any] | None:
+def load_manifest(folder: str) -> Manifest | None:
     """The folder's own manifest, None where there is none or where it cannot be read as one."""
     document = read_object(os.path.join(folder, MANIFEST))
-    return document if document.get("format") == 1 else None
+    return cast(Manifest, document) if document.get("format") == 1 else None
 
 
-def save_manifest(folder: str, manifest: dict[str, Any]) -> bool:
+def save_manifest(folder: str, manifest: Manifest) -> bool:
     """Writes the manifest where it differs from what is there."""
     if load_manifest(folder) == manifest:
         return False

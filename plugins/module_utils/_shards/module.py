@@ -9,6 +9,7 @@ import platform
 import time
 from typing import Any, Callable, NamedTuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import ShardsError, digest_of
 
@@ -26,7 +27,7 @@ class Request(NamedTuple):
     id: str
     layout: str
     full: bool  # read every byte again, whatever is remembered
-    manifest: dict[str, Any] | None
+    manifest: Manifest | None
     options: dict[str, Any]
 
 
@@ -35,7 +36,7 @@ class Outcome:
 
     def __init__(self) -> None:
         self.changed = False
-        self.manifest: dict[str, Any] | None = None
+        self.manifest: Manifest | None = None
         self.moved: list[str] = []
         self.bytes = 0
         self.sources: dict[str, int] = {}

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import url
@@ -111,7 +111,7 @@ def import_folder(request: Request) -> Outcome:
     return outcome
 
 
-def _chosen(request: Request, kept: dict[str, Any] | None) -> dict[str, str]:
+def _chosen(request: Request, kept: Manifest | None) -> dict[str, str]:
     """Path in the store -> file of the source."""
     source = str(request.options["source"])
     tokenizer = _tokenizer_folder(request, source)
@@ -223,7 +223,7 @@ def sync(request: Request) -> Outcome:
     return outcome
 
 
-def _describe(request: Request, outcome: Outcome, states: list[State], manifest: dict[str, Any]) -> None:
+def _describe(request: Request, outcome: Outcome, states: list[State], manifest: Manifest) -> None:
     lacking = [one for one in states if one.state != "ok"]
     outcome.moved = [one.entry.path for one in lacking]
     outcome.bytes = sum(one.entry.bytes for one in lacking)
