@@ -18,7 +18,7 @@ import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, read_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import busy_share, read_effort
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 
@@ -109,7 +109,7 @@ def _delay(pid: Optional[int]) -> float:
     """Seconds that the threads of a process were ready to run and had no core."""
     folder, total = "/proc/%s/task" % pid, 0
     for name in os.listdir(folder) if pid and os.path.isdir(folder) else []:
-        fields = _text("%s/%s/schedstat" % (folder, name)).split()
+        fields = read_text("%s/%s/schedstat" % (folder, name)).split()
         total += int(fields[1]) if len(fields) > 1 else 0
     return total / 1e9
 
@@ -118,7 +118,7 @@ def _cpu_times() -> Iterable[Tuple[int, float]]:
     tick = os.sysconf("SC_CLK_TCK")
     for name in os.listdir("/proc"):
         if name.isdigit():
-            fields = _text("/proc/%s/stat" % name).rpartition(")")[2].split()
+            fields = read_text("/proc/%s/stat" % name).rpartition(")")[2].split()
             if len(fields) > 12:
                 yield int(name), (int(fields[11]) + int(fields[12])) / tick
 
@@ -128,7 +128,7 @@ def process_facts(pid: Optional[int], first: Dict[str, Any], second: Dict[str, A
     one = processes.process(pid) if pid else None
     if one is None or pid is None:
         return None
-    status = _text("/proc/%d/status" % pid)
+    status = read_text("/proc/%d/status" % pid)
     seconds = second["time"] - first["time"]
     used = second["cpu"].get(pid, 0.0) - first["cpu"].get(pid, 0.0)
     return {
@@ -139,7 +139,7 @@ def process_facts(pid: Optional[int], first: Dict[str, Any], second: Dict[str, A
         "waits_for_core": round(max(0.0, second["delay"] - first["delay"]) / seconds, 3),
         "memory_bytes": _status_bytes(status, "VmRSS"),
         "swapped_bytes": _status_bytes(status, "VmSwap"),
-        "waits_in": _text("/proc/%d/wchan" % pid).strip(),
+        "waits_in": read_text("/proc/%d/wchan" % pid).strip(),
     }
 
 
@@ -184,7 +184,7 @@ def peer_sockets(pid: Optional[int], addresses: List[str]) -> List[Dict[str, Any
     inodes = _socket_inodes(pid) if pid else set()
     found = []
     for name in ("tcp", "tcp6"):
-        for line in _text("/proc/net/" + name).splitlines()[1:]:
+        for line in read_text("/proc/net/" + name).splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[9] in inodes:
                 peer, port = _endpoint(fields[2])
@@ -259,7 +259,7 @@ def reach(address: str, port: int, seconds: float = 3.0) -> str:
 
 def system_facts(run_dir: str, first: Dict[str, Any], second: Dict[str, Any]) -> Dict[str, Any]:
     """Load, memory, swapping, disk, throttling and the state of the network interfaces."""
-    memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text("/proc/meminfo"), re.M))
+    memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text("/proc/meminfo"), re.M))
     disk = _disk(run_dir)
     seconds = second["time"] - first["time"]
     return {
@@ -289,7 +289,7 @@ def _disk(path: str) -> Optional[int]:
 
 
 def _vmstat(names: Iterable[str]) -> List[int]:
-    values = dict(line.split()[:2] for line in _text("/proc/vmstat").splitlines() if " " in line)
+    values = dict(line.split()[:2] for line in read_text("/proc/vmstat").splitlines() if " " in line)
     return [int(values.get(name, 0)) for name in names]
 
 
@@ -298,13 +298,13 @@ def _throttle() -> int:
     root, total = "/sys/devices/system/cpu", 0
     for name in os.listdir(root) if os.path.isdir(root) else []:
         if re.fullmatch(r"cpu\d+", name):
-            total += int(_text("%s/%s/thermal_throttle/core_throttle_count" % (root, name)).strip() or 0)
+            total += int(read_text("%s/%s/thermal_throttle/core_throttle_count" % (root, name)).strip() or 0)
     return total
 
 
 def _pressure(name: str) -> Optional[float]:
     """Share of the last ten seconds in which somebody waited for this, in percent."""
-    found = re.search(r"^some avg10=([\d.]+)", _text("/proc/pressure/" + name))
+    found = re.search(r"^some avg10=([\d.]+)", read_text("/proc/pressure/" + name))
     return float(found.group(1)) if found else None
 
 
@@ -315,9 +315,9 @@ def _oom_kills() -> int:
 
 def _limited() -> float:
     """Seconds for which a limit of this control group kept its processes from the CPU."""
-    group = _text("/proc/self/cgroup").strip().rpartition("::")[2].rstrip("/")
+    group = read_text("/proc/self/cgroup").strip().rpartition("::")[2].rstrip("/")
     for path in ("/sys/fs/cgroup%s/cpu.stat" % group, "/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat"):
-        found = re.search(r"^throttled_(usec|time) (\d+)", _text(path), re.M)
+        found = re.search(r"^throttled_(usec|time) (\d+)", read_text(path), re.M)
         if found:
             return int(found.group(2)) / (1e6 if found.group(1) == "usec" else 1e9)
     return 0.0
@@ -326,9 +326,9 @@ def _limited() -> float:
 def _nic(name: str) -> Dict[str, Any]:
     base = "/sys/class/net/" + name
     return {
-        "state": _text(base + "/operstate").strip(),
-        "carrier_changes": int(_text(base + "/carrier_changes").strip() or 0),
-        "errors": sum(int(_text("%s/statistics/%s_errors" % (base, way)).strip() or 0) for way in ("rx", "tx")),
+        "state": read_text(base + "/operstate").strip(),
+        "carrier_changes": int(read_text(base + "/carrier_changes").strip() or 0),
+        "errors": sum(int(read_text("%s/statistics/%s_errors" % (base, way)).strip() or 0) for way in ("rx", "tx")),
     }
 
 
@@ -357,11 +357,3 @@ def kernel_words(run: Run, started: Optional[float]) -> List[str]:
             words = [line[:300] for line in out.splitlines() if line >= since]
             return [line for line in words if re.search(r"out of memory|oom-kill|Killed process", line, re.I)][-5:]
     return []
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -46,6 +46,15 @@ def write_json(path: str, document: Any, mode: int = 0o644, durable: bool = Fals
     write_whole(path, json.dumps(document, indent=1) + "\n", mode, durable)
 
 
+def read_text(path: str) -> str:
+    """What is in a small file, such as those of /proc and /sys; empty where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def read_json(path: str) -> Any:
     """The document in a file; None where there is none, or where it is not (yet) whole JSON."""
     try:

@@ -13,7 +13,7 @@ import time
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, read_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
 
 
@@ -43,7 +43,7 @@ def _seconds(proc: str, pid: int) -> Iterator[float]:
     """Of every thread: nanoseconds on a core, and nanoseconds ready to run."""
     folder = os.path.join(proc, str(pid), "task")
     for name in _names(folder):
-        fields = _text(os.path.join(folder, name, "schedstat")).split()
+        fields = read_text(os.path.join(folder, name, "schedstat")).split()
         if len(fields) > 1:
             yield (int(fields[0]) + int(fields[1])) / 1e9
 
@@ -53,14 +53,6 @@ def _names(folder: str) -> List[str]:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
 
 
 def read_effort(run_dir: str, rank: Optional[int]) -> Optional[Effort]:
