@@ -69,5 +69,6 @@ def test_an_inventory_that_cannot_be_read_stops_everything(tmp_path):
 def test_whatever_moves_packets_between_hosts_opens_the_ports_first():
     """Rules that nobody saved are gone after a reboot."""
     [train] = [play for name, play in plays() if name == "train.yml"]
-    [network] = [role for role in train["roles"] if role["role"].endswith("network")]
+    [block] = train["tasks"]
+    [network] = [step for step in block["block"] if step["ansible.builtin.import_role"]["name"].endswith("network")]
     assert {"network", "data", "rehearse", "launch", "restart"} <= set(network["tags"])
