@@ -16,11 +16,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import LEAST_BLOCK, WIRE_BYTES, packs
 
 FLOAT = 4
-WIRE_SHARE = 0.94  # what Gloo makes of the rate of a line
+WIRE_SHARE = 0.98  # what Gloo makes of the rate that TCP has
 ROUNDS = 4  # exchanges of a step that wait for each other
 # Gloo's copying takes cores from the computing, so of the time on the wire this share is felt even where it is hidden.
-FELT_SHARE = 0.6
-HIDDEN_SHARE = 0.3  # share of the computing behind which the wire can hide
+FELT_SHARE = 0.15
+# Share of the computing behind which the wire can hide: the head's gradient leaves soon, the buckets of ddp late. Both by
+# what bench/two_nodes.py measured, see docs/performance.md.
+HIDDEN_SHARE, DDP_HIDDEN_SHARE = 0.57, 0.25
 
 
 class Speed(NamedTuple):
@@ -131,8 +133,9 @@ def predict(
     wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + late if link and world > 1 else 0.0
     slowest = max(computing)
     overlapped = kind in (*WIRE_BYTES, "ddp") and not apart
-    felt = max(FELT_SHARE * wire, wire - HIDDEN_SHARE * slowest) if overlapped else wire
     updates = [speed.optimizer(world if overlapped and kind != "ddp" else 1) for speed in speeds]
+    hidden = (DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE) * (slowest + max(updates))
+    felt = max(FELT_SHARE * wire, wire - hidden) if overlapped else wire
     seconds = slowest + felt + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
     return Step(seconds, training["total_batch"] / seconds, waits, sent)

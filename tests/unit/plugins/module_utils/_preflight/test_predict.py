@@ -73,16 +73,24 @@ def test_different_tokens_are_no_more_than_tokens_and_vocabulary(tokens):
     assert 0 < step_model.touched_rows(4096, tokens) <= min(4096, tokens)
 
 
-@pytest.mark.parametrize(
-    ("mbit", "low", "high"),
-    # Measured on two single-core hosts: 88 % over a gigabit, 22 to 27 % over 100 Mbit/s.
-    [(940.0, 0.80, 0.95), (96.0, 0.20, 0.33)],
-)
-def test_field_16_the_efficiency_is_near_what_was_measured(mbit, low, high):
-    one = Speed("desktop", 1.3, 0.02, 0.15)
-    step = step_model.predict(plan(), [one, one._replace(host="laptop")], Link(mbit, 0.2), (2, 2))
-    alone = one.pass_seconds + one.optimizer(2)
-    assert low < alone / step.seconds < high
+# A step of two nodes with a core each over a link of so many Mbit/s, as bench/two_nodes.py measured it on a quiet machine
+# (docs/performance.md): a node's pass, AdamW and Muon come to the step alone.
+FIGURES = [
+    (D4, Speed("", 0.410, 0.020, 0.060), 1000, {"exact": 0.600, "bf16": 0.527, "dense": 1.807, "ddp": 1.599}),
+    (D4, Speed("", 0.430, 0.022, 0.063), 100, {"exact": 4.260, "bf16": 2.201}),
+    (D8, Speed("", 2.80, 0.11, 1.10), 1000, {"exact": 3.65, "bf16": 3.45, "dense": 8.38, "ddp": 7.20}),
+    (D8, Speed("", 3.10, 0.13, 1.20), 100, {"exact": 16.7, "bf16": 9.1, "dense": 47.4}),
+]
+
+
+@pytest.mark.parametrize(("shape", "one", "mbit", "measured_seconds"), FIGURES)
+def test_field_16_a_step_is_expected_as_it_was_measured(shape, one, mbit, measured_seconds):
+    # Of the rate of a line what TCP has, as a rehearsal measures it.
+    link = Link(0.957 * mbit, 0.1)
+    for kind, seconds in measured_seconds.items():
+        document = plan(shape, kind)
+        step = step_model.predict(document, [one._replace(host="desktop"), one._replace(host="laptop")], link, (2, 2))
+        assert step.seconds == pytest.approx(seconds, rel=0.1), kind
 
 
 def test_the_slower_host_waits_less():
@@ -160,7 +168,7 @@ def test_the_slowest_direction_counts_and_gloos_own_rate_of_a_fast_line():
     assert predict.slowest_link(tries) == Link(500.0, 1.0)
     assert predict.slowest_link(tries, 94.0) == Link(500.0, 1.0)
     fast = {"a": {"links": [{"bandwidth_mbit": 30000.0, "latency_ms": 0.1}]}}
-    assert predict.slowest_link(fast, 9400.0) == Link(10000.0, 0.1)
+    assert predict.slowest_link(fast, 9800.0) == Link(10000.0, 0.1)
     assert predict.slowest_link({"a": {"links": [{"bandwidth_mbit": None}]}}) is None
 
 
