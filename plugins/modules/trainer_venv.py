@@ -36,9 +36,8 @@ options:
   state:
     description:
       - V(present) makes the environment, V(absent) removes it.
-      - V(wheels) fetches the packages into O(wheels_dir) for other hosts.
     type: str
-    choices: [present, absent, wheels]
+    choices: [present, absent]
     default: present
   host:
     description: Name of this host in messages; by default its own host name.
@@ -64,24 +63,12 @@ options:
     type: str
     default: auto
   wheels_dir:
-    description: A folder of wheels, read with O(offline=true) and written with O(state=wheels).
+    description: A folder of wheels, as M(nanochat.ddp.trainer_wheels) fetches them, read with O(offline=true).
     type: path
   offline:
     description: Install from O(wheels_dir) only.
     type: bool
     default: false
-  target:
-    description: With O(state=wheels), the Python and architecture of the hosts that the wheels are for; by default this host's.
-    type: dict
-    suboptions:
-      python:
-        description: Such as V(3.11).
-        type: str
-        required: true
-      machine:
-        description: Such as V(x86_64).
-        type: str
-        required: true
   lock_seconds:
     description: How long another process may take to build the same path.
     type: int
@@ -95,14 +82,6 @@ EXAMPLES = r"""
     requirements:
       - torch==2.13.0
       - numpy==2.4.6
-
-- name: Fetch the packages once for the hosts that reach no index
-  nanochat.ddp.trainer_venv:
-    path: /mnt/data/nanochat/venv
-    state: wheels
-    wheels_dir: /mnt/data/nanochat/wheels
-    requirements: [torch==2.13.0]
-    target: {python: "3.11", machine: x86_64}
 
 - name: Install them without an index
   nanochat.ddp.trainer_venv:
@@ -164,38 +143,20 @@ reason:
 """
 
 import os
-import platform
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
-    Interpreter,
-    VenvError,
-    find_interpreter,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish, fetch_wheels, wheels_ready
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv, building
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import VenvError
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import SPEC, run_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
 
-SPEC = {
-    "path": {"type": "path", "required": True},
-    "state": {"type": "str", "default": "present", "choices": ["present", "absent", "wheels"]},
-    "host": {"type": "str"},
-    "requirements": {"type": "list", "elements": "str", "default": []},
-    "python": {"type": "str"},
-    "python_minimum": {"type": "str", "default": "3.10"},
-    "torch_index": {"type": "str", "default": "auto"},
+ARGUMENTS = {
+    **SPEC,
+    "state": {"type": "str", "default": "present", "choices": ["present", "absent"]},
     "wheels_dir": {"type": "path"},
     "offline": {"type": "bool", "default": False},
-    "target": {
-        "type": "dict",
-        "options": {"python": {"type": "str", "required": True}, "machine": {"type": "str", "required": True}},
-    },
-    "lock_seconds": {"type": "int", "default": 1800},
 }
-NO_PYTHON = Interpreter("", (3, 0, 0), "", False, False, False, "")
-# pip must install into the environment whatever the user's settings say about other places; the rest of them stands.
-PIP_ENVIRONMENT = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_TARGET": "", "PIP_PREFIX": "", "PYTHONPATH": ""}
 
 
 def present(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
@@ -244,61 +205,17 @@ def absent(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
     return {"changed": state != "absent", "packages": {}, "install": [], "diff": diff(before, [])}
 
 
-def wheels(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
-    """Fetches wheels with the environment's pip if there is one, else with the interpreter's."""
-    target = module.params["target"] or {key: venv.base.tags[key] for key in ("python", "machine")}
-    changed = not wheels_ready(venv.wish, target)
-    if changed and not module.check_mode:
-        python = venv.python if os.path.exists(venv.python) else venv.base.path
-        fetch_wheels(venv.wish, venv.run, venv.base, [python, "-m", "pip"], target)
-    return {"changed": changed, "packages": {}, "install": [], "diff": diff([], [])}
-
-
-STATES = {"present": present, "absent": absent, "wheels": wheels}
-
-
 def main() -> None:
     module = checked_module(
-        argument_spec=SPEC,
+        argument_spec=ARGUMENTS,
         bounds={"lock_seconds": (0, 86400)},
         supports_check_mode=True,
-        required_if=[("state", "wheels", ["wheels_dir"]), ("offline", True, ["wheels_dir"])],
+        required_if=[("offline", True, ["wheels_dir"])],
     )
-    given = module.params
-    host = given["host"] or platform.node()
-    requirements = tuple(one.strip() for one in given["requirements"] if one.strip())
-    wish = Wish(
-        host, given["path"].rstrip("/"), requirements, given["torch_index"], given["wheels_dir"] or "", given["offline"]
-    )
-    environ = {**PIP_ENVIRONMENT, "LC_ALL": "C.UTF-8"}
-
-    def run(argv: list[str]) -> tuple[int, str, str]:
-        try:
-            rc, out, err = module.run_command(argv, environ_update=environ, handle_exceptions=False)
-        except OSError as why:
-            return 127, "", f"{argv[0]}: {why.strerror}"
-        return int(rc), str(out), str(err)
-
-    tags: dict[str, str] | None = None
-    try:
-        # To remove an environment takes no Python that could make one.
-        base = NO_PYTHON
-        if given["state"] != "absent":
-            base = find_interpreter(run, module.get_bin_path, given["python"] or "", given["python_minimum"], host)
-        tags = base.tags
-        venv = Venv(wish, run, base)
-        # An environment of somebody else's is only read, and may lie where this user cannot even put a lock.
-        only_read = given["state"] != "wheels" and venv.state() == "foreign"
-        if module.check_mode or only_read:
-            result = STATES[given["state"]](module, venv)
-        else:
-            with building(wish.path, host, given["lock_seconds"]):
-                result = STATES[given["state"]](module, venv)
-    except VenvError as why:
-        module.fail_json(msg=str(why), reason=why.reason, tags=tags)
-    except OSError as why:
-        module.fail_json(msg=f"{host}: {why.filename or wish.path}: {why.strerror or why}", reason="folder", tags=tags)
-    module.exit_json(venv=wish.path, python=venv.python, python_version=base.minor, tags=tags, **result)
+    if module.params["state"] == "absent":
+        run_module(module, absent, removes=True)
+    else:
+        run_module(module, present)
 
 
 if __name__ == "__main__":

@@ -156,9 +156,8 @@ def read_run(
     heartbeat = read_object(os.path.join(run_dir, "heartbeat-%s.json" % told_by))
     log = os.path.join(run_dir, "log", suffix + ".log")
     metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % told_by), limit)
-    if session and not metrics.events and not heartbeat:
-        # Another trainer than this collection's tells its steps in the log.
-        metrics = Read(events_of_log(log, int(session.get("log_begin") or 0)), True)
+    if not heartbeat:
+        metrics = _or_of_log(metrics, session, log)
     told = _this_session(describe_events(metrics.events), session)
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
     tail = log_lines(log, max(200, lines)) if lines else []
@@ -168,19 +167,14 @@ def read_run(
         rank=rank if rank is not None else told["rank"],
         world=told["world"] or heartbeat.get("world") or plan.get("world"),
         steps=_steps(told, heartbeat, plan),
-        plan_digest=plan.get("digest"),
-        trainer=section(plan, "trainer").get("source"),
-        timeout_seconds=finite(plan.get("timeout_seconds")),
-        exit_code=session.get("exit_code"),
-        signal=session.get("signal"),
         started=finite(session.get("started")) or told["started"],
-        ended=finite(session.get("ended")),
         error=_error(run["state"], session, told, tail),
         last_lines=tail[-lines:] if lines else [],
         log=log,
         sampled=not metrics.complete,
         previous=previous_of(run_dir),
         stop_seconds=stop_seconds(metrics.events, heartbeat, plan) if alive else None,
+        **_of_plan_and_session(plan, session),
     )
     run["eta_seconds"] = _eta(run["state"], run)
     run.update(_beat(heartbeat, run, now))
@@ -188,9 +182,31 @@ def read_run(
     if session.get("ended") is None:
         run["membership"] = _membership(run_dir, finite(session.get("started")))
     if run["state"] == RUNNING:
-        run["session_age"] = None if run["started"] is None else max(0.0, now - run["started"])
-        run["step_age"] = None if run["stepped"] is None else max(0.0, now - run["stepped"])
+        run.update(session_age=_age(run["started"], now), step_age=_age(run["stepped"], now))
     return run
+
+
+def _of_plan_and_session(plan: Dict[str, Any], session: Dict[str, Any]) -> Dict[str, Any]:
+    """What stands in their files as it is returned."""
+    return {
+        "plan_digest": plan.get("digest"),
+        "trainer": section(plan, "trainer").get("source"),
+        "timeout_seconds": finite(plan.get("timeout_seconds")),
+        "exit_code": session.get("exit_code"),
+        "signal": session.get("signal"),
+        "ended": finite(session.get("ended")),
+    }
+
+
+def _or_of_log(metrics: Read, session: Dict[str, Any], log: str) -> Read:
+    """Another trainer than this collection's tells its steps in the log."""
+    if not session or metrics.events:
+        return metrics
+    return Read(events_of_log(log, int(session.get("log_begin") or 0)), True)
+
+
+def _age(since: Optional[float], now: float) -> Optional[float]:
+    return None if since is None else max(0.0, now - since)
 
 
 def previous_of(run_dir: str) -> Optional[Dict[str, Any]]:

@@ -32,7 +32,7 @@ MODULES = (
     "doctor_info", "env_file", "host_info", "peer_check", "peer_firewall", "peer_responder", "purge", "report", "run_files",
     "run_folder", "run_info",
     "run_log", "shard_fetch", "shard_import", "shard_links", "shard_manifest", "shard_server", "shard_sync",
-    "tmux_session", "trainer_files", "trainer_venv",
+    "tmux_session", "trainer_files", "trainer_venv", "trainer_wheels",
 )  # fmt: skip
 # What programs of the host say to a module that runs some: nothing, what fits, and what no such program says.
 SAYINGS = (

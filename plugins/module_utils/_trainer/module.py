@@ -1,0 +1,79 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What trainer_venv and trainer_wheels have in common: options, pip's environment, the lock, and how a failure is told."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any, Callable
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
+    Interpreter,
+    VenvError,
+    find_interpreter,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv, building
+
+SPEC: dict[str, Any] = {
+    "path": {"type": "path", "required": True},
+    "host": {"type": "str"},
+    "requirements": {"type": "list", "elements": "str", "default": []},
+    "python": {"type": "str"},
+    "python_minimum": {"type": "str", "default": "3.10"},
+    "torch_index": {"type": "str", "default": "auto"},
+    "lock_seconds": {"type": "int", "default": 1800},
+}
+NO_PYTHON = Interpreter("", (3, 0, 0), "", False, False, False, "")
+# pip must install into the environment whatever the user's settings say about other places; the rest of them stands.
+PIP_ENVIRONMENT = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_TARGET": "", "PIP_PREFIX": "", "PYTHONPATH": ""}
+Make = Callable[[Any, Venv], "dict[str, Any]"]
+
+
+def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: bool = True) -> None:
+    """From the options to the result of `make`; to remove an environment takes no Python that could make one."""
+    given = module.params
+    wish = wish_of(given)
+    run, base = runner(module), NO_PYTHON
+    tags: dict[str, str] | None = None
+    try:
+        if not removes:
+            base = find_interpreter(run, module.get_bin_path, given["python"] or "", given["python_minimum"], wish.host)
+        tags = base.tags
+        venv = Venv(wish, run, base)
+        # An environment of somebody else's is only read, and may lie where this user cannot even put a lock.
+        if module.check_mode or (leaves_foreign and venv.state() == "foreign"):
+            result = make(module, venv)
+        else:
+            with building(wish.path, wish.host, given["lock_seconds"]):
+                result = make(module, venv)
+    except VenvError as why:
+        module.fail_json(msg=str(why), reason=why.reason, tags=tags)
+    except OSError as why:
+        message = f"{wish.host}: {why.filename or wish.path}: {why.strerror or why}"
+        module.fail_json(msg=message, reason="folder", tags=tags)
+    module.exit_json(venv=wish.path, python=venv.python, python_version=base.minor, tags=tags, **result)
+
+
+def wish_of(given: dict[str, Any]) -> Wish:
+    """What the options ask for."""
+    requirements = tuple(one.strip() for one in given["requirements"] if one.strip())
+    path, wheels = given["path"].rstrip("/"), given["wheels_dir"] or ""
+    return Wish(
+        given["host"] or platform.node(), path, requirements, given["torch_index"], wheels, given.get("offline", False)
+    )
+
+
+def runner(module: Any) -> Callable[[list[str]], tuple[int, str, str]]:
+    """Runs programs in pip's environment."""
+    environ = {**PIP_ENVIRONMENT, "LC_ALL": "C.UTF-8"}
+
+    def run(argv: list[str]) -> tuple[int, str, str]:
+        try:
+            rc, out, err = module.run_command(argv, environ_update=environ, handle_exceptions=False)
+        except OSError as why:
+            return 127, "", f"{argv[0]}: {why.strerror}"
+        return int(rc), str(out), str(err)
+
+    return run

@@ -1,0 +1,135 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: trainer_wheels
+short_description: Fetch the trainer's packages for hosts that reach no package index
+version_added: 0.1.0
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+description:
+  - Downloads the pinned packages as wheels into a folder, from which M(nanochat.ddp.trainer_venv) installs them with
+    O(nanochat.ddp.trainer_venv#module:offline=true).
+  - They may be for another Python and architecture than this host's.
+attributes:
+  check_mode:
+    description: Says whether anything would be fetched, and changes nothing.
+    support: full
+  diff_mode:
+    description: Wheels are not shown.
+    support: none
+  idempotent:
+    description: A folder that holds the wheels of the same requirements is left alone.
+    support: full
+options:
+  path:
+    description: The folder of this host's environment, whose pip is used if it is there.
+    type: path
+    required: true
+  wheels_dir:
+    description: The folder for the wheels.
+    type: path
+    required: true
+  host:
+    description: Name of this host in messages; by default its own host name.
+    type: str
+  requirements:
+    description: Requirements as pip takes them, pinned with C(==).
+    type: list
+    elements: str
+    default: []
+  python:
+    description: The interpreter, a name or a path; by default the first of C(python3.11), C(python3.12), C(python3.13), C(python3)
+      that is recent enough.
+    type: str
+  python_minimum:
+    description: The oldest Python that can be used.
+    type: str
+    default: '3.10'
+  torch_index:
+    description:
+      - Where torch is looked for first. V(auto) is PyTorch's own index of CPU builds, V(default) asks no other index than
+        the user's own.
+      - An index that does not answer at once is passed over, with a warning, in favour of the user's own.
+    type: str
+    default: auto
+  target:
+    description: The Python and architecture of the hosts that the wheels are for; by default this host's.
+    type: dict
+    suboptions:
+      python:
+        description: Such as V(3.11).
+        type: str
+        required: true
+      machine:
+        description: Such as V(x86_64).
+        type: str
+        required: true
+  lock_seconds:
+    description: How long another process may take to build the same path.
+    type: int
+    default: 1800
+"""
+
+EXAMPLES = r"""
+- name: Fetch the packages once for the hosts that reach no index
+  nanochat.ddp.trainer_wheels:
+    path: /mnt/data/nanochat/venv
+    wheels_dir: /mnt/data/nanochat/wheels
+    requirements: [torch==2.13.0]
+    target: {python: "3.11", machine: x86_64}
+"""
+
+RETURN = r"""
+python_version:
+  description: The version of the interpreter that fetched them, without its last part.
+  returned: success
+  type: str
+  sample: '3.11'
+reason:
+  description: Why it failed, in one word (V(network) if no package index answers).
+  returned: failure
+  type: str
+  sample: network
+"""
+
+import os
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import SPEC, run_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import fetch_wheels, wheels_ready
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
+
+ARGUMENTS = {
+    **SPEC,
+    "wheels_dir": {"type": "path", "required": True},
+    "target": {
+        "type": "dict",
+        "options": {"python": {"type": "str", "required": True}, "machine": {"type": "str", "required": True}},
+    },
+}
+
+
+def wheels(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
+    """Fetches wheels with the environment's pip if there is one, else with the interpreter's."""
+    target = module.params["target"] or {key: venv.base.tags[key] for key in ("python", "machine")}
+    changed = not wheels_ready(venv.wish, target)
+    if changed and not module.check_mode:
+        python = venv.python if os.path.exists(venv.python) else venv.base.path
+        fetch_wheels(venv.wish, venv.run, venv.base, [python, "-m", "pip"], target)
+    return {"changed": changed}
+
+
+def main() -> None:
+    module = checked_module(argument_spec=ARGUMENTS, bounds={"lock_seconds": (0, 86400)}, supports_check_mode=True)
+    run_module(module, wheels, leaves_foreign=False)
+
+
+if __name__ == "__main__":
+    main()
