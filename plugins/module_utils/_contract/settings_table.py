@@ -116,7 +116,7 @@ SETTINGS: list[Setting] = [
         ("ddp_keep_checkpoints", "int", 2, {"low": -1},
          "Checkpoints that stay on each host; -1 keeps all of them."),
         ("ddp_sync", "str", "auto", {"choices": ("auto", "exact", "bf16", "int8", "int4", "dense", "ddp")},
-         "What gradients travel as: float32 (exact), bf16, 8 or 4 bits, whole tensors (dense, ddp), or auto: by what was measured."),
+         "What gradients travel as: float32 (exact), rounded, or whole tensors (dense, ddp); auto: as measured."),
         ("ddp_local_steps", "int", 0, {"low": 0},
          "For slow links: steps that each rank makes apart before all take the mean of what they changed; 0 for none."),
         ("ddp_head", "str", "auto", {"choices": ("auto", "whole", "shared")},
