@@ -29,6 +29,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import (
     render_findings,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import look
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems as checkout_problems
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import JudgingAction
 
 display = Display()
@@ -60,6 +61,7 @@ class ActionModule(JudgingAction):
             asked = controller_questions(hosts)
             # A repository may take its time to answer, and looking at a run or stopping it needs none.
             here = look({**asked, "git": None} if options["tolerant"] else asked, os.environ)
+            here["checkout"] = checkout_problems(asked["trainer"], asked["flags"]) if asked["trainer"] else {}
             outcome = make_plan(hosts, requirements(), options["tolerant"], here)
         except PlanError as error:
             return {"failed": True, "msg": str(error), "problems": error.findings}

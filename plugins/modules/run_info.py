@@ -192,7 +192,7 @@ run:
       description: Seconds since the session was started, while it runs, by the host's own clock.
       type: float
     trainer:
-      description: Which trainer the plan names, V(ours), V(path) or V(git).
+      description: Which trainer the plan names, V(ours), V(path) or V(git); V(joined) for a checkout whose ranks are joined.
       type: str
     timeout_seconds:
       description: The plan's time limit for what has no usual length.

@@ -1,12 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The whole story with a trainer that is not this collection's: one with nanochat's flags, files and log lines, and nothing else."""
+"""The whole story with trainers that are not this collection's: one with nanochat's flags, files and log lines and nothing else, and
+one with its modules and calls as well (tests/stand_in), whose ranks are joined."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -73,6 +75,7 @@ def play(tmp_path, checkout):
         "ddp_python": os.path.realpath(VENV / "bin/python"),
         "ddp_port": port,
         "ddp_trainer_source": str(checkout),
+        "ddp_trainer_join": False,
         "trainer_requirements": json.loads(stamp.read_text())["requirements"],
         "ddp_data_paths": [f"{tmp_path}/text"],
         "ddp_vocab_size": 300,
@@ -109,3 +112,44 @@ def test_field_21_it_trains_to_its_end_and_what_it_does_not_do_is_told(play, tmp
 
     code, told = play("--tags", "launch")
     assert code == 0 and "changed: nothing" in told, told
+
+
+def events(folder, kind):
+    lines = [json.loads(line) for path in folder.glob("metrics-rank*.jsonl") for line in path.read_text().splitlines()]
+    return [event for event in lines if event["kind"] == kind]
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    folder = Path(shutil.copytree(ROOT / "tests/stand_in", tmp_path / "stand_in"))
+    shutil.copy(ROOT / "bench/baseline_model.py", folder / "nanochat")
+    return folder
+
+
+def test_field_21_a_checkout_that_is_not_changed_trains_one_model(play, tmp_path, stand_in):
+    joined = ["-e", f"ddp_trainer_source={stand_in}", "-e", "ddp_trainer_join=true", "--tags", "launch"]
+    code, told = play(*joined)
+    assert code == 0, told
+    assert "trainer-apart" not in told and "weights identical on both ranks" in told
+    rows = [line.split() for line in told.splitlines() if line.split()[2:3] == ["finished"]]
+    assert [row[:4] for row in rows] == [["one", "0", "finished", "3/3"], ["two", "1", "finished", "3/3"]]
+    runs = [tmp_path / host / "runs/d4" for host in ("one", "two")]
+    digests = [[event["digest"] for event in events(run, "digest")] for run in runs]
+    assert digests[0] == digests[1] and len(digests[0]) >= 2
+    assert all((run / "base_checkpoints/d4/model_000003.pt").exists() for run in runs)
+
+    code, told = play(*joined)
+    assert code == 0 and "changed: nothing" in told, told
+
+    # More steps, and a host that has lost what it had: it is given the newest checkpoint of the other.
+    shutil.rmtree(runs[1] / "base_checkpoints")
+    code, told = play(*joined, "-e", "ddp_iterations=5")
+    assert code == 0 and "5/5" in told, told
+    assert [event["resumed_from"] for run in runs for event in events(run, "start")] == [None, 3, None, 3]
+
+
+def test_a_checkout_of_other_calls_is_refused_before_anything_starts(play, tmp_path, stand_in):
+    (stand_in / "nanochat/checkpoint_manager.py").write_text("def save_checkpoint(model, path):\n    pass\n")
+    code, told = play("-e", f"ddp_trainer_source={stand_in}", "-e", "ddp_trainer_join=true", "--tags", "launch")
+    assert code != 0 and "has a save_checkpoint(model, path)" in " ".join(told.split()), told
+    assert not (tmp_path / "one").exists()

@@ -104,6 +104,9 @@ def settings_of(module: Any, options: argparse.Namespace) -> Any:
         known, dummy = module.make_parser().parse_known_args([*options.arguments, *own])
     except Exception:
         known, dummy = module.make_parser().parse_known_args(own)
+    if known.run == "dummy" and known.model_tag:
+        # That name keeps the checkout from logging in to wandb, and tells nothing.
+        known.run = known.model_tag
     return module.Settings(**vars(known))
 
 
@@ -146,7 +149,8 @@ def put_around(script: Any) -> None:
 
 def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: Any, script: Any) -> list[str]:
     """The checkout's own flag for the newest checkpoint, which every host is given."""
-    if not options.resume or not options.script.endswith("base_train"):
+    named = any(flag.startswith("--resume-from-step") for flag in options.arguments)
+    if not options.resume or named or not options.script.endswith("base_train"):
         return []
     if not any(flag.startswith(("--depth", "--model-tag")) for flag in options.arguments):
         raise ours["nanochat.common"].UserError(

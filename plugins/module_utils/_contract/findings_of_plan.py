@@ -43,6 +43,13 @@ KINDS: Dict[str, Kind] = {
         "Correct the path or the URL.",
         (7, 8),
     ),
+    "source-differs": Kind(
+        ERROR,
+        "The nanochat checkout has other flags or functions than those by which it is driven",
+        "A fork may have changed them, and older commits had others; a start would fail on every host.",
+        "Take a commit of nanochat that has them, or this collection's trainer (ddp_trainer_source=ours).",
+        (21,),
+    ),
     "results-read-only": Kind(
         ERROR,
         "Results cannot be written on the controller",
@@ -81,7 +88,7 @@ KINDS: Dict[str, Kind] = {
         WARNING,
         "The trainer does not exchange gradients on CPUs",
         "nanochat's own joins a process group with CUDA only: on CPUs its ranks train a model each, or end with an error.",
-        "Take this collection's trainer (ddp_trainer_source=ours), train on one host (-e target=HOST), or on GPUs.",
+        "Let the launcher join them (ddp_trainer_join=true), take this collection's trainer, train on one host, or on GPUs.",
         (21,),
         ("Default process group has not been initialized",),
     ),

@@ -8,7 +8,9 @@ from __future__ import annotations
 import glob
 import os
 import re
-from typing import Any, List
+from typing import Any, List, Mapping, Optional
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
 
 # The files of a tokenizer folder.
 TOKENIZER = ("tokenizer.pkl", "token_bytes.pt")
@@ -28,10 +30,18 @@ MEASURED = "measured.json"
 # Earlier generations of a run's outputs, numbered.
 PREVIOUS = "previous"
 CHECKPOINTS = "base_checkpoints"
+# Trainers that write metrics and heartbeats into the run folder, see trainer_of.
+TELLING = ("ours", "joined")
 
 
 class RunNameError(ValueError):
     """Something is called a run that cannot be one; the text is for the user."""
+
+
+def trainer_of(plan: Mapping[str, Any]) -> Optional[str]:
+    """Which trainer a plan names; `joined` is a checkout that the launcher joins."""
+    trainer = section(plan, "trainer")
+    return "joined" if trainer.get("joined") else trainer.get("source")
 
 
 def plain_run_name(name: Any) -> str:

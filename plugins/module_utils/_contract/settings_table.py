@@ -149,6 +149,8 @@ SETTINGS: list[Setting] = [
         "The trainer", RUN,
         ("ddp_trainer_source", "str", "ours", {},
          "What trains: this collection's trainer, the path of a nanochat checkout here, or a git URL."),
+        ("ddp_trainer_join", "bool", True, {},
+         "On CPUs: a checkout's ranks train one model together, which they do not by themselves; nothing of it is changed."),
         ("ddp_trainer_offline", "bool", False, {},
          "The hosts have no way to a package index: packages are fetched once and handed on."),
         ("ddp_torch", "str", "2.13.0", {"pattern": r"\d+\.\d+(\.\d+)?[A-Za-z0-9.+]*"},

@@ -15,6 +15,7 @@ MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.ma
 # On cores that others use too, threads that spin without end take them from the thread they wait for.
 SPINS = "20000"
 FLIGHT_RECORD_ENTRIES = "2000"
+SCRIPT = "scripts.base_train"
 
 
 class Choice(NamedTuple):
@@ -22,9 +23,15 @@ class Choice(NamedTuple):
 
     name: str
     ours: bool
+    joined: bool  # a nanochat checkout whose ranks the launcher joins to one training
     device: str
     dtype: str
     matmul: str
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it finds the newest checkpoint by itself, and removes older ones."""
+        return self.ours or self.joined
 
 
 def choose(run: Mapping[str, Any], hosts: Sequence[Host]) -> Choice:
@@ -38,7 +45,9 @@ def choose(run: Mapping[str, Any], hosts: Sequence[Host]) -> Choice:
     matmul, ours = str(run["ddp_matmul"]), run["ddp_trainer_source"] == "ours"
     if matmul == "auto":
         matmul = "bf16" if dtype == "bfloat16" or (device == "cpu" and ours and rounds_products(run, hosts)) else "fp32"
-    return Choice(run_name(run), ours, device, dtype, matmul)
+    # On GPUs a checkout joins its ranks itself.
+    joined = not ours and device == "cpu" and run["ddp_trainer_join"]
+    return Choice(run_name(run), ours, joined, device, dtype, matmul)
 
 
 def rounds_products(run: Mapping[str, Any], hosts: Sequence[Host]) -> bool:
@@ -54,11 +63,17 @@ def run_name(run: Mapping[str, Any]) -> str:
 
 def argv(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
     """What starts a rank: one agent of torchrun, which starts the trainer."""
+    scripts = os.path.join(node["tools_dir"], "scripts")
+    # Ours is torchrun too, but ends with a sentence and not with a traceback.
+    agent = ["-m", "scripts.torchrun" if choice.ours else "torch.distributed.run"]
+    # Without -- torchrun takes the trainer's flags for shortened ones of its own.
+    script = ["-m", SCRIPT, "--"]
+    if choice.joined:
+        agent = [os.path.join(scripts, "torchrun.py")]
+        script = [os.path.join(scripts, "join.py"), "--", *join_flags(run, node, plan), SCRIPT]
     return [
         os.path.join(node["venv_dir"], "bin", "python"),
-        "-m",
-        # Ours is torchrun too, but ends with a sentence and not with a traceback.
-        "scripts.torchrun" if choice.ours else "torch.distributed.run",
+        *agent,
         f"--nnodes={plan['world']}",
         f"--node-rank={node['rank']}",
         "--nproc-per-node=1",
@@ -67,12 +82,28 @@ def argv(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any], plan: 
         f"--local-addr={node['address']}",
         f"--rdzv-conf=timeout={plan['timeout_seconds']}",
         "--max-restarts=0",
-        "-m",
-        "scripts.base_train",
-        # Without it torchrun takes the trainer's flags for shortened ones of its own.
-        "--",
+        *script,
         *trainer_flags(run, choice, node["run_dir"], plan["training"]),
     ]
+
+
+def join_flags(run: Mapping[str, Any], node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+    """The flags of the launcher that joins a checkout's ranks."""
+    flags = {
+        "run-dir": node["run_dir"],
+        "timeout-seconds": plan["timeout_seconds"],
+        "sync": plan["training"]["sync"],
+        "keep-checkpoints": run["ddp_keep_checkpoints"],
+    }
+    if run["ddp_tracker"] == "mlflow":
+        flags.update({"tracker": "mlflow", "tracker-uri": tracker_uri(run)})
+    return [*(f"--{name}={value}" for name, value in flags.items()), *(["--resume"] if run["ddp_resume"] else [])]
+
+
+def tracker_uri(run: Mapping[str, Any]) -> str:
+    bind = run["ddp_tracker_bind"]
+    address = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(bind, bind)
+    return f"http://{f'[{address}]' if ':' in address else address}:{run['ddp_tracker_port']}"
 
 
 def keeper(run: Mapping[str, Any], hosts: int) -> dict[str, Any]:
@@ -134,14 +165,17 @@ def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, training
             "tracker": run["ddp_tracker"],
         }
         if run["ddp_tracker"] == "mlflow":
-            bind = run["ddp_tracker_bind"]
-            address = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(bind, bind)
-            address = f"[{address}]" if ":" in address else address
-            own["tracker-uri"] = f"http://{address}:{run['ddp_tracker_port']}"
+            own["tracker-uri"] = tracker_uri(run)
         if len(set(training["rows"])) > 1:
             own["rank-rows"] = ",".join(str(rows) for rows in training["rows"])
     words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
     return [*words, *(["--resume"] if choice.ours and run["ddp_resume"] else []), *run["ddp_extra_args"]]
+
+
+def flag_names(run: Mapping[str, Any], choice: Choice) -> list[str]:
+    """The names of the flags that the plan itself gives to the trainer."""
+    words = trainer_flags({**run, "ddp_extra_args": []}, choice, "", {"rows": [1, 2], "head": "whole"})
+    return [word.split("=")[0] for word in words if word.startswith("--")]
 
 
 def env(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any]) -> dict[str, str]:

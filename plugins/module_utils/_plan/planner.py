@@ -121,13 +121,13 @@ def questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 def controller_questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the plan wants to know of the controller: folders and a repository that the settings name, and where results go."""
     run, dummy = resolved(hosts)
-    trainer, is_here = run["ddp_trainer_source"], run["ddp_data_source"] == "controller"
+    source, is_here = run["ddp_trainer_source"], run["ddp_data_source"] == "controller"
+    trainer = None if source == "ours" or is_git(source) else source
     return {
-        "folders": [
-            *(run["ddp_data_paths"] if is_here else []),
-            *([trainer] if trainer != "ours" and not is_git(trainer) else []),
-        ],
-        "git": trainer if trainer != "ours" and is_git(trainer) else None,
+        "folders": [*(run["ddp_data_paths"] if is_here else []), *([trainer] if trainer else [])],
+        "git": source if source != "ours" and is_git(source) else None,
+        "trainer": trainer,
+        "flags": [] if source == "ours" else command.flag_names(run, choose(run, ())),
         "results": run["ddp_results_dir"],
     }
 
@@ -199,7 +199,7 @@ class Planner:
         ]
         if self.problems or (obstacles and not self.tolerant):
             raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
-        if self.choice.device == "cpu" and not self.choice.ours and len(self.hosts) > 1:
+        if self.choice.device == "cpu" and not self.choice.goes_on and len(self.hosts) > 1:
             seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(self.hosts)} ranks would train a model of its own"
             self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
         self.findings += [*chooser.findings, *remarks, *obstacles]
@@ -290,7 +290,7 @@ class Planner:
             "tokens": tokens,
             "tokens_per_parameter": round(tokens / model["parameters"]["total"], 4),
             "flops": tokens * model["flops_per_token"],
-            "sync": run["ddp_sync"] if self.choice.ours else "upstream",
+            "sync": run["ddp_sync"] if self.choice.goes_on else "upstream",
             "head": self.head(shares),
             "asked": self.asked,
             "local_steps": run["ddp_local_steps"] if self.choice.ours else 0,
@@ -300,8 +300,8 @@ class Planner:
             "sample_every": run["ddp_sample_every"],
             "save_every": run["ddp_save_every"],
             "keep_checkpoints": run["ddp_keep_checkpoints"],
-            # Others know only how to go on from a step whose files are on every host.
-            "resume": run["ddp_resume"] and self.choice.ours,
+            # A checkout by itself knows only how to go on from a step whose files are on every host.
+            "resume": run["ddp_resume"] and self.choice.goes_on,
             "tracker": run["ddp_tracker"],
             "tracker_port": run["ddp_tracker_port"],
             "tracker_bind": run["ddp_tracker_bind"],
@@ -333,6 +333,7 @@ class Planner:
         tracker = {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": ["wandb==0.31.0"]}.get(run["ddp_tracker"], [])
         return {
             "source": self.source,
+            **({"joined": True} if self.choice.joined else {}),
             "url": {"ours": None, "path": self.path_here(run["ddp_trainer_source"])}.get(
                 self.source, run["ddp_trainer_source"]
             ),
@@ -365,6 +366,8 @@ class Planner:
             "run_dir": run_dir,
             "data_dir": os.path.join(base, "data", plan["data"]["id"]),
             "trainer_dir": os.path.join(base, "trainer"),
+            # This collection's own trainer, whatever trains.
+            "tools_dir": os.path.join(base, "trainer" if self.choice.ours else "tools"),
             "venv_dir": venv,
             "python": self.python(host),
             "session": f"nanochat-{self.choice.name}-rank{rank}",
@@ -399,7 +402,7 @@ class Planner:
         """Checkpoints that are kept and the one being written, and the shards."""
         run = self.settings
         saves = 1 + (run["ddp_iterations"] // run["ddp_save_every"] if run["ddp_save_every"] > 0 else 0)
-        all_stay = run["ddp_keep_checkpoints"] < 0 or not self.choice.ours
+        all_stay = run["ddp_keep_checkpoints"] < 0 or not self.choice.goes_on
         kept: int = saves if all_stay else min(saves, run["ddp_keep_checkpoints"] + 1)
         shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
         return kept * model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]) + shards

@@ -10,7 +10,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, trainer_flags
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, flag_names
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.head import can_share
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import (
@@ -20,6 +20,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size impo
     packs,
 )
 
+# What the launcher that joins a checkout's ranks knows (trainer/scripts/join.py).
+JOINED_SYNC = ("exact", "bf16", "dense")
 TORCHRUN_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 PLAN_ENV = ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", "GLOO_SOCKET_IFNAME")
 
@@ -103,18 +105,24 @@ def data_problems(run: Mapping[str, Any]) -> Iterator[str]:
 def source_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
     if choice.ours:
         return
-    for name, only in (
-        ("ddp_batch_split", "equal"),
-        ("ddp_sync", "exact"),
-        ("ddp_local_steps", 0),
-        ("ddp_head", "auto"),
+    for name, known in (
+        ("ddp_batch_split", ("equal",)),
+        ("ddp_sync", JOINED_SYNC if choice.joined else ("exact",)),
+        ("ddp_local_steps", (0,)),
+        ("ddp_head", ("auto",)),
+        ("ddp_matmul", ("fp32",)),
     ):
         # auto adapts to the trainer by itself.
-        if run[name] not in (only, "auto"):
+        if run[name] not in (*known, "auto"):
             yield (
                 f"{name} is {run[name]}, which only this collection's own trainer knows; with ddp_trainer_source "
-                f"{run['ddp_trainer_source']} it must be {only}."
+                f"{run['ddp_trainer_source']} it must be {' or '.join(map(str, known))}."
             )
+    if run["ddp_tracker"] == "mlflow" and not choice.joined:
+        yield (
+            "ddp_tracker is mlflow, to which nanochat's own trainer reports nothing where its ranks are not joined "
+            "(ddp_trainer_join, on CPUs); it must be none or wandb."
+        )
 
 
 def local_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
@@ -184,11 +192,7 @@ def extra_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
                 env_file.checked({variable: run[name][variable]})
             except env_file.EnvFileError as error:
                 yield f"{name} cannot be passed on: {error}."
-    flags = {
-        word.split("=")[0]
-        for word in trainer_flags({**run, "ddp_extra_args": []}, choice, "", {"rows": [1, 2], "head": "whole"})
-        if word.startswith("--")
-    }
+    flags = flag_names(run, choice)
     for word in run["ddp_extra_args"]:
         flag = word.split("=")[0]
         if flag in flags:

@@ -12,6 +12,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, ranks
 
 CONTROLLER = "the controller"
+JOIN_REMEDY = (
+    "so its ranks cannot be joined; take another commit, or ddp_trainer_join=false, with which each rank trains a model "
+    "of its own"
+)
 
 
 def folders_of(run: Mapping[str, Any], hosts: Sequence[Host], name: str) -> list[str]:
@@ -51,6 +55,18 @@ def trainer(run: Mapping[str, Any], planned: Mapping[str, Any], here: Mapping[st
             f"ddp_trainer_source is {source}, but {facts['path']} on the controller has no scripts/base_train.py, so it is no "
             "nanochat checkout; use one that has",
         )
+    elif facts:
+        found = here.get("checkout", {})
+        yield from checkout(source, found.get("script", []), "")
+        if planned.get("joined"):
+            yield from checkout(source, found.get("join", []), JOIN_REMEDY)
+
+
+def checkout(source: str, problems: Sequence[str], remedy: str) -> Iterator[Finding]:
+    """The flags and functions of a checkout that are not those of nanochat."""
+    for problem in problems:
+        remedy = remedy or "a commit of nanochat that has them, or ddp_trainer_source=ours, is needed"
+        yield finding("source-differs", "", f"ddp_trainer_source is {source}, which {problem}; {remedy}")
 
 
 def data(

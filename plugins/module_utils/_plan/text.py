@@ -57,6 +57,7 @@ def training_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:
             f"sync {sync(training)}{local(training)}, head {training['head']}, products {training['matmul']}, {schedule(training)}, "
             f"{'resumes' if training['resume'] else 'does not resume'}, gives up after {plan['timeout_seconds']} s without a rank",
         ),
+        *trainer_rows(plan["trainer"]),
     ]
 
 
@@ -64,6 +65,14 @@ def sync(training: Mapping[str, Any]) -> str:
     """The way, and where it is not what the settings say that they leave it open."""
     asked = (training.get("asked") or {}).get("sync")
     return f"{training['sync']} (auto)" if asked == "auto" and training["sync"] != "upstream" else str(training["sync"])
+
+
+def trainer_rows(trainer: Mapping[str, Any]) -> list[Sequence[str]]:
+    """Nothing where it is this collection's own."""
+    if trainer["source"] == "ours":
+        return []
+    joined = ", unchanged; its ranks are joined to train one model" if trainer.get("joined") else ""
+    return [("trainer", f"nanochat of {trainer['url']}{joined}")]
 
 
 def local(training: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, INFO, WARNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, node_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import OPEN, judge_links
 
@@ -310,9 +311,9 @@ def all_reduce(evidence: Evidence) -> Iterable[Finding]:
     if evidence.running:
         yield finding("run-in-progress", "", f"the run {evidence.plan['run']} is in progress")
     elif missing:
-        # Before the network step nobody expects one: the rehearsal comes later. Another trainer has no program for it.
-        ours = evidence.plan["trainer"].get("source") == "ours"
-        if len(evidence.plan["nodes"]) > 1 and ours and not evidence.before_network:
+        # Before the network step nobody expects one: the rehearsal comes later. A trainer that is not joined has no program for it.
+        able = trainer_of(evidence.plan) in TELLING
+        if len(evidence.plan["nodes"]) > 1 and able and not evidence.before_network:
             told = f"no trainer's Python on {', '.join(missing)} yet"
             if closed(evidence) or list(holders(evidence)):
                 told = "a port between the hosts is closed or taken"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import trainer_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import WIRE_BYTES
@@ -119,7 +120,7 @@ def better(
         consider("use-cable", predict(plan, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio))
     weights = [1.0 / speed.pass_seconds for speed in speeds]
     shares = batch.share(sum(rows), plan["training"]["device_batch"], weights)
-    if plan["training"]["sync"] != "upstream":
+    if trainer_of(plan) in (None, "ours"):
         consider("rows-unbalanced", predict(plan, speeds, link, shares), rows=shares)
     return found
 

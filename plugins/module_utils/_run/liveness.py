@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING
 
 HEARTBEAT_SECONDS = 45.0  # the trainer renews its heartbeat every second
@@ -135,7 +136,7 @@ def has_no_heartbeat(rank: Rank, limits: Limits) -> bool:
 def idle_seconds(rank: Rank) -> Optional[float]:
     """Seconds without progress; None for a trainer that never tells its progress."""
     if is_mute(rank.run):
-        return rank.age if rank.run.get("trainer") == "ours" else None
+        return rank.age if rank.run.get("trainer") in TELLING else None
     idle = rank.run.get("idle_seconds")
     return None if idle is None else float(idle)
 

@@ -18,6 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     PREVIOUS,
     checkpoint_steps,
     generations,
+    trainer_of,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
@@ -190,7 +191,7 @@ def _of_plan_and_session(plan: Dict[str, Any], session: Dict[str, Any]) -> Dict[
     """What stands in their files as it is returned."""
     return {
         "plan_digest": plan.get("digest"),
-        "trainer": section(plan, "trainer").get("source"),
+        "trainer": trainer_of(plan),
         "timeout_seconds": finite(plan.get("timeout_seconds")),
         "exit_code": session.get("exit_code"),
         "signal": session.get("signal"),

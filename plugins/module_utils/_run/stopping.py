@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number, section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
 
 # Nothing is to be saved yet in these, and a rank there may not even hear that it is to stop.
 EARLY = (None, "start", "rendezvous", "agree", "resume")
@@ -29,7 +30,7 @@ def stop_seconds(events: List[Dict[str, Any]], heartbeat: Dict[str, Any], plan: 
     attempt = events[max((at for at, event in enumerate(events) if event["kind"] == "start"), default=0) :]
     step = _told(heartbeat, "step_seconds") or _longest(attempt, "step") or _longest(events, "step")
     if step is None:
-        ours = section(plan, "trainer").get("source") in (None, "ours")
+        ours = trainer_of(plan) in (None, *TELLING)
         # The first step may take long; a trainer that tells nothing gets the time that everything is derived from.
         return EARLY_SECONDS if ours and heartbeat.get("phase") in EARLY and not _is_training(attempt) else timeout
     save = _told(heartbeat, "save_seconds") or _longest(events, "checkpoint") or _unsaved(plan)

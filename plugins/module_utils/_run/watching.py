@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import (
     AWAY_SECONDS,
     Limits,
@@ -89,7 +90,7 @@ def judge(
     if own.run.get("state") != RUNNING:
         return _missing(own) if own.age > MISSING_GRACE else None
     # A trainer without metrics of our kind never says more; ours may take long to begin.
-    silent = is_mute(own.run) and own.run.get("trainer") != "ours" and own.age > MISSING_GRACE
+    silent = is_mute(own.run) and own.run.get("trainer") not in TELLING and own.age > MISSING_GRACE
     if first_step and (own.run.get("step") is not None or silent):
         return Verdict(STARTED, "training has started (%s)" % _where(own.run))
     return _orphaned(host, seen) or _stalled(host, seen, limits)

@@ -145,7 +145,7 @@ def test_a_limit_that_leaves_hosts_out_is_refused_unless_one_only_looks(monkeypa
 def test_a_repository_is_asked_before_a_start_only(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = f"file://{tmp_path}/nothing.git"
-    known = variables(ddp_trainer_source=source)
+    known = variables(ddp_trainer_source=source, ddp_trainer_join=False)
     result = run(monkeypatch, {"hosts": BOTH}, known)
     assert result["failed"] and f"ddp_trainer_source is {source}, but git says on the controller" in result["msg"]
     looked = run(monkeypatch, {"hosts": BOTH, "tolerant": True}, known)

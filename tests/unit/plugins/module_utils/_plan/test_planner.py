@@ -267,16 +267,64 @@ def test_rows_go_with_the_rank_and_not_with_the_place_in_the_inventory():
 
 
 def test_somebody_elses_trainer_gets_only_the_flags_that_it_knows():
-    outcome = make_plan(hosts({"ddp_trainer_source": "https://github.com/karpathy/nanochat.git"}))
+    apart = {"ddp_trainer_source": "https://github.com/karpathy/nanochat.git", "ddp_trainer_join": False}
+    outcome = make_plan(hosts(apart))
     words = {word.split("=")[0] for word in outcome.plan["nodes"][0]["argv"]}
     assert not words & {"--sync", "--matmul", "--rank-rows", "--run-dir", "--timeout-seconds", "--resume", "--tracker"}
     assert flag(outcome.plan["nodes"][0], "run") == "dummy"
     assert outcome.plan["trainer"]["source"] == "git" and outcome.plan["training"]["sync"] == "upstream"
     assert make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat"})).plan["trainer"]["source"] == "path"
     problems = refusal(
-        hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_batch_split": "threads", "ddp_sync": "bf16"})
+        hosts(
+            {**apart, "ddp_batch_split": "threads", "ddp_sync": "bf16", "ddp_matmul": "bf16", "ddp_tracker": "mlflow"}
+        )
     )
-    assert len(problems) == 2 and "only this collection's own trainer knows" in problems[0]
+    assert len(problems) == 5 and "only this collection's own trainer knows" in problems[0]
+
+
+def test_field_21_the_ranks_of_a_checkout_are_joined():
+    plan = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "bf16"})).plan
+    words = plan["nodes"][1]["argv"]
+    tools = "/home/xiaoxin/nanochat-ddp/tools/scripts"
+    at = words.index(f"{tools}/join.py")
+    assert words[:2] == ["/home/xiaoxin/nanochat-ddp/venv/bin/python", f"{tools}/torchrun.py"]
+    end = words.index("scripts.base_train")
+    assert words[at + 1 : end] == [
+        "--",
+        "--run-dir=/home/xiaoxin/nanochat-ddp/runs/d4",
+        "--timeout-seconds=300",
+        "--sync=bf16",
+        "--keep-checkpoints=2",
+        "--resume",
+    ]
+    assert not {word.split("=")[0] for word in words[end:]} & {"--sync", "--run-dir", "--resume", "--head"}
+    assert plan["trainer"]["joined"] and plan["training"]["resume"] and plan["training"]["sync"] == "bf16"
+    assert "nanochat of /home/me/nanochat, unchanged; its ranks are joined to train one model" in render(plan)
+    problems = refusal(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int8"}))
+    assert len(problems) == 1 and "it must be exact or bf16 or dense" in problems[0]
+    with_mlflow = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_tracker": "mlflow"})).plan
+    assert flag(with_mlflow["nodes"][0], "tracker-uri") == "http://127.0.0.1:5000"
+    on_cards = {"ddp_trainer_source": "/home/me/nanochat", "ddp_device": "cuda"}
+    plan = make_plan(hosts(on_cards, {"gpus": [{"model": "x"}]}, {"gpus": [{"model": "x"}]})).plan
+    assert "joined" not in plan["trainer"] and "torch.distributed.run" in plan["nodes"][0]["argv"]
+
+
+def test_a_checkout_of_other_calls_is_refused_before_anything_starts():
+    here = {
+        "folders": {"/home/me/nanochat": {"path": "/home/me/nanochat", "kind": "folder", "trainer": True}},
+        "checkout": {
+            "script": ["has a scripts/base_train.py that knows no --depth"],
+            "join": ["has no save_checkpoint"],
+        },
+    }
+    settings = {"ddp_trainer_source": "/home/me/nanochat"}
+    problems = refusal(hosts(settings), here=here)
+    assert len(problems) == 2 and "knows no --depth; a commit of nanochat that has them" in problems[0]
+    assert (
+        "has no save_checkpoint; so its ranks cannot be joined; take another commit, or ddp_trainer_join=false"
+        in problems[1]
+    )
+    assert len(refusal(hosts({**settings, "ddp_trainer_join": False}), here=here)) == 1
 
 
 def test_field_25_local_steps_reach_the_trainer_and_the_plan_says_so():
@@ -404,9 +452,10 @@ def test_field_21_a_trainer_that_exchanges_nothing_on_cpus_is_told_of():
     def codes(known):
         return [found["code"] for found in make_plan(known).findings]
 
-    other = {"ddp_trainer_source": "/home/me/nanochat"}
+    joined = {"ddp_trainer_source": "/home/me/nanochat"}
+    other = {**joined, "ddp_trainer_join": False}
     assert codes(hosts(other)) == ["trainer-apart"]
-    assert codes(hosts()) == codes(hosts(other)[:1]) == []
+    assert codes(hosts()) == codes(hosts(other)[:1]) == codes(hosts(joined)) == []
     on_cards = {**other, "ddp_device": "cuda"}
     assert codes(hosts(on_cards, {"gpus": [{"model": "x"}]}, {"gpus": [{"model": "x"}]})) == []
 

@@ -50,9 +50,12 @@ def test_only_the_host_that_has_the_data_is_asked_for_its_folders():
 
 
 def test_the_controller_is_asked_for_what_lies_there():
-    assert controller_questions(hosts()) == {"folders": [], "git": None, "results": "runs"}
+    nothing = {"folders": [], "git": None, "trainer": None, "flags": [], "results": "runs"}
+    assert controller_questions(hosts()) == nothing
     run = {"ddp_data_source": "controller", "ddp_data_paths": ["/a", "/b"], "ddp_trainer_source": "~/nanochat"}
-    assert controller_questions(hosts(run))["folders"] == ["/a", "/b", "~/nanochat"]
+    asked = controller_questions(hosts(run))
+    assert asked["folders"] == ["/a", "/b", "~/nanochat"] and asked["trainer"] == "~/nanochat"
+    assert {"--depth", "--total-batch-size"} < set(asked["flags"]) and "--sync" not in asked["flags"]
     assert controller_questions(hosts({"ddp_trainer_source": "git@git.example.org:x/y"}))["git"]
 
 

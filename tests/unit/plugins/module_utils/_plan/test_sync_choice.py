@@ -73,14 +73,17 @@ def test_a_run_keeps_the_way_that_it_began_with():
     assert taken({}, measured(3.0), measured(3.0), {"rows": {}, "sync": "nonsense"}) == LAST
 
 
-@pytest.mark.parametrize("settings", [{"ddp_local_steps": 5}, {"ddp_trainer_source": "/home/me/nanochat"}])
+CHECKOUT = {"ddp_trainer_source": "/home/me/nanochat"}
+
+
+@pytest.mark.parametrize("settings", [{"ddp_local_steps": 5}, CHECKOUT, {**CHECKOUT, "ddp_trainer_join": False}])
 def test_auto_is_exact_where_there_is_no_choice(settings):
     found = measured(3.0)
     plan = make_plan(hosts({**AUTO, **settings}, {"measured": found}, {"measured": found}), tolerant=True).plan
-    assert plan["training"]["sync"] == ("exact" if "ddp_local_steps" in settings else "upstream")
+    assert plan["training"]["sync"] == ("exact" if settings.get("ddp_trainer_join", True) else "upstream")
     packed = {"run": {"rows": {}, "sync": "int8"}}
     plan = make_plan(hosts({**AUTO, **settings}, packed, packed), tolerant=True).plan
-    assert plan["training"]["sync"] == ("exact" if "ddp_local_steps" in settings else "upstream")
+    assert plan["training"]["sync"] == ("exact" if settings.get("ddp_trainer_join", True) else "upstream")
 
 
 def test_the_same_job_has_the_same_plan_after_its_start():

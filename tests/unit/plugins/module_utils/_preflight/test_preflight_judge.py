@@ -428,7 +428,7 @@ def test_no_all_reduce_without_a_trainer_is_a_note():
 
 def test_no_all_reduce_is_expected_before_its_time_or_of_another_trainer():
     assert judge.judge(evidence(gloo={}, rehearsal=False, before_network=True)) == []
-    upstream = evidence(gloo={}, run={"ddp_trainer_source": "/home/lzw/nanochat"})
+    upstream = evidence(gloo={}, run={"ddp_trainer_source": "/home/lzw/nanochat", "ddp_trainer_join": False})
     assert [one["code"] for one in judge.judge(upstream)] == ["trainer-apart"]
 
 

@@ -1,0 +1,25 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The filter nanochat.ddp.checkout_problems."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems
+
+SCRIPT = "scripts.base_train"
+
+
+def checkout_problems(folder: str, argv: Sequence[str]) -> Dict[str, List[str]]:
+    """What stands against starting a checkout with a rank's command."""
+    own = list(argv[argv.index(SCRIPT) + 1 :]) if SCRIPT in argv else []
+    return problems(folder, [word.split("=")[0] for word in own if word.startswith("--") and word != "--"])
+
+
+class FilterModule:
+    """Filters of this file."""
+
+    def filters(self) -> Dict[str, Callable[..., Any]]:
+        return {"checkout_problems": checkout_problems}

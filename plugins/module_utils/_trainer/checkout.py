@@ -1,0 +1,73 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a nanochat checkout can be driven: read from its sources on the controller, where none of it is run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from typing import Any, Optional, Sequence
+
+SCRIPT = os.path.join("scripts", "base_train.py")
+CHECKPOINTS = os.path.join("nanochat", "checkpoint_manager.py")
+# What the launcher puts around the checkout's functions takes these parameters, in this order.
+PARAMETERS = {
+    "save_checkpoint": ("checkpoint_dir", "step", "model_data", "optimizer_data", "meta_data"),
+    "load_checkpoint": ("checkpoint_dir", "step", "device"),
+}
+
+
+def problems(folder: str, flags: Sequence[str]) -> dict[str, list[str]]:
+    """What stands against training with a checkout, as ends of sentences: whether its ranks are joined or not, and only if they are."""
+    folder = os.path.abspath(os.path.expanduser(folder))
+    script = _read(os.path.join(folder, SCRIPT))
+    if script is None:
+        return {"script": [f"has no {SCRIPT} that can be read"], "join": []}
+    return {"script": list(_script_problems(script, flags)), "join": _join_problems(folder)}
+
+
+def _script_problems(script: str, flags: Sequence[str]) -> Sequence[str]:
+    try:
+        ast.parse(script)
+    except (SyntaxError, ValueError) as error:
+        return [f"has a {SCRIPT} that is no Python ({error})"]
+    unknown = [flag for flag in flags if not _names(script, flag)]
+    return [f"has a {SCRIPT} that knows no {', '.join(unknown)}"] if unknown else []
+
+
+def _names(script: str, flag: str) -> bool:
+    """Whether a script names a flag in any spelling, since some put their flags together in a loop."""
+    words = flag.lstrip("-").split("-")
+    return re.search(r"(?<![\w-])(--)?" + "[-_]".join(map(re.escape, words)) + r"(?![\w-])", script) is not None
+
+
+def _join_problems(folder: str) -> list[str]:
+    text = _read(os.path.join(folder, CHECKPOINTS))
+    if text is None:
+        return [f"has no {CHECKPOINTS} that can be read"]
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        return [f"has a {CHECKPOINTS} that is no Python ({error})"]
+    found = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    return [problem for name in PARAMETERS for problem in _signature_problems(name, found.get(name))]
+
+
+def _signature_problems(name: str, function: Optional[Any]) -> list[str]:
+    wanted = PARAMETERS[name]
+    if function is None:
+        return [f"has no {name} in {CHECKPOINTS}"]
+    given = tuple(one.arg for one in [*function.args.posonlyargs, *function.args.args])
+    if given[: len(wanted)] == wanted:
+        return []
+    return [f"has a {name}({', '.join(given)}) in {CHECKPOINTS}, where {name}({', '.join(wanted)}) is expected"]
+
+
+def _read(path: str) -> Optional[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
