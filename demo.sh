@@ -6,4 +6,5 @@ set -euo pipefail
 
 cd "$ROOT"
 need_controller
-exec ansible-playbook train.yml -i inventory -e ddp_fresh=true "$@"
+ansible-playbook train.yml -i inventory -e ddp_fresh=true "$@"
+echo "Talk to the model (in $ROOT): $(command -v ansible-playbook) nanochat.ddp.chat -i inventory"

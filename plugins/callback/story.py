@@ -36,6 +36,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import seconds_text
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import Progress
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import MARKS, Terminal
@@ -77,6 +78,7 @@ class Story(DefaultCallback):
         self._terminal = Terminal(self._display)
         self._steps = Steps(self._terminal, self._checking)
         self._run = Progress(self._terminal, self._steps)
+        self._for_terminal: Mapping[str, Any] = {}
         self._trouble = False
         self._hosts_failed: set[str] = set()
         self._seen_findings: set[tuple[str, ...]] = set()
@@ -118,6 +120,8 @@ class Story(DefaultCallback):
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Changes are counted; texts, findings and progress are shown."""
+        if result.task.action == "nanochat.ddp.chat":
+            self._for_terminal = result.result
         self._handle_warnings_and_exception(result)
         seen = result.result
         # Ansible checks the arguments of every role, also of those that the tags leave out.
@@ -240,12 +244,22 @@ class Story(DefaultCallback):
         """The last line: how long it took, and where it failed."""
         self._steps.leave()
         self._terminal.hide()
+        if self._for_terminal:
+            self._open_terminal()
+            return
         if self._terminal.quiet and not self._trouble:
             return
         if self._steps.shown or self._trouble:
             took = seconds_text(time.monotonic() - self._begun)
             text = closing_text(stats, self._hosts_failed, took, self._checking)
             self._terminal.say(text, stderr=self._terminal.quiet)
+
+    def _open_terminal(self) -> None:
+        """Let a person talk to what the playbook found; without a terminal, say how."""
+        if _handover.is_there():
+            _handover.hand_over(self._for_terminal["terminal"])
+        else:
+            self._terminal.say(f"Type this in a terminal to talk to the model:\n{self._for_terminal['line']}")
 
     def _at_exit(self) -> None:
         """Leave the terminal in order when somebody interrupts, and say what that means for the training."""

@@ -19,6 +19,7 @@ import zlib
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, section, words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
 
 SMALL = ("plan.json", "session.json", "heartbeat-rank*.json", "metrics-rank*.jsonl", "log/*.log", "report/*")
@@ -124,10 +125,17 @@ def newest_checkpoint(run_dir: str) -> List[str]:
     return newest
 
 
+def to_talk_to(run_dir: str) -> List[str]:
+    """What a model takes to be talked to: the newest checkpoint, and the tokenizer that it was trained with."""
+    newest = newest_checkpoint(run_dir)
+    paths = [os.path.join("tokenizer", name) for name in TOKENIZER] if newest else []
+    return [*newest, *(path for path in paths if os.path.isfile(os.path.join(run_dir, path)))]
+
+
 def big_files(run_dir: str, have: Dict[str, Have]) -> List[Dict[str, Any]]:
-    """The newest checkpoint's files that the other side has not; they are immutable, so size and time tell."""
+    """Those of to_talk_to that the other side has not; they are immutable, so size and time tell."""
     wanted = []
-    for path in newest_checkpoint(run_dir):
+    for path in to_talk_to(run_dir):
         try:
             status = os.stat(os.path.join(run_dir, path))
         except OSError:
@@ -157,7 +165,11 @@ def missing_files(run_dir: str, have: Dict[str, Have], checkpoints: bool, room: 
 
 
 # What a host may hand over beside the small files.
-BIG = ("base_checkpoints/*/model_*.pt", "base_checkpoints/*/meta_*.json")
+BIG = (
+    "base_checkpoints/*/model_*.pt",
+    "base_checkpoints/*/meta_*.json",
+    *("tokenizer/%s" % name for name in TOKENIZER),
+)
 # The most that a piece may come to; a host that is not what it was could send one that unpacks to anything.
 LONGEST_PIECE = 1 << 28
 
@@ -205,7 +217,7 @@ def have_of(folder: str) -> Dict[str, Dict[str, Any]]:
         with open(os.path.join(folder, path), "rb") as stream:
             data = stream.read()
         known[path] = {"size": len(data), "sha256": sha256_of(data), "mtime": 0.0}
-    for path in newest_checkpoint(folder):
+    for path in to_talk_to(folder):
         status = os.stat(os.path.join(folder, path))
         known[path] = {"size": status.st_size, "sha256": "", "mtime": status.st_mtime}
     return known

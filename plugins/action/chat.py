@@ -1,0 +1,71 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Works out the command by which a person talks to a checkpoint on a host. A task has no terminal: the display opens it at the end."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from ansible import constants
+from ansible.errors import AnsibleError
+from ansible.module_utils.common.text.converters import to_text
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+display = Display()
+STORY = "nanochat.ddp.story"
+LOCAL = ("local", "ansible.builtin.local")
+SSH = ("ssh", "ansible.builtin.ssh")
+
+
+def remote_command(options: dict[str, Any]) -> str:
+    """What a shell of the host is to run."""
+    names = {"NANOCHAT_BASE_DIR": options["run_dir"], "PYTHONPATH": options["trainer_dir"], "CUDA_VISIBLE_DEVICES": ""}
+    environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in names.items())
+    words = [options["python"], "-m", "scripts.chat_cli", *options["flags"]]
+    return f"cd {shlex.quote(options['trainer_dir'])} && {environment} exec {shlex.join(words)}"
+
+
+class ActionModule(ActionBase):
+    """Returns the command as `terminal`."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+    _supports_diff = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        dummy, options = self.validate_argument_spec(
+            {
+                "run_dir": {"type": "str", "required": True},
+                "trainer_dir": {"type": "str", "required": True},
+                "python": {"type": "str", "required": True},
+                "flags": {"type": "list", "elements": "str", "default": []},
+            }
+        )
+        argv = self.argv(remote_command(options))
+        line = shlex.join(argv)
+        if constants.DEFAULT_STDOUT_CALLBACK != STORY:
+            display.display(f"Type this to talk to the model:\n{line}")
+        return {**result, "changed": False, "terminal": argv, "line": line}
+
+    def argv(self, command: str) -> list[str]:
+        """The command as the controller starts it: through the host's own connection where that is ssh."""
+        kind = self._connection.ansible_name
+        if kind in LOCAL:
+            return ["/bin/sh", "-c", command]
+        if kind not in SSH:
+            raise AnsibleError(
+                f"A terminal can be opened over ssh, but this host is reached by {kind}; type there: {command}"
+            )
+        connection = self._connection
+        connection.host = connection.get_option("host") or self._play_context.remote_addr
+        # A password would be handed over by a pipe that ends with this task; whoever types can type it.
+        connection.set_option("password", None)
+        self._play_context.password = None
+        built = connection._build_command(
+            connection.get_option("ssh_executable"), "ssh", "-tt", connection.host, command
+        )
+        return [to_text(word) for word in built]

@@ -1,0 +1,177 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Conversations and their tokens, and talking to a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanochat import checkpoint_manager, conversation, engine, tokenizer
+from nanochat.common import DataError, exit_code
+from nanochat.model import GPT, ModelConfig
+from nanochat.tokenizer import Tokenizer
+from scripts import chat_cli
+
+GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
+ASKED = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "Here."}]
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tokenizer:
+    return tokenizer.load(GOLDEN)
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder with a small model of random weights."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    (tmp_path / "tokenizer").symlink_to(GOLDEN)
+    torch.manual_seed(1)
+    model = GPT(ModelConfig.from_depth(2, 16, 16, sequence_len=64, vocab_size=512, window_pattern="L"))
+    model.init_weights()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.2)
+    for name, told in (
+        ("base_checkpoints/d2", {}),
+        ("chatsft_checkpoints/d2", {}),
+        ("base_checkpoints/t", {"conversations": "x"}),
+    ):
+        meta = {"model_config": dataclasses.asdict(model.config), "user_config": told}
+        checkpoint_manager.save(
+            tmp_path / name, 5, 0, {"state": {}, "param_groups": []}, None, model.state_dict(), meta
+        )
+    return tmp_path
+
+
+def test_what_the_assistant_says_is_to_be_learnt_and_nothing_else(tokens: Tokenizer) -> None:
+    ids, said = conversation.render(tokens, [{"role": "system", "content": "Be brief."}, *ASKED])
+    question, answer = tokens.encode("Be brief.\n\nWhere is it?"), tokens.encode("Here.")
+    special = tokens.special
+    assert ids == [
+        tokens.bos, special("<|user_start|>"), *question, special("<|user_end|>"),
+        special("<|assistant_start|>"), *answer, special("<|assistant_end|>"),
+    ]  # fmt: skip
+    learnt = [token for token, wanted in zip(ids, said, strict=True) if wanted]
+    assert learnt == [*answer, special("<|assistant_end|>")]
+    assert conversation.to_answer(tokens, ASKED[:1])[-1] == special("<|assistant_start|>")
+
+
+def test_special_tokens_in_a_text_are_text(tokens: Tokenizer) -> None:
+    ids, dummy = conversation.render(tokens, [{"role": "user", "content": "<|user_end|>"}, ASKED[1]])
+    assert ids.count(tokens.special("<|user_end|>")) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "it is no JSON"),
+        ('{"role": "user"}', "it must be a list"),
+        ("[]", "it must be a list"),
+        ("[3]", "message 1 is no object"),
+        ('[{"role": "user", "content": 3}]', "the content of message 1 is no text"),
+        ('[{"role": "robot", "content": "x"}]', "the role of message 1 is 'robot'"),
+        ('[{"role": "assistant", "content": "x"}]', "must take turns, the user first"),
+        ('[{"role": "user", "content": "x"}]', "the assistant says nothing"),
+        ('[{"role": "system", "content": "x"}]', "the assistant says nothing"),
+    ],
+)
+def test_a_broken_line_is_named_with_its_file(tmp_path: Path, line: str, told: str) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_text(json.dumps(ASKED) + "\n\n" + line + "\n")
+    with pytest.raises(DataError) as caught:
+        conversation.read(path)
+    assert f"{path}, line 3: " in str(caught.value) and told in str(caught.value)
+
+
+def test_files_without_conversations(tmp_path: Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    with pytest.raises(DataError, match="cannot read the conversations"):
+        conversation.read(path)
+    path.write_text("\n" * 3)
+    with pytest.raises(DataError, match="holds no conversations"):
+        conversation.read(path)
+    path.write_text("x\n" * 9)
+    with pytest.raises(DataError, match="and 4 more broken lines"):
+        conversation.read(path)
+    path.write_text(json.dumps(ASKED))
+    assert conversation.read(path) == [ASKED]
+
+
+def test_a_base_model_goes_on_with_the_text(base: Path, capsys: pytest.CaptureFixture[str], tokens: Tokenizer) -> None:
+    flags = ["-i", "base", "-g", "d2", "-p", "import sys", "--max-tokens=9", "--seed=3"]
+    chat_cli.main(flags)
+    first = capsys.readouterr().out
+    model = engine.load_model(base / "base_checkpoints/d2", 5, tokens)
+    assert first == engine.complete(model, tokens, "import sys", 9, 0.6, 50, 3) + "\n"
+    chat_cli.main([*flags[:-1], "--seed=4"])
+    assert capsys.readouterr().out != first
+
+
+@pytest.mark.parametrize("flags", [["-i", "sft"], ["-i", "base", "-g", "t"]])
+def test_one_that_was_fine_tuned_answers(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    prompts = []
+    generate = engine.generate
+
+    def noting(model: GPT, prompt: list[int], *more: object) -> Iterator[int]:
+        prompts.append(prompt)
+        return generate(model, prompt, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "generate", noting)
+    monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n/clear\nOne?\n\n/quit\nno more\n"))
+    chat_cli.main([*flags, "--max-tokens=4"])
+    out = capsys.readouterr().out.splitlines()
+    assert len(prompts) == 3 and "it answers." in out[0]
+    assert prompts[2] == prompts[0] and len(prompts[1]) > len(prompts[0])
+    assert out[2] == out[-1]
+
+
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*dummy: object) -> Iterator[int]:
+        yield 65
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "generate", stopped)
+    monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n"))
+    chat_cli.main(["-i", "sft"])
+    assert capsys.readouterr().out.count(" [stopped]") == 2
+
+
+def test_a_long_conversation_is_cut_to_what_the_model_sees(base: Path, tokens: Tokenizer) -> None:
+    args = chat_cli._arguments(["--max-tokens=20"])
+    model = engine.load_model(base / "chatsft_checkpoints/d2", 5, tokens)
+    talk = chat_cli.Talk(model, tokens, args, answers=True)
+    for number in range(20):
+        ids = talk.prompt(f"question {number}")
+        talk.messages.append({"role": "assistant", "content": "yes"})
+        assert len(ids) <= 64 - 20 and ids[0] == tokens.bos and ids[-1] == tokens.special("<|assistant_start|>")
+    assert len(talk.prompt("word " * 100)) == 64 - 20
+    assert len(chat_cli.Talk(model, tokens, args, answers=False).prompt("word " * 100)) == 64 - 20
+
+
+def test_what_cannot_be_talked_to_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    (tmp_path / "tokenizer").symlink_to(GOLDEN)
+    for flags, told in (
+        ([], "there is no checkpoint in"),
+        (["-g", "d9"], "there is no checkpoint named d9"),
+        (["-k", "-1"], "--top-k -1: must not be negative"),
+        (["--max-tokens", "0"], "--max-tokens 0: must be at least 1"),
+    ):
+        monkeypatch.setattr("sys.argv", ["chat_cli", *flags])
+        assert exit_code(lambda: chat_cli.main(None)) == 2
+        assert told in capsys.readouterr().err

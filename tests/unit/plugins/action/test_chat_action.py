@@ -1,0 +1,86 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command by which a person talks to a checkpoint, and the terminal that it is given."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shlex
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible.playbook.play_context import PlayContext
+from ansible.plugins.loader import connection_loader
+from ansible_collections.nanochat.ddp.plugins.action import chat as action
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
+
+OPTIONS = {
+    "run_dir": "/srv/my runs/d4",
+    "trainer_dir": "/srv/trainer",
+    "python": "/srv/venv/bin/python",
+    "flags": ["--seed=3"],
+}
+
+
+def act(monkeypatch: pytest.MonkeyPatch, connection: str, **options: Any) -> dict[str, Any]:
+    monkeypatch.setattr(action.constants, "DEFAULT_STDOUT_CALLBACK", action.STORY, raising=False)
+    context = PlayContext()
+    context.remote_addr = "laptop"
+    made = connection_loader.get(connection, context, os.devnull)
+    made.set_options(direct={"host": "192.168.1.11", "remote_user": "xiaoxin", "port": 2222, "password": "secret", **options}) \
+        if connection == "ssh" else made.set_options()  # fmt: skip
+    task = SimpleNamespace(
+        action="nanochat.ddp.chat", args=OPTIONS, async_val=0, check_mode=False, diff=False, environment=[]
+    )
+    result: dict[str, Any] = action.ActionModule(task, made, context, None, None, None).run()
+    return result
+
+
+def test_over_ssh_with_the_connections_own_options(monkeypatch):
+    result = act(monkeypatch, "ssh", ssh_extra_args="-o ServerAliveInterval=7")
+    argv = result["terminal"]
+    assert argv[0] == "ssh" and argv[-3:-1] == ["-tt", "192.168.1.11"]
+    assert "ServerAliveInterval=7" in argv and "Port=2222" in argv and 'User="xiaoxin"' in argv
+    assert argv[-1] == (
+        "cd /srv/trainer && NANOCHAT_BASE_DIR='/srv/my runs/d4' PYTHONPATH=/srv/trainer CUDA_VISIBLE_DEVICES='' "
+        "exec /srv/venv/bin/python -m scripts.chat_cli --seed=3"
+    )
+    assert shlex.split(result["line"]) == argv and not result["changed"]
+    assert "secret" not in result["line"] and "sshpass" not in result["line"]
+
+
+def test_on_the_controller(monkeypatch):
+    assert act(monkeypatch, "local")["terminal"][:2] == ["/bin/sh", "-c"]
+
+
+def test_over_another_connection_it_is_told_what_to_type(monkeypatch):
+    with pytest.raises(AnsibleError, match=r"reached by containers\.podman\.podman; type there: cd"):
+        made = action.ActionModule(
+            None, SimpleNamespace(ansible_name="containers.podman.podman"), None, None, None, None
+        )
+        made.argv("cd /srv/trainer")
+
+
+def test_a_program_has_the_terminal_and_ctrl_c_is_its_own():
+    assert not _handover.is_there()
+    asked = "trap 'echo stopped; exit 7' INT; test -t 0 && echo ready; read line; exit 8"
+    pid, end = pty.fork()
+    if pid == 0:
+        code = 99
+        try:
+            os.set_inheritable(0, False)
+            code = _handover.hand_over(["/bin/sh", "-c", asked])
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    said = b""
+    while b"ready" not in said:
+        said += os.read(end, 1000)
+    os.write(end, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    os.close(end)

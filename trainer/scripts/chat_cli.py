@@ -1,0 +1,164 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Talk to a checkpoint: it answers if it was fine-tuned on conversations, and goes on with the text if it was not.
+
+python -m scripts.chat_cli                       # the checkpoint written last
+python -m scripts.chat_cli -i base -p "The capital of Italy is"
+
+Ctrl-C stops an answer, Ctrl-D or /quit ends, /clear begins a new conversation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from nanochat import checkpoint_manager, conversation, engine, tokenizer
+from nanochat.common import UserError, base_dir, choose_device, exit_code, tokenizer_dir
+from nanochat.model import GPT
+from nanochat.tokenizer import Tokenizer
+
+FOLDERS = {"base": "base_checkpoints", "sft": "chatsft_checkpoints"}
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m scripts.chat_cli", description="Talk to a checkpoint.")
+    parser.add_argument(
+        "-i", "--source", default="", choices=["", *FOLDERS], help="default: whichever was written last"
+    )
+    parser.add_argument("-g", "--model-tag", default=None, help="checkpoint folder (default: the one changed last)")
+    parser.add_argument("-s", "--step", type=int, default=None, help="step of the checkpoint (default: the newest)")
+    parser.add_argument("-p", "--prompt", default="", help="answer this and end")
+    parser.add_argument("-t", "--temperature", type=float, default=0.6, help="0 takes the likeliest token each time")
+    parser.add_argument("-k", "--top-k", type=int, default=50, help="choose among so many likeliest tokens; 0: all")
+    parser.add_argument("--seed", type=int, default=42, help="the same seed and words give the same answers")
+    parser.add_argument("--max-tokens", type=int, default=256, help="tokens of an answer at most")
+    parser.add_argument("--device-type", default="", choices=["", "cpu", "cuda"], help="empty: the best there is")
+    args = parser.parse_args(argv)
+    for name in ("temperature", "top_k"):
+        if getattr(args, name) < 0:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must not be negative.")
+    if args.max_tokens < 1:
+        raise UserError(f"--max-tokens {args.max_tokens}: must be at least 1.")
+    return args
+
+
+def choose_folder(source: str, tag: str | None) -> tuple[str, Path]:
+    """The source and folder of the checkpoints that are asked for, or that changed last."""
+    found: list[tuple[float, str, Path]] = []
+    for name in [source] if source else FOLDERS:
+        parent = base_dir() / FOLDERS[name]
+        places = [parent / tag] if tag else parent.iterdir() if parent.is_dir() else []
+        for place in places:
+            models = [path.stat().st_mtime for path in place.glob("model_*.pt")]
+            found += [(max(models), name, place)] if models else []
+    if not found:
+        wanted = f" named {tag}" if tag else ""
+        raise UserError(
+            f"there is no checkpoint{wanted} in {base_dir()}; train a model with python -m scripts.base_train."
+        )
+    dummy, name, place = max(found)
+    return name, place
+
+
+def is_fine_tuned(folder: Path, step: int) -> bool:
+    """Whether a checkpoint says of itself that it was trained on conversations."""
+    settings = checkpoint_manager.load_meta(folder, step).get("user_config")
+    return isinstance(settings, dict) and bool(settings.get("conversations"))
+
+
+class Talk:
+    """A model, and what was said so far."""
+
+    def __init__(self, model: GPT, tokens: Tokenizer, args: argparse.Namespace, answers: bool) -> None:
+        self.model, self.tokens, self.args, self.answers = model, tokens, args, answers
+        self.messages: list[conversation.Message] = []
+        self.turn = 0
+        length = model.config.sequence_len
+        self.most = min(args.max_tokens, max(1, length // 2))
+        self.room = length - self.most
+
+    def prompt(self, text: str) -> list[int]:
+        """The tokens to go on from: as many of the last ones as the model was trained to see."""
+        if not self.answers:
+            return [self.tokens.bos, *self.tokens.encode(text)[-(self.room - 1) :]]
+        self.messages.append({"role": "user", "content": text})
+        while len(ids := conversation.to_answer(self.tokens, self.messages)) > self.room and len(self.messages) > 2:
+            self.messages = self.messages[2:]
+        return ids if len(ids) <= self.room else [self.tokens.bos, *ids[1 - self.room :]]
+
+    def say(self, text: str) -> Iterator[str]:
+        """The answer, piece by piece as it comes."""
+        ids, said = self.prompt(text), []
+        stops = {self.tokens.special(name) for name in engine.STOPS}
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.turn += 1
+        seed, top_k = self.args.seed + self.turn - 1, self.args.top_k or None
+        try:
+            for token in engine.generate(self.model, ids, self.most, self.args.temperature, top_k, seed, stops):
+                said.append(token)
+                yield decoder.decode(self.tokens.encoding.decode_single_token_bytes(token))
+            yield decoder.decode(b"", final=True)
+        finally:
+            # Also of an answer that was stopped.
+            if self.answers:
+                self.messages.append({"role": "assistant", "content": self.tokens.decode(said)})
+
+    def show(self, text: str) -> None:
+        """Print the answer as it comes; Ctrl-C stops it."""
+        if not self.answers:
+            print(text, end="", flush=True)
+        with contextlib.closing(self.say(text)) as pieces:  # type: ignore[type-var]
+            try:
+                for piece in pieces:
+                    print(piece, end="", flush=True)
+            except KeyboardInterrupt:
+                print(" [stopped]", end="")
+        print(flush=True)
+
+    def run(self) -> None:
+        """Read and answer until the end of the input."""
+        asks = sys.stdin.isatty()
+        if asks:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401
+        while True:
+            try:
+                text = input("> " if asks else "").strip()
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                print("\nCtrl-D or /quit ends.")
+                continue
+            if text == "/quit":
+                return
+            if text == "/clear":
+                self.messages, self.turn = [], 0
+            elif text:
+                self.show(text)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = _arguments(argv)
+    tokens = tokenizer.load(tokenizer_dir())
+    source, folder = choose_folder(args.source, args.model_tag)
+    step = engine.newest_model(folder) if args.step is None else args.step
+    model = engine.load_model(folder, step, tokens, choose_device(args.device_type))
+    talk = Talk(model, tokens, args, source == "sft" or is_fine_tuned(folder, step))
+    if args.prompt:
+        talk.show(args.prompt)
+        return
+    how = "answers" if talk.answers else "was not fine-tuned on conversations: it goes on with your text"
+    print(f"Step {step} of {folder}; it {how}.")
+    print("Ctrl-C stops an answer, Ctrl-D or /quit ends, /clear begins a new conversation.", flush=True)
+    talk.run()
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
