@@ -6,5 +6,8 @@ set -euo pipefail
 
 cd "$ROOT"
 need_controller
-ansible-playbook train.yml -i inventory -e ddp_fresh=true "$@"
-echo "Talk to the model (in $ROOT): $(command -v ansible-playbook) nanochat.ddp.chat -i inventory"
+code=0
+ansible-playbook train.yml -i inventory -e ddp_fresh=true "$@" || code=$?
+[ "$code" != 0 ] || say "Talk to the model (in $ROOT): $VENV/bin/ansible-playbook nanochat.ddp.chat -i inventory"
+say "The commands of README.md need ansible-playbook, which the demo keeps to itself: export PATH=$VENV/bin:\$PATH"
+exit "$code"

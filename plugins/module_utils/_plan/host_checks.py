@@ -272,7 +272,11 @@ def remarks(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: M
     cores = host.fact("cpu", "available") or threads
     physical = host.fact("cpu", "available_physical") or cores
     if threads > cores:
-        found.append(finding("threads-over-cores", host.name, f"{threads} threads on {cores} processors"))
+        # Every node has one thread at least, so nodes can be too many of themselves.
+        is_asked = any(other.settings.get("ddp_threads") for other in here)
+        remedy = None if is_asked else f"Let fewer than {len(here)} nodes train on this machine."
+        seen = f"{threads} threads on {cores} processors"
+        found.append(finding("threads-over-cores", host.name, seen, remedy=remedy))
     elif threads > physical and threads > len(here):
         seen = f"{threads} threads on {physical} cores, which show as {cores} processors"
         found.append(finding("threads-over-cores", host.name, seen, severity=INFO))

@@ -269,29 +269,40 @@ def course_text(rows: Sequence[Row], now: float, stalls: bool = False) -> str:
     )
 
 
+def run_names(rows: Sequence[Row]) -> List[str]:
+    """The runs that the hosts tell of, the one that was started last first: each host shows its newest."""
+    began: Dict[str, float] = {}
+    for row in rows:
+        if row["run"].get("run"):
+            name = str(row["run"]["run"])
+            began[name] = max(began.get(name, 0.0), float(row["run"].get("started") or 0.0))
+    return sorted(began, key=lambda name: (-began[name], name))
+
+
+def _of_run(rows: Sequence[Row], name: str) -> List[Row]:
+    return [row for row in rows if row["run"].get("run") == name]
+
+
 def _headline(rows: Sequence[Row], names: Sequence[str], stalls: bool) -> str:
     if all(row["run"].get("state") is None for row in rows):
         return "no host answers"
     if names and any(row["run"].get("state") not in (None, "absent") for row in rows):
-        return "run %s%s" % (names[0], course_text(rows, time.time(), stalls))
+        return "run %s%s" % (names[0], course_text(_of_run(rows, names[0]), time.time(), stalls))
     return "no run%s on any host" % (" %s" % names[0] if names else "")
 
 
 def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0) -> str:
     """One screen: what every host does, then what is wrong in a sentence each; a width of 0 sets no limit."""
     rows = by_rank(rows)
-    names = sorted({str(row["run"]["run"]) for row in rows if row["run"].get("run")})
+    names = run_names(rows)
     marked = marks(rows, stall_factor)
     lines = [_headline(rows, names, bool(marked))]
     lines += fitting_table(STATUS, [_status_row(row, marked.get(row["host"])) for row in rows], width)
-    if len(names) > 1:
-        lines += [
-            "  %s: run %s" % (row["host"], row["run"]["run"])
-            for row in rows
-            if row["run"].get("run") not in (None, names[0])
-        ]
+    for name in names[1:]:
+        hosts = ", ".join(row["host"] for row in _of_run(rows, name))
+        lines.append("  %s: the newest run there is %s, not %s (-e ddp_run=%s shows that one)" % (hosts, name, names[0], name))
     lines += membership_lines(rows)
-    slow = None if marked else slowest(rows)
+    slow = None if marked or len(names) > 1 else slowest(rows)
     if slow is not None:
         lines.append("  slow one: %s (it waits least, so the others wait for it)" % slow["host"])
     if any(row["run"].get("identical") is False for row in rows):

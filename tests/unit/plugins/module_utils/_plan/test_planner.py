@@ -661,6 +661,21 @@ def test_threads_are_held_against_cores_and_processors(threads, severity):
     assert [one["severity"] for one in told] == ([severity] if severity else [])
 
 
+def test_nobody_is_told_to_leave_threads_empty_who_did():
+    """Each node has a thread at least; on a machine with fewer processors than nodes that is too many."""
+    crowd = one_machine(3)
+    for host in crowd:
+        host["probe"]["cpu"].update(available=2, available_physical=2)
+    (told,) = [one for one in make_plan(crowd).findings if one["code"] == "threads-over-cores"]
+    assert told["seen"] == "3 threads on 2 processors"
+    assert told["remedy"] == "Let fewer than 3 nodes train on this machine."
+
+
+def test_the_disk_that_the_python_takes_is_said():
+    outcome = make_plan(hosts())
+    assert "once on each machine: about 1.6 GB of disk besides" in render(outcome.plan)
+
+
 # Hosts that are down
 
 

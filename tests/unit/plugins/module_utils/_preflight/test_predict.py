@@ -27,7 +27,10 @@ def plan(shape: Shape = D4, sync: str = "exact", rows: tuple[int, ...] = (2, 2))
         "master": {"host": "desktop"},
         "model": describe(shape),
         "training": {"total_batch": sum(rows) * shape.sequence, "device_batch": 2, "sync": sync, "iterations": 1000},
-        "nodes": [{"host": host, "rows": share} for host, share in zip(hosts, rows, strict=True)],
+        "nodes": [
+            {"host": host, "rows": share, "address": f"192.168.1.{10 + rank}"}
+            for rank, (host, share) in enumerate(zip(hosts, rows, strict=True))
+        ],
     }
 
 
@@ -108,6 +111,15 @@ def test_field_16_a_link_that_does_not_pay_is_told_with_the_host_to_train_on():
     told = codes(predicted, document)["not-worth-it"]
     assert predicted["gain"] < 1
     assert "-e target=desktop" in told["remedy"]
+
+
+def test_nobody_is_told_to_leave_a_machine_that_is_the_only_one():
+    document = plan()
+    for node in document["nodes"]:
+        node["address"] = "127.0.0.1"
+    predicted = predict.outlook(document, speeds(0.5, 0.5), Link(20.0, 3.0))
+    assert predicted["gain"] < predict.PAYS
+    assert "not-worth-it" not in codes(predicted, document)
 
 
 def test_two_equal_hosts_over_a_gigabit_need_no_advice():

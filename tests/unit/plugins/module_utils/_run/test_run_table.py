@@ -207,13 +207,26 @@ def test_the_status_tells_errors_and_other_runs_and_hosts_out_of_reach() -> None
     }
     text = FilterModule().filters()["status_table"](results)
     assert "b: rank 0 did not come" in text
-    assert "b: run d4-old" in text
+    assert "b: the newest run there is d4-old, not d4 (-e ddp_run=d4-old shows that one)" in text
     assert "no answer" in text and "run None" not in text
     assert "c: Failed to connect" in text
     data = FilterModule().filters()["status_data"](results)
     assert data["hosts"]["c"]["reachable"] is False
     assert data["hosts"]["b"]["state"] == "crashed"
     json.dumps(data, allow_nan=False)
+
+
+def test_hosts_that_tell_of_different_runs_are_not_one_run() -> None:
+    """The headline is that of the run that was started last, with its own times, and nobody waits for a host of another run."""
+    now = time.time()
+    rows = [
+        row("a", 0, run="a-old", started=now - 90000, ended=now - 86000, state="finished", wait_share=0.0),
+        row("b", 1, run="d4", started=now - 7200, ended=now - 3600, state="finished", wait_share=0.5),
+    ]
+    lines = run_table.status_table(rows).splitlines()
+    assert re.fullmatch(r"run d4, took 1 h 00 min, ended .*\d\d:\d\d, 1 h 00 min ago", lines[0])
+    assert "  a: the newest run there is a-old, not d4 (-e ddp_run=a-old shows that one)" in lines
+    assert not any("slow one" in line for line in lines)
 
 
 def test_no_run_anywhere_is_said() -> None:
