@@ -47,7 +47,9 @@ options:
     elements: str
     default: []
   secret:
-    description: Signs the requests of one transfer; the same on all hosts. It never crosses the network or a command line.
+    description:
+      - Signs the requests of one transfer; the same on all hosts. It never crosses the network or a command line.
+      - With O(state=stopped), whose server is ended; without it those of all transfers of this folder.
     type: str
   lifetime:
     description: After how many seconds the server ends in any case.

@@ -142,7 +142,7 @@ def test_a_transfer_that_was_cut_goes_on_where_it_ended(lab, background):
     assert play.poll() is None
     for host in HOSTS:
         lab.on(
-            host, f"kill -9 $(grep -o '\"pid\": [0-9]*' {BASE[host]}/data/*/.share/server.state | grep -o '[0-9]*$')"
+            host, f"kill -9 $(grep -o '\"pid\": [0-9]*' {BASE[host]}/data/*/.share/*/server.state | grep -o '[0-9]*$')"
         )
     assert play.wait(120) != 0
     assert "shard_00001.parquet" in play.said()

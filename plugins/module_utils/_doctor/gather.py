@@ -29,6 +29,7 @@ REQUEST = "dump-request-rank%d"
 ANSWER = "dump-rank%d.json"
 ANSWER_SECONDS = 4.0
 SAMPLE_SECONDS = 1.0
+INTERPRETERS = ("python", "bash", "sh", "perl", "ruby", "node", "java", "Rscript")
 TCP_STATES = {
     1: "ESTABLISHED",
     2: "SYN_SENT",
@@ -341,8 +342,18 @@ def busiest(first: Dict[str, Any], second: Dict[str, Any], own: Set[int], most: 
     for share, pid in ranked:
         one = processes.process(pid) if share >= 0.1 and pid not in own else None
         if one is not None:
-            found.append({"pid": pid, "user": one.user, "command": one.command[:120], "cpu_share": round(share, 2)})
+            found.append({"pid": pid, "user": one.user, "command": program_of(one), "cpu_share": round(share, 2)})
     return found[:most]
+
+
+def program_of(one: processes.Process) -> str:
+    """The program and what it runs; the rest of a command line may hold what its owner shows nobody."""
+    words = [os.path.basename(one.argv[0])] if one.argv else [one.command]
+    if words[0].startswith(INTERPRETERS):
+        # What follows -c is a whole program.
+        script = next((word for word in one.argv[1:] if not word.startswith("-")), "") if "-c" not in one.argv else ""
+        words.append(os.path.basename(script))
+    return " ".join(words).strip()[:120]
 
 
 def kernel_words(run: Run, started: Optional[float]) -> List[str]:

@@ -130,7 +130,9 @@ def changes(plan: Mapping[str, Any]) -> list[str]:
     for node in plan["nodes"]:
         venv = "" if node["venv_dir"].startswith(node["base_dir"] + "/") else f", {node['venv_dir']}"
         lines.append(f"  {node['host']}: files below {node['base_dir']}{venv}; tmux session {node['session']}")
-    lines.append(f"  the trainer's Python, once on each machine: about {bytes_text(VENV_BYTES)} of disk besides what is said above")
+    lines.append(
+        f"  the trainer's Python, once on each machine: about {bytes_text(VENV_BYTES)} of disk besides what is said above"
+    )
     if plan["manage_firewall"] and any(node["peers"] for node in plan["nodes"]):
         ports, meets = plan["data_ports"], f"port {plan['master']['port']} of {plan['master']['host']}"
         if plan.get("keeper"):

@@ -300,7 +300,9 @@ def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0)
     lines += fitting_table(STATUS, [_status_row(row, marked.get(row["host"])) for row in rows], width)
     for name in names[1:]:
         hosts = ", ".join(row["host"] for row in _of_run(rows, name))
-        lines.append("  %s: the newest run there is %s, not %s (-e ddp_run=%s shows that one)" % (hosts, name, names[0], name))
+        lines.append(
+            "  %s: the newest run there is %s, not %s (-e ddp_run=%s shows that one)" % (hosts, name, names[0], name)
+        )
     lines += membership_lines(rows)
     slow = None if marked or len(names) > 1 else slowest(rows)
     if slow is not None:

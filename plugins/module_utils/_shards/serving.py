@@ -40,14 +40,15 @@ def serve(request: Request) -> Outcome:
         options["lifetime"],
         options["idle"],
     )
-    state = share.running(request.path)
-    same = state is not None and share.is_same(request.path, offer)
+    place = share.place_of(request.path, offer.secret)
+    state = share.running(place)
+    same = state is not None and share.is_same(offer)
     outcome.changed = not same
     outcome.before = _server_line(state)
     outcome.after = _server_line(state) if same else f"serving {request.path} on {offer.address}\n"
     if not same and not request.check:
         make_folder(request.path, request.host)
-        share.stop(request.path)
+        share.stop(place)
         _know_digests(request)
         state = share.start(offer)
     outcome.more = _server(offer.host, offer.address, state if not request.check or same else None)
@@ -78,12 +79,16 @@ def _server_line(state: dict[str, Any] | None) -> str:
 
 
 def stop(request: Request) -> Outcome:
-    """Ends the folder's server and forgets its secret."""
+    """Ends the transfer's server and forgets its secret; without a secret those of all transfers."""
     outcome = Outcome()
-    state = share.running(request.path)
-    outcome.changed = state is not None
-    outcome.before = _server_line(state)
-    if not request.check:
-        state = share.stop(request.path) or state
+    secret = request.options["secret"]
+    state = None
+    for place in [share.place_of(request.path, secret)] if secret else share.places(request.path):
+        found = share.running(place)
+        outcome.changed = outcome.changed or found is not None
+        outcome.before += _server_line(found)
+        state = found or state
+        if not request.check:
+            state = share.stop(place) or state
     outcome.more = _server(request.host, None, state)
     return outcome

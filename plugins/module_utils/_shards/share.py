@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -39,38 +40,52 @@ class Offer(NamedTuple):
     idle: int
 
 
-def running(folder: str) -> dict[str, Any] | None:
-    """The state of the folder's server if that very process is alive."""
-    state = _state(folder)
+def place_of(folder: str, secret: str) -> str:
+    """Where a transfer keeps its server's files. Each has a place of its own, so that two controllers do not end each other's."""
+    return os.path.join(folder, SHARE, hashlib.sha256(secret.encode()).hexdigest()[:16])
+
+
+def places(folder: str) -> list[str]:
+    """Those of all transfers, also of such that were never ended."""
+    share = os.path.join(folder, SHARE)
+    return [os.path.join(share, name) for name in sorted(os.listdir(share))] if os.path.isdir(share) else []
+
+
+def running(place: str) -> dict[str, Any] | None:
+    """The state of the server of a place if that very process is alive."""
+    state = _state(place)
     pid = int(state.get("pid") or 0)
-    if not pid or state.get("ended") or not _is_ours(pid, state, folder):
+    if not pid or state.get("ended") or not _is_ours(pid, state, place):
         return None
     return state
 
 
-def _is_ours(pid: int, state: dict[str, Any], folder: str) -> bool:
+def _is_ours(pid: int, state: dict[str, Any], place: str) -> bool:
     found = processes.process(pid)
     return bool(
         found
         and found.start == state.get("pid_start")
         and found.state != "Z"
-        and _path(folder, "server.py") in found.argv
+        and os.path.join(place, "server.py") in found.argv
     )
 
 
 def start(offer: Offer) -> dict[str, Any]:
     """Starts the server in a session of its own and returns its state once it listens."""
-    share = os.path.join(offer.folder, SHARE)
-    os.makedirs(share, mode=0o700, exist_ok=True)
+    _forget_those_that_ended(offer.folder)
+    place = place_of(offer.folder, offer.secret)
+    # makedirs gives its mode to the last folder only.
+    os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
+    os.makedirs(place, mode=0o700, exist_ok=True)
     for name in ("server.state", "server.log"):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(share, name))
-    write_whole(_path(offer.folder, "server.py"), host_code.program(server.__name__, "main"), 0o600)
-    settings = {**offer._asdict(), "state": _path(offer.folder, "server.state")}
-    write_json(_path(offer.folder, "server.json"), settings, 0o600)
-    with open(_path(offer.folder, "server.log"), "wb") as log:
+            os.unlink(os.path.join(place, name))
+    program, settings = os.path.join(place, "server.py"), os.path.join(place, "server.json")
+    write_whole(program, host_code.program(server.__name__, "main"), 0o600)
+    write_json(settings, {**offer._asdict(), "state": os.path.join(place, "server.state")}, 0o600)
+    with open(os.path.join(place, "server.log"), "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-I", _path(offer.folder, "server.py"), _path(offer.folder, "server.json")],
+            [sys.executable, "-I", program, settings],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -83,8 +98,9 @@ def start(offer: Offer) -> dict[str, Any]:
 
 def _wait_until_listening(offer: Offer, process: subprocess.Popen[bytes]) -> dict[str, Any]:
     deadline = time.monotonic() + START_SECONDS
+    place = place_of(offer.folder, offer.secret)
     while time.monotonic() < deadline:
-        state = _state(offer.folder)
+        state = _state(place)
         if state.get("error"):
             process.wait()
             raise ShardsError(
@@ -96,47 +112,52 @@ def _wait_until_listening(offer: Offer, process: subprocess.Popen[bytes]) -> dic
         if process.poll() is not None:
             break
         time.sleep(0.02)
-    with open(_path(offer.folder, "server.log"), encoding="utf-8", errors="replace") as log:
+    with open(os.path.join(place, "server.log"), encoding="utf-8", errors="replace") as log:
         said = log.read().strip().splitlines()[-1:] or ["nothing"]
     raise ShardsError(f"{offer.host}: the shard server of {offer.folder} did not start; it said: {said[0]}")
 
 
-def stop(folder: str, patience: float = 10.0) -> dict[str, Any] | None:
-    """Ends the folder's server, and only that; returns its last state, None if none was running."""
-    state = running(folder)
+def _forget_those_that_ended(folder: str) -> None:
+    """Remove what is left of servers that ended by themselves, since nobody was there to stop them."""
+    for place in places(folder):
+        if _state(place) and running(place) is None:
+            remove_tree(place)
+
+
+def stop(place: str, patience: float = 10.0) -> dict[str, Any] | None:
+    """Ends the server of a place, and only that; returns its last state, None if none was running."""
+    state = running(place)
     if state is not None:
         pid = int(state["pid"])
         for sent in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, sent)
-            if _wait_gone(folder, state, patience):
+            if _wait_gone(place, state, patience):
                 break
-        state = _state(folder) or state
-    remove_tree(os.path.join(folder, SHARE))
+        state = _state(place) or state
+    remove_tree(place)
+    with contextlib.suppress(OSError):  # another transfer goes on
+        os.rmdir(os.path.dirname(place))
     return state
 
 
-def _wait_gone(folder: str, state: dict[str, Any], patience: float) -> bool:
+def _wait_gone(place: str, state: dict[str, Any], patience: float) -> bool:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError, OSError):
             os.waitpid(int(state["pid"]), os.WNOHANG)
-        if not _is_ours(int(state["pid"]), state, folder):
+        if not _is_ours(int(state["pid"]), state, place):
             return True
         time.sleep(0.02)
     return False
 
 
-def is_same(folder: str, offer: Offer) -> bool:
+def is_same(offer: Offer) -> bool:
     """Whether the running server was started with just these settings, so that it may go on."""
-    settings = read_object(_path(folder, "server.json"))
+    settings = read_object(os.path.join(place_of(offer.folder, offer.secret), "server.json"))
     settings.pop("state", None)
     return bool(settings == offer._asdict())
 
 
-def _state(folder: str) -> dict[str, Any]:
-    return read_object(_path(folder, "server.state"))
-
-
-def _path(folder: str, name: str) -> str:
-    return os.path.join(folder, SHARE, name)
+def _state(place: str) -> dict[str, Any]:
+    return read_object(os.path.join(place, "server.state"))

@@ -22,6 +22,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     compare,
     entries,
     files_below,
+    is_link_to,
     link,
     listing,
     load_manifest,
@@ -97,18 +98,29 @@ def import_folder(request: Request) -> Outcome:
     outcome = Outcome()
     kept = load_manifest(request.path)
     pairs = _chosen(request, kept)
-    outcome.moved = [path for path in pairs if not os.path.exists(os.path.join(request.path, path))]
+    outcome.moved = [path for path in pairs if not _is_taken(request, kept, pairs[path], path)]
+    # What the source held once is not what it holds.
+    gone = [] if kept else [one for one in files_below(request.path, "data") if "/" not in one and one not in pairs]
+    outcome.extra = gone
     outcome.bytes = sum(os.path.getsize(pairs[path]) for path in outcome.moved)
-    outcome.before = "".join(f"{path}\n" for path in sorted(pairs) if path not in outcome.moved)
+    outcome.before = "".join(f"{path}\n" for path in sorted({*pairs, *gone}) if path not in outcome.moved)
     outcome.after = "".join(f"{path}\n" for path in sorted(pairs))
-    outcome.changed = bool(outcome.moved)
+    outcome.changed = bool(outcome.moved or gone)
     outcome.sources = {request.host: outcome.bytes} if outcome.bytes else {}
     outcome.more["files"] = sorted(pairs)
     if outcome.changed and not request.check:
         make_folder(os.path.join(request.path, "tokenizer"), request.host)
         for path in outcome.moved:
             link(pairs[path], os.path.join(request.path, path))
+        for path in gone:
+            os.unlink(os.path.join(request.path, path))
     return outcome
+
+
+def _is_taken(request: Request, kept: Manifest | None, source: str, path: str) -> bool:
+    """Whether the store has the file: of a data set that is described by its name, else only where it still is the source's."""
+    target = os.path.join(request.path, path)
+    return os.path.exists(target) if kept else is_link_to(source, target)
 
 
 def _chosen(request: Request, kept: Manifest | None) -> dict[str, str]:

@@ -59,7 +59,7 @@ class Host:
 
     def stop(self) -> dict:
         """Returns the bytes that were sent, by file."""
-        state = shard_share.stop(str(self.folder))
+        state = shard_share.stop(shard_share.place_of(str(self.folder), SECRET))
         return dict(state["served"]) if state else {}
 
     def pull(self, manifest: dict, peers: list[Peer], patience: float = 10.0) -> list:

@@ -88,6 +88,20 @@ def test_whether_packets_come_back_is_tried_with_every_peer(run_module, run_dir)
     assert links == {"near": "open", "closed": "refused"}
 
 
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["/usr/bin/psql", "--password=hunter2", "postgres://me:hunter2@db"], "psql"),
+        (["/usr/bin/python3", "-u", "/home/eve/train.py", "--token", "hunter2"], "python3 train.py"),
+        (["bash", "-c", "export TOKEN=hunter2; make"], "bash"),
+        ([], "[kworker]"),
+    ],
+)
+def test_of_other_peoples_command_lines_only_the_program_is_told(argv, shown):
+    one = evidence_utils.processes.Process(9, 1, 0, 5, "R", tuple(argv), "kworker")
+    assert evidence_utils.program_of(one) == shown
+
+
 def test_a_host_without_the_run_has_its_state_told(run_module, tmp_path):
     evidence = run_module(doctor_info, run_dir=str(tmp_path / "none"), rank=0, probe_port=1)["evidence"]
     assert evidence["run"]["state"] == "absent"

@@ -202,6 +202,28 @@ def test_field_07_existing_folder_is_cut_to_the_plan_and_not_copied(run_module, 
     assert checked["diff"] == done["diff"]
 
 
+def test_shards_that_were_made_again_under_the_same_names_are_seen(run_module, tmp_path):
+    source = fill(tmp_path / "own", shards=3)
+    options = {"path": str(tmp_path / "cache"), "source": str(source)}
+    run_module(shard_import, **options)
+    fresh = source / "fresh"
+    fresh.write_bytes(b"other words")
+    fresh.replace(source / "shard_00000.parquet")
+    (source / "shard_00001.parquet").unlink()
+
+    checked = run_module(shard_import, _check_mode=True, **options)
+    done = run_module(shard_import, **options)
+
+    assert checked["moved"] == done["moved"] == ["shard_00000.parquet"]
+    assert sorted(path.name for path in (tmp_path / "cache").glob("*.parquet")) == [
+        "shard_00000.parquet",
+        "shard_00002.parquet",
+    ]
+    assert (tmp_path / "cache/shard_00000.parquet").read_bytes() == b"other words"
+    assert (tmp_path / "cache/tokenizer/tokenizer.pkl").is_file()
+    assert run_module(shard_import, **options)["changed"] is False
+
+
 def test_too_few_shards_are_said(run_module, tmp_path):
     source = fill(tmp_path / "few")
     result = run_module(shard_import, path=str(tmp_path / "s"), source=str(source), shards=8, host="desktop")

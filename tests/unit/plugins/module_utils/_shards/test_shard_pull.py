@@ -232,7 +232,7 @@ def test_server_hangs_up_on_strangers(tmp_path):
         with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
             ask(Peer("a", "127.0.0.1", state["port"]), "/have", SECRET)
     finally:
-        shard_share.stop(str(tmp_path / "a"))
+        shard_share.stop(shard_share.place_of(str(tmp_path / "a"), SECRET))
 
 
 def test_old_news_are_sent_away_for_new_ones(master):
@@ -243,7 +243,8 @@ def test_old_news_are_sent_away_for_new_ones(master):
 
 def test_secret_is_in_no_argv_and_no_readable_file(master):
     assert SECRET.encode() not in Path(f"/proc/{master.pid}/cmdline").read_bytes()
-    share = master.folder / ".share"
+    share = Path(shard_share.place_of(str(master.folder), SECRET))
+    assert share.parent.stat().st_mode & 0o077 == 0
     assert share.stat().st_mode & 0o077 == 0
     assert (share / "server.json").stat().st_mode & 0o077 == 0
     assert SECRET in (share / "server.json").read_text()
@@ -252,7 +253,7 @@ def test_secret_is_in_no_argv_and_no_readable_file(master):
 def ended(folder: Path, patience: float = 10.0) -> bool:
     """Whether the folder's server is gone, or goes soon."""
     deadline = time.monotonic() + patience
-    while shard_share.running(str(folder)) is not None:
+    while shard_share.running(shard_share.place_of(str(folder), SECRET)) is not None:
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.02)
@@ -270,16 +271,49 @@ def test_server_ends_when_nobody_asks(tmp_path):
 
 def test_stop_leaves_a_process_alone_that_only_has_the_pid(tmp_path):
     Host(tmp_path / "a")
-    state_file = tmp_path / "a/.share/server.state"
+    place = shard_share.place_of(str(tmp_path / "a"), SECRET)
+    state_file = Path(place, "server.state")
     state = json.loads(state_file.read_text())
     state_file.write_text(json.dumps({**state, "pid": os.getpid()}))
 
-    assert shard_share.stop(str(tmp_path / "a")) is None
+    assert shard_share.stop(place) is None
 
-    state_file.parent.mkdir()
+    state_file.parent.mkdir(parents=True)
     state_file.write_text(json.dumps(state))
     # Its settings are gone, so the server ends by itself.
     assert ended(tmp_path / "a")
+
+
+def test_two_transfers_of_one_folder_do_not_end_each_other(tmp_path):
+    """As of two controllers, or of a play that goes on while the next one starts."""
+    fill(tmp_path / "a")
+    folder, other = str(tmp_path / "a"), "o" * 40
+    first = shard_share.Offer("a", folder, "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=60, idle=60)
+    states = [shard_share.start(one) for one in (first, first._replace(secret=other))]
+    places = [shard_share.place_of(folder, secret) for secret in (SECRET, other)]
+    try:
+        assert [shard_share.running(place)["pid"] for place in places] == [state["pid"] for state in states]
+        assert ask(Peer("a", "127.0.0.1", states[0]["port"]), "/have", SECRET) == 200
+        shard_share.stop(places[1])
+        assert shard_share.running(places[0]) is not None
+        assert ask(Peer("a", "127.0.0.1", states[0]["port"]), "/have", SECRET) == 200
+    finally:
+        for place in places:
+            shard_share.stop(place)
+    assert not (tmp_path / "a/.share").exists()
+
+
+def test_what_a_server_left_that_ended_by_itself_goes_with_the_next_start(tmp_path):
+    fill(tmp_path / "a")
+    offer = shard_share.Offer("a", str(tmp_path / "a"), "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=60, idle=0)
+    shard_share.start(offer)
+    assert ended(tmp_path / "a")
+    place = shard_share.place_of(offer.folder, "o" * 40)
+    shard_share.start(offer._replace(secret="o" * 40, idle=60))
+    try:
+        assert shard_share.places(offer.folder) == [place]
+    finally:
+        shard_share.stop(place)
 
 
 def test_address_of_another_host_is_named(tmp_path):
