@@ -15,7 +15,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import SETTINGS, TABLE
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanError, make_plan, questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, laptop, nic
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, laptop, nic, route
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +131,59 @@ def test_each_setting_takes_or_refuses_every_odd_value(name: str) -> None:
 @given(CHOSEN, CHOSEN, CHOSEN)
 def test_odd_settings_together(run: dict[str, Any], one: dict[str, Any], two: dict[str, Any]) -> None:
     plan(hosts(run, one, two))
+
+
+NAMES = st.sampled_from(["desk", "off", "a b", "ünïcode", "日本", "..", "h" * 300, "{{ x }}", "10.0.0.1", "::1", "-x"])
+ADDRESSES = st.sampled_from(
+    [
+        *[
+            "192.168.1.10/24",
+            "192.168.1.10/24",
+            "192.168.1.11/24",
+            "10.0.0.1/8",
+            "203.0.113.7/32",
+            "169.254.1.1/16",
+            "127.0.0.1/8",
+        ],
+        *["fd00::1/64", "fd00::1/64", "fd00::2/64", "fe80::1/64", "2001:db8::7/128", "::1/128"],
+    ]
+)
+# (name, addresses, which machine it is, whether it is down, whether the others' routes are known)
+MEMBERS = st.tuples(
+    NAMES | st.text(min_size=1, max_size=12),
+    st.lists(ADDRESSES, max_size=3),
+    st.integers(0, 4),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+@given(st.lists(MEMBERS, min_size=1, max_size=9, unique_by=lambda member: member[0]))
+def test_odd_inventories(members: list[tuple[str, list[str], int, bool, bool]]) -> None:
+    """Names of any kind, the same address twice, IPv6, hosts without an address, of one machine, or down."""
+    known = []
+    for name, addresses, machine, is_down, has_routes in members:
+        cards = [nic(f"eth{number}", "wired", address) for number, address in enumerate(addresses)]
+        others = [other.partition("/")[0] for member in members if member[0] != name for other in member[1]]
+        routes = (
+            [route(other, "eth0", addresses[0].partition("/")[0]) for other in others]
+            if has_routes and addresses
+            else []
+        )
+        seen = laptop(nics=cards, routes=routes)
+        seen["host"] = {**seen["host"], "boot_id": f"boot-{machine}", "hostname": name}
+        known.append(
+            {
+                "name": name,
+                "settings": {},
+                "probe": None if is_down else seen,
+                "error": "no route to host" if is_down else "",
+            }
+        )
+    plan(known)
 
 
 @pytest.mark.parametrize("name", ["a b", "ünïcode", "a/b", "..", "-x", "off", "a" * 300, "host:1", "{{ x }}", "a\nb"])
