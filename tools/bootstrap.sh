@@ -87,5 +87,6 @@ need_controller() {
     need_python
     need_venv controller "$ROOT/tools/requirements/controller.txt"
     export PATH=$VENV/bin:$PATH
-    unset ANSIBLE_CONFIG
+    # Named, since Ansible takes none by itself from a folder that everybody may write to, as on WSL's /mnt/c.
+    export ANSIBLE_CONFIG=$ROOT/ansible.cfg
 }

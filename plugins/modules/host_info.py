@@ -152,6 +152,11 @@ probe:
       type: dict
       returned: success
       sample: {nofile: 1024, nproc: 127000, memlock: 8388608, address_space: null, file_size: null, cpu_seconds: null}
+    logout:
+      description: Whether systemd ends what the user leaves running at logout, and whether the user lingers.
+      type: dict
+      returned: success
+      sample: {kills: false, lingers: true}
     security:
       description: State of SELinux and AppArmor, and the label under which this login's processes run.
       type: dict

@@ -179,6 +179,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind as logind_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
 
@@ -244,7 +245,7 @@ def connect(module: AnsibleModule) -> tuple[tmux_utils.Tmux | None, bool]:
 
     if module.params["state"] not in ("started", "restarted"):
         return tmux_utils.Tmux(run, path), False
-    logind = tmux_utils.logind(run, processes_utils.user_name(os.getuid()))
+    logind = logind_of(run, processes_utils.user_name(os.getuid()))
     return tmux_utils.Tmux(run, path, session_utils.user_scope(*logind)), logind.kills
 
 

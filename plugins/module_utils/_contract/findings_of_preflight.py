@@ -306,6 +306,13 @@ KINDS: Dict[str, Kind] = {
         (),
         ("Permission denied", "avc:  denied", 'apparmor="DENIED"'),
     ),
+    "ends-at-logout": Kind(
+        WARNING,
+        "systemd ends what this user leaves running",
+        "The run would end with the SSH connection that started it.",
+        "Let the user linger: sudo loginctl enable-linger USER.",
+        (12,),
+    ),
     "ulimit-low": Kind(
         WARNING,
         "A limit of this user is low for training",

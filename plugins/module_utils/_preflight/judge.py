@@ -160,6 +160,12 @@ def limits(evidence: Evidence, host: str) -> Iterable[Finding]:
     ):
         if known.get(name) is not None and known[name] < least:
             yield finding("ulimit-low", host, seen.format(known[name]))
+    logout, user = evidence.fact(host, "logout") or {}, evidence.fact(host, "host", "user")
+    if logout.get("kills") and not logout.get("lingers"):
+        seen = f"KillUserProcesses=yes, and {user} does not linger"
+        yield finding(
+            "ends-at-logout", host, seen, remedy=f"The owner of the host runs: sudo loginctl enable-linger {user}"
+        )
 
 
 def confined(evidence: Evidence, host: str) -> Iterable[Finding]:

@@ -12,6 +12,8 @@ import sys
 from typing import Any, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Python, Pythons
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import (
     data_sets,
     json_file,
@@ -84,6 +86,9 @@ def probe(
         "ports": name_by_root(port_holders(ports), run, find, prefix),
         "processes": trainer_processes(),
         "limits": limits(),
+        "logout": logind(run, user_name(os.getuid()))._asdict()
+        if find("loginctl")
+        else {"kills": False, "lingers": False},
         "security": security(),
         "ephemeral": ephemeral(),
         "gpus": gpus(),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Callable, NamedTuple
+from typing import Callable
 
 Run = Callable[["list[str]"], "tuple[int, str, str]"]
 
@@ -18,13 +18,6 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
 class TmuxError(Exception):
     """Says what tmux was asked and what it answered."""
-
-
-class Logind(NamedTuple):
-    """What systemd-logind does to processes when their user logs out."""
-
-    kills: bool
-    lingers: bool
 
 
 def check_name(name: str) -> str:
@@ -95,15 +88,6 @@ class Tmux:
         if code:
             words = (err or out).strip() or f"code {code}"
             raise TmuxError(f"session {name}: `{' '.join(argv[:4])} ...` failed: {words}")
-
-
-def logind(run: Run, user: str) -> Logind:
-    """Asked of loginctl; where that does not answer, nothing is killed."""
-    manager = run(["loginctl", "show-session", "-p", "KillUserProcesses", "-p", "KillExcludeUsers"])[1]
-    answers = dict(line.partition("=")[::2] for line in manager.splitlines())
-    kills = answers.get("KillUserProcesses") == "yes" and user not in answers.get("KillExcludeUsers", "root").split()
-    linger = run(["loginctl", "show-user", user, "-p", "Linger"])[1]
-    return Logind(kills, "Linger=yes" in linger.split())
 
 
 def ends_with_login(pid: int) -> bool:

@@ -66,6 +66,29 @@ def test_an_inventory_that_cannot_be_read_stops_everything(tmp_path):
     assert "desk" not in done.stdout
 
 
+def test_the_demo_uses_the_configuration_of_the_checkout_wherever_it_lies():
+    """Ansible ignores an ansible.cfg in a folder that everybody may write to, unless it is named."""
+    without = "need_packages() { :; }; need_python() { :; }; need_venv() { VENV=/none; }"
+    script = f". tools/bootstrap.sh; {without}; need_controller; echo $ANSIBLE_CONFIG"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.split()[-1]).samefile(ROOT / "ansible.cfg")
+
+
+def test_whatever_is_left_out_probe_and_plan_are_not():
+    """--skip-tags of any step leaves the two from which all others know the hosts and the plan."""
+    [train] = [play for name, play in plays() if name == "train.yml"]
+    assert [role["tags"] for role in train["roles"] if role["role"].endswith((".probe", ".plan"))] == [
+        ["always"],
+        ["always"],
+    ]
+    needs = {"trainer", "data", "network"}
+    assert all(
+        "rehearse" not in role["tags"] or len(role["tags"]) > 1
+        for role in train["roles"]
+        if role["role"].split(".")[-1] in needs
+    )
+
+
 def test_whatever_moves_packets_between_hosts_opens_the_ports_first():
     """Rules that nobody saved are gone after a reboot."""
     [train] = [play for name, play in plays() if name == "train.yml"]

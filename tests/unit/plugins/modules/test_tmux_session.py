@@ -12,6 +12,7 @@ import subprocess
 import pytest
 from ansible.module_utils import basic
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
 from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
@@ -340,9 +341,9 @@ def test_root_is_excluded_from_the_killing_by_default():
     def run(argv):
         return 0, "KillUserProcesses=yes\nKillExcludeUsers=root\nLinger=no\n", ""
 
-    assert not tmux_utils.logind(run, "root").kills
-    assert tmux_utils.logind(run, "lzw").kills
-    assert tmux_utils.logind(lambda argv: (127, "", "not installed"), "lzw") == (False, False)
+    assert not logind(run, "root").kills
+    assert logind(run, "lzw").kills
+    assert logind(lambda argv: (127, "", "not installed"), "lzw") == (False, False)
 
 
 def test_semicolons_do_not_end_tmuxs_command():

@@ -305,6 +305,7 @@ def cpu(**changes: Any) -> dict[str, Any]:
         ({"limits": {"file_size": 1 << 20}}, "ulimit-low"),
         ({"limits": {"cpu_seconds": 3600}}, "ulimit-low"),
         ({"nics": [{**nic("enp4s0", "wired", "192.168.1.10/24", speed=100), "duplex": "half"}]}, "nic-half-duplex"),
+        ({"logout": {"kills": True, "lingers": False}}, "ends-at-logout"),
         ({"tmux": {"path": None, "version": None}}, "no-tmux"),
     ],
 )
@@ -314,6 +315,11 @@ def test_what_a_host_lacks(change, code):
     else:
         known = evidence(change)
     assert list(found(known)) == [code]
+
+
+@pytest.mark.parametrize("logout", [{"kills": True, "lingers": True}, {"kills": False, "lingers": False}, None])
+def test_where_nothing_ends_at_logout_nothing_is_said(logout):
+    assert found(evidence({"logout": logout})) == {}
 
 
 def test_limits_that_are_wide_enough_are_no_finding():

@@ -1,0 +1,24 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What systemd-logind does to what a user leaves running."""
+
+from __future__ import annotations
+
+from typing import Callable, NamedTuple, Tuple
+
+
+class Logind(NamedTuple):
+    """What systemd-logind does to processes when their user logs out."""
+
+    kills: bool
+    lingers: bool
+
+
+def logind(run: Callable[[list[str]], Tuple[int, str, str]], user: str) -> Logind:
+    """Asked of loginctl; where that does not answer, nothing is killed."""
+    manager = run(["loginctl", "show-session", "-p", "KillUserProcesses", "-p", "KillExcludeUsers"])[1]
+    answers = dict(line.partition("=")[::2] for line in manager.splitlines())
+    kills = answers.get("KillUserProcesses") == "yes" and user not in answers.get("KillExcludeUsers", "root").split()
+    linger = run(["loginctl", "show-user", user, "-p", "Linger"])[1]
+    return Logind(kills, "Linger=yes" in linger.split())
