@@ -394,6 +394,8 @@ SYN_FIN = {"&": [payload("tcp", "flags"), {"|": ["fin", "syn"]}]}
         ([met("==", NETWORK, **SADDR), met("==", 22, **DPORT)], False),
         ([met("!=", NETWORK, **SADDR)], False),
         ([met("==", {"range": ["192.168.1.1", "192.168.1.20"]}, **SADDR)], True),
+        ([met("==", {"range": ["192.168.1.12", "192.168.1.20"]}, **SADDR)], False),
+        ([met("==", {"range": ["192.168.1.12", "192.168.1.20"]}, **payload("ip", "daddr"))], True),
         ([met("==", "@bad", **SADDR)], False),
         ([met("==", "@banned", **SADDR)], True),
         ([met("==", "@unknown", **SADDR)], True),

@@ -124,6 +124,36 @@ def test_an_interrupted_move_loses_nothing(tmp_path, monkeypatch):
     assert {"1/base_checkpoints/d4/model_000010.pt", "1/log/rank0.log", "2/metrics-rank0.jsonl"} <= set(left)
 
 
+def test_of_no_folder_nothing_is_set_aside(tmp_path):
+    assert folder.prepare(str(tmp_path / "new"), plan(), True, True)["set_aside"] == []
+
+
+def test_a_folder_is_made_ready_without_a_change_to_what_is_in_it(tmp_path, monkeypatch):
+    """Before a job is stopped for its successor."""
+    run = tmp_path / "runs" / "d4"
+    assert folder.make_ready(str(run), plan(), False, True)["changed"] and not run.exists()
+    assert folder.make_ready(str(run), plan(), False, False)["changed"] and run.is_dir()
+    folder.prepare(str(run), plan(), False, False)
+    train(run)
+    before = files(run)
+    assert not folder.make_ready(str(run), plan(), False, False)["changed"]
+    with pytest.raises(folder.RunFolderError, match="ddp_data_shards was 3 and is 4 now"):
+        folder.make_ready(str(run), plan(shards=4), False, False)
+    folder.make_ready(str(run), plan(shards=4), True, False)
+    monkeypatch.setattr(folder.os, "access", lambda path, mode: False)
+    with pytest.raises(folder.RunFolderError, match="cannot be made or written: this user cannot write there"):
+        folder.make_ready(str(run), plan(), False, False)
+    assert files(run) == before
+
+
+def test_a_keeper_s_secret_is_nobody_else_s_to_read(tmp_path):
+    folder.prepare(str(tmp_path), plan(), False, False, folder.Keeper("node1", "s" * 20, "print()"))
+    kept = [tmp_path / folder.KEEPER, *(tmp_path / folder.KEEPER).iterdir()]
+    assert [path.stat().st_mode & 0o077 for path in kept] == [0] * 3
+    folder.prepare(str(tmp_path), plan(), False, False)
+    assert not (tmp_path / folder.KEEPER).exists()
+
+
 def test_its_place_is_said_at_the_end(tmp_path):
     folder.prepare(str(tmp_path), plan(), False, False)
     train(tmp_path)

@@ -106,6 +106,17 @@ def test_end_returns_who_could_not_be_ended(child, monkeypatch):
     assert sent[:3] == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
 
 
+@pytest.mark.parametrize(("hurry", "asked"), [({}, 1), ({"hurry": lambda: True}, 2)])
+def test_whoever_saves_is_given_the_time_for_it_unless_there_is_a_hurry(monkeypatch, hurry, asked):
+    sent = []
+    monkeypatch.setattr(reaper, "send", lambda target, number: sent.append(number))
+    trees = iter([{11: one(11, 10)}] * 3 + [{}] * 9)
+    monkeypatch.setattr(reaper, "members", lambda session: next(trees))
+
+    assert reaper.end(SESSION, 60, **hurry) == {}
+    assert sent == [signal.SIGTERM] * asked
+
+
 def test_one_that_is_stopped_is_woken_to_hear_it(monkeypatch):
     sent = []
     monkeypatch.setattr(reaper, "send", lambda target, number: sent.append(number))
