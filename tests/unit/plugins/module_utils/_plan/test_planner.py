@@ -661,6 +661,15 @@ def test_threads_are_held_against_cores_and_processors(threads, severity):
     assert [one["severity"] for one in told] == ([severity] if severity else [])
 
 
+@pytest.mark.parametrize(
+    ("bind", "uri"),
+    [("::", "http://[::1]:5000"), ("fd00::1", "http://[fd00::1]:5000"), ("0.0.0.0", "http://127.0.0.1:5000")],
+)
+def test_an_address_of_ipv6_stands_in_brackets(bind, uri):
+    made = make_plan(hosts({"ddp_tracker": "mlflow", "ddp_tracker_bind": bind})).plan
+    assert f"--tracker-uri={uri}" in made["nodes"][0]["argv"]
+
+
 def test_nobody_is_told_to_leave_threads_empty_who_did():
     """Each node has a thread at least; on a machine with fewer processors than nodes that is too many."""
     crowd = one_machine(3)
