@@ -74,19 +74,12 @@ def test_the_demo_uses_the_configuration_of_the_checkout_wherever_it_lies():
     assert Path(done.stdout.split()[-1]).samefile(ROOT / "ansible.cfg")
 
 
-def test_whatever_is_left_out_probe_and_plan_are_not():
-    """--skip-tags of any step leaves the two from which all others know the hosts and the plan."""
+def test_whatever_is_left_out_the_plan_is_not():
+    """--skip-tags of any step leaves the one from which all others know the hosts and what to do on them."""
     [train] = [play for name, play in plays() if name == "train.yml"]
-    assert [role["tags"] for role in train["roles"] if role["role"].endswith((".probe", ".plan"))] == [
-        ["always"],
-        ["always"],
-    ]
-    needs = {"trainer", "data", "network"}
-    assert all(
-        "rehearse" not in role["tags"] or len(role["tags"]) > 1
-        for role in train["roles"]
-        if role["role"].split(".")[-1] in needs
-    )
+    [block] = train["tasks"]
+    always = [step["ansible.builtin.import_role"]["name"] for step in block["block"] if "always" in step["tags"]]
+    assert always == ["nanochat.ddp.plan"]
 
 
 def test_whatever_moves_packets_between_hosts_opens_the_ports_first():
