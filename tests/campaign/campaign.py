@@ -220,6 +220,8 @@ def campaign_of(given: argparse.Namespace, hosts: Hosts, seed: int, rounds: list
             break
         begun = time.monotonic()
         rounds.append(campaign.round(number))
+        if given.report:
+            table.add(given.report, rounds[-1:])
         print(f"{table.row(rounds[-1])} {time.monotonic() - begun:.0f} s", flush=True)
     campaign.must(["reset", "-e", "ddp_purge=all"])
     return left_behind(before, (hosts.rulesets(), hosts.processes()))
@@ -258,8 +260,6 @@ def main() -> int:
         hosts.remove()
         shutil.rmtree(hosts.folder, ignore_errors=True)
     failed = sum(one.outcome.startswith(("FAILED", "differs")) for one in rounds)
-    if given.report:
-        table.add(given.report, rounds)
     if wrong:
         print(wrong, file=sys.stderr)
     print(f"{len(rounds) - failed} passed, {failed + bool(wrong)} failed")
