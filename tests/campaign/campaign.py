@@ -39,7 +39,7 @@ from plays import INTERRUPTED, PLAY_SECONDS, Broken, Play, advised, messages
 from table import Round
 
 RUN = "campaign"
-STEPS, STOPPED_AT = 160, 60
+STEPS, STOPPED_AT = 80, 25
 SETUP_SECONDS = 1200.0  # the first play makes the data and rehearses
 TRIES = 3
 SETTINGS: dict[str, Any] = {

@@ -73,7 +73,7 @@ def pull_cable(scene: Scene) -> Iterator[str]:
 
 def slow_link(scene: Scene) -> Iterator[str]:
     limit_link(scene.host, SLOW)
-    yield f"the link of {scene.host} carries 1 Mbit/s, and 20 Mbit/s again"
+    yield f"the link of {scene.host} carries 2 Mbit/s, and 50 Mbit/s again"
     limit_link(scene.host)
 
 

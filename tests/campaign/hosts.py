@@ -21,11 +21,12 @@ ADDRESS = {"desktop": f"{SUBNET}.11", "laptop": f"{SUBNET}.12"}
 BASE = "/mnt/nanochat"
 DISK_MEGABYTES = 400
 VENV = "/opt/trainer-venv"
+# Short texts: what the loaders have read ahead is a part of every checkpoint.
 TEXT = "/srv/text"
 KEPT = "/var/tmp/kept"
 # Steps wait for the link rather than for a processor, so that a training takes long enough to be disturbed without much computing.
-LINK = "rate 20mbit burst 32kb latency 200ms"
-SLOW = "rate 1mbit burst 32kb latency 400ms"
+LINK = "rate 50mbit burst 64kb latency 100ms"
+SLOW = "rate 2mbit burst 32kb latency 400ms"
 # Files of a checkpoint to one digest, whatever the order in which they were written.
 DIGEST = """
 import hashlib, pathlib, sys, torch
@@ -128,7 +129,10 @@ class Hosts:
         home, user = f"/home/{USER[host]}", f"{USER[host]}:"
         on(host, f"chown {user} {BASE} && mkdir -m 700 {home}/.ssh {KEPT} && chown {user} {home}/.ssh")
         on(host, f"echo '{self.key}' >{home}/.ssh/authorized_keys && chown {user} {home}/.ssh/authorized_keys")
-        on(host, f"mkdir {TEXT} && cp /usr/lib/python3.11/[a-h]*.py {TEXT}")
+        on(
+            host,
+            f"mkdir {TEXT} && cat /usr/lib/python3.11/[a-d]*.py | split -l 12 -a 4 --additional-suffix=.py - {TEXT}/part-",
+        )
         (self.folder / "digest.py").write_text(DIGEST, encoding="ascii")
         command("podman", "cp", str(self.folder / "digest.py"), f"{NETWORK}-{host}:/opt/digest.py")
         if host == "desktop":  # the laptop's user has no sudo
