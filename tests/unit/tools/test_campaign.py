@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "campaign"))
 
+from campaign import drawn
 from plays import advised, messages
 from table import KEPT, Round, add, rows_in
 
@@ -64,3 +65,13 @@ def test_rounds_are_added_to_those_that_the_page_has(tmp_path: Path) -> None:
     assert text.startswith("# Page\n\nWords.\n") and text.endswith("\nBelow.\n")
     assert "2 rounds of 2 seeds: 1 ended with" in text and "1 otherwise" in text
     assert [row.split(" | ")[4] for row in rows_in(text)] == ["kill -9 / of a rank", "nothing"]
+
+
+def test_everything_is_drawn_once_before_anything_twice() -> None:
+    """A seed draws the same again, and another one otherwise."""
+    items = list(range(14))
+    draws = [drawn(items, "1/fault", number) for number in range(1, 29)]
+    assert sorted(draws[:14]) == sorted(draws[14:]) == items
+    assert draws[:14] != draws[14:]
+    assert draws == [drawn(items, "1/fault", number) for number in range(1, 29)]
+    assert draws != [drawn(items, "2/fault", number) for number in range(1, 29)]
