@@ -16,7 +16,7 @@ UPSTREAM_DEFAULTS = {
     "device_batch_size": 32, "total_batch_size": -1, "embedding_lr": 0.3, "unembedding_lr": 0.008,
     "weight_decay": 0.28, "matrix_lr": 0.02, "scalar_lr": 0.5, "warmup_steps": 40, "warmdown_ratio": 0.65,
     "final_lr_frac": 0.05, "resume_from_step": -1, "eval_every": 250, "eval_tokens": 80 * 524288,
-    "core_metric_every": 2000, "sample_every": 2000, "save_every": -1, "model_tag": None,
+    "core_metric_every": 2000, "core_metric_max_per_task": 500, "sample_every": 2000, "save_every": -1, "model_tag": None,
 }  # fmt: skip
 
 
@@ -34,10 +34,17 @@ def test_a_command_line_as_people_type_it() -> None:
     assert parse(["--depth", "8"]).tag == "d8"
 
 
+def test_upstreams_ways_to_say_never_are_taken() -> None:
+    line = "--eval-every=0 --sample-every=0 --save-every=0 --core-metric-every=999999 --core-metric-max-per-task=-1"
+    settings = parse(line.split())
+    assert (settings.eval_every, settings.sample_every, settings.save_every) == (0, 0, 0)
+    assert settings.core_metric_every == 999999
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--core-metric-every 500", "--core-metric-every 500: CORE is not built yet"),
+        ("--core-metric-every -2", "--core-metric-every -2: must be at least 1, or 0 or -1 for never"),
         ("--depth 0", "--depth 0: must be at least 1"),
         ("--depth 1 --aspect-ratio 8 --head-dim 8", "does not fit"),
         ("--head-dim 63", "--head-dim 63: must be even"),
@@ -45,7 +52,8 @@ def test_a_command_line_as_people_type_it() -> None:
         ("--matrix-lr nan", "--matrix-lr nan: is not a finite number"),
         ("--matrix-lr -1", "must not be negative"),
         ("--warmdown-ratio 1.5", "must lie between 0 and 1"),
-        ("--save-every 0", "--save-every 0: must be at least 1, or -1"),
+        ("--save-every -2", "--save-every -2: must be at least 1, or 0 or -1 for never"),
+        ("--keep-checkpoints 0", "--keep-checkpoints 0: must be at least 1, or -1"),
         ("--target-param-data-ratio 0", "nothing says how long to train"),
         ("--resume --resume-from-step 5", "cannot go together with --resume"),
         ("--model-tag ../elsewhere", "--model-tag ../elsewhere"),

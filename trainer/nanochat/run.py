@@ -315,6 +315,8 @@ def say_setup(run: Run, asked: Settings, products: str) -> None:
     say(f"Tokens / micro-batch / rank: {settings.device_batch_size} x {settings.max_seq_len} = {micro:,}")
     steps = accumulations(settings, run.shares)
     say(f"Total batch size {plan.total_batch_size:,} => gradient accumulation steps: {steps}")
+    if settings.core_metric_every > 0:
+        say(f"CORE is not evaluated by this trainer (--core-metric-every {settings.core_metric_every})")
     say(f"Ranks: {run.comm.world}, rows per step: {', '.join(map(str, run.shares))}, sync: {settings.sync}")
     if run.training.shared_head is not None:
         parts = run.training.shared_head.sizes

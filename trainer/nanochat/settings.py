@@ -69,11 +69,12 @@ class Settings:
     final_lr_frac: float = option(0.05, "learning rate at the end, as a share of the full one")
     resume_from_step: int = option(-1, "resume from the checkpoint of this step")
     # Evaluation, samples, checkpoints
-    eval_every: int = option(250, "steps between evaluations in bits per byte; -1: never")
+    eval_every: int = option(250, "steps between evaluations in bits per byte; 0 or -1: never")
     eval_tokens: int = option(80 * 524288, "tokens in one evaluation")
-    core_metric_every: int = option(2000, "accepted for compatibility; CORE is not evaluated (2000 or -1)")
-    sample_every: int = option(2000, "steps between text samples; -1: never")
-    save_every: int = option(-1, "steps between checkpoints; -1: only at the end")
+    core_metric_every: int = option(2000, "accepted for compatibility; CORE is not evaluated")
+    core_metric_max_per_task: int = option(500, "accepted for compatibility; CORE is not evaluated")
+    sample_every: int = option(2000, "steps between text samples; 0 or -1: never")
+    save_every: int = option(-1, "steps between checkpoints; 0 or -1: only at the end")
     model_tag: str | None = option(None, "name of the checkpoint folder (default: d and the depth)")
     # Ours
     tracker: str = option("none", "where rank 0 sends its metrics besides the file", ("none", "mlflow", "wandb"))
@@ -186,8 +187,6 @@ def check(settings: Settings) -> None:
         refuse(
             settings, "target_param_data_ratio", "must be more than 0 where --total-batch-size is worked out from it"
         )
-    if settings.core_metric_every not in (2000, -1):
-        refuse(settings, "core_metric_every", "CORE is not built yet; leave the default or turn it off with -1")
     if settings.local_steps and settings.sync not in ("exact", "bf16"):
         refuse(settings, "local_steps", f"cannot go together with --sync {settings.sync}; take exact or bf16")
     if settings.resume and settings.resume_from_step >= 0:
@@ -211,10 +210,13 @@ def _check_numbers(settings: Settings) -> None:
     for name in ("depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "eval_tokens"):
         if getattr(settings, name) < 1:
             refuse(settings, name, "must be at least 1")
-    for name in ("num_iterations", "total_batch_size", "eval_every", "sample_every", "save_every", "keep_checkpoints"):
+    for name in ("num_iterations", "total_batch_size", "keep_checkpoints"):
         value = getattr(settings, name)
         if value != -1 and value < 1:
             refuse(settings, name, "must be at least 1, or -1")
+    for name in ("eval_every", "core_metric_every", "core_metric_max_per_task", "sample_every", "save_every"):
+        if getattr(settings, name) < -1:
+            refuse(settings, name, "must be at least 1, or 0 or -1 for never")
     for name in (
         "embedding_lr",
         "unembedding_lr",
