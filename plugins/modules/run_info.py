@@ -104,7 +104,8 @@ run:
     membership:
       description: >-
         What the keeper on this host says, where there is one: its C(state) (V(training), or what it does while it waits for other hosts), the
-        number of the C(generation) and its C(members), C(why) it is so, C(since) when, and the hosts that it C(hears).
+        number of the C(generation) and its C(members), C(why) it is so, C(since) when, the hosts that it C(hears), which hosts were C(away)
+        and how many steps were C(repeated) after restarts.
       type: dict
     step:
       description: The last step that was made, counted from 0.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -25,7 +26,8 @@ from pyarrow import parquet as pq
 from nanochat import dataloader, tokenizer
 from nanochat.causes import Cause
 from nanochat.common import DataError, UserError
-from nanochat.dataloader import Loader, Waiting
+from nanochat.dataloader import Cursor, Loader, Waiting
+from nanochat.dataset import Shard
 from nanochat.tokenizer import Tokenizer
 from scripts.parity_loader import replay
 
@@ -171,6 +173,73 @@ def test_a_changed_world_resumes_near_the_position(tokens: Tokenizer) -> None:
     near.close()
 
 
+@given(
+    st.lists(st.lists(st.integers(0, 400), min_size=4, max_size=9), min_size=1, max_size=3),
+    st.lists(
+        st.tuples(st.integers(1, 4), st.lists(st.integers(1, 12), min_size=4, max_size=4)), min_size=2, max_size=4
+    ),
+)
+def test_ranks_that_change_read_no_document_twice_and_leave_none_out(
+    rows: list[list[int]], phases: list[tuple[int, list[int]]]
+) -> None:
+    """A slice stands for its documents: whoever reads when, by the end each was read once in each epoch."""
+    shards = [Shard(Path(str(number)), (150, *groups)) for number, groups in enumerate(rows)]
+    seen: dict[tuple[int, int, int, int], int] = {}
+    states: list[dict[str, Any]] = []
+    for world, counts in phases:
+        ranks = []
+        for rank in range(world):
+            if not any(sum(shard.group_rows[rank::world]) for shard in shards):
+                return
+            state = dataloader.deal(states, shards, rank, world) if states else None
+            ranks.append(read_slices(shards, rank, world, counts[rank], state, seen))
+        states = ranks
+    assert set(seen.values()) <= {1}
+    # Of all epochs before the one that the slowest is in, nothing is missing.
+    left = dataloader.deal(states, shards, 0, 1)
+    cursor = Cursor(*left["cursor"])
+    oldest = min([cursor.epoch, *(one[0] for one in cursor.ahead)])
+    for epoch in range(1, oldest):
+        for file, shard in enumerate(shards):
+            for group, documents in enumerate(shard.group_rows):
+                for number in range(-(-documents // dataloader.DOCUMENTS_AT_ONCE)):
+                    assert (epoch, file, group, number) in seen
+
+
+def read_slices(
+    shards: list[Shard], rank: int, world: int, count: int, state: dict[str, Any] | None, seen: dict[Any, int]
+) -> dict[str, Any]:
+    """Read so many slices as a rank would, and return its state; nothing waits for a row."""
+
+    class Reader(dataloader.DocumentReader):
+        def _read(self, index: int, group: int) -> list[str]:
+            return ["x"] * self.shards[index].group_rows[group]
+
+    reader, cursor = Reader(shards, rank, world), Cursor(0, 0, 1, 0)
+    at = Cursor(*state["cursor"]) if state else None
+    for dummy, cursor in itertools.islice(reader.slices(at.position() if at else dataloader.START, at), count):
+        one = (cursor.epoch, cursor.pq_idx, cursor.rg_idx, cursor.next_slice - 1)
+        seen[one] = seen.get(one, 0) + 1
+    place = {"rank": rank, "world": world, "files": [shard.path.name for shard in shards]}
+    return {**place, **dataloader._flatten(cursor, [])}
+
+
+def test_what_waited_for_a_row_is_dealt_too_and_a_lost_rank_is_replayed(tokens: Tokenizer) -> None:
+    states = []
+    for rank in range(2):
+        loader = Loader(tokens, SHARDS, "train", 2, 64, rank, 2)
+        draw(loader, 5)
+        states.append(loader.state())
+        loader.close()
+    begun = {"rank": 1, "world": 2}
+    again = dataloader.replayed(tokens, SHARDS, begun, 2, 64, 5)
+    assert torch.equal(again["tokens"], states[1]["tokens"])
+    assert again["cursor"] == states[1]["cursor"]
+    shards = dataloader.dataset.inspect_split(SHARDS, "train", 1)
+    alone = dataloader.deal(states, shards, 0, 1)
+    assert sorted(alone["tokens"].tolist()) == sorted([*states[0]["tokens"].tolist(), *states[1]["tokens"].tolist()])
+
+
 def test_what_state_says_belongs_to_the_batch_handed_out(tokens: Tokenizer) -> None:
     """Batches made ahead must not show: the state after n batches is that of a loader that made just n."""
     one = Loader(tokens, SHARDS, "train", 1, 64, 0, 1)
@@ -180,7 +249,7 @@ def test_what_state_says_belongs_to_the_batch_handed_out(tokens: Tokenizer) -> N
     )
     for dummy in range(3):
         last = packer.batch()
-    assert one.state()["cursor"] == list(last.cursor)
+    assert one.state()["cursor"] == list(last.cursor[:4])
     assert one.state()["lengths"].tolist() == [len(waiting) for waiting in last.waiting]
     one.close()
 

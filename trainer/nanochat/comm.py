@@ -155,8 +155,9 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
             Cause.PORT_TAKEN if "EADDRINUSE" in str(error) else Cause.STORE_LOST,
             [0],
         ) from None
-    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"nanochat/{attempt}", store)
+    attempt, name = environ.get("TORCHELASTIC_RESTART_COUNT", "0"), environ.get("TORCHELASTIC_RUN_ID", "none")
+    # A rank of an earlier start that was frozen and wakes up finds none of its keys here.
+    return PrefixStore(f"nanochat/{name}/{attempt}", store)
 
 
 def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:

@@ -9,8 +9,10 @@
     loader.state()           # all that is needed to go on bit-identically, for the rank's own file
     loader.close()
 
-Rank r of W reads the row groups r, r+W, ... of each file, forever. A thread prepares the next batches while the model
-computes; what position() and state() say always belongs to the batch handed out last.
+Rank r of W reads the row groups r, r+W, ... of each file, forever. When a run goes on with another number of ranks,
+`deal` shares out what the old ones have not read yet, so that no document comes twice and none is left out.
+A thread prepares the next batches while the model computes; what position() and state() say always belongs to the batch
+handed out last.
 """
 
 from __future__ import annotations
@@ -46,13 +48,22 @@ START = {"pq_idx": 0, "rg_idx": -1, "epoch": 1}
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 
+# A row group, or what is left of it: epoch, file, group, and the first slice of 128 documents that was not read.
+Left = tuple[int, int, int, int]
+
+
 class Cursor(NamedTuple):
-    """The documents read last: file, row group, epoch, and which of the group's slices of 128 comes next."""
+    """The documents read last: file, row group, epoch, and which of the group's slices of 128 comes next.
+
+    After a change of ranks there may be groups of the old ones to read first; `then` is where this rank's own begin.
+    """
 
     pq_idx: int
     rg_idx: int
     epoch: int
     next_slice: int
+    ahead: Sequence[Left] = ()
+    then: Mapping[str, int] | None = None
 
     def position(self) -> dict[str, int]:
         """Upstream's three numbers."""
@@ -87,19 +98,29 @@ class DocumentReader:
             first, epoch = 0, epoch + 1
 
     def slices(self, start: Mapping[str, int], within: Cursor | None = None) -> Iterator[tuple[list[str], Cursor]]:
-        """Texts and the cursor after them; with a cursor, first what its own row group still holds."""
+        """Texts and the cursor after them; with a cursor, first what its own row group and the old ranks' still hold."""
         if within is not None:
-            yield from self._cut(within.pq_idx, within.rg_idx, within.epoch, within.next_slice)
+            ahead, then = [_left(left) for left in within.ahead], within.then
+            yield from self._cut((within.epoch, within.pq_idx, within.rg_idx, within.next_slice), ahead, then)
+            for number, left in enumerate(ahead, start=1):
+                yield from self._cut(left, ahead[number:], then)
+            start = then or start
         for index, group, epoch in self.groups(start):
-            yield from self._cut(index, group, epoch, 0)
+            yield from self._cut((epoch, index, group, 0))
 
-    def _cut(self, index: int, group: int, epoch: int, first: int) -> Iterator[tuple[list[str], Cursor]]:
-        path = self.shards[index].path
-        with dataset.open_shard(path) as file:
-            texts = dataset.read_group(file, path, group)
+    def _cut(
+        self, left: Left, ahead: Sequence[Left] = (), then: Mapping[str, int] | None = None
+    ) -> Iterator[tuple[list[str], Cursor]]:
+        epoch, index, group, first = left
+        texts = self._read(index, group)
         for number in range(first, -(-len(texts) // DOCUMENTS_AT_ONCE)):
             begin = number * DOCUMENTS_AT_ONCE
-            yield texts[begin : begin + DOCUMENTS_AT_ONCE], Cursor(index, group, epoch, number + 1)
+            yield texts[begin : begin + DOCUMENTS_AT_ONCE], Cursor(index, group, epoch, number + 1, ahead, then)
+
+    def _read(self, index: int, group: int) -> list[str]:
+        path = self.shards[index].path
+        with dataset.open_shard(path) as file:
+            return dataset.read_group(file, path, group)
 
 
 class Waiting:
@@ -208,19 +229,15 @@ class Loader:
         self.rank, self.world, self.files = rank, world, [shard.path.name for shard in shards]
         threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
         packer = Packer(tokenizer, DocumentReader(shards, rank, world), rows, length, threads)
-        if state is not None and self._is_ours(state):
-            cursor = Cursor(*map(operator.index, state["cursor"]))
+        # Of a state of another rank, or over other files, only the position can be of use.
+        if state is not None and is_of(state, rank, world, self.files):
+            cursor = _cursor(state["cursor"])
             _checked(cursor.position(), len(shards), folder)
             packer.resume_exactly(cursor, _unflatten(state))
         elif position is not None:
             packer.resume_near(_checked(position, len(shards), folder))
         self.last: Batch | None = None
         self._ahead = _Ahead(packer, patience, interrupted)
-
-    def _is_ours(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state was kept by this very rank over these very files; else only the position can be of use."""
-        kept = (state.get("rank"), state.get("world"), list(state.get("files", ())))
-        return kept == (self.rank, self.world, self.files) and Cursor(*state["cursor"]).pq_idx < len(self.files)
 
     def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, int64 [rows, length]."""
@@ -231,13 +248,11 @@ class Loader:
         """The documents read last for the batch handed out last, in upstream's three numbers."""
         return self._handed_out().cursor.position()
 
-    def state(self) -> dict[str, Any]:
-        """All that bit-identical resumption needs: tensors and plain values only."""
-        batch = self._handed_out()
-        lengths = torch.tensor([len(tokens) for tokens in batch.waiting], dtype=torch.int64)
-        tokens = torch.from_numpy(np.concatenate(batch.waiting)) if batch.waiting else torch.empty(0, dtype=torch.int32)
-        place = {"rank": self.rank, "world": self.world, "files": self.files, "cursor": list(batch.cursor)}
-        return {**place, "lengths": lengths, "tokens": tokens}
+    def state(self, batch: Batch | None = None) -> dict[str, Any]:
+        """All that bit-identical resumption after a batch (the last one) needs: tensors and plain values only."""
+        batch = batch or self._handed_out()
+        place = {"rank": self.rank, "world": self.world, "files": self.files}
+        return {**place, **_flatten(batch.cursor, batch.waiting)}
 
     def _handed_out(self) -> Batch:
         if self.last is None:
@@ -252,6 +267,8 @@ class Loader:
 class NoRows:
     """What stands for a loader on a rank that takes no rows; its place is where the rows are read."""
 
+    last = None
+
     def __init__(self, position: Mapping[str, int] | None = None) -> None:
         self._position = dict(START if position is None else position)
 
@@ -261,7 +278,7 @@ class NoRows:
     def position(self) -> dict[str, int]:
         return self._position
 
-    def state(self) -> dict[str, Any]:
+    def state(self, batch: Batch | None = None) -> dict[str, Any]:
         return {}
 
     def close(self) -> None:
@@ -274,7 +291,86 @@ def position_of(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return Cursor(*cursor).position()
 
 
+def deal(states: Sequence[Mapping[str, Any]], shards: Sequence[dataset.Shard], rank: int, world: int) -> dict[str, Any]:
+    """The state from which one of `world` ranks goes on where a number of others were.
+
+    What the old ranks would still have read, up to the row group that the first of them has reached, is shared out as
+    whole groups, and so are the documents that waited for a row; beyond that group each new rank reads its own.
+    """
+    cursors = [Cursor(*state["cursor"]) for state in states]
+    own = [cursor.then or cursor.position() for cursor in cursors]  # where each one's own groups have come to
+    frontier = max(own, key=lambda at: (at["epoch"], at["pq_idx"], at["rg_idx"]))
+    reached = (frontier["epoch"], frontier["pq_idx"], frontier["rg_idx"])
+    lefts: list[Left] = []
+    for number, (cursor, begin) in enumerate(zip(cursors, own, strict=True)):
+        lefts.append((cursor.epoch, cursor.pq_idx, cursor.rg_idx, cursor.next_slice))
+        lefts += map(_left, cursor.ahead)
+        for index, group, epoch in DocumentReader(shards, number, len(states)).groups(begin):
+            if (epoch, index, group) > reached:
+                break
+            lefts.append((epoch, index, group, 0))
+    # The new ranks' own groups begin with a whole round; what lies before it is shared out too.
+    last = len(shards[frontier["pq_idx"]].group_rows) - 1
+    before = (frontier["rg_idx"] // world + 1) * world - 1
+    lefts += [(*reached[:2], group, 0) for group in range(frontier["rg_idx"] + 1, min(before, last) + 1)]
+    mine = sorted(lefts)[rank::world]
+    # With nothing left to read first it stands behind the last slice of a group.
+    group = min(frontier["rg_idx"], last)
+    at = mine[0] if mine else (*reached[:2], group, shards[reached[1]].group_rows[group])
+    cursor = Cursor(at[1], at[2], at[0], at[3], mine[1:], {**frontier, "rg_idx": before})
+    waiting = [tokens for state in states for tokens in _unflatten(state)][rank::world]
+    place = {"rank": rank, "world": world, "files": list(states[0]["files"])}
+    return {**place, **_flatten(cursor, waiting)}
+
+
+def replayed(
+    tokenizer: Tokenizer, folder: Path, state: Mapping[str, Any], rows: int, length: int, batches: int
+) -> dict[str, Any]:
+    """The state of a rank that nobody can ask any more: from its last one on, read as that rank has read."""
+    if "rank" not in state:
+        return {}  # it takes no rows
+    rank, world = state["rank"], state["world"]
+    shards = dataset.inspect_split(folder, "train", world)
+    packer = Packer(
+        tokenizer, DocumentReader(shards, rank, world), rows, length, min(MOST_THREADS, os.cpu_count() or 1)
+    )
+    if "cursor" in state:
+        packer.resume_exactly(Cursor(*state["cursor"]), _unflatten(state))
+    for dummy in range(batches):
+        packer.batch()
+    place = {"rank": rank, "world": world, "files": [shard.path.name for shard in shards]}
+    return {**place, **_flatten(packer.cursor, packer.waiting.oldest_first())}
+
+
+def _cursor(kept: Sequence[Any]) -> Cursor:
+    """A cursor as it comes back from a file; the place in the data must be whole numbers."""
+    pq_idx, rg_idx, epoch, next_slice = map(operator.index, kept[:4])
+    return Cursor(pq_idx, rg_idx, epoch, next_slice, *kept[4:])
+
+
+def _left(numbers: Sequence[int]) -> Left:
+    """Four numbers, as they come back from a file."""
+    epoch, index, group, first = numbers
+    return epoch, index, group, first
+
+
+def is_of(state: Mapping[str, Any], rank: int, world: int, files: Sequence[str]) -> bool:
+    """Whether a state was kept by this rank of so many over these files."""
+    same = (state.get("rank"), state.get("world"), list(state.get("files", ()))) == (rank, world, list(files))
+    return same and Cursor(*state["cursor"]).pq_idx < len(files)
+
+
+def _flatten(cursor: Cursor, waiting: Sequence[Tokens]) -> dict[str, Any]:
+    lengths = torch.tensor([len(tokens) for tokens in waiting], dtype=torch.int64)
+    tokens = torch.from_numpy(np.concatenate(waiting)) if waiting else torch.empty(0, dtype=torch.int32)
+    # Four numbers are all that there is to it, unless ranks have come or gone.
+    at = list(cursor) if cursor.then else list(cursor[:4])
+    return {"cursor": at, "lengths": lengths, "tokens": tokens}
+
+
 def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:
+    if not len(state["lengths"]):
+        return []
     ends = np.cumsum(state["lengths"].numpy())[:-1]
     return [piece.astype(np.int32) for piece in np.split(state["tokens"].numpy(), ends)]
 

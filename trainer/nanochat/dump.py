@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -62,6 +63,27 @@ def oom_kills() -> int | None:
             if name == "oom_kill":
                 return int(number)
     return None
+
+
+def hang_up(run_dir: Path, rank: int) -> bool:
+    """End all connections if somebody left hang-up-rankN: who waits for a rank that is frozen or cut off wakes up with an error."""
+    request = run_dir / f"hang-up-rank{rank}"
+    if not request.exists():
+        return False
+    request.unlink(missing_ok=True)
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError, ValueError):
+            if entry.readlink().name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry.name))) as one:
+                    _shut(one)
+    return True
+
+
+def _shut(one: socket.socket) -> None:
+    """End a connection to another host or process; who listens is left alone, its thread would not survive that."""
+    listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if one.family in (socket.AF_INET, socket.AF_INET6) and not listens:
+        one.shutdown(socket.SHUT_RDWR)
 
 
 def answer_request(run_dir: Path, rank: int) -> bool:

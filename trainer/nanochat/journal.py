@@ -10,13 +10,13 @@ import io
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nanochat import prometheus
 from nanochat.causes import Cause
-from nanochat.common import Ranks, base_dir, writable_folder
+from nanochat.common import ENVIRON, Ranks, base_dir, writable_folder
 from nanochat.metrics import Heartbeat, Metrics, memory_bytes
 from nanochat.settings import Settings, user_config
 from nanochat.tracker import Tracker, open_tracker
@@ -33,16 +33,23 @@ class Journal:
         self.folder = Path(settings.run_dir) if settings.run_dir else base_dir()
         writable_folder(self.folder, "metrics")
         self.settings, self.rank, self.prints = settings, ranks.rank, ranks.local_rank == 0
-        self.metrics = Metrics(self.folder / f"metrics-rank{ranks.rank}.jsonl")
-        self.heartbeat = Heartbeat(self.folder / f"heartbeat-rank{ranks.rank}.json", ranks.rank, ranks.world)
+        place = self.place(ranks.rank)
+        self.metrics = Metrics(self.folder / f"metrics-rank{place}.jsonl")
+        self.heartbeat = Heartbeat(self.folder / f"heartbeat-rank{place}.json", place, ranks.world)
         self.tracker = Tracker()
-        if hear := prometheus.listener(os.environ, settings.run, ranks.rank):
+        if hear := prometheus.listener(os.environ, settings.run, place):
             self.metrics.listeners.append(hear)
         self.began = time.monotonic()
         self.waited = 0.0
         self.steps, self.identical = 0, None if ranks.world > 1 else True
         self.known: dict[str, Any] = {"val_bpb": None, "first_loss": None, "last_loss": None}
         self._tokens, self._seconds, self._step = 0.0, 0.0, 0
+
+    @staticmethod
+    def place(rank: int, environ: Mapping[str, str] = ENVIRON) -> int:
+        """The number in the names of a rank's files: that of its host in the whole job, also while some hosts are missing."""
+        places = [int(place) for place in environ.get("NANOCHAT_PLACES", "").split(",") if place]
+        return places[rank] if rank < len(places) else rank
 
     def open_tracker(self, resumed: bool) -> None:
         """Have rank 0's figures sent to the tracker of the settings, too."""
@@ -89,7 +96,8 @@ class Journal:
         """The last event and the last beat."""
         code = (cause or Cause(reason)).value
         self.metrics.write(
-            "end", self._step, reason=reason, error=error, cause=code, blames=list(blames),
+            "end", self._step, reason=reason, error=error, cause=code,
+            blames=[self.place(rank) for rank in blames],
             seconds=time.monotonic() - self.began, steps=self.steps,
             identical=self.identical, wait_seconds=self.waited,
             tokens_per_second=self._tokens / self._seconds if self._seconds else 0.0, **self.known,

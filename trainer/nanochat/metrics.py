@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nanochat.dump import answer_request, oom_kills
+from nanochat.dump import answer_request, hang_up, oom_kills
 
 BEAT_SECONDS = 1.0
 
@@ -110,6 +110,7 @@ class Heartbeat:
             # Whoever asks is told by the next beat that we live; nothing may end this thread.
             with contextlib.suppress(OSError):
                 answer_request(self.path.parent, self.rank)
+                hang_up(self.path.parent, self.rank)
 
     def _write(self) -> None:
         step, phase, since, collective = self._at

@@ -34,6 +34,10 @@ SERIES = {
     "running": Series("gauge", "1 while the trainer lives, 0 after it ended well, was stopped or failed."),
     "step": Series("gauge", "Last step that was made, counted from 0."),
     "steps": Series("gauge", "Steps of the whole run."),
+    "ranks": Series("gauge", "Ranks that train together now."),
+    "generation": Series(
+        "gauge", "How often those who train together have changed or started again, by their keepers' count."
+    ),
     "loss": Series("gauge", "Loss of the last step, mean over all ranks."),
     "val_bpb": Series("gauge", "Bits per byte of the last evaluation."),
     "tokens_per_second": Series("gauge", "Speed of the last step, all ranks together."),
@@ -69,7 +73,8 @@ class Textfile:
         kind, values = event.get("kind"), self.values
         values["last_event_timestamp_seconds"] = float(event["time"])
         if kind == "start":
-            self._note("steps", event.get("steps"))
+            for name, key in (("steps", "steps"), ("ranks", "world"), ("generation", "generation")):
+                self._note(name, event.get(key))
         elif kind == "step":
             self._note("step", event.get("step"))
             for key, name in STEP_KEYS.items():

@@ -130,7 +130,7 @@ def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
     told = [held and Held(*held) for held in comm.exchange(f"who has step {found.step}", mine, patient=True)]
     source = next(rank for rank, held in enumerate(told) if held and held.whole)
     ours, wanted = told[source].ours, _wanted(told, source)
-    lacking = {rank: _lacking(held, wanted, ours) for rank, held in enumerate(told) if held}
+    lacking = {rank: _lacking(held, told[source], wanted) for rank, held in enumerate(told) if held}
     try:
         _take_files(comm, folder, found.step, wanted, lacking, ours)
     except OSError as error:
@@ -144,7 +144,7 @@ def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
         comm.barrier(f"the arrival of step {found.step}")
     if not ours:
         return 0
-    return leader if found.writer is None else found.writer
+    return leader if found.writer is None or lacking[leader] else found.writer
 
 
 def _wanted(told: list[Any], source: int) -> dict[str, tuple[int, int, str]]:
@@ -158,9 +158,11 @@ def _wanted(told: list[Any], source: int) -> dict[str, tuple[int, int, str]]:
     return wanted
 
 
-def _lacking(held: Held, wanted: Mapping[str, Any], ours: bool) -> set[str]:
-    if ours:
-        return set() if held.whole else set(wanted)
+def _lacking(held: Held, source: Held, wanted: Mapping[str, Any]) -> set[str]:
+    """Names of the files that a folder is to be given. Parts of a run that went on apart may both have made this step with
+    weights of their own (the first file): all take the source's then."""
+    if source.ours:
+        return set() if held.whole and held.files[0] == source.files[0] else set(wanted)
     return wanted.keys() - {name for name, dummy, dummy2 in held.files}
 
 

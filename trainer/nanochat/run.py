@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nanochat import checkpoint_manager as checkpoints
-from nanochat import common, dataset, numerics, tokenizer
+from nanochat import common, dataloader, dataset, numerics, tokenizer
 from nanochat.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.comm import Comm
@@ -29,6 +29,7 @@ from nanochat.local import MEETINGS, LocalSync, fit, make_local, spread
 from nanochat.model import GPT, ModelConfig
 from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
 from nanochat.optim_file import OptimizerLayout, Unusable
+from nanochat.rescue import Places, begun_places, dealt, merge_momentum, merge_places
 from nanochat.resume import Found, choose_step, fetch, folder_leader, gather_states
 from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
 from nanochat.settings import LIMITS, Settings, flag_of, rank_shares, refuse, shared_config, user_config
@@ -69,8 +70,10 @@ class Feed:
         self.seconds = 0.0
         self._batches: list[Batch] | None = None
         self._position: dict[str, int] = {}
+        self._taken: dataloader.Batch | None = None
+        self._finished: dataloader.Batch | None = None  # the last one of the step that was finished last
 
-    def offer(self, stop: bool) -> None:
+    def offer(self, stop: bool, save: bool) -> None:
         """Read the coming step's batches, unless that was done, and tell the other ranks what is in them."""
         if self._batches is not None:
             return
@@ -78,12 +81,25 @@ class Feed:
         self._batches = [self.loader.next_batch() for dummy in range(self.micro_batches)]
         self._position = self.loader.position()
         self.seconds += time.perf_counter() - begun
-        self.sync.offer_ids([ids for ids, dummy in self._batches], stop)
+        self.sync.offer_ids([ids for ids, dummy in self._batches], stop, save)
 
     def take(self) -> tuple[list[Batch], dict[str, int]]:
         """The batches of this step and their place in the data."""
         batches, self._batches = self._batches, None
+        self._taken = self.loader.last
         return batches or [], self._position
+
+    def finish(self) -> None:
+        """The step whose batches were taken is done; what was read ahead for the next one does not count yet."""
+        self._finished, self._taken = self._taken, None
+
+    def state(self) -> dict[str, Any]:
+        """The loader's state after the last step that was finished."""
+        return self.loader.state(self._finished)
+
+    def finished_position(self) -> dict[str, int]:
+        """Where the last step that was finished was in the data."""
+        return self._finished.cursor.position() if self._finished else self.loader.position()
 
     def take_seconds(self) -> float:
         """Seconds spent reading since this was last asked."""
@@ -116,7 +132,15 @@ class Run:
     feed: Feed
     saved: list[int] = dataclasses.field(default_factory=list)
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
+    places: Places = dataclasses.field(default_factory=Places)
     stop_asked: bool = False
+    saved_at: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def save_wanted(self) -> bool:
+        """Whether the last checkpoint is too long ago; one rank's clock counts for all."""
+        minutes = self.settings.save_minutes
+        return self.comm.rank == 0 and 0 < minutes <= (time.monotonic() - self.saved_at) / 60
 
     def make_whole(self) -> None:
         """Bring all weights up to date, wherever they were changed; every rank must ask for it together."""
@@ -128,9 +152,33 @@ class Run:
     def weights(self) -> dict[str, Tensor]:
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
+    @property
+    def readers(self) -> list[int]:
+        """The ranks that take rows, among which the data is shared out."""
+        return [rank for rank, rows in enumerate(self.shares) if rows]
+
+    def meta(self, position: Mapping[str, int]) -> dict[str, Any]:
+        """What a checkpoint's meta file says, in upstream's names."""
+        progress = self.progress
+        return {
+            "step": progress.step,
+            "val_bpb": progress.val_bpb,
+            "model_config": dataclasses.asdict(self.model.config),
+            "user_config": user_config(self.settings),
+            "device_batch_size": self.settings.device_batch_size,
+            "max_seq_len": self.settings.max_seq_len,
+            "total_batch_size": self.plan.total_batch_size,
+            "dataloader_state_dict": dict(position),
+            "loop_state": {
+                "min_val_bpb": progress.min_val_bpb,
+                "smooth_train_loss": progress.smooth_loss,
+                "total_training_time": progress.training_seconds,
+            },
+        }
+
     def training_loader(self, position: Mapping[str, int] | None = None, state: Any = None) -> Loader | NoRows:
-        """This rank's batches to train on; the data is shared out among those that take rows."""
-        readers = [rank for rank, rows in enumerate(self.shares) if rows]
+        """This rank's batches to train on."""
+        readers = self.readers
         if self.comm.rank not in readers:
             return NoRows(position or START)
         return self._loader("train", readers.index(self.comm.rank), len(readers), position=position, state=state)
@@ -348,10 +396,11 @@ def accumulations(settings: Settings, shares: list[int]) -> str:
 
 def checkpoint(run: Run) -> dict[str, Any]:
     """What checkpoint_manager.save is to write in this rank's folder; every rank must ask for it together."""
-    optimizer, progress = run.sync.whole_state(), run.progress
+    optimizer = run.sync.whole_state()
     # Each rank goes on at its place in the data, and with matrix products that round as they did.
     loaders = gather_states(run.comm, {**run.feed.loader.state(), "route": numerics.route()})
     feedback = {FEEDBACK_KEY: {"of": feedback_of(run), "values": run.sync.feedback}} if run.sync.feedback else {}
+    run.places = Places(run.progress.step, loaders)
     layout = OptimizerLayout.of(run.optimizer, run.comm.world)
     if run.settings.local_steps:
         # Each rank goes on with its own.
@@ -362,21 +411,7 @@ def checkpoint(run: Run) -> dict[str, Any]:
     parts = {"optimizer": {**layout.file(optimizer, run.comm.rank), **feedback}, "loader": {"ranks": loaders}}
     if run.writer != run.comm.rank:
         return parts
-    meta = {
-        "step": progress.step,
-        "val_bpb": progress.val_bpb,
-        "model_config": dataclasses.asdict(run.model.config),
-        "user_config": user_config(run.settings),
-        "device_batch_size": run.settings.device_batch_size,
-        "max_seq_len": run.settings.max_seq_len,
-        "total_batch_size": run.plan.total_batch_size,
-        "dataloader_state_dict": position_of(loaders),
-        "loop_state": {
-            "min_val_bpb": progress.min_val_bpb,
-            "smooth_train_loss": progress.smooth_loss,
-            "total_training_time": progress.training_seconds,
-        },
-    }
+    meta = run.meta(position_of(loaders))
     return {**parts, "model": run.weights, "meta": meta}
 
 
@@ -391,7 +426,7 @@ def restore(run: Run) -> None:
     if not settings.resume:
         set_aside(run, -1 if found is None else found.step)
     if found is None:
-        run.feed.loader = run.training_loader()
+        run.feed.loader, run.places = run.training_loader(), Places(0, begun_places(run.readers, comm.world))
         return
     files = fetch(comm, folder, found, run.writer)
     with understood(folder, found.step):
@@ -418,12 +453,14 @@ def take_up(run: Run, found: Found, files: int) -> None:
     meta = load_meta(folder, found.step)
     check_same_model(run, meta, found.step)
     load_weights(run, found.step)
-    states = restore_optimizer(run, found, files)
+    states = places_of(run, restore_optimizer(run, found, files))
     restore_progress(run.progress, meta, found.step)
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
         run.journal.say(f"Step {found.step} was made with products through {mine['route']}, which is not accurate here")
-    run.feed.loader = run.training_loader(place_in_data(meta, states), mine)
+    run.places = Places(found.step, dealt(run, states))
+    goes_on = run.places.ranks[comm.rank] if run.places.ranks else None
+    run.feed.loader = run.training_loader(place_in_data(meta, states), goes_on)
 
 
 def load_weights(run: Run, step: int) -> None:
@@ -444,7 +481,7 @@ def set_aside(run: Run, after: int) -> None:
 def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapping[str, int]:
     """Where all ranks go on in the data that cannot go on exactly: at that of the first rank that reads."""
     cursor = next((state["cursor"] for state in states if "cursor" in state), ())
-    if len(cursor) == len(Cursor._fields):
+    if len(cursor) >= len(START) + 1:
         return Cursor(*cursor).position()
     place = meta.get("dataloader_state_dict")
     if not isinstance(place, Mapping):
@@ -475,8 +512,8 @@ def restore_feedback(run: Run, kept: Mapping[str, Any] | None) -> None:
         )
 
 
-def restore_optimizer(run: Run, found: Found, files: int) -> list[dict[str, Any]]:
-    """Momentum, second moments and step count; returns the loaders of all ranks, if we wrote them."""
+def restore_optimizer(run: Run, found: Found, files: int) -> dict[str, Any] | None:
+    """Momentum, second moments and step count; returns what is known of the loaders of all ranks, if we wrote it."""
     comm, folder, layout = run.comm, run.checkpoints, OptimizerLayout.of(run.optimizer, run.comm.world)
     file, loaders = load_optimizer(folder, found.step, files)
     own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else file
@@ -490,13 +527,26 @@ def restore_optimizer(run: Run, found: Found, files: int) -> list[dict[str, Any]
         state = layout.state(held)
         if not run.settings.local_steps and any(comm.exchange("whose state was saved", "local_of" in state)):
             spread(comm, state)
+        if lost := merge_momentum(comm, state, run.weights, run.optimizer.matrix_names):
+            run.journal.say(
+                f"Momentum of {len(lost)} of {len(run.optimizer.matrix_names)} matrices was lost with the ranks "
+                "that are not here, and starts from zero"
+            )
         run.optimizer.load_state_dict(state)
         if isinstance(run.sync, LocalSync) and "outer" in state:
             run.sync.momentum.copy_(state["outer"])
     except Unusable as why:
         run.journal.say(f"Step {found.step}: the optimizer starts without momentum, since {why}")
     restore_feedback(run, own.get(FEEDBACK_KEY))
-    return loaders["ranks"] if loaders else []
+    return loaders
+
+
+def places_of(run: Run, loaders: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The places in the data of all ranks that made a checkpoint; none if they did not say."""
+    kinds = run.comm.exchange("who knows which places", None if loaders is None else "mine" in loaders)
+    if loaders is None or None in kinds:
+        return []
+    return merge_places(run, loaders) if any(kinds) else list(loaders["ranks"])
 
 
 def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> None:

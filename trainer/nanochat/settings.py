@@ -104,6 +104,12 @@ class Settings:
     run_dir: str = option("", "folder of metrics-rankN.jsonl and heartbeat-rankN.json (default: $NANOCHAT_BASE_DIR)")
     timeout_seconds: float = option(300.0, "longest wait for another rank")
     resume: bool = option(False, "resume from the newest checkpoint that all ranks have, or start if there is none")
+    save_minutes: float = option(
+        -1.0, "also save after so many minutes without a checkpoint, unless --local-steps; -1: never"
+    )
+    save_on_loss: bool = option(
+        False, "when another rank is lost, save the last finished step with what this rank has of the optimizer"
+    )
     keep_checkpoints: int = option(2, "checkpoints kept; older ones go when a newer one is whole; -1: all")
 
     @property
@@ -231,6 +237,8 @@ def _check_numbers(settings: Settings) -> None:
     for name in ("warmdown_ratio", "final_lr_frac"):
         if not 0 <= getattr(settings, name) <= 1:
             refuse(settings, name, "must lie between 0 and 1")
+    if settings.save_minutes != -1 and settings.save_minutes <= 0:
+        refuse(settings, "save_minutes", "must be more than 0, or -1")
     if settings.timeout_seconds <= 0:
         refuse(settings, "timeout_seconds", "must be more than 0")
     if any(not 0 <= rows <= MOST for rows in settings.rank_rows):

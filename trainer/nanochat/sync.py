@@ -80,20 +80,23 @@ class Sync:
         self.owners: dict[str, int] = {}
         # What packing has left of this rank's gradients and updates, by parameter.
         self.feedback: dict[str, Tensor] = {}
-        # One more than the tokens: the first says whether this rank was asked to stop.
+        # One more than the tokens: the first says whether this rank was asked to stop (1), or wants a checkpoint (2).
         self.device = next(training.model.parameters()).device
         self._ids = [torch.zeros(1 + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
         self.pending_ids: list[Pending] = []
+        self.save_asked = False  # after the step whose ids were taken last, by any rank
+        # Whether an update has begun to change weights and is not done, so that they are of no step.
+        self.changing = False
 
     @property
     def on_ready(self) -> Any:
         """What the last micro-batch is to be told its gradients by; None where that is not needed."""
         return None
 
-    def offer_ids(self, ids: Sequence[Tensor], stop: bool = False) -> None:
-        """Send this rank's token ids of the coming step to the others, and whether it was asked to stop."""
+    def offer_ids(self, ids: Sequence[Tensor], stop: bool = False, save: bool = False) -> None:
+        """Send this rank's token ids of the coming step to the others, and whether to stop or to save after it."""
         mine = self._ids[self.comm.rank]
-        mine[0] = int(stop)
+        mine[0] = int(stop) + 2 * int(save)
         if ids:
             torch.cat([part.flatten().to("cpu", torch.int32) for part in ids], out=mine[1:])
         what = "the token ids"
@@ -103,7 +106,8 @@ class Sync:
     def take_ids(self) -> tuple[Tensor, bool]:
         """The token ids of all ranks, sorted and unique, and whether any rank was asked to stop."""
         self.comm.wait(*self.pending_ids)
-        stop = any(bool(ids[0]) for ids in self._ids)
+        stop = any(bool(ids[0] & 1) for ids in self._ids)
+        self.save_asked = any(bool(ids[0] & 2) for ids in self._ids)
         return unique_ids([ids[1:] for ids in self._ids]).long().to(self.device), stop
 
     def start_step(self, token_ids: Tensor) -> None:
@@ -113,7 +117,9 @@ class Sync:
     def step(self, loss: Tensor, schedule: StepSchedule) -> float:
         """Sum gradients and loss over the ranks and make the update; returns the loss of the whole step."""
         self.comm.enter("optimizer")
+        self.changing = True
         self.optimizer.step(self.training.gradients, self.training.token_ids, schedule)
+        self.changing = False
         return float(loss)
 
     def meeting_in(self) -> int:
@@ -235,9 +241,11 @@ class DenseSync(Sync):
         super().step(loss, schedule)
         if not self.alike:
             self.comm.enter("sync")
+            self.changing = True
             parameters = dict(self.training.model.named_parameters())
             for name in self.optimizer.matrix_names:
                 self.comm.broadcast(parameters[name].detach(), 0, f"the update of {name}")
+            self.changing = False
         return float(total)
 
 
@@ -405,11 +413,9 @@ class OverlappedSync(Sync):
         pack.views["loss"].fill_(float(loss))
         for rank in self.others:
             self._leave(pack.flat, rank, SMALL_TAG, "the loss")
-        self._expect_others()
-        self.optimizer.start_step(schedule)
         for block in self.blocks:
             self._sum_share(block)
-        self._update_owned()
+        self._update_owned(schedule)
         for block in self.blocks:
             self.optimizer.update(block.name, self._block_sum(block), self.training.token_ids, block.rows)
         for name in self.tables:
@@ -419,6 +425,7 @@ class OverlappedSync(Sync):
         self._take_others()
         self.comm.wait(*self._leaving)
         self._leaving.clear()
+        self.changing = False
         return total
 
     def _contributions(self, name: str, mine: Tensor) -> Tensor:
@@ -468,15 +475,28 @@ class OverlappedSync(Sync):
             total.index_add_(0, index, message.view(len(index), total.size(1)).float())
         return total
 
-    def _update_owned(self) -> None:
+    def _begin_update(self, schedule: StepSchedule) -> None:
+        """From here on weights change, our own by us and those of other owners as they arrive."""
+        if not self.changing:
+            self.changing = True
+            self.optimizer.start_step(schedule)
+            self._expect_others()
+
+    def _update_owned(self, schedule: StepSchedule) -> None:
         """Muon of the matrices of this rank; what is ready travels to the others while the rest is computed."""
+        if self.training.shared_head is not None:
+            # Its part of the head is the first that a rank changes.
+            self._begin_update(schedule)
         for number, names in enumerate(self.portions):
             self._finish_head(number)
             gradients = {name: self._contributions(name, self.training.gradients[name]) for name in names}
+            self._begin_update(schedule)
             for name, direction in self.optimizer.directions(gradients).items():
                 sent = self._apply(name, direction)
                 for rank in self.others:
                     self._leave(sent, rank, self.tags[name] + 1, f"the update of {name}")
+        # Whoever owns no matrix begins here.
+        self._begin_update(schedule)
         self._finish_head(len(self.portions))
 
     def _finish_head(self, piece: int) -> None:

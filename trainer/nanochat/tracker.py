@@ -59,6 +59,7 @@ class Backend(Protocol):
 
 # Names of a run's events (nanochat/metrics.py) and, where upstream sends the same number, upstream's name for it.
 SENT = {
+    "start": {"world": "membership/ranks", "generation": "membership/generation"},
     "step": {
         "loss": "train/loss",
         "loss_smooth": "train/loss_smooth",

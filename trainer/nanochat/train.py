@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ def train(run: Run) -> str:
             evaluate(run)
         if (last and settings.sample_every > 0) or (not stop and due(progress.step, settings.sample_every)):
             sample(run)
-        if progress.step != progress.resumed_from and (last or stop or due(progress.step, settings.save_every)):
+        if progress.step != progress.resumed_from and (last or stop or saves(run, progress.step)):
             save(run, final=last or stop)
         if last or stop:
             return "finished" if last else "stopped"
@@ -60,6 +61,7 @@ def start_event(run: Run) -> None:
         settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul,
         steps=run.plan.num_iterations, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
+        generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
     )  # fmt: skip
 
 
@@ -87,7 +89,7 @@ def train_step(run: Run) -> bool:
     step, began = run.progress.step, time.perf_counter()
     run.comm.take_counters()
     run.comm.enter("data", step)
-    run.feed.offer(run.stop_asked)
+    run.feed.offer(run.stop_asked, run.save_wanted)
     batches, position = run.feed.take()
     token_ids, stop = run.sync.take_ids()
     run.optimizer.prepare(token_ids)
@@ -98,7 +100,7 @@ def train_step(run: Run) -> bool:
     passed = time.perf_counter() - passing - (run.comm.wait_seconds - waited)
     if not stop and not saves(run, step + 1):
         # The next step's token ids travel with this one's gradients; a checkpoint wants the loader where it is.
-        run.feed.offer(run.stop_asked)
+        run.feed.offer(run.stop_asked, run.save_wanted)
     total = run.sync.step(loss, StepSchedule.at(run.plan, step))
     if not math.isfinite(total):
         raise spoilt(run, total)
@@ -158,6 +160,7 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
     if step > STEPS_NOT_TIMED:
         progress.training_seconds += timing.total
     progress.step = step + 1
+    run.feed.finish()
     typical = run.journal.seconds_per_step(timing.total)
     run.journal.heartbeat.step_seconds = typical
     run.journal.heartbeat.meeting_in = run.sync.meeting_in()
@@ -176,8 +179,8 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
 
 
 def saves(run: Run, step: int) -> bool:
-    """Whether a checkpoint is made before this step for no other reason than its number."""
-    return step == run.plan.num_iterations or due(step, run.settings.save_every)
+    """Whether a checkpoint is made before this step, for its number or for the time since the last one."""
+    return step == run.plan.num_iterations or due(step, run.settings.save_every) or run.sync.save_asked
 
 
 def prove_identical(run: Run, when: str) -> None:
@@ -239,6 +242,7 @@ def save(run: Run, final: bool) -> None:
     run.comm.enter("save", run.progress.step)
     prove_identical(run, f"at step {run.progress.step}")
     contents = checkpoint(run)
+    run.saved_at = time.monotonic()
     error = write(run, contents)
     if error and make_room(run):
         run.journal.say(f"warning: {error} All checkpoints before the last good one make room for it.")

@@ -19,10 +19,11 @@ import sys
 import traceback
 
 from nanochat.causes import Cause
-from nanochat.comm import Comm, connect, outlast_agents
+from nanochat.comm import Comm, CommError, connect, outlast_agents
 from nanochat.common import UserError, choose_device, exit_code, read_ranks
 from nanochat.cores import pin
 from nanochat.journal import Journal
+from nanochat.rescue import save_alone
 from nanochat.run import Run, set_up
 from nanochat.settings import parse
 from nanochat.train import start_event, train
@@ -34,7 +35,7 @@ PR_SET_PDEATHSIG = 1  # of Linux' prctl
 def main() -> int:
     pin()
     settings, ranks = parse(sys.argv[1:]), read_ranks()
-    journal, comm = Journal(settings, ranks), None
+    journal, comm, run = Journal(settings, ranks), None, None
     try:
         device = choose_device(settings.device_type)
         comm = connect(ranks, device, settings.timeout_seconds, on_phase=journal.heartbeat.enter)
@@ -44,6 +45,10 @@ def main() -> int:
         reason = train(run)
         run.feed.loader.close()
         comm.close()
+    except CommError as error:
+        if run is not None and settings.save_on_loss and (said := save_alone(run)):
+            journal.say(f"A rank was lost: {said}")
+        return fail(journal, comm, error)
     except UserError as error:
         return fail(journal, comm, error)
     except KeyboardInterrupt:

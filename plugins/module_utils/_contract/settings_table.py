@@ -113,6 +113,8 @@ SETTINGS: list[Setting] = [
          "Steps between two samples of generated text; -1 for none."),
         ("ddp_save_every", "int", None, {"low": -1, "empty": _PROFILE},
          "Steps between two checkpoints; -1 for one at the end only."),
+        ("ddp_save_minutes", "int", 30, {"low": 0},
+         "A checkpoint also after so many minutes without one; 0 for none but those of ddp_save_every. Not with ddp_local_steps."),
         ("ddp_keep_checkpoints", "int", 2, {"low": -1},
          "Checkpoints that stay on each host; -1 keeps all of them."),
         ("ddp_sync", "str", "auto", {"choices": ("auto", "exact", "bf16", "int8", "int4", "dense", "ddp")},

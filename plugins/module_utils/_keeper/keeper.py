@@ -49,7 +49,7 @@ class Keeper:
         )
         self.host, self.launch = str(settings["host"]), str(settings["launch"])
         self.rules, self.rank = rules_of(plan), Rank(plan, self.host, run_dir)
-        self.finish_seconds, self.save_seconds = limits(plan)
+        self.finish_seconds, self.save_seconds = limits(plan, self.host)
         self.patience = float(plan["timeout_seconds"])
         peers = {n["host"]: talk.Peer(n["host"], n["address"], n["keeper_port"]) for n in plan["nodes"]}
         me = peers.pop(self.host)

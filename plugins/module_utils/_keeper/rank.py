@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,8 +20,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 
 TAIL_BYTES = 65536
-# A rank that sees a connection close tells within this time who was lost; one that sees nothing need not be waited for.
+# A rank whose connections end tells within this time who was lost, beside the time that saving takes.
 LAST_WORDS_SECONDS = 8.0
+DISK_BYTES = 20e6  # that a slow disk writes in a second
+HANG_UP = "hang-up-rank%d"  # asks a rank to end all its connections; read by the trainer
 
 
 def command(plan: Mapping[str, Any], host: str, generation: membership.Generation) -> List[str]:
@@ -36,28 +39,22 @@ def command(plan: Mapping[str, Any], host: str, generation: membership.Generatio
         "--master-addr": nodes[members[0]]["address"],
         "--rank-rows": ",".join(map(str, shares)),
     }
-    if len(members) < len(nodes):
-        # Parts of the head are shares of all hosts; some of them alone leave it whole.
-        changed.update({"--head": "whole", "--head-shares": ""})
     if members[0] != plan["nodes"][0]["host"]:
         # The tracker's server is on the first host, and out of reach of another.
         changed["--tracker"] = "none"
-    argv = [word for word in nodes[host]["argv"] if word.partition("=")[0] not in changed]
+    argv = list(nodes[host]["argv"])
+    # Parts of the head go to those who are there, as the rows do.
+    parts = [word.partition("=")[2].split(",") for word in argv if word.startswith("--head-shares=")]
+    if parts and len(parts[-1]) == len(nodes):
+        changed["--head-shares"] = ",".join(parts[-1][nodes[member]["rank"]] for member in members)
+    argv = [word for word in argv if word.partition("=")[0] not in changed]
     at = argv.index("-m") + 2  # behind torchrun's module
-    launcher = [f"{name}={changed[name]}" for name in ("--nnodes", "--node-rank", "--master-addr")]
-    own = [
-        f"{name}={value}" for name, value in changed.items() if value and name in ("--rank-rows", "--head", "--tracker")
-    ]
+    launcher = ("--nnodes", "--node-rank", "--master-addr")
+    own = [f"{name}={value}" for name, value in changed.items() if name not in launcher]
     end = argv.index("--") + 1
     # A rank of an earlier generation that wakes up finds none of its names in the store of this one.
-    return [
-        *argv[:at],
-        *launcher,
-        f"--rdzv-id=generation-{generation.number}",
-        *argv[at:end],
-        *own,
-        *argv[end:],
-    ]
+    name = f"--rdzv-id=generation-{generation.number}"
+    return [*argv[:at], *(f"{one}={changed[one]}" for one in launcher), name, *argv[at:end], *own, *argv[end:]]
 
 
 class Rank:
@@ -65,8 +62,9 @@ class Rank:
 
     def __init__(self, plan: Mapping[str, Any], host: str, run_dir: str) -> None:
         self.plan, self.host, self.run_dir = plan, host, run_dir
-        # By which its metrics go: that of the plan, until a generation gives it another one.
-        self.number = int(next(node["rank"] for node in plan["nodes"] if node["host"] == host))
+        # By which its files are named in every generation: those of the plan.
+        self.places = {node["host"]: int(node["rank"]) for node in plan["nodes"]}
+        self.number = self.places[host]
         self.process: Optional[subprocess.Popen[bytes]] = None
         self.ends_at = 0.0
         me = os.getpid()
@@ -78,14 +76,23 @@ class Rank:
 
     def start(self, generation: membership.Generation) -> None:
         """Start it in a generation."""
-        self.ends_at, self.number = 0.0, generation.members.index(self.host)
-        self.process = subprocess.Popen(command(self.plan, self.host, generation), stdin=subprocess.DEVNULL)
+        self.ends_at = 0.0
+        with contextlib.suppress(OSError):
+            os.remove(self.path(HANG_UP % self.number))
+        places = ",".join(str(self.places[member]) for member in generation.members)
+        told = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number // len(self.places))}
+        argv, environ = command(self.plan, self.host, generation), {**os.environ, **told}
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
 
     def end(self, order: str, seconds: float) -> None:
-        """Have it end: after its step and a checkpoint, or (its peers being lost) by itself within so many seconds."""
+        """Have it end: after its step and a checkpoint, or (its peers being lost) with what it has, within so many seconds."""
         if self.process is None or self.ends_at:
             return
         self.ends_at = time.monotonic() + seconds
+        if order == membership.SAVE:
+            # A rank that waits for one that is frozen or cut off wakes up, saves the last finished step and ends.
+            with contextlib.suppress(OSError), open(self.path(HANG_UP % self.number), "w", encoding="utf-8"):
+                pass
         if order == membership.FINISH_STEP:
             for one in reaper.gentle_targets(reaper.members(self.session)):
                 reaper.send(one, signal.SIGTERM)
@@ -142,6 +149,8 @@ class Rank:
         return {}
 
 
-def limits(plan: Mapping[str, Any]) -> Tuple[float, float]:
-    """Seconds that a rank has to finish its step and save, and to say why it ends when others are lost."""
-    return 0.3 * float(plan["timeout_seconds"]), LAST_WORDS_SECONDS
+def limits(plan: Mapping[str, Any], host: str) -> Tuple[float, float]:
+    """Seconds that a rank has to finish its step and save, and to save what it has when others are lost."""
+    longest = 0.3 * float(plan["timeout_seconds"])
+    node = next(node for node in plan["nodes"] if node["host"] == host)
+    return longest, max(LAST_WORDS_SECONDS, min(longest, LAST_WORDS_SECONDS + node["checkpoint_bytes"] / DISK_BYTES))

@@ -164,11 +164,15 @@ def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, training
             "keep-checkpoints": run["ddp_keep_checkpoints"],
             "tracker": run["ddp_tracker"],
         }
+        if minutes := save_minutes(run, choice):
+            own["save-minutes"] = minutes
         if run["ddp_tracker"] == "mlflow":
             own["tracker-uri"] = tracker_uri(run)
         if len(set(training["rows"])) > 1:
             own["rank-rows"] = ",".join(str(rows) for rows in training["rows"])
     words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
+    if choice.ours and run["ddp_restarts"]:
+        words.append("--save-on-loss")
     return [*words, *(["--resume"] if choice.ours and run["ddp_resume"] else []), *run["ddp_extra_args"]]
 
 
@@ -176,6 +180,11 @@ def flag_names(run: Mapping[str, Any], choice: Choice) -> list[str]:
     """The names of the flags that the plan itself gives to the trainer."""
     words = trainer_flags({**run, "ddp_extra_args": []}, choice, "", {"rows": [1, 2], "head": "whole"})
     return [word.split("=")[0] for word in words if word.startswith("--")]
+
+
+def save_minutes(run: Mapping[str, Any], choice: Choice) -> int:
+    """Minutes without a checkpoint after which one is due; 0 where steps alone say when."""
+    return int(run["ddp_save_minutes"]) if choice.ours and not run["ddp_local_steps"] else 0
 
 
 def env(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any]) -> dict[str, str]:

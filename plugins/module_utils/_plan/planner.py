@@ -299,6 +299,7 @@ class Planner:
             "eval_tokens": run["ddp_eval_tokens"],
             "sample_every": run["ddp_sample_every"],
             "save_every": run["ddp_save_every"],
+            "save_minutes": command.save_minutes(run, self.choice),
             "keep_checkpoints": run["ddp_keep_checkpoints"],
             # A checkout by itself knows only how to go on from a step whose files are on every host.
             "resume": run["ddp_resume"] and self.choice.goes_on,
@@ -402,6 +403,9 @@ class Planner:
         """Checkpoints that are kept and the one being written, and the shards."""
         run = self.settings
         saves = 1 + (run["ddp_iterations"] // run["ddp_save_every"] if run["ddp_save_every"] > 0 else 0)
+        if command.save_minutes(run, self.choice):
+            # How many come by time, nobody knows; more than are kept at a time do not stay.
+            saves = max(saves, run["ddp_keep_checkpoints"] + 1)
         all_stay = run["ddp_keep_checkpoints"] < 0 or not self.choice.goes_on
         kept: int = saves if all_stay else min(saves, run["ddp_keep_checkpoints"] + 1)
         shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]

@@ -81,7 +81,8 @@ def local(training: Mapping[str, Any]) -> str:
 
 
 def schedule(training: Mapping[str, Any]) -> str:
-    return ", ".join(
+    minutes = f" and every {training['save_minutes']} minutes" if training["save_minutes"] else ""
+    steps = ", ".join(
         f"{what} every {training[name]}" if training[name] > 0 else without
         for what, name, without in (
             ("evaluates", "eval_every", "no evaluation"),
@@ -89,6 +90,7 @@ def schedule(training: Mapping[str, Any]) -> str:
             ("saves", "save_every", "saves at the end"),
         )
     )
+    return steps + minutes
 
 
 def data_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:

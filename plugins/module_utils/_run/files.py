@@ -22,8 +22,16 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
 
-SMALL = ("plan.json", "session.json", "heartbeat-rank*.json", "metrics-rank*.jsonl", "log/*.log", "report/*")
-GROWING = ("metrics-rank*.jsonl", "log/*.log")
+SMALL = (
+    "plan.json",
+    "session.json",
+    "members.jsonl",
+    "heartbeat-rank*.json",
+    "metrics-rank*.jsonl",
+    "log/*.log",
+    "report/*",
+)
+GROWING = ("metrics-rank*.jsonl", "members.jsonl", "log/*.log")
 MASK = "********"
 
 

@@ -14,10 +14,11 @@ import os
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number, section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number, section, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import absences, read_members, steps_repeated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     Event,
     describe_events,
@@ -63,6 +64,7 @@ class Run(NamedTuple):
     ranks: List[Rank]
     prediction: Dict[str, Any]
     findings: List[Dict[str, Any]]
+    members: Sequence[Dict[str, Any]] = ()  # what the keeper wrote down that trained most often
 
 
 def load_rank(folder: str, plan: Dict[str, Any]) -> Optional[Rank]:
@@ -117,7 +119,8 @@ def load_run(path: str) -> Run:
     rehearsal = read_object(os.path.join(path, "rehearsal.json"))
     prediction = section(rehearsal, "prediction") or read_object(os.path.join(path, "prediction.json"))
     by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
-    return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction, items(rehearsal, "findings"))
+    told = max(map(read_members, there), key=lambda events: sum(event.get("what") == "training" for event in events))
+    return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction, items(rehearsal, "findings"), told)
 
 
 # -- series ---------------------------------------------------------------------------------------------------------
@@ -186,14 +189,17 @@ def happenings(run: Run) -> List[Dict[str, Any]]:
         )
 
     for rank in run.ranks:
-        starts = 0
-        for event in rank.events:
+        starts = repeated = 0
+        for number_of, event in enumerate(rank.events):
             kind = event["kind"]
             if kind == "start":
                 starts += 1
                 resumed = event.get("resumed_from")
                 text = "started" if starts == 1 and resumed is None else "started again"
-                add(event, rank, "info", text + (" from step %s" % resumed if resumed is not None else ""))
+                text += " from step %s" % resumed if resumed is not None else ""
+                again = steps_repeated(rank.events[: number_of + 1]) - repeated
+                repeated += again
+                add(event, rank, "info", text + ("; %d steps are made again" % again if again else ""))
             elif kind == "checkpoint":
                 took = finite(event.get("seconds"))
                 size = bytes_text(finite(event.get("bytes")))
@@ -209,6 +215,7 @@ def happenings(run: Run) -> List[Dict[str, Any]]:
                     "error" if reason == "error" else "info",
                     "%s: %s" % (reason, error) if error else reason,
                 )
+    found += membership(run)
     told = set()
     for finding in run.findings:
         text = "%s: %s" % (finding.get("code"), finding.get("seen"))
@@ -217,6 +224,21 @@ def happenings(run: Run) -> List[Dict[str, Any]]:
             severity = finding.get("severity", "info")
             found.append({"time": None, "step": None, "host": finding.get("host"), "severity": severity, "text": text})
     return sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"])))
+
+
+def membership(run: Run) -> List[Dict[str, Any]]:
+    """Hosts that left and came back, and who trained together in each generation."""
+    found = []
+    for one in absences(run.members):
+        why = " (%s)" % one.why if one.why else ""
+        found.append({"time": one.left, "host": one.host, "severity": "warning", "text": "left the run%s" % why})
+        if one.back is not None:
+            found.append({"time": one.back, "host": one.host, "severity": "info", "text": "back in the run"})
+    for event in run.members:
+        if event.get("what") == "training":
+            text = "generation %s: %s" % (event.get("generation"), ", ".join(words(event, "members")))
+            found.append({"time": event["time"], "host": "", "severity": "info", "text": text})
+    return [{"step": None, **one} for one in found]
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------

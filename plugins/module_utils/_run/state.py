@@ -25,8 +25,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import rea
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import events_of_log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import absences, read_members, steps_repeated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     METRICS_BYTES,
+    Event,
     Read,
     describe_events,
     finite,
@@ -153,10 +155,9 @@ def read_run(
     session = read_object(os.path.join(run_dir, "session.json"))
     rank = find_rank(run_dir, plan, session) if rank is None else rank
     suffix = "rank%d" % (rank or 0)
-    told_by = "rank%d" % _rank_now(run_dir, session, rank or 0)
-    heartbeat = read_object(os.path.join(run_dir, "heartbeat-%s.json" % told_by))
+    heartbeat = read_object(os.path.join(run_dir, "heartbeat-%s.json" % suffix))
     log = os.path.join(run_dir, "log", suffix + ".log")
-    metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % told_by), limit)
+    metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit)
     if not heartbeat:
         metrics = _or_of_log(metrics, session, log)
     told = _this_session(describe_events(metrics.events), session)
@@ -181,7 +182,7 @@ def read_run(
     run.update(_beat(heartbeat, run, now))
     run["idle_seconds"] = _idle(run, now)
     if session.get("ended") is None:
-        run["membership"] = _membership(run_dir, finite(session.get("started")))
+        run["membership"] = _membership(run_dir, finite(session.get("started")), metrics.events)
     if run["state"] == RUNNING:
         run.update(session_age=_age(run["started"], now), step_age=_age(run["stepped"], now))
     return run
@@ -245,21 +246,15 @@ def _steps(told: Dict[str, Any], heartbeat: Dict[str, Any], plan: Dict[str, Any]
     return told["steps"] or positive(heartbeat.get("steps")) or positive(section(plan, "training").get("iterations"))
 
 
-def _rank_now(run_dir: str, session: Dict[str, Any], planned: int) -> int:
-    """By which rank the newest files go: where hosts are missing, a keeper has given this one another than the planned."""
-    told = read_object(os.path.join(run_dir, "members.json"))
-    since, rank = finite(told.get("since")), told.get("rank")
-    fits = since is not None and since >= (finite(session.get("started")) or 0.0)
-    return rank if fits and isinstance(rank, int) else planned
-
-
-def _membership(run_dir: str, started: Optional[float]) -> Optional[Dict[str, Any]]:
+def _membership(run_dir: str, started: Optional[float], events: List[Event]) -> Optional[Dict[str, Any]]:
     """What the keeper of this session says of who trains; None where there is no keeper."""
     told = read_object(os.path.join(run_dir, "members.json"))
     since = finite(told.get("since"))
     if since is None or (started is not None and since < started):
         return None
-    return {key: told.get(key) for key in ("state", "generation", "members", "why", "since", "hears")}
+    found = {key: told.get(key) for key in ("state", "generation", "members", "why", "since", "hears")}
+    found["away"] = [one._asdict() for one in absences(read_members(run_dir))]
+    return {**found, "repeated": steps_repeated(events)}
 
 
 def _beat(heartbeat: Dict[str, Any], run: Dict[str, Any], now: float) -> Dict[str, Any]:

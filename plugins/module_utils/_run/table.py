@@ -168,6 +168,7 @@ def counted_text(counts: Mapping[str, int]) -> str:
 # -- the status screen ----------------------------------------------------------------------------------------------------
 
 HOUR = 3600.0
+MOST_ABSENCES = 6  # the newest ones are shown
 STATUS = (
     "host",
     "rank",
@@ -327,10 +328,20 @@ def membership_lines(rows: Sequence[Row]) -> List[str]:
     if newest is not None and newest["state"] == "training":
         since = clock_text(float(newest["since"]))
         lines.append("  generation %s since %s: %s" % (newest["generation"], since, ", ".join(newest["members"])))
+    lines += ["  " + absence_text(one) for one in (newest or {}).get("away") or []][-MOST_ABSENCES:]
+    if newest is not None and newest.get("repeated"):
+        lines.append("  steps that were made again after restarts: %d" % newest["repeated"])
     for host, one in told.items():
         if one["state"] != "training":
             lines.append("  %s waits for the other hosts%s" % (host, ": %s" % one["why"] if one["why"] else ""))
     return lines
+
+
+def absence_text(one: Mapping[str, Any]) -> str:
+    """A host that left, and whether it is back."""
+    left = "%s left at %s" % (one["host"], clock_text(float(one["left"])))
+    left += " (%s)" % one["why"] if one["why"] else ""
+    return left + (", back at %s" % clock_text(float(one["back"])) if one["back"] else "")
 
 
 def status_data(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, Any]:

@@ -26,7 +26,8 @@ CHANGED = ("--nnodes", "--node-rank", "--rank-rows", "--head", "--tracker")
 # Counts on from what it finds, and ends as a trainer does that is asked to.
 TORCHRUN = """
 import json, os, signal, sys, time
-place, asked = next(word[-1] for word in sys.argv if word.startswith("--node-rank=")), []
+rank, asked = int(next(word[-1] for word in sys.argv if word.startswith("--node-rank="))), []
+place = os.environ["NANOCHAT_PLACES"].split(",")[rank]
 signal.signal(signal.SIGTERM, lambda *dummy: asked.append(1))
 def say(**event):
     with open("metrics-rank%s.jsonl" % place, "a") as file:
@@ -42,6 +43,8 @@ while step < 100000:
     time.sleep(0.1)
     step += 1
     say(kind="step", step=step)
+    if os.path.exists("hang-up-rank" + place):
+        sys.exit(2)
     if asked:
         say(kind="end", step=step, reason="stopped")
         sys.exit(0)
@@ -175,7 +178,6 @@ def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
         "--nnodes=1",
         "--node-rank=0",
         "--rank-rows=8",
-        "--head=whole",
         "--tracker=none",
     ]
     hosts.start("desktop", again=True)

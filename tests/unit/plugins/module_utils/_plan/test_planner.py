@@ -944,10 +944,26 @@ def test_the_command_of_a_generation_is_the_planned_one_with_its_members():
     assert argv[:6] == [*planned[:3], "--nnodes=1", "--node-rank=0", "--master-addr=192.168.1.11"]
     assert "--rdzv-id=generation-3" in argv[: argv.index("--")]
     rows = sum(plan["training"]["rows"])
-    assert argv[argv.index("--") + 1 :][:3] == [f"--rank-rows={rows}", "--head=whole", "--tracker=none"]
-    kept = [
-        word
-        for word in planned
-        if not word.startswith(("--nnodes", "--node-rank", "--master-addr", "--rank-rows", "--head", "--tracker"))
-    ]
+    assert argv[argv.index("--") + 1 :][:2] == [f"--rank-rows={rows}", "--tracker=none"]
+    assert "--save-on-loss" in argv
+    changed = ("--nnodes", "--node-rank", "--master-addr", "--rank-rows", "--tracker")
+    kept = [word for word in planned if not word.startswith(changed)]
     assert [word for word in argv if word in kept] == kept
+
+
+def test_parts_of_the_head_are_dealt_again_among_those_who_are_there():
+    settings = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_head": "shared", "ddp_extra_args": ["--head-shares=3,1"]}
+    plan = make_plan(hosts(settings)).plan
+    both = command(plan, "laptop", Generation(2, ("desktop", "laptop")))
+    assert "--head-shares=3,1" in both
+    alone = command(plan, "laptop", Generation(3, ("laptop",)))
+    assert "--head-shares=1" in alone
+    assert "--head=shared" in alone
+
+
+def test_checkpoints_by_time_are_for_steps_in_which_all_are_alike():
+    assert "--save-minutes=30" in make_plan(hosts({})).plan["nodes"][0]["argv"]
+    for settings in ({"ddp_save_minutes": 0}, {"ddp_local_steps": 10}):
+        plan = make_plan(hosts(settings)).plan
+        assert plan["training"]["save_minutes"] == 0
+        assert not any(word.startswith("--save-minutes") for word in plan["nodes"][0]["argv"])

@@ -1,0 +1,106 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A rank is lost: what the others save, and how those who go on put it together."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import ranks
+from trainings import STEPS, Job
+
+TRIES = 8
+
+
+def saved_alone(job: Job, rank: int) -> list[int]:
+    return [event["step"] for event in job.events("checkpoint", rank) if event.get("alone")]
+
+
+def lose(job: Job, *, hang_up: tuple[int, ...] = (), number: signal.Signals | None = None) -> list[ranks.Result]:
+    """Start a run and, after some steps, signal rank 1 or have ranks hang up."""
+    processes = job.start("--save-on-loss", "--save-every", "3", slow=True)
+    job.wait_for_step(4)
+    if number is not None:
+        processes[1].send_signal(number)
+    for rank in hang_up:
+        (job.base(rank) / f"hang-up-rank{rank}").touch()
+    results = ranks.finish(processes[:1])
+    if number == signal.SIGSTOP:
+        processes[1].kill()
+    return results + ranks.finish(processes[1:])
+
+
+def test_who_lost_each_other_go_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """The link breaks and both save: the weights at the end are those of an uninterrupted run, to the bit."""
+    whole = Job(tmp_path / "whole", 2)
+    whole.run()
+    for attempt in range(TRIES):
+        job = Job(tmp_path / str(attempt), 2)
+        results = lose(job, hang_up=(0, 1))
+        assert [result.code for result in results] == [2, 2], results
+        steps = [saved_alone(job, rank) for rank in (0, 1)]
+        if steps[0] and steps[0] == steps[1]:
+            break
+    else:
+        pytest.fail(f"in {TRIES} tries the two ranks never saved the same step")
+    outs = job.run("--resume")
+    assert [event["resumed_from"] for event in job.events("start", 1)] == [None, steps[0][0]]
+    assert "Momentum of" not in outs[0]
+    assert job.final_digest() == whole.final_digest()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_field_35_the_rank_that_is_left_saves_and_goes_on_alone(number: signal.Signals, tmp_path: Path) -> None:
+    for attempt in range(TRIES):
+        job = Job(tmp_path / str(attempt), 2)
+        results = lose(job, number=number, hang_up=(0,) if number == signal.SIGSTOP else ())
+        assert results[0].code == 2, results
+        if saved_alone(job, 0):
+            break
+        assert "had begun to change the weights" in results[0].out
+    else:
+        pytest.fail(f"in {TRIES} tries the rank that was left never saved")
+    step = saved_alone(job, 0)[0]
+    assert f"saved step {step} to {job.checkpoints(0)} without the rank that was lost" in results[0].out
+    alone = Job(job.folder, 1)
+    (out,) = alone.run("--resume", "--save-on-loss")
+    assert re.search(r"Momentum of \d+ of \d+ matrices was lost", out)
+    assert alone.events("start")[-1]["resumed_from"] == step
+    assert sorted(event["step"] for event in alone.events("step")) == list(range(STEPS))
+    # The lost rank comes back with nothing, and takes part.
+    shutil.rmtree(job.checkpoints(1), ignore_errors=True)
+    back = Job(job.folder, 2)
+    back.run("--resume", "--save-on-loss", "--num-iterations", str(STEPS + 3))
+    assert back.events("start", 1)[-1]["resumed_from"] == STEPS
+    assert back.events("end", 1)[-1]["identical"] is True
+
+
+def test_parts_that_made_the_same_step_apart_take_the_first_ones(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.run("--num-iterations", "4")
+    apart = Job(tmp_path, 1)
+    apart.run("--resume", "--num-iterations", "6")
+    for path in job.checkpoints(0).glob("*000006*"):
+        path.rename(tmp_path / path.name)
+    for path in job.checkpoints(1).glob("*"):
+        shutil.copy(path, job.checkpoints(0))
+    apart.run("--resume-from-step", "4", "--num-iterations", "6", "--matrix-lr", "0.01")
+    for path in job.checkpoints(0).glob("*000006*"):
+        shutil.copy(path, job.checkpoints(1) / path.name)
+        (tmp_path / path.name).replace(path)
+    job.run("--resume")
+    assert job.events("start", 1)[-1]["resumed_from"] == 6
+    assert job.events("end")[-1]["identical"] is True
+
+
+def test_saves_by_time(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.run("--save-minutes", "0.0001", "--keep-checkpoints", "-1")
+    assert [event["step"] for event in job.events("checkpoint", 1)] == list(range(1, STEPS + 1))
+    job.run("--num-iterations", str(STEPS + 2), "--save-minutes", "60", "--resume")
+    assert [event["step"] for event in job.events("checkpoint", 1)][STEPS:] == [STEPS + 2]
