@@ -79,6 +79,8 @@ SETTINGS: list[Setting] = [
          "With ddp_restarts: go on without lost hosts while so many are left, and let them in again; 0 for all."),
         ("ddp_grace", "int", 30, {"low": 0},
          "With ddp_restarts: seconds that a lost host is waited for before the others go on without it."),
+        ("ddp_survive_reboot", "bool", False, {},
+         "With ddp_restarts: a host takes part again by itself after a reboot, by a systemd user unit or crontab."),
     ),
     *_rows(
         "The model", RUN,

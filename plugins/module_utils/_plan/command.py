@@ -114,6 +114,7 @@ def keeper(run: Mapping[str, Any], hosts: int) -> dict[str, Any]:
         "restarts": run["ddp_restarts"],
         "min_hosts": run["ddp_min_hosts"] or hosts,
         "grace_seconds": run["ddp_grace"],
+        "survive_reboot": run["ddp_survive_reboot"],
     }
 
 

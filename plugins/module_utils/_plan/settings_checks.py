@@ -76,6 +76,8 @@ def keeper_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choic
         yield f"ddp_min_hosts is {run['ddp_min_hosts']}, but this job has {len(hosts)} hosts; 0 stands for all of them."
     if run["ddp_min_hosts"] and not run["ddp_restarts"]:
         yield "ddp_min_hosts is set, but ddp_restarts is 0, so a run that lost a host ends; set ddp_restarts, 3 for instance."
+    if run["ddp_survive_reboot"] and not run["ddp_restarts"]:
+        yield "ddp_survive_reboot is set, but ddp_restarts is 0, so nothing could take part again; set ddp_restarts, 3 for instance."
     if run["ddp_restarts"] and not choice.ours:
         yield "ddp_restarts needs the trainer of this collection (ddp_trainer_source: ours); another one cannot go on with fewer hosts."
     if run["ddp_restarts"] and not run["ddp_resume"]:

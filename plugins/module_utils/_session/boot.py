@@ -1,0 +1,195 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Having a session started again after a reboot: by a systemd user unit with linger, or else by crontab's @reboot.
+
+What the entry runs is `main`, a program in the run folder. It starts what the last start was given, and nothing where the
+run had ended or was stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from typing import Callable, List, NamedTuple, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux
+
+SYSTEMD, CRON, NONE = "systemd", "cron", "none"
+CRON_NAMES = ("cron", "crond", "cronie", "fcron", "busybox")
+Run = Callable[[List[str]], Tuple[int, str, str]]
+
+
+class BootError(Exception):
+    """Says what could not be entered or taken out, and what the system said."""
+
+
+class Entry(NamedTuple):
+    """What is to be started, and where the entries about it lie."""
+
+    name: str  # of the session
+    program: str
+    source: bytes  # of the program
+    home: str
+
+    @property
+    def unit(self) -> str:
+        return os.path.join(self.home, ".config", "systemd", "user", self.name + ".service")
+
+    def unit_text(self) -> bytes:
+        """tmux goes on after the program has ended, and is not ended with the unit."""
+        words = " ".join(_quoted(word) for word in (sys.executable, "-B", self.program))
+        return (
+            "[Unit]\nDescription=Starts %s again after a reboot (nanochat.ddp)\n\n"
+            "[Service]\nType=oneshot\nRemainAfterExit=yes\nKillMode=process\nExecStart=%s\n\n"
+            "[Install]\nWantedBy=default.target\n" % (self.name, words)
+        ).encode()
+
+    @property
+    def mark(self) -> str:
+        return "# nanochat.ddp " + self.name
+
+    @property
+    def cron_line(self) -> str:
+        # A percent sign is a newline to cron.
+        words = " ".join(_shell(word) for word in (sys.executable, "-B", self.program)).replace("%", "\\%")
+        return "@reboot %s %s" % (words, self.mark)
+
+
+def _quoted(word: str) -> str:
+    return '"%s"' % word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+
+
+def _shell(word: str) -> str:
+    return "'%s'" % word.replace("'", "'\\''")
+
+
+# -- what is entered
+
+
+def entered(run: Run, entry: Entry) -> str:
+    """By what the session is started after a reboot now."""
+    if _read(entry.program) != entry.source:
+        return NONE
+    if _read(entry.unit) == entry.unit_text() and run(["systemctl", "--user", "is-enabled", entry.name])[0] == 0:
+        return SYSTEMD
+    return CRON if entry.cron_line in _crontab(run).splitlines() else NONE
+
+
+def possible(run: Run, user: str, cron_runs: bool, dry: bool) -> Tuple[str, str]:
+    """What would start it, and what was seen where nothing does. The user is let linger for it, unless this is to change nothing."""
+    seen = "its systemd does not answer this user"
+    if run(["systemctl", "--user", "show-environment"])[0] == 0:
+        lingers = "Linger=yes" in run(["loginctl", "show-user", user, "-p", "Linger"])[1].split()
+        if lingers or dry or run(["loginctl", "enable-linger", user])[0] == 0:
+            return SYSTEMD, ""
+        seen = "its systemd starts nothing for %s before a login, and may be told to only by root" % user
+    if run(["crontab", "-l"])[0] == 127:
+        return NONE, seen + ", and there is no crontab"
+    return (CRON, "") if cron_runs else (NONE, seen + ", and no cron is running")
+
+
+def enter(run: Run, entry: Entry, way: str) -> None:
+    """Have it started that way, and no other."""
+    leave(run, entry, keep=way)
+    write_whole(entry.program, entry.source, 0o600)
+    if way == SYSTEMD:
+        os.makedirs(os.path.dirname(entry.unit), exist_ok=True)
+        write_whole(entry.unit, entry.unit_text(), 0o644)
+        _must(run, ["systemctl", "--user", "daemon-reload"])
+        _must(run, ["systemctl", "--user", "enable", entry.name])
+    elif way == CRON:
+        _write_crontab(run, entry, [entry.cron_line])
+
+
+def leave(run: Run, entry: Entry, keep: str = NONE) -> bool:
+    """Take out what is entered, in ways other than the one to be kept; whether there was anything."""
+    changed = False
+    if keep != SYSTEMD and os.path.lexists(entry.unit):
+        run(["systemctl", "--user", "disable", entry.name])
+        os.unlink(entry.unit)
+        run(["systemctl", "--user", "daemon-reload"])
+        changed = True
+    if keep != CRON and any(line.endswith(entry.mark) for line in _crontab(run).splitlines()):
+        _write_crontab(run, entry, [])
+        changed = True
+    if keep == NONE and os.path.lexists(entry.program):
+        os.unlink(entry.program)
+    return changed
+
+
+def _crontab(run: Run) -> str:
+    code, out, dummy = run(["crontab", "-l"])
+    return out if code == 0 else ""
+
+
+def _write_crontab(run: Run, entry: Entry, lines: List[str]) -> None:
+    kept = [line for line in _crontab(run).splitlines() if not line.endswith(entry.mark)]
+    fresh = entry.program + ".crontab"
+    write_whole(fresh, ("\n".join([*kept, *lines]) + "\n").encode("utf-8", "surrogateescape"), 0o600)
+    try:
+        _must(run, ["crontab", fresh])
+    finally:
+        os.unlink(fresh)
+
+
+def _must(run: Run, argv: List[str]) -> None:
+    code, out, err = run(argv)
+    if code:
+        raise BootError("`%s` failed: %s" % (" ".join(argv), (err or out).strip() or "code %d" % code))
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def cron_is_running() -> bool:
+    """Whether a cron daemon runs on this host."""
+    names = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            names.add(_read("/proc/%s/comm" % entry).strip().decode("utf-8", "replace"))
+    return bool(names & set(CRON_NAMES))
+
+
+# -- what the entry runs
+
+
+def to_start(run_dir: str) -> List[str]:
+    """The command of a session that did not end before the machine did; empty where nothing is to be started."""
+    folder = os.path.join(run_dir, ".session")
+    launch, record = (
+        read_object(os.path.join(folder, "launch.json")),
+        read_object(os.path.join(run_dir, "session.json")),
+    )
+    over = record.get("ended") is not None or record.get("stopped") or os.path.exists(os.path.join(folder, "stop"))
+    if not launch or not record or over or record.get("boot_id") == processes.boot_id():
+        return []
+    return [sys.executable, "-B", "-E", "-s", os.path.join(folder, "runner.py"), folder]
+
+
+def main(run_dir: str) -> None:
+    """Start it."""
+    argv = to_start(run_dir)
+    if not argv:
+        return
+
+    def run(words: List[str]) -> Tuple[int, str, str]:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    launch = read_object(os.path.join(run_dir, ".session", "launch.json"))
+    path = shutil.which("tmux", path=os.environ.get("PATH", "") + ":/usr/local/bin:/usr/bin:/bin")
+    if path is None:
+        raise SystemExit("tmux is not installed, so %s is not started again" % launch["session"])
+    label = hashlib.sha256(os.fsencode(os.path.abspath(run_dir))).hexdigest()[:16]
+    tmux.Tmux(run, path).start(str(launch["session"]), "%s.%s" % (label, launch["id"]), run_dir, argv)

@@ -1,0 +1,134 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: session_boot
+short_description: Has a session started again after a reboot
+version_added: 0.1.0
+description:
+  - Enters a session of M(nanochat.ddp.tmux_session) among what is started when the host boots, or takes it out again.
+  - This is a unit of the user's own systemd, which starts before a login where the user lingers (C(loginctl enable-linger), tried
+    without root), or else a line of the user's crontab. Where neither can be had nothing is changed, and a warning says what is missing.
+  - After a reboot the session runs what its last start was given. One that had ended, or was stopped, is not started.
+attributes:
+  check_mode:
+    description: Can run in check mode and return what would change without changing it.
+    support: full
+  diff_mode:
+    description: Returns by what the session is started after a reboot, before and after.
+    support: full
+  idempotent:
+    description: A second run with the same options changes nothing.
+    support: full
+options:
+  name:
+    description: The name of the session.
+    type: str
+    required: true
+  state_dir:
+    description: The folder in which the session keeps its files. With O(state=present) it must exist.
+    type: path
+    required: true
+  state:
+    description: Whether the session is started after a reboot.
+    type: str
+    choices: [present, absent]
+    default: present
+seealso:
+  - module: nanochat.ddp.tmux_session
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+"""
+
+EXAMPLES = r"""
+- name: Go on by itself after a reboot
+  nanochat.ddp.session_boot:
+    name: nanochat-d4-rank0
+    state_dir: /mnt/data/nanochat/runs/d4
+
+- name: Start nothing any more
+  nanochat.ddp.session_boot:
+    name: nanochat-d4-rank0
+    state_dir: /mnt/data/nanochat/runs/d4
+    state: absent
+"""
+
+RETURN = r"""
+way:
+  description: By what the session is started after a reboot. One of V(systemd), V(cron), V(none).
+  returned: success
+  type: str
+  sample: systemd
+"""
+
+import os
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot as boot_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
+
+PROGRAM = ".boot.py"
+
+
+def apply(module: AnsibleModule) -> dict[str, Any]:
+    """Bring the entry into its state and tell by what the session is started."""
+    name, state_dir = tmux_utils.check_name(module.params["name"]), os.path.abspath(module.params["state_dir"])
+    source = host_code.program(boot_utils.__name__, "main", state_dir).encode("utf-8")
+    entry = boot_utils.Entry(name, os.path.join(state_dir, PROGRAM), source, os.path.expanduser("~"))
+
+    def run(argv: list[str]) -> tuple[int, str, str]:
+        program = module.get_bin_path(argv[0])
+        if program is None:
+            return 127, "", f"{argv[0]} is not installed"
+        code, out, err = module.run_command([program, *argv[1:]], cwd="/")
+        return int(code), str(out), str(err)
+
+    before, wanted = boot_utils.entered(run, entry), boot_utils.NONE
+    if module.params["state"] == "present":
+        user = processes_utils.user_name(os.getuid())
+        wanted, missing = boot_utils.possible(run, user, boot_utils.cron_is_running(), module.check_mode)
+        if missing:
+            module.warn(
+                f"after a reboot {name} does not start by itself: {missing}; `sudo loginctl enable-linger {user}` on that "
+                "host makes it possible, and the playbook nanochat.ddp.join starts it by hand"
+            )
+    if not module.check_mode and wanted == boot_utils.NONE:
+        boot_utils.leave(run, entry)
+    elif not module.check_mode and wanted != before:
+        boot_utils.enter(run, entry, wanted)
+    diff = {
+        "before": f"started by: {before}\n",
+        "after": f"started by: {wanted}\n",
+        "before_header": name,
+        "after_header": name,
+    }
+    return {"changed": wanted != before, "way": wanted, "diff": diff}
+
+
+def main() -> None:
+    module = checked_module(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "state_dir": {"type": "path", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        module.exit_json(**apply(module))
+    except (boot_utils.BootError, tmux_utils.TmuxError) as error:
+        module.fail_json(msg=f"{error}")
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename}: {error.strerror or error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hosts leave a run in every way there is, and come back: seconds until training goes on, and steps that were lost.
+
+The tests are one story in their order: each begins with the run as the one before has left it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from trio import HOSTS, RUN, Trio, cut, mend, name, on, podman
+
+ALL = tuple(HOSTS)
+SAVE_EVERY = 200
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory):
+    made = Trio(tmp_path_factory.mktemp("trio"))
+    for host in HOSTS:
+        on(host, "chmod 1777 /opt")
+    yield made
+    path = os.environ.get("MEMBERSHIP_RESULTS")
+    if path:
+        Path(path).write_text(json.dumps(made.table, indent=1) + "\n")
+    print()
+    for row in made.table:
+        print("| {what} | {seconds} s | {steps lost} of {of} |".format(**row))
+
+
+def test_a_host_that_joins_anew(trio):
+    trio.played("nanochat.ddp.train", "-e", "watch=false", target="desktop,laptop")
+    trio.wait_for("desktop", "laptop")
+    begun = time.time()
+    trio.played("nanochat.ddp.train", "-e", "watch=false")
+    trio.wait_for(*ALL)
+    trio.note("a host joins that the inventory did not have (train.yml)", begun, "desktop")
+
+
+def test_a_second_play_changes_nothing(trio):
+    assert "changed=0" in trio.played("nanochat.ddp.train", "-e", "watch=false", "--tags", "launch")
+
+
+def test_field_35_kill_9_of_a_rank(trio):
+    begun = time.time()
+    on("laptop", f"kill -9 {trio.pid('laptop')}")
+    trio.wait_for(*ALL)
+    trio.note("kill -9 of a rank", begun, "desktop")
+
+
+def test_field_35_a_host_that_freezes_is_done_without_and_comes_back(trio):
+    begun = time.time()
+    podman("pause", name("laptop"))
+    trio.wait_for("desktop", "attic")
+    trio.note("a host freezes", begun, "desktop")
+    assert "laptop left at" in trio.played("nanochat.ddp.status", target="desktop,attic")
+    begun = time.time()
+    podman("unpause", name("laptop"))
+    trio.wait_for(*ALL)
+    trio.note("it wakes up", begun, "desktop")
+    assert ", back at" in trio.played("nanochat.ddp.status")
+
+
+def test_field_35_a_link_that_is_cut_in_one_direction(trio):
+    begun = time.time()
+    cut("attic", "desktop")
+    # Each of the two is enough with the laptop.
+    trio.wait_for("desktop", "laptop")
+    trio.note("a link is cut in one direction", begun, "desktop")
+    begun = time.time()
+    mend("attic")
+    trio.wait_for(*ALL)
+    trio.note("it is whole again", begun, "desktop")
+
+
+def test_field_35_the_master_reboots(trio):
+    begun = time.time()
+    podman("stop", "-t", "0", name("desktop"))
+    trio.wait_for("laptop", "attic")
+    trio.note("the master is switched off", begun, "laptop")
+    podman("start", name("desktop"))
+    begun = time.time()
+    trio.played("nanochat.ddp.join", target="desktop")
+    trio.wait_for(*ALL)
+    trio.note("it boots, and the playbook join lets it in", begun, "laptop")
+
+
+def test_field_35_a_split_of_two_and_its_healing(trio):
+    trio.played("nanochat.ddp.leave", target="attic")
+    trio.wait_for("desktop", "laptop")
+    begun = time.time()
+    cut("desktop", "laptop")
+    cut("laptop", "desktop")
+    # With ddp_min_hosts 1 each goes on by itself.
+    trio.wait_for("desktop")
+    trio.wait_for("laptop")
+    trio.note("two hosts are split, and each goes on", begun, "desktop")
+    begun = time.time()
+    mend("desktop")
+    mend("laptop")
+    trio.wait_for("desktop", "laptop")
+    winner = max(
+        ("desktop", "laptop"),
+        key=lambda host: max(step["step"] for step in trio.events(host, "step") if step["time"] < begun),
+    )
+    trio.note("they meet again", begun, winner)
+    begun = time.time()
+    trio.played("nanochat.ddp.join", target="attic")
+    trio.wait_for(*ALL)
+    trio.note("a host that was taken out by hand is let in", begun, "desktop")
+
+
+def test_a_host_that_was_off_during_a_stop_does_not_begin_again(trio):
+    podman("stop", "-t", "0", name("laptop"))
+    trio.wait_for("desktop", "attic")
+    trio.played("nanochat.ddp.stop", target="desktop,attic")
+    podman("start", name("laptop"))
+    trio.played("nanochat.ddp.join", target="laptop")
+    time.sleep(20)
+    assert trio.members("laptop")[0] == "idle"
+    # From here on as from any state: all go on together.
+    trio.played("nanochat.ddp.train", "-e", "watch=false", "--tags", "restart")
+    trio.wait_for(*ALL)
+
+
+def test_in_the_end_all_have_the_same_weights_and_a_loss_like_that_of_an_undisturbed_run(trio):
+    trio.stop()
+    ends = [trio.events(host, "end")[-1] for host in HOSTS]
+    assert [(end["reason"], end["identical"]) for end in ends] == [("stopped", True)] * 3
+    digests = {trio.events(host, "digest")[-1]["digest"] for host in HOSTS}
+    assert len(digests) == 1
+    step = trio.events("desktop", "step")[-1]["step"]
+    trio.played("nanochat.ddp.train", "-e", "watch=false", ddp_run="whole")
+    trio.wait_for_step("whole", step)
+    trio.played("nanochat.ddp.stop", ddp_run="whole")
+    whole = {event["step"]: event["loss_smooth"] for event in trio.events("desktop", "step", "whole")}
+    disturbed = trio.events("desktop", "step", RUN)[-1]["loss_smooth"]
+    print(f"smooth loss at step {step}: {disturbed:.4f}, undisturbed {whole[step]:.4f}")
+    assert abs(disturbed - whole[step]) < 0.05 * whole[step]
+
+
+def test_what_was_lost_is_no_more_than_a_save_interval(trio):
+    assert trio.table
+    assert all(row["steps lost"] <= SAVE_EVERY for row in trio.table), trio.table

@@ -1,0 +1,123 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The three containers of this scenario, what is done to them, and what their run says of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "faults"))
+
+from hosts import Lab, podman, until
+
+HOSTS = {"desktop": "lzw", "laptop": "xiaoxin", "attic": "lzw"}
+ADDRESS = {"desktop": "10.89.78.11", "laptop": "10.89.78.12", "attic": "10.89.78.13"}
+RUN = "d2"
+PATIENCE = 300
+
+
+def name(host: str) -> str:
+    return f"ddp-membership-{host}"
+
+
+def on(host: str, script: str, user: str = "root", check: bool = True) -> str:
+    """A shell script on a host, past ssh and whatever was done to the network."""
+    argv = ["podman", "exec", "-i", "--user", user, name(host), "sh", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0 or not check, f"{host}: {script}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def cut(host: str, *sources: str) -> None:
+    """From now on a host gets nothing from the others; what it sends still arrives there."""
+    rules = " ".join(f"ip saddr {ADDRESS[source]} drop;" for source in sources)
+    on(host, f"nft 'table inet cut {{ chain i {{ type filter hook input priority -10; {rules} }}; }}'")
+
+
+def mend(host: str) -> None:
+    on(host, "nft delete table inet cut")
+
+
+class Trio(Lab):
+    """The run of the scenario."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.table: list[dict[str, Any]] = []
+
+    def argv(self, playbook: str, *words: str, **settings: Any) -> list[str]:
+        given = json.dumps({"ddp_results_dir": str(self.folder), **settings})
+        return ["ansible-playbook", playbook, "-i", str(HERE / "inventory"), "-e", given, *words]
+
+    def played(self, playbook: str, *words: str, **settings: Any) -> str:
+        """What a playbook said that went well."""
+        done = self.play(playbook, *words, **settings)
+        assert done.code == 0, done.output
+        return done.output
+
+    def folder_of(self, host: str, run: str = RUN) -> str:
+        return f"/home/{HOSTS[host]}/nanochat/runs/{run}"
+
+    def read(self, host: str, file: str, run: str = RUN) -> str:
+        return on(host, f"cat {self.folder_of(host, run)}/{file} 2>/dev/null", check=False)
+
+    def events(self, host: str, kind: str, run: str = RUN) -> list[dict[str, Any]]:
+        """Of the rank's metrics."""
+        rank = list(HOSTS).index(host)
+        lines = self.read(host, f"metrics-rank{rank}.jsonl", run).split("\n")[:-1]
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+    def members(self, host: str) -> tuple[str | None, list[str]]:
+        told = json.loads(self.read(host, "members.json") or "{}")
+        return told.get("state"), told.get("members", [])
+
+    def pid(self, host: str) -> int:
+        rank = list(HOSTS).index(host)
+        return int(json.loads(self.read(host, f"heartbeat-rank{rank}.json"))["pid"])
+
+    def wait_for(self, *members: str, run: str = RUN) -> None:
+        """Until these train together and have made steps."""
+
+        def together() -> bool:
+            return all(self.members(host) == ("training", list(members)) for host in members)
+
+        until(f"{members} to train; {[self.members(host) for host in members]}", together, PATIENCE)
+        since = time.time()
+        until(f"a step of {members}", lambda: self.events(members[0], "step", run)[-1]["time"] > since, PATIENCE)
+        assert together(), [self.members(host) for host in members]
+
+    def wait_for_step(self, run: str, step: int) -> None:
+        def made() -> bool:
+            events = self.events("desktop", "step", run)
+            return bool(events) and events[-1]["step"] >= step
+
+        until(f"step {step} of {run}", made, 2 * PATIENCE)
+
+    def note(self, what: str, begun: float, witness: str) -> dict[str, Any]:
+        """Seconds from an event to the first step after it in a new generation, and the steps that were lost, as a host saw it."""
+        starts = [event for event in self.events(witness, "start") if event["time"] > begun]
+        steps = self.events(witness, "step")
+        assert starts, f"{witness} did not start again after: {what}"
+        first = next(step for step in steps if step["time"] > starts[-1]["time"])
+        before = [step["step"] for step in steps if step["time"] < starts[0]["time"]]
+        row = {
+            "what": what,
+            "seconds": round(first["time"] - begun, 1),
+            "steps lost": max(0, before[-1] + 1 - starts[-1]["resumed_from"]),
+            "of": before[-1] + 1,
+        }
+        self.table.append(row)
+        return row
+
+    def stop(self) -> None:
+        self.played("nanochat.ddp.stop")
+
+
+__all__ = ["ADDRESS", "HOSTS", "RUN", "Trio", "cut", "mend", "name", "on", "podman", "until"]
