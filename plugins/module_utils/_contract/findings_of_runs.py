@@ -18,6 +18,13 @@ KINDS: Dict[str, Kind] = {
         (12, 19),
         ("UNREACHABLE", "Connection timed out", "No route to host"),
     ),
+    "rank-away": Kind(
+        WARNING,
+        "A host is not in the run, which goes on without it",
+        "With ddp_restarts and ddp_min_hosts the others go on when a host is lost or taken out; the run is slower for it.",
+        "A host whose keeper runs is let in by itself; else: ansible-playbook nanochat.ddp.join -i INVENTORY -e target=HOST",
+        (35,),
+    ),
     "rank-not-examined": Kind(
         ERROR,
         "The evidence of a rank could not be gathered",

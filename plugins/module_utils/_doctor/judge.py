@@ -83,16 +83,50 @@ def diagnose(plan: Mapping[str, Any], results: Mapping[str, Any], stall_factor: 
     """One verdict over all ranks, from the results of doctor_info by host: a finding, and the lines it rests on."""
     limits = Limits(factor=float(stall_factor), timeout=float(plan.get("timeout_seconds") or Limits().timeout))
     case = Case(plan, answers_of(results), limits)
-    for question in (silent, died, not_examined, not_running, frozen, cut, behind, healthy):
+    names = {host: case.name(host) for host in sorted(case.answers, key=case.rank)}
+    return {"verdict": regrouped(case) or judged(case), "evidence": lines(names, case.answers)}
+
+
+def judged(case: Case) -> Dict[str, Any]:
+    """The answer to the first question that has one."""
+    for question in (silent, died, not_examined, not_running, frozen, cut, behind):
         verdict = question(case)
         if verdict:
-            return {
-                "verdict": verdict,
-                "evidence": lines(
-                    {host: case.name(host) for host in sorted(case.answers, key=case.rank)}, case.answers
-                ),
-            }
-    raise AssertionError("the last question always has an answer")
+            return verdict
+    return healthy(case)
+
+
+def regrouped(case: Case) -> Optional[Dict[str, Any]]:
+    """Where keepers go on without some hosts, those who train are judged; if all is well with them, it is said who is away."""
+    told = [found["run"].get("membership") or {} for found in case.known().values()]
+    training = [one for one in told if one.get("state") == "training" and one.get("members")]
+    if not training:
+        return None
+    newest = max(training, key=lambda one: int(one.get("generation") or 0))
+    away = [host for host in sorted(case.answers, key=case.rank) if host not in newest["members"]]
+    members = {host: answer for host, answer in case.answers.items() if host in newest["members"]}
+    if not away or not members:
+        return None
+    verdict = judged(case._replace(answers=members))
+    if not str(verdict["code"]).startswith("healthy"):
+        return verdict
+    seen = "%s goes on without %s: %s." % (
+        " and ".join(map(case.name, sorted(members, key=case.rank))),
+        " and ".join(map(case.name, away)),
+        "; ".join("%s %s" % (host, absence(case.answers[host])) for host in away),
+    )
+    return finding("rank-away", away[0], seen)
+
+
+def absence(answer: Answer) -> str:
+    """How it is with a host that is not in the run."""
+    if answer.evidence is None:
+        return answer.words
+    run = answer.evidence["run"]
+    keeper = run.get("membership") or {}
+    if keeper:
+        return "waits to be let in" if not keeper.get("why") else "waits to be let in, since %s" % keeper["why"]
+    return "is %s there" % run["state"]
 
 
 # -- the questions, each a verdict or None ------------------------------------------------------------------------------

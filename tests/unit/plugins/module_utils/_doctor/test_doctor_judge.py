@@ -406,3 +406,27 @@ def test_two_healthy_ranks_that_save_for_long_are_healthy() -> None:
         saving = {**SAVING, "idle_seconds": seconds}
         assert verdict(rank("laptop", saving, process=IDLE), rank("desktop", saving, process=IDLE))["code"] == "healthy"
         assert verdict(rank("laptop", WAITS, process=IDLE), rank("desktop", saving, process=IDLE))["code"] == "healthy"
+
+
+def together(*members: str, state: str = "training", **more: Any) -> dict[str, Any]:
+    return {"membership": {"state": state, "generation": 2, "members": list(members), "why": "", **more}}
+
+
+def test_field_35_who_is_away_from_a_run_that_goes_on_is_told_from_who_crashed():
+    desktop = rank("laptop", together("desktop"))
+    for laptop, words in (
+        (rank("desktop", {"state": "stopped"}), "laptop is stopped there"),
+        (rank("desktop", {"state": "crashed", "error": "gone"}), "laptop is crashed there"),
+        (rank("desktop", together(state="idle", why="the rank of laptop died")), "waits to be let in"),
+        (None, "laptop "),
+    ):
+        told = verdict(desktop, laptop)
+        assert (told["code"], told["host"], told["severity"]) == ("rank-away", "laptop", "warning")
+        assert words in told["seen"]
+        assert told["seen"].startswith("rank 0 (desktop) goes on without rank 1 (laptop)")
+
+
+def test_what_is_wrong_with_those_who_train_comes_before_who_is_away():
+    frozen = rank("laptop", together("desktop"), process=dict(PROCESS, state="T"))
+    told = verdict(frozen, rank("desktop", {"state": "stopped"}))
+    assert (told["code"], told["host"]) == ("rank-frozen", "desktop")

@@ -1,0 +1,64 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import absences, read_members, steps_repeated
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import membership_lines
+
+
+def event(time, what, *members, why=""):
+    return {"time": time, "what": what, "members": list(members), "why": why, "generation": 1}
+
+
+STORY = [
+    event(10.0, "training", "desktop", "laptop"),
+    event(20.0, "lost", why="laptop is not heard any more"),
+    event(21.0, "ending", why="laptop is not heard"),
+    event(22.0, "idle"),
+    event(52.0, "training", "desktop"),
+    event(100.0, "ending", why="laptop comes in"),
+    event(110.0, "training", "desktop", "laptop"),
+    event(200.0, "ending", why="it was taken out"),
+    event(205.0, "training", "desktop"),
+]
+
+
+def test_who_left_and_who_came_back():
+    first, second = absences(STORY)
+    assert first == ("laptop", 21.0, "laptop is not heard", 110.0)
+    assert second == ("laptop", 200.0, "it was taken out", None)
+
+
+def test_a_restart_with_all_hosts_is_no_absence():
+    assert absences([*STORY[:1], event(15.0, "idle", why="the rank of laptop died"), *STORY[:1]]) == []
+
+
+def test_steps_that_were_made_again():
+    def start(step):
+        return {"kind": "start", "resumed_from": step}
+
+    steps = [{"kind": "step", "step": number} for number in range(10)]
+    assert steps_repeated([start(None), *steps]) == 0
+    assert steps_repeated([start(None), *steps, start(10), {"kind": "step", "step": 10}]) == 0
+    assert steps_repeated([start(None), *steps, start(8), *steps[8:], start(9)]) == 3
+
+
+def test_lines_that_are_no_events_are_passed_over(tmp_path):
+    (tmp_path / "members.jsonl").write_text(json.dumps(STORY[0]) + "\n{half\n[]\n{}\n")
+    assert read_members(str(tmp_path)) == STORY[:1]
+    assert read_members(str(tmp_path / "none")) == []
+
+
+def test_the_status_says_who_was_away_and_what_was_made_again():
+    keeper = {
+        "state": "training", "generation": 4, "members": ["desktop"], "why": "", "since": 205.0, "repeated": 2,
+        "away": [one._asdict() for one in absences(STORY)],
+    }  # fmt: skip
+    told = "\n".join(membership_lines([{"host": "desktop", "run": {"membership": keeper}}]))
+    assert "laptop left at" in told and "(laptop is not heard), back at" in told
+    assert told.count("laptop left at") == 2
+    assert "steps that were made again after restarts: 2" in told
