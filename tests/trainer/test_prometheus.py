@@ -48,7 +48,7 @@ def step(number: int, **more: object) -> dict[str, object]:
 
 def test_events_become_series_with_type_and_help(tmp_path: Path) -> None:
     file = Textfile(tmp_path, "d4", 1, now=lambda: 0.0)
-    file.take({"kind": "start", "time": 1.0, "step": 0, "steps": 10, "settings": {}})
+    file.take({"kind": "start", "time": 1.0, "step": 0, "steps": 10, "world": 2, "generation": 3, "settings": {}})
     for number in range(3):
         file.take(step(number))
     file.take({"kind": "eval", "time": 105.0, "step": 3, "val_bpb": 1.25})
@@ -57,7 +57,7 @@ def test_events_become_series_with_type_and_help(tmp_path: Path) -> None:
     assert values_of(text) == {
         "running": 1, "step": 2, "steps": 10, "loss": 5, "val_bpb": 1.25, "tokens_per_second": 4096, "step_seconds": 0.5,
         "wait_seconds_total": 0.75, "sent_bytes_total": 3000, "memory_bytes": 2**30, "checkpoint_step": 3,
-        "last_event_timestamp_seconds": 106,
+        "last_event_timestamp_seconds": 106, "ranks": 2, "generation": 3,
     }  # fmt: skip
     for name in SERIES:
         assert text.count(f"# TYPE nanochat_{name} ") == 1
@@ -67,7 +67,7 @@ def test_events_become_series_with_type_and_help(tmp_path: Path) -> None:
 @pytest.mark.parametrize("run", ["d4", 'a "quoted" \\ name', "two\nlines", "Zürich {}=,# 1"])
 def test_the_text_is_valid_to_the_letter(tmp_path: Path, run: str) -> None:
     file = Textfile(tmp_path, run, 3, now=lambda: 0.0)
-    file.take({"kind": "start", "time": 1.7e9, "step": 0, "steps": 10, "settings": {}})
+    file.take({"kind": "start", "time": 1.7e9, "step": 0, "steps": 10, "world": 2, "generation": 3, "settings": {}})
     file.take(step(0, loss=1e-12, bytes_sent=1e22, wait_seconds=0.0, tokens_per_second=12345678901.5))
     file.take({"kind": "eval", "time": 1.7e9, "step": 0, "val_bpb": 1.0})
     file.take({"kind": "checkpoint", "time": 1.7e9, "step": 0})

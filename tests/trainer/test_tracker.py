@@ -76,6 +76,7 @@ def test_events_of_the_run_are_sent_under_upstreams_names(tmp_path: Path) -> Non
     metrics.write("step", 2, loss=float("nan"))
     tracker.close("finished")
     assert [(point.step, point.values) for point in recorder.points] == [
+        (0, {"membership/ranks": 2.0}),
         (1, {"train/loss": 2.0, "train/tok_per_sec": 100.0, "train/lrm": 0.5}),
         (1, {"val/bpb": 1.25}),
     ]

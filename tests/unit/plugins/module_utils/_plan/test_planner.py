@@ -906,12 +906,18 @@ def test_without_restarts_there_is_no_keeper():
 def test_a_keeper_on_every_host():
     asked = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_grace": 20}
     outcome = make_plan(hosts(asked))
-    assert outcome.plan["keeper"] == {"restarts": 3, "min_hosts": 1, "grace_seconds": 20}
+    assert outcome.plan["keeper"] == {
+        "restarts": 3,
+        "min_hosts": 1,
+        "grace_seconds": 20,
+        "survive_reboot": False,
+    }
     one, two = outcome.plan["nodes"]
     assert one["open_ports"] == two["open_ports"] == [29500, 29501]
     assert two["session_argv"] == [two["argv"][0], "-B", two["run_dir"] + "/.keeper/keeper.py"]
     assert "port 29500, the keepers' port 29501 and ports" in render(outcome.plan)
     assert make_plan(hosts({"ddp_restarts": 3})).plan["keeper"]["min_hosts"] == 2
+    assert make_plan(hosts({"ddp_restarts": 3, "ddp_survive_reboot": True})).plan["keeper"]["survive_reboot"]
     shared = make_plan(one_machine(2, {"ddp_restarts": 3})).plan["nodes"]
     assert [one["keeper_port"] for one in shared] == [29501, 29502]
     called = [{**host, "reach": None} for host in hosts(asked)]
