@@ -201,3 +201,15 @@ def test_a_trainer_that_is_started_again_in_its_session_has_not_crashed() -> Non
     ended = running(end_reason="error", end_error="rank 1 is gone", phase="end")
     assert verdict("a", a=Observation(ended, ended=90, quiet=1.0), b=Observation(running())) is None
     assert verdict("a", a=Observation({**ended, "phase": "start"}, ended=90), b=Observation(running())) is None
+
+
+def test_field_35_a_watch_that_loses_the_master_goes_on_with_the_others() -> None:
+    keeper = {"state": "training", "generation": 2, "members": ["laptop"], "why": "", "since": 1.0}
+    seen = {"desktop": Observation(running(), silent=700.0), "laptop": Observation(running(membership=keeper))}
+    assert verdict("desktop", **seen) == "lost"
+    assert verdict("laptop", **seen) is None
+    # Between two generations its keeper waits, which is no stall.
+    waits = running(membership={**keeper, "state": "idle"}, idle_seconds=60.0, heartbeat_age=60.0, end_reason="error")
+    assert verdict("laptop", **{**seen, "laptop": Observation(waits)}) is None
+    seen["laptop"] = Observation(running(state="finished", membership=keeper))
+    assert verdict("laptop", **seen) == "finished"
