@@ -87,7 +87,7 @@ def diagnose(plan: Mapping[str, Any], results: Mapping[str, Any], stall_factor: 
     return {"verdict": regrouped(case) or judged(case), "evidence": lines(names, case.answers)}
 
 
-def judged(case: Case) -> Dict[str, Any]:
+def judged(case: Case) -> Finding:
     """The answer to the first question that has one."""
     for question in (silent, died, not_examined, not_running, frozen, cut, behind):
         verdict = question(case)
@@ -96,7 +96,7 @@ def judged(case: Case) -> Dict[str, Any]:
     return healthy(case)
 
 
-def regrouped(case: Case) -> Optional[Dict[str, Any]]:
+def regrouped(case: Case) -> Optional[Finding]:
     """Where keepers go on without some hosts, those who train are judged; if all is well with them, it is said who is away."""
     told = [found["run"].get("membership") or {} for found in case.known().values()]
     training = [one for one in told if one.get("state") == "training" and one.get("members")]
