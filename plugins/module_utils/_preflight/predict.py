@@ -165,15 +165,17 @@ def slowest_link(tries: Mapping[str, Mapping[str, Any]], gloo_mbit: Optional[flo
     links = [link for tried in tries.values() for link in tried.get("links") or [] if link.get("bandwidth_mbit")]
     if not links:
         return None
-    rate = min(rate_of(link) for link in links)
+    rate = min(rate_of(link, gloo_mbit) for link in links)
     if gloo_mbit and rate > FAST_LINE:
         rate = min(rate, gloo_mbit / WIRE_SHARE)
     return Link(round(rate, 1), max(link["latency_ms"] or 0.0 for link in links))
 
 
-def rate_of(link: Mapping[str, Any]) -> float:
-    """What goes through while both ends send, as they do in a step: where they share the air it is half."""
-    return float(min(link["bandwidth_mbit"], link.get("duplex_mbit") or link["bandwidth_mbit"]))
+def rate_of(link: Mapping[str, Any], gloo_mbit: Optional[float] = None) -> float:
+    """What goes through while both ends send, as they do in a step: where they share the air it is half. Both ends send in an
+    all-reduce, too; a busy processor makes either measurement too low, so the better one counts."""
+    one_way, both_ways = float(link["bandwidth_mbit"]), link.get("duplex_mbit")
+    return min(one_way, max(both_ways, (gloo_mbit or 0.0) / WIRE_SHARE)) if both_ways else one_way
 
 
 def short(seconds: Optional[float]) -> str:

@@ -276,6 +276,9 @@ def test_why_auto_took_a_way_is_told():
 def test_where_both_ends_share_the_air_a_step_has_half_the_rate():
     tries = {"a": {"links": [{"bandwidth_mbit": 100.0, "duplex_mbit": 52.0, "latency_ms": 2.0}]}}
     assert predict.slowest_link(tries) == Link(52.0, 2.0)
+    assert predict.slowest_link(tries, 49.0) == Link(52.0, 2.0)
+    # Here it was the processor that was slow.
+    assert predict.slowest_link(tries, 98.0) == Link(100.0, 2.0)
 
 
 def test_the_head_is_shared_out_or_not_with_each_way_by_itself():
