@@ -49,8 +49,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
 FORMAT = 1
 # The oldest Python that PyTorch runs on.
 OLDEST_PYTHON = (3, 10)
+WANDB = "wandb==0.31.0"
 # What a nanochat checkout imports beside the packages that its trainer and ours have in common.
-UPSTREAM_PACKAGES = ("filelock", "jinja2", "psutil", "pyyaml", "requests", "tokenizers", "wandb")
+UPSTREAM_PACKAGES = ("filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", WANDB)
 # Versions of Python by how sure it is that every package has a wheel for them.
 PYTHONS = ((3, 12), (3, 11), (3, 13), (3, 10), (3, 14))
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
@@ -324,14 +325,10 @@ class Planner:
             return "ours"
         return "git" if is_git(self.settings["ddp_trainer_source"]) else "path"
 
-    @property
-    def oldest_python(self) -> tuple[int, int]:
-        return OLDEST_PYTHON
-
     def trainer(self) -> dict[str, Any]:
         run = self.settings
         others = [line for line in self.requirements if not line.startswith("torch==")]
-        tracker = {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": ["wandb==0.31.0"]}.get(run["ddp_tracker"], [])
+        tracker = {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": [WANDB]}.get(run["ddp_tracker"], [])
         return {
             "source": self.source,
             **({"joined": True} if self.choice.joined else {}),
@@ -340,7 +337,7 @@ class Planner:
             ),
             "torch": run["ddp_torch"],
             "index": run["ddp_torch_index"],
-            "python": ".".join(str(part) for part in self.oldest_python),
+            "python": ".".join(str(part) for part in OLDEST_PYTHON),
             "requirements": [f"torch=={run['ddp_torch']}", *others, *(() if self.choice.ours else UPSTREAM_PACKAGES)],
             "tracker_requirements": tracker,
             "offline": run["ddp_trainer_offline"],
@@ -416,10 +413,8 @@ class Planner:
         wanted = host.settings["ddp_python"]
         if wanted:
             return home_expanded(wanted, host)
-        candidates = pythons(host, self.oldest_python)
-        each = [
-            {version_of(entry) for entry in pythons(other, self.oldest_python)} for other in self.hosts if other.probe
-        ]
+        candidates = pythons(host, OLDEST_PYTHON)
+        each = [{version_of(entry) for entry in pythons(other, OLDEST_PYTHON)} for other in self.hosts if other.probe]
         common = set.intersection(*each) if each else set()
         used = host.fact("python", "version")
         order = sorted(candidates, key=lambda entry: preference(entry, common, used))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -298,6 +299,7 @@ def test_field_21_the_ranks_of_a_checkout_are_joined():
         "--resume",
     ]
     assert not {word.split("=")[0] for word in words[end:]} & {"--sync", "--run-dir", "--resume", "--head"}
+    assert all(re.search("[=<]", one) for one in plan["trainer"]["requirements"])
     assert plan["trainer"]["joined"] and plan["training"]["resume"] and plan["training"]["sync"] == "bf16"
     assert "nanochat of /home/me/nanochat, unchanged; its ranks are joined to train one model" in render(plan)
     problems = refusal(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int8"}))
