@@ -206,7 +206,6 @@ class Campaign:
 
 def campaign_of(given: argparse.Namespace, hosts: Hosts, seed: int, rounds: list[Round]) -> str:
     """Play the rounds; what is wrong in the end, or nothing."""
-    until_time = time.monotonic() + 60 * given.minutes
     campaign = Campaign(hosts, seed, given.log or hosts.folder / "log")
     hosts.make()
     before = hosts.rulesets(), hosts.processes()
@@ -215,8 +214,9 @@ def campaign_of(given: argparse.Namespace, hosts: Hosts, seed: int, rounds: list
         f"seed {seed}: undisturbed {campaign.whole}, {campaign.seconds:.0f} s to go on from where it was stopped",
         flush=True,
     )
+    end = time.monotonic() + 60 * given.minutes
     for number in given.only or range(1, given.rounds + 1):
-        if time.monotonic() > until_time:
+        if time.monotonic() > end:
             break
         begun = time.monotonic()
         rounds.append(campaign.round(number))
