@@ -37,6 +37,7 @@ class Play:
             "data_dir": f"{base}/data/{self.plan['data']['id']}",
             "trainer_dir": f"{base}/trainer",
             "venv_dir": f"{base}/venv",
+            "argv": [f"{base}/venv/bin/python", "-m", "scripts.base_train"],
         }
 
     def run(self, role: str, *arguments: str) -> dict:
