@@ -48,7 +48,7 @@ SETTINGS: dict[str, Any] = {
     "ddp_eval_tokens": 512, "ddp_threads": 1, "ddp_timeout": 45, "ddp_venv_dir": VENV, "ddp_sync": "exact",
     "ddp_batch_split": "equal", "ddp_data_paths": [TEXT], "ddp_data_shards": 2,
 }  # fmt: skip
-NOTHING, STOPPED, RUNNING = "from nothing", "stopped before", "running"
+NOTHING, STOPPED, RUNNING = "nothing", "stopped", "running"
 START = ["train", "--tags", "restart", "-e", "watch=false"]
 # What a user types, the more often the more often he does, and the state of the training in which he does.
 PLAYS = (
