@@ -20,7 +20,7 @@ step "yamllint"
 yamllint -s .
 
 step "words"
-tools/check_words.py
+python tools/check_words.py
 
 step "mypy: plugins"
 COLLECTIONS=$ROOT/.ansible/collections
