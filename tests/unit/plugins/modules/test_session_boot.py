@@ -8,6 +8,7 @@ import json
 import os
 
 import pytest
+from ansible.module_utils import basic
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot
 from ansible_collections.nanochat.ddp.plugins.modules import session_boot
 
@@ -76,10 +77,12 @@ def test_a_unit_of_the_users_systemd_where_the_user_may_linger(run_module, host)
 def test_where_neither_can_be_had_a_sentence_says_what_is_missing(run_module, host, monkeypatch):
     folder = host(crontab="exit 1")
     monkeypatch.setattr(boot, "cron_is_running", lambda: False)
+    warnings: list[str] = []
+    monkeypatch.setattr(basic.AnsibleModule, "warn", lambda self, text: warnings.append(text))
     done = call(run_module, folder)
     assert (done["changed"], done["way"]) == (False, "none")
-    (warning,) = done["warnings"]
-    assert "no cron is running" in str(warning) and "loginctl enable-linger" in str(warning)
+    (warning,) = warnings
+    assert "no cron is running" in warning and "loginctl enable-linger" in warning
 
 
 def test_a_crontab_that_refuses_is_named(run_module, host):
