@@ -64,7 +64,8 @@ need_python() {
 need_venv() {
     VENV=$CACHE/$1
     local stamp log
-    stamp=$(cd "$ROOT/tools/requirements" && cat ./*.txt | sha256sum | cut -c1-16)-$("$PYTHON" -c 'import sys; print(sys.version.split()[0], sys.base_prefix)')
+    # Of this file and of those that it includes: another environment's requirements do not concern it.
+    stamp=$(cd "$(dirname "$2")" && { cat "$2"; sed -n 's/^-r //p' "$2" | xargs -r cat; } | sha256sum | cut -c1-16)-$("$PYTHON" -c 'import sys; print(sys.version.split()[0], sys.base_prefix)')
     [ -x "$VENV/bin/python" ] && [ "$(cat "$VENV/stamp" 2>/dev/null)" = "$stamp" ] && return
     say "Installing $(basename "$2" .txt) requirements into $VENV ..."
     log=$CACHE/pip-$1.log
