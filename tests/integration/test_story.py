@@ -400,7 +400,7 @@ def test_a_watched_run_is_followed_to_its_table(stage: Stage, ranks: Callable[..
     assert re.search(r"step \d+/25  loss 13\.\d+  5120 tok/s  waiting node1 5\.0 %, node2 30 %", told)
     assert re.search(r"node1 +0 +finished +25/25 +13\.4000 +13\.\d+ +1\.\d+ +5120 +0\.\d s \(5\.0 %\)", told)
     assert "weights identical on both ranks" in told
-    assert "Ctrl-C ends the watching only" in told
+    assert "Ctrl-C stops watching; training continues" in told
 
 
 def test_on_a_terminal_a_watched_run_has_one_live_line(stage: Stage, ranks: Callable[..., None]) -> None:
