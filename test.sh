@@ -14,7 +14,7 @@ COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 # What runs without arguments. Two parts that mostly wait do so together. The scenario faults makes faults and waits until they are
 # noticed; that takes another quarter of an hour, and it runs by name, or with all the others by ./test.sh molecule. The campaign of random
 # faults runs by name, too.
-EVERY_TIME=(lint docs+unit integration+molecule:restart trainer molecule:site molecule:no_sudo molecule:firewalls molecule:shards)
+EVERY_TIME=(lint docs+unit integration+molecule:restart trainer+molecule:no_sudo molecule:site molecule:firewalls molecule:shards)
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables
