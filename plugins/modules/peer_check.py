@@ -54,19 +54,8 @@ options:
     description: How many bytes are sent for it at most.
     type: int
     default: 16777216
-attributes:
-  check_mode:
-    description: Can run in check_mode and return changed status prediction without modifying target.
-    support: full
-    details:
-      - Does the same as without it, since nothing is changed.
-  diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: none
-  idempotent:
-    description:
-      - When run twice in a row outside check mode, with the same arguments, the second invocation indicates no change.
-    support: full
+extends_documentation_fragment:
+  - nanochat.ddp.reader
 seealso:
   - module: nanochat.ddp.peer_responder
   - module: nanochat.ddp.peer_firewall

@@ -18,6 +18,8 @@ description:
   - Several nodes on one machine may name the same path; one builds, the others wait and find it ready.
   - Packages come through pip with the user's own C(pip.conf) and C(PIP_) variables applied, or, on hosts without a way to
     a package index, from a folder of wheels.
+extends_documentation_fragment:
+  - nanochat.ddp.packages
 attributes:
   check_mode:
     description: Says which packages would be installed, and changes nothing.
@@ -39,29 +41,6 @@ options:
     type: str
     choices: [present, absent]
     default: present
-  host:
-    description: Name of this host in messages; by default its own host name.
-    type: str
-  requirements:
-    description: Requirements as pip takes them, pinned with C(==).
-    type: list
-    elements: str
-    default: []
-  python:
-    description: The interpreter, a name or a path; by default the first of C(python3.11), C(python3.12), C(python3.13), C(python3)
-      that is recent enough.
-    type: str
-  python_minimum:
-    description: The oldest Python that can be used.
-    type: str
-    default: '3.10'
-  torch_index:
-    description:
-      - Where torch is looked for first. V(auto) is PyTorch's own index of CPU builds, V(default) asks no other index than
-        the user's own.
-      - An index that does not answer at once is passed over, with a warning, in favour of the user's own.
-    type: str
-    default: auto
   wheels_dir:
     description: A folder of wheels, as M(nanochat.ddp.trainer_wheels) fetches them, read with O(offline=true).
     type: path
@@ -69,10 +48,6 @@ options:
     description: Install from O(wheels_dir) only.
     type: bool
     default: false
-  lock_seconds:
-    description: How long another process may take to build the same path.
-    type: int
-    default: 1800
 """
 
 EXAMPLES = r"""

@@ -15,6 +15,8 @@ description:
   - Downloads the pinned packages as wheels into a folder, from which M(nanochat.ddp.trainer_venv) installs them with
     O(nanochat.ddp.trainer_venv#module:offline=true).
   - They may be for another Python and architecture than this host's.
+extends_documentation_fragment:
+  - nanochat.ddp.packages
 attributes:
   check_mode:
     description: Says whether anything would be fetched, and changes nothing.
@@ -34,29 +36,6 @@ options:
     description: The folder for the wheels.
     type: path
     required: true
-  host:
-    description: Name of this host in messages; by default its own host name.
-    type: str
-  requirements:
-    description: Requirements as pip takes them, pinned with C(==).
-    type: list
-    elements: str
-    default: []
-  python:
-    description: The interpreter, a name or a path; by default the first of C(python3.11), C(python3.12), C(python3.13), C(python3)
-      that is recent enough.
-    type: str
-  python_minimum:
-    description: The oldest Python that can be used.
-    type: str
-    default: '3.10'
-  torch_index:
-    description:
-      - Where torch is looked for first. V(auto) is PyTorch's own index of CPU builds, V(default) asks no other index than
-        the user's own.
-      - An index that does not answer at once is passed over, with a warning, in favour of the user's own.
-    type: str
-    default: auto
   target:
     description: The Python and architecture of the hosts that the wheels are for; by default this host's.
     type: dict
@@ -69,10 +48,6 @@ options:
         description: Such as V(x86_64).
         type: str
         required: true
-  lock_seconds:
-    description: How long another process may take to build the same path.
-    type: int
-    default: 1800
 """
 
 EXAMPLES = r"""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number, section, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
@@ -65,6 +65,16 @@ class Run(NamedTuple):
     prediction: Dict[str, Any]
     findings: List[Dict[str, Any]]
     members: Sequence[Dict[str, Any]] = ()  # what the keeper wrote down that trained most often
+
+
+class Happening(TypedDict):
+    """One line of what happened; the time of what no file tells is unknown."""
+
+    time: Optional[float]
+    step: Any
+    host: str
+    severity: str
+    text: str
 
 
 def load_rank(folder: str, plan: Dict[str, Any]) -> Optional[Rank]:
@@ -173,72 +183,65 @@ def rank_end(rank: Rank) -> str:
     return str(told["end_reason"] or ("finished" if code == 0 else "no end was recorded"))
 
 
-def happenings(run: Run) -> List[Dict[str, Any]]:
+def happenings(run: Run) -> List[Happening]:
     """Starts, restarts, checkpoints, differing weights, ends and findings, in the order of time."""
-    found: List[Dict[str, Any]] = []
-
-    def add(event: Event, rank: Rank, severity: str, text: str) -> None:
-        found.append(
-            {
-                "time": finite(event.get("time")),
-                "step": event.get("step"),
-                "host": rank.host,
-                "severity": severity,
-                "text": text,
-            }
-        )
-
-    for rank in run.ranks:
-        starts = repeated = 0
-        for number_of, event in enumerate(rank.events):
-            kind = event["kind"]
-            if kind == "start":
-                starts += 1
-                resumed = event.get("resumed_from")
-                text = "started" if starts == 1 and resumed is None else "started again"
-                text += " from step %s" % resumed if resumed is not None else ""
-                again = steps_repeated(rank.events[: number_of + 1]) - repeated
-                repeated += again
-                add(event, rank, "info", text + ("; %d steps are made again" % again if again else ""))
-            elif kind == "checkpoint":
-                took = finite(event.get("seconds"))
-                size = bytes_text(finite(event.get("bytes")))
-                add(event, rank, "info", "checkpoint, %s%s" % (size, " in %s" % seconds_text(took) if took else ""))
-            elif kind == "digest" and event.get("identical") is False:
-                add(event, rank, "error", "weights differ between the ranks")
-            elif kind == "end":
-                error = event.get("error")
-                reason = str(event.get("reason"))
-                add(
-                    event,
-                    rank,
-                    "error" if reason == "error" else "info",
-                    "%s: %s" % (reason, error) if error else reason,
-                )
-    found += membership(run)
-    told = set()
-    for finding in run.findings:
-        text = "%s: %s" % (finding.get("code"), finding.get("seen"))
-        if (finding.get("host"), text) not in told:
-            told.add((finding.get("host"), text))
-            severity = finding.get("severity", "info")
-            found.append({"time": None, "step": None, "host": finding.get("host"), "severity": severity, "text": text})
+    found = [happening for rank in run.ranks for happening in _of_rank(rank)] + membership(run) + _told(run.findings)
     return sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"])))
 
 
-def membership(run: Run) -> List[Dict[str, Any]]:
+def _of_rank(rank: Rank) -> Iterator[Happening]:
+    starts = repeated = 0
+    for index, event in enumerate(rank.events):
+        kind, severity, text = event["kind"], "info", ""
+        if kind == "start":
+            starts += 1
+            resumed = event.get("resumed_from")
+            text = "started" if starts == 1 and resumed is None else "started again"
+            text += " from step %s" % resumed if resumed is not None else ""
+            again = steps_repeated(rank.events[: index + 1]) - repeated
+            repeated += again
+            text += "; %d steps are made again" % again if again else ""
+        elif kind == "checkpoint":
+            took = finite(event.get("seconds"))
+            text = "checkpoint, " + bytes_text(finite(event.get("bytes")))
+            text += " in " + seconds_text(took) if took else ""
+        elif kind == "digest" and event.get("identical") is False:
+            severity, text = "error", "weights differ between the ranks"
+        elif kind == "end":
+            severity = "error" if event.get("reason") == "error" else "info"
+            text = ": ".join(str(word) for word in (event.get("reason"), event.get("error")) if word)
+        if text:
+            yield Happening(
+                time=finite(event.get("time")), step=event.get("step"), host=rank.host, severity=severity, text=text
+            )
+
+
+def _told(findings: Sequence[Event]) -> List[Happening]:
+    """What the rehearsal before the newest start found, each once; when, it did not write."""
+    told: Dict[Tuple[str, str], Happening] = {}
+    for finding in findings:
+        host, text = str(finding.get("host")), "%s: %s" % (finding.get("code"), finding.get("seen"))
+        severity = str(finding.get("severity", "info"))
+        told.setdefault((host, text), Happening(time=None, step=None, host=host, severity=severity, text=text))
+    return list(told.values())
+
+
+def membership(run: Run) -> List[Happening]:
     """Hosts that left and came back, and who trained together in each generation."""
-    found = []
+    found: List[Happening] = []
+
+    def add(time: float, host: str, severity: str, text: str) -> None:
+        found.append(Happening(time=time, step=None, host=host, severity=severity, text=text))
+
     for one in absences(run.members):
-        why = " (%s)" % one.why if one.why else ""
-        found.append({"time": one.left, "host": one.host, "severity": "warning", "text": "left the run%s" % why})
+        add(one.left, one.host, "warning", "left the run%s" % (" (%s)" % one.why if one.why else ""))
         if one.back is not None:
-            found.append({"time": one.back, "host": one.host, "severity": "info", "text": "back in the run"})
+            add(one.back, one.host, "info", "back in the run")
     for event in run.members:
         if event.get("what") == "training":
-            text = "generation %s: %s" % (event.get("generation"), ", ".join(words(event, "members")))
-            found.append({"time": event["time"], "host": "", "severity": "info", "text": text})
-    return [{"step": None, **one} for one in found]
+            members = ", ".join(words(event, "members"))
+            add(event["time"], "", "info", "generation %s: %s" % (event.get("generation"), members))
+    return found
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
