@@ -23,7 +23,7 @@ import torch
 from trainings import Job
 
 from nanochat import checkpoint_manager as checkpoints
-from nanochat import dataloader, resume
+from nanochat import dataloader, program, resume
 from nanochat.comm import connect
 from nanochat.common import BadCheckpoint, Ranks, UserError
 from nanochat.gradients import is_table
@@ -31,7 +31,6 @@ from nanochat.journal import Journal
 from nanochat.run import Run, place_in_data, set_up
 from nanochat.settings import parse
 from nanochat.train import prove_identical, train
-from scripts import base_train
 
 if TYPE_CHECKING:
     from nanochat.comm import Comm
@@ -82,7 +81,7 @@ def drift(comm: Comm, folder: str) -> None:
             next(iter(run.weights.values())).view(-1)[0] += 1
         prove_identical(run, "at step 4")
     except UserError as error:
-        base_train.fail(run.journal, comm, error)
+        program.fail(run.journal, comm, error)
 
 
 def test_after_weights_that_differ_nothing_says_identical(tmp_path: Path) -> None:
@@ -315,13 +314,13 @@ def test_a_mistake_of_ours_tells_where_even_if_its_stack_cannot_be_kept(alone: J
         try:
             raise ZeroDivisionError("a mistake")
         except ZeroDivisionError as error:
-            told = base_train.unexpected(run.journal, error)
+            told = program.unexpected(run.journal, error)
         assert words in str(told)
         assert f"crash-{os.getpid()}.txt" in str(told)
     assert "line " in str(told)
     sys.stderr, kept = open("/dev/full", "w"), sys.stderr  # noqa: PTH123, SIM115
     try:
-        assert base_train.fail(run.journal, None, told) == 2
+        assert program.fail(run.journal, None, told) == 2
     finally:
         sys.stderr = kept
     assert alone.events("end")[-1]["cause"] == "bug"

@@ -96,9 +96,9 @@ def tokenizer_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
     return base_dir(environ) / "tokenizer"
 
 
-def checkpoint_dir(tag: str, environ: Mapping[str, str] = ENVIRON) -> Path:
-    """The folder of one model's checkpoints."""
-    return base_dir(environ) / "base_checkpoints" / tag
+def checkpoint_dir(tag: str, environ: Mapping[str, str] = ENVIRON, stage: str = "base_checkpoints") -> Path:
+    """The folder of one model's checkpoints of a stage."""
+    return base_dir(environ) / stage / tag
 
 
 def writable_folder(path: Path, what: str) -> Path:

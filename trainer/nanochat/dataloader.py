@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -77,6 +77,29 @@ class Batch(NamedTuple):
     targets: torch.Tensor
     cursor: Cursor
     waiting: list[Tokens]
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class BatchSource(Protocol):
+    """Where one rank's batches come from, as far as the training loop knows it."""
+
+    @property
+    def last(self) -> Any:
+        """The batch handed out last, with a cursor; None before the first and where there are none."""
+
+    def step(self, batches: int) -> list[Pair]:
+        """Inputs and targets of all micro-batches of this rank in the coming step."""
+
+    def position(self) -> dict[str, int]:
+        """Where the batch handed out last was in the data, in upstream's three numbers."""
+
+    def state(self, batch: Any = None) -> dict[str, Any]:
+        """What going on bit-identically after a batch (the last one) needs."""
+
+    def close(self) -> None:
+        """Read no more."""
 
 
 class DocumentReader:
@@ -239,10 +262,14 @@ class Loader:
         self.last: Batch | None = None
         self._ahead = _Ahead(packer, patience, interrupted)
 
-    def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def next_batch(self) -> Pair:
         """Inputs and targets, int64 [rows, length]."""
         self.last = self._ahead.take()
         return self.last.inputs, self.last.targets
+
+    def step(self, batches: int) -> list[Pair]:
+        """The next so many batches."""
+        return [self.next_batch() for dummy in range(batches)]
 
     def position(self) -> dict[str, int]:
         """The documents read last for the batch handed out last, in upstream's three numbers."""
@@ -272,8 +299,10 @@ class NoRows:
     def __init__(self, position: Mapping[str, int] | None = None) -> None:
         self._position = dict(START if position is None else position)
 
-    def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        raise RuntimeError("this rank takes no rows")
+    def step(self, batches: int) -> list[Pair]:
+        if batches:
+            raise RuntimeError("this rank takes no rows")
+        return []
 
     def position(self) -> dict[str, int]:
         return self._position

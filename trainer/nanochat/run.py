@@ -21,19 +21,20 @@ from nanochat import common, dataloader, dataset, numerics, tokenizer
 from nanochat.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.comm import Comm
-from nanochat.common import BadCheckpoint, DtypeChoice, UserError
-from nanochat.dataloader import START, Cursor, Loader, NoRows, position_of
+from nanochat.common import BadCheckpoint, DtypeChoice
+from nanochat.dataloader import START, BatchSource, Cursor, position_of
 from nanochat.fused import MATMUL_TYPES, TrainingPass
 from nanochat.journal import Journal
 from nanochat.local import MEETINGS, LocalSync, fit, make_local, spread
 from nanochat.model import GPT, ModelConfig
 from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
 from nanochat.optim_file import OptimizerLayout, Unusable
-from nanochat.rescue import Places, begun_places, dealt, merge_momentum, merge_places
+from nanochat.rescue import Places, merge_momentum, merge_places
 from nanochat.resume import Found, choose_step, fetch, folder_leader, gather_states
-from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
-from nanochat.settings import LIMITS, Settings, flag_of, rank_shares, refuse, shared_config, user_config
+from nanochat.schedule import TrainingPlan
+from nanochat.settings import Settings, flag_of, rank_shares, refuse, shared_config, user_config
 from nanochat.shared_head import fit_head, make_head
+from nanochat.stage import Stage, counted, model_config
 from nanochat.sync import Sync, make_sync
 from nanochat.tokenizer import Tokenizer
 from nanochat.wire import LEAST_BLOCK, packs
@@ -66,7 +67,7 @@ class Feed:
 
     def __init__(self, sync: Sync, rows: int, settings: Settings) -> None:
         self.sync, self.micro_batches = sync, rows // settings.device_batch_size
-        self.loader: Loader | NoRows
+        self.loader: BatchSource
         self.seconds = 0.0
         self._batches: list[Batch] | None = None
         self._position: dict[str, int] = {}
@@ -78,7 +79,7 @@ class Feed:
         if self._batches is not None:
             return
         begun = time.perf_counter()
-        self._batches = [self.loader.next_batch() for dummy in range(self.micro_batches)]
+        self._batches = self.loader.step(self.micro_batches)
         self._position = self.loader.position()
         self.seconds += time.perf_counter() - begun
         self.sync.offer_ids([ids for ids, dummy in self._batches], stop, save)
@@ -112,6 +113,7 @@ class Run:
     """Everything that the loop in train.py works with."""
 
     settings: Settings
+    stage: Stage
     comm: Comm
     journal: Journal
     device: str
@@ -176,44 +178,27 @@ class Run:
             },
         }
 
-    def training_loader(self, position: Mapping[str, int] | None = None, state: Any = None) -> Loader | NoRows:
-        """This rank's batches to train on."""
-        readers = self.readers
-        if self.comm.rank not in readers:
-            return NoRows(position or START)
-        return self._loader("train", readers.index(self.comm.rank), len(readers), position=position, state=state)
 
-    def validation_loader(self) -> Loader:
-        """This rank's batches to evaluate on, in which all ranks take part."""
-        return self._loader("val", self.comm.rank, self.comm.world)
-
-    def _loader(self, split: str, rank: int, world: int, **place: Any) -> Loader:
-        micro, length = self.settings.device_batch_size, self.settings.max_seq_len
-        return Loader(
-            self.tokenizer, self.data_dir, split, micro, length, rank, world,
-            patience=self.settings.timeout_seconds, interrupted=lambda: self.stop_asked, **place,
-        )  # fmt: skip
-
-
-def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
+def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None = None) -> Run:
     """Build a run, and refuse what cannot work while it is still cheap."""
+    stage = stage or Stage()
     device = common.choose_device(settings.device_type)
     dtype = common.choose_dtype(device)
     matmul = settings.matmul if settings.matmul != "auto" else ("bf16" if dtype.name == "bfloat16" else "fp32")
     common.check_matmul(device, matmul)
-    data_dir, folder = common.data_dir(), common.checkpoint_dir(settings.tag)
+    data_dir, folder = common.data_dir(), common.checkpoint_dir(settings.tag, stage=stage.folder)
     tokens = tokenizer.load(common.tokenizer_dir())
     sizes = tokenizer.load_token_bytes(common.tokenizer_dir(), tokens.vocab_size)
     config = model_config(settings, tokens.vocab_size)
     if packs(settings.sync) and config.n_embd % LEAST_BLOCK:
         refuse(settings, "sync", f"a model {config.n_embd} wide does not divide into blocks of {LEAST_BLOCK}; use bf16")
-    plan = plan_for(settings, config)
+    plan = stage.plan(settings, config)
     asked, settings = settings, fit(settings, plan.num_iterations, comm.world)
     shares = rank_shares(settings, plan.total_batch_size, comm.world)
     tokens_of_ranks = [n * settings.max_seq_len for n in shares]
     settings = fit_head(settings, config, tokens_of_ranks, device)
     comm.enter("agree", 0)
-    agree(comm, facts(settings, device, dtype, matmul, data_dir))
+    agree(comm, facts(settings, stage, device, dtype, matmul, data_dir))
     route = numerics.setup().route if device == "cpu" else device
     check_memory(config, device, settings, shares, comm)
     model = GPT(config).to(device)
@@ -228,8 +213,8 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
         else make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks)
     )
     run = Run(
-        settings, comm, journal, device, dtype, matmul, tokens, sizes, data_dir, folder, folder_leader(comm, folder),
-        shares, plan, model, training, optimizer, sync, Progress(), Feed(sync, shares[comm.rank], settings),
+        settings, stage, comm, journal, device, dtype, matmul, tokens, sizes, data_dir, folder,
+        folder_leader(comm, folder), shares, plan, model, training, optimizer, sync, Progress(), Feed(sync, shares[comm.rank], settings),
     )  # fmt: skip
     say_setup(run, asked, f"{matmul} through {route}")
     restore(run)
@@ -239,60 +224,9 @@ def set_up(settings: Settings, comm: Comm, journal: Journal) -> Run:
     return run
 
 
-def model_config(settings: Settings, vocab_size: int, depth: int | None = None) -> ModelConfig:
-    """The model of these settings (or of the same family at another depth)."""
-    return ModelConfig.from_depth(
-        settings.depth if depth is None else depth,
-        settings.aspect_ratio,
-        settings.head_dim,
-        settings.max_seq_len,
-        vocab_size,
-        settings.window_pattern,
-    )
-
-
-def counted(config: ModelConfig) -> tuple[dict[str, int], int]:
-    """Parameter counts and FLOPs per token, without the memory."""
-    with torch.device("meta"):
-        model = GPT(config)
-    return model.parameter_counts(), model.flops_per_token()
-
-
-def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
-    """Batch, steps and scaling of these settings."""
-
-    def scaling_parameters(counts: Mapping[str, int]) -> int:
-        return counts["transformer_matrices"] + counts["lm_head"]
-
-    counts, flops = counted(config)
-    reference, dummy = counted(model_config(settings, config.vocab_size, REFERENCE_DEPTH))
-    plan = plan_training(
-        scaling_parameters=scaling_parameters(counts),
-        reference_parameters=scaling_parameters(reference),
-        flops_per_token=flops,
-        num_iterations=settings.num_iterations,
-        target_flops=settings.target_flops,
-        target_param_data_ratio=settings.target_param_data_ratio,
-        total_batch_size=settings.total_batch_size,
-        weight_decay=settings.weight_decay,
-        warmup_steps=settings.warmup_steps,
-        warmdown_ratio=settings.warmdown_ratio,
-        final_lr_frac=settings.final_lr_frac,
-    )
-    if plan.total_batch_size > LIMITS["total_batch_size"]:
-        raise UserError(
-            f"the scaling law gives a batch of {plan.total_batch_size} tokens for --target-param-data-ratio "
-            f"{settings.target_param_data_ratio}; give a smaller ratio, or --total-batch-size."
-        )
-    if plan.num_iterations < 1:
-        raise UserError(
-            f"the horizon asked for is less than one step of {plan.total_batch_size} tokens; "
-            "give --num-iterations, or a larger --target-flops or --target-param-data-ratio."
-        )
-    return plan
-
-
-def facts(settings: Settings, device: str, dtype: DtypeChoice, matmul: str, data_dir: Path) -> dict[str, Any]:
+def facts(
+    settings: Settings, stage: Stage, device: str, dtype: DtypeChoice, matmul: str, data_dir: Path
+) -> dict[str, Any]:
     """What every rank must have alike before the first step."""
     folder = common.tokenizer_dir()
     return {
@@ -306,7 +240,7 @@ def facts(settings: Settings, device: str, dtype: DtypeChoice, matmul: str, data
         "code": code_digest(),
         "tokenizer": file_digest(folder / tokenizer.PICKLE_NAME),
         "tokenizer sizes": file_digest(folder / tokenizer.BYTES_NAME),
-        "shard": {path.name: f"{path.stat().st_size} bytes" for path in dataset.shard_paths(data_dir)},
+        **stage.facts(settings, data_dir),
     }
 
 
@@ -426,7 +360,8 @@ def restore(run: Run) -> None:
     if not settings.resume:
         set_aside(run, -1 if found is None else found.step)
     if found is None:
-        run.feed.loader, run.places = run.training_loader(), Places(0, begun_places(run.readers, comm.world))
+        run.stage.begin(run)
+        run.feed.loader, run.places = run.stage.training_loader(run), Places(0, run.stage.begun_places(run))
         return
     files = fetch(comm, folder, found, run.writer)
     with understood(folder, found.step):
@@ -458,9 +393,9 @@ def take_up(run: Run, found: Found, files: int) -> None:
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
         run.journal.say(f"Step {found.step} was made with products through {mine['route']}, which is not accurate here")
-    run.places = Places(found.step, dealt(run, states))
+    run.places = Places(found.step, run.stage.dealt(run, states))
     goes_on = run.places.ranks[comm.rank] if run.places.ranks else None
-    run.feed.loader = run.training_loader(place_in_data(meta, states), goes_on)
+    run.feed.loader = run.stage.training_loader(run, place_in_data(meta, states), goes_on)
 
 
 def load_weights(run: Run, step: int) -> None:

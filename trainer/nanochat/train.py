@@ -21,9 +21,8 @@ from nanochat.agreement import check_identical, digests, whole_digest
 from nanochat.causes import Cause
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.common import UserError
-from nanochat.engine import SAMPLE_PROMPTS, complete
 from nanochat.local import first_meeting
-from nanochat.loss_eval import bits_per_byte, eval_steps
+from nanochat.loss_eval import bits_per_byte
 from nanochat.run import STEPS_NOT_TIMED, Batch, Run, checkpoint
 from nanochat.schedule import StepSchedule
 from nanochat.settings import user_config
@@ -32,11 +31,12 @@ from nanochat.settings import user_config
 def train(run: Run) -> str:
     """All steps that are left; returns why it ended: "finished" or "stopped"."""
     settings, progress, steps = run.settings, run.progress, run.plan.num_iterations
+    eval_every = settings.eval_every if run.stage.is_judged(settings) else 0
     stop = False
     while True:
         last = progress.step == steps
         # A run that is asked to stop saves first of all; what is due now is done when it goes on from here.
-        if (last and settings.eval_every > 0) or (not stop and due(progress.step, settings.eval_every)):
+        if (last and eval_every > 0) or (not stop and due(progress.step, eval_every)):
             evaluate(run)
         if (last and settings.sample_every > 0) or (not stop and due(progress.step, settings.sample_every)):
             sample(run)
@@ -141,7 +141,7 @@ def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> T
     run.training.start_step(token_ids)
     run.sync.start_step(token_ids)
     rows = run.shares[run.comm.rank] if run.settings.local_steps else sum(run.shares)
-    scale = 1.0 / (rows * run.settings.max_seq_len)
+    scale = 1.0 / run.stage.targets(run, rows)
     loss = torch.zeros((), device=run.device)
     for number, (ids, targets) in enumerate(batches, start=1):
         on_ready = run.sync.on_ready if number == len(batches) else None
@@ -199,18 +199,13 @@ def prove_identical(run: Run, when: str) -> None:
 def evaluate(run: Run) -> None:
     """Bits per byte over the validation shard, which the ranks share out."""
     run.comm.enter("eval", run.progress.step)
-    begun, settings, progress = time.perf_counter(), run.settings, run.progress
+    begun, progress = time.perf_counter(), run.progress
     run.make_whole()
-    steps = eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len, run.comm.world)
-    loader = run.validation_loader()
-    try:
-        batches = ([t.to(run.device) for t in loader.next_batch()] for dummy in range(steps))
+    with run.stage.evaluation(run) as batches:
         bpb = bits_per_byte(
-            run.model, ((ids, targets) for ids, targets in batches), run.token_bytes,
+            run.model, ((ids.to(run.device), targets.to(run.device)) for ids, targets in batches), run.token_bytes,
             lambda totals: sum_patiently(run, totals),
         )  # fmt: skip
-    finally:
-        loader.close()
     progress.val_bpb = bpb
     progress.min_val_bpb = min(bpb, progress.min_val_bpb)
     run.journal.say(f"Step {progress.step:05d} | Validation bpb: {bpb:.6f}")
@@ -229,8 +224,7 @@ def sample(run: Run) -> None:
     run.comm.enter("sample", run.progress.step)
     run.make_whole()
     if run.comm.rank == 0:
-        for prompt in SAMPLE_PROMPTS:
-            text = complete(run.model, run.tokenizer, prompt)
+        for prompt, text in run.stage.samples(run):
             run.journal.say(text)
             run.journal.record("sample", run.progress.step, prompt=prompt, text=text)
     run.comm.barrier("the samples of rank 0")

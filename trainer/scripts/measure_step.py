@@ -26,9 +26,9 @@ from nanochat.cores import pin
 from nanochat.fused import TrainingPass, unique_ids
 from nanochat.model import GPT
 from nanochat.optim import LearningRates, Optimizer
-from nanochat.run import model_config
 from nanochat.schedule import StepSchedule
 from nanochat.settings import Settings, parse
+from nanochat.stage import model_config
 
 WARMUP_STEPS = 1
 SCHEDULE = StepSchedule(1.0, 0.95, 0.0)
