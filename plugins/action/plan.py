@@ -15,12 +15,13 @@ from ansible import constants, context
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Given
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
     PlanError,
     controller_questions,
     controller_settings,
-    make_plan,
     questions,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import (
@@ -121,7 +122,7 @@ def refuse_limit(hosts: list[str], playing: list[str] | None, tolerant: bool) ->
         raise PlanError([finding("setting-refused", left_out[0], seen)])
 
 
-def host_of(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+def host_of(name: str, variables: Mapping[str, Any]) -> Given:
     """What make_plan wants to know of one host: its settings, and its probe if it was probed."""
     known = variables["hostvars"].get(name)
     if known is None:

@@ -75,7 +75,7 @@ class ActionModule(ActionBase):
             pieces, whole = items(seen, "pieces"), items(seen, "whole")
             for part, patterns in [*((part, SMALL) for part in pieces), *((part, BIG) for part in whole)]:
                 place_of(str(folder), part.get("path"), patterns)
-                written.add(part["path"])
+                written.add(str(part["path"]))
             if self._task.check_mode:
                 return written
             for part in pieces:

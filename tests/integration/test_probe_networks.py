@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanError, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces want root")
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
+# A JSON object of which nothing is known yet; each of its values is looked at before it is used.
+Document = Dict[str, object]
 
-def section(document: Any, name: str) -> Dict[str, Any]:
+
+def section(document: Any, name: str) -> Document:
     """A dictionary within a document; empty where there is none."""
     found = document.get(name) if isinstance(document, dict) else None
     return found if isinstance(found, dict) else {}
 
 
-def items(document: Any, name: str) -> List[Dict[str, Any]]:
+def items(document: Any, name: str) -> List[Document]:
     """The dictionaries of a list within a document."""
     found = document.get(name) if isinstance(document, dict) else None
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

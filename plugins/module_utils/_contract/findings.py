@@ -8,7 +8,7 @@ docs/troubleshooting.md is generated from it, so a search for the words that a u
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Sequence, TypedDict
+from typing import Dict, List, Optional, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import (
     findings_of_plan,
@@ -18,8 +18,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import Kind
 
 
+class Facts(TypedDict, total=False):
+    """What programs want of a finding."""
+
+    pids: List[int]  # processes that it is about
+    pieces: List[str]  # of evidence that are missing
+
+
 class Finding(TypedDict):
-    """One thing worth saying, made where it is seen; `facts` is what programs want of it."""
+    """One thing worth saying, made where it is seen: where, what was seen, why that matters and what to do."""
 
     code: str
     severity: str
@@ -28,7 +35,7 @@ class Finding(TypedDict):
     seen: str
     why: str
     remedy: str
-    facts: Dict[str, Any]
+    facts: Facts
 
 
 CATALOGUE: Dict[str, Kind] = {
@@ -45,7 +52,7 @@ def finding(
     peer: Optional[str] = None,
     remedy: Optional[str] = None,
     severity: Optional[str] = None,
-    facts: Optional[Mapping[str, Any]] = None,
+    facts: Optional[Facts] = None,
 ) -> Finding:
     """One finding as every part of the collection passes it on; remedy and severity default to the catalogue's.
 
@@ -60,7 +67,7 @@ def finding(
         "seen": seen,
         "why": kind.why,
         "remedy": remedy or kind.remedy,
-        "facts": dict(facts or {}),
+        "facts": facts or {},
     }
 
 

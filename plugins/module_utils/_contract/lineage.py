@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section
 
 # Parts of the plan's sections that decide, and the setting by which each is known to people.
 MODEL = {
@@ -44,7 +44,7 @@ class Difference(NamedTuple):
     now: str
 
 
-def of_plan(plan: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
+def of_plan(plan: Mapping[str, Any]) -> Dict[str, Document]:
     """What a checkpoint made under this plan depends on; empty sections where the plan does not say."""
     model, data = section(plan, "model"), dict(section(plan, "data"))
     names = data.get("names")

@@ -41,7 +41,8 @@ class RunNameError(ValueError):
 def trainer_of(plan: Mapping[str, Any]) -> Optional[str]:
     """Which trainer a plan names; `joined` is a checkout that the launcher joins."""
     trainer = section(plan, "trainer")
-    return "joined" if trainer.get("joined") else trainer.get("source")
+    source = trainer.get("source")
+    return "joined" if trainer.get("joined") else source if isinstance(source, str) else None
 
 
 def plain_run_name(name: Any) -> str:

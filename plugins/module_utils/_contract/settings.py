@@ -19,6 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ta
     SETTINGS,
     TABLE,
     Setting,
+    Settings,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import convert, is_unset, wanted
 
@@ -52,9 +53,9 @@ class Problem(NamedTuple):
     text: str
 
 
-def read_host(host: str, variables: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+def read_host(host: str, variables: Mapping[str, Any]) -> tuple[Settings, list[Problem]]:
     """(the settings that this host gives, problems); unset ones are left out."""
-    given: dict[str, Any] = {}
+    given: Settings = {}
     problems: list[Problem] = []
     for name in sorted(variables):
         target = ALIASES.get(name, name)
@@ -96,7 +97,7 @@ def _told(problems: Sequence[Problem], hosts: int) -> list[Finding]:
     return found
 
 
-def defaults(profile: str) -> dict[str, Any]:
+def defaults(profile: str) -> Settings:
     """Every setting as it is when nothing is said but the profile."""
     values = {setting.name: setting.default for setting in SETTINGS}
     values.update(PROFILES[profile])
@@ -104,10 +105,10 @@ def defaults(profile: str) -> dict[str, Any]:
     return values
 
 
-def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Settings, dict[str, Settings]]:
     """(settings of the run, {host: settings of the host}); raises SettingsError with every problem of every host."""
     problems: list[Problem] = []
-    given: dict[str, dict[str, Any]] = {}
+    given: dict[str, Settings] = {}
     for host, variables in hosts:
         given[host], wrong = read_host(host, variables)
         problems.extend(wrong)
@@ -130,9 +131,9 @@ def told(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> set[str]:
     return {name for host, variables in hosts for name in read_host(host, variables)[0]}
 
 
-def _agree(given: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list[Finding]]:
+def _agree(given: Mapping[str, Mapping[str, Any]]) -> tuple[Settings, list[Finding]]:
     """The settings of the run, which every host must give alike."""
-    agreed: dict[str, Any] = {}
+    agreed: Settings = {}
     problems: list[Finding] = []
     hosts = list(given)
     for setting in SETTINGS:

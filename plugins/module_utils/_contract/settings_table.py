@@ -8,7 +8,7 @@ inventory/group_vars/trainers.yml and docs/settings.md are kept in step with thi
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Dict, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RUN_NAME
 
@@ -34,6 +34,10 @@ NOT_SETTINGS = frozenset(
     ]
 )
 ALIASES = {"watch": "ddp_watch"}
+
+
+# Values by the names of settings; TABLE says what each may be, and nothing that it does not allow gets in.
+Settings = Dict[str, Any]
 
 
 class Setting(NamedTuple):
@@ -220,7 +224,7 @@ SETTINGS: list[Setting] = [
 
 TABLE: dict[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
-PROFILES: dict[str, dict[str, Any]] = {
+PROFILES: dict[str, Settings] = {
     "smoke": {
         "ddp_depth": 4,
         "ddp_aspect_ratio": 64,

@@ -17,8 +17,9 @@ import queue
 import signal
 import sys
 import time
-from typing import Any, Dict
+from typing import Any, Dict, List, Optional, Tuple, TypedDict, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank, limits
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
@@ -29,7 +30,18 @@ FOLDER, SETTINGS, STATE, LEAVE = ".keeper", "keeper.json", "state.json", "leave"
 NOW, EVENTS = "members.json", "members.jsonl"
 
 
-def rules_of(plan: Dict[str, Any]) -> membership.Rules:
+class Remembered(TypedDict):
+    """What a keeper writes down of itself, for the one after it."""
+
+    launch: str
+    promised: int
+    started: int
+    last: Optional[Tuple[int, List[str]]]
+    clean: bool
+    deaths: List[Tuple[float, int]]
+
+
+def rules_of(plan: Plan) -> membership.Rules:
     """The rules of a plan."""
     keeper = plan["keeper"]
     hosts = tuple(node["host"] for node in plan["nodes"])
@@ -43,15 +55,13 @@ class Keeper:
 
     def __init__(self, run_dir: str) -> None:
         self.run_dir, self.folder = run_dir, os.path.join(run_dir, FOLDER)
-        settings, plan = (
-            files.read_object(os.path.join(self.folder, SETTINGS)),
-            files.read_object(os.path.join(run_dir, "plan.json")),
-        )
+        settings = files.read_object(os.path.join(self.folder, SETTINGS))
+        plan = cast(Plan, files.read_object(os.path.join(run_dir, "plan.json")))
         self.host, self.launch = str(settings["host"]), str(settings["launch"])
         self.rules, self.rank = rules_of(plan), Rank(plan, self.host, run_dir)
         self.finish_seconds, self.save_seconds = limits(plan, self.host)
         self.patience = float(plan["timeout_seconds"])
-        peers = {n["host"]: talk.Peer(n["host"], n["address"], n["keeper_port"]) for n in plan["nodes"]}
+        peers = {n["host"]: talk.Peer(n["host"], str(n["address"]), n["keeper_port"]) for n in plan["nodes"]}
         me = peers.pop(self.host)
         self.talk = talk.Talk(me, tuple(peers.values()), str(settings["secret"]))
         self.heard: Dict[str, membership.Heard] = {}
@@ -64,7 +74,7 @@ class Keeper:
     def _remembered(self) -> membership.Own:
         """What an earlier keeper of this start of the run has promised; it returns, if it was not started by a user."""
         fresh, now = membership.Own(membership.Word(self.host), time.monotonic()), time.monotonic()
-        kept = files.read_object(os.path.join(self.folder, STATE))
+        kept = cast(Remembered, files.read_object(os.path.join(self.folder, STATE)))
         if kept.get("launch") != self.launch:
             return fresh._replace(word=fresh.word._replace(steps=self.rank.steps()))
         last = kept["last"] and membership.Generation(kept["last"][0], tuple(kept["last"][1]))

@@ -12,8 +12,10 @@ import re
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import List, Optional, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, number
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
@@ -26,7 +28,7 @@ DISK_BYTES = 20e6  # that a slow disk writes in a second
 HANG_UP = "hang-up-rank%d"  # asks a rank to end all its connections; read by the trainer
 
 
-def command(plan: Mapping[str, Any], host: str, generation: membership.Generation) -> List[str]:
+def command(plan: Plan, host: str, generation: membership.Generation) -> List[str]:
     """The planned command, for the place that this host has in a generation. The batch stays; its rows are dealt again."""
     nodes = {node["host"]: node for node in plan["nodes"]}
     members = list(generation.members)
@@ -60,7 +62,7 @@ def command(plan: Mapping[str, Any], host: str, generation: membership.Generatio
 class Rank:
     """The process of this host's rank, if there is one."""
 
-    def __init__(self, plan: Mapping[str, Any], host: str, run_dir: str) -> None:
+    def __init__(self, plan: Plan, host: str, run_dir: str) -> None:
         self.plan, self.host, self.run_dir = plan, host, run_dir
         # By which its files are named in every generation: those of the plan.
         self.places = {node["host"]: int(node["rank"]) for node in plan["nodes"]}
@@ -115,12 +117,13 @@ class Rank:
 
     def steps(self) -> int:
         """Steps done, as the last line about one says."""
-        return int(self._last("step").get("step", -1)) + 1
+        last = self._last("step")
+        return number(last, "step") + 1 if "step" in last else 0
 
-    def set_apart(self, number: int) -> List[str]:
+    def set_apart(self, generation: int) -> List[str]:
         """Put aside the checkpoints made since the last start: of two parts of a run that trained apart, this one lost."""
-        since = self._last("start").get("resumed_from") or 0
-        place = self.path(os.path.join("apart", "generation-%d" % number))
+        since = number(self._last("start"), "resumed_from")
+        place = self.path(os.path.join("apart", "generation-%d" % generation))
         moved = []
         for folder, dummy, names in os.walk(self.path("base_checkpoints")):
             for name in names:
@@ -131,7 +134,7 @@ class Rank:
                     moved.append(name)
         return moved
 
-    def _last(self, kind: str) -> Dict[str, Any]:
+    def _last(self, kind: str) -> Document:
         """The newest event of a kind among the last ones of this start."""
         try:
             with open(self.path(f"metrics-rank{self.number}.jsonl"), "rb") as file:
@@ -149,7 +152,7 @@ class Rank:
         return {}
 
 
-def limits(plan: Mapping[str, Any], host: str) -> Tuple[float, float]:
+def limits(plan: Plan, host: str) -> Tuple[float, float]:
     """Seconds that a rank has to finish its step and save, and to save what it has when others are lost."""
     longest = 0.3 * float(plan["timeout_seconds"])
     node = next(node for node in plan["nodes"] if node["host"] == host)

@@ -24,6 +24,7 @@ import threading
 import time
 from typing import Any, NamedTuple, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 
 LONGEST = 65536
@@ -106,7 +107,7 @@ class Talk:
             return None
         return to_word(answer["word"])
 
-    def answer(self, question: dict[str, Any]) -> bytes:
+    def answer(self, question: Document) -> bytes:
         """Our word, for who knows the secret; nothing for anybody else."""
         asker, nonce = str(question["from"]), str(question["nonce"])
         proof = sign(self.secret, "ask", asker, self.me.host, nonce)

@@ -65,7 +65,7 @@ def read_json(path: str) -> Any:
         return None
 
 
-def read_object(path: str) -> dict[str, Any]:
+def read_object(path: str) -> dict[str, object]:
     """The JSON object in a file; empty where there is none."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping, NamedTuple, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Keeper, Node, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
 
 # Big buffers are reused instead of being given back to the kernel and faulted in again.
@@ -61,7 +62,7 @@ def run_name(run: Mapping[str, Any]) -> str:
     return str(run["ddp_run"] or f"d{run['ddp_depth']}")
 
 
-def argv(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+def argv(run: Mapping[str, Any], choice: Choice, node: Node, plan: Plan) -> list[str]:
     """What starts a rank: one agent of torchrun, which starts the trainer."""
     scripts = os.path.join(node["tools_dir"], "scripts")
     # Ours is torchrun too, but ends with a sentence and not with a traceback.
@@ -87,7 +88,7 @@ def argv(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any], plan: 
     ]
 
 
-def join_flags(run: Mapping[str, Any], node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+def join_flags(run: Mapping[str, Any], node: Node, plan: Plan) -> list[str]:
     """The flags of the launcher that joins a checkout's ranks."""
     flags = {
         "run-dir": node["run_dir"],
@@ -106,10 +107,10 @@ def tracker_uri(run: Mapping[str, Any]) -> str:
     return f"http://{f'[{address}]' if ':' in address else address}:{run['ddp_tracker_port']}"
 
 
-def keeper(run: Mapping[str, Any], hosts: int) -> dict[str, Any]:
-    """What the keepers of a run go by; empty where there are none."""
+def keeper(run: Mapping[str, Any], hosts: int) -> Keeper | None:
+    """What the keepers of a run go by; None where there are none."""
     if not run["ddp_restarts"]:
-        return {}
+        return None
     return {
         "restarts": run["ddp_restarts"],
         "min_hosts": run["ddp_min_hosts"] or hosts,
@@ -123,7 +124,7 @@ def keeper_ports(run: Mapping[str, Any], hosts: int) -> list[int]:
     return list(range(run["ddp_keeper_port"], run["ddp_keeper_port"] + hosts)) if run["ddp_restarts"] else []
 
 
-def add_keeper(run: Mapping[str, Any], node: dict[str, Any], before: Sequence[Mapping[str, Any]]) -> None:
+def add_keeper(run: Mapping[str, Any], node: Node, before: Sequence[Node]) -> None:
     """Where a node's keeper listens, and what its session runs then in the place of torchrun."""
     shared = sum(other["address"] == node["address"] for other in before)
     node["keeper_port"] = run["ddp_keeper_port"] + shared
@@ -153,7 +154,7 @@ def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, training
         "sample-every": run["ddp_sample_every"],
         "save-every": run["ddp_save_every"],
     }
-    own: dict[str, Any] = {}
+    own: dict[str, object] = {}
     if choice.ours:
         own = {
             "sync": run["ddp_sync"],
@@ -188,7 +189,7 @@ def save_minutes(run: Mapping[str, Any], choice: Choice) -> int:
     return int(run["ddp_save_minutes"]) if choice.ours and not run["ddp_local_steps"] else 0
 
 
-def env(run: Mapping[str, Any], choice: Choice, node: Mapping[str, Any]) -> dict[str, str]:
+def env(run: Mapping[str, Any], choice: Choice, node: Node) -> dict[str, str]:
     """The same names on every host, so that no rank sees a setting that another does not."""
     names = {
         "NANOCHAT_BASE_DIR": node["run_dir"],

@@ -12,6 +12,7 @@ import hashlib
 import json
 from typing import Any, Callable, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Data, DataContents
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, home_expanded
 
 # Where it is a host's own files that count, one that is named stands for other files than the next.
@@ -35,11 +36,11 @@ def holders(hosts: Sequence[Host], identifier: str) -> list[str]:
 
 def document(
     run: Mapping[str, Any], hosts: Sequence[Host], order: Mapping[str, int], path_here: Callable[[str], str]
-) -> dict[str, Any]:
+) -> Data:
     """The plan's section; path_here tells a path of the controller as it is meant there."""
     source, is_here = run["ddp_data_source"], run["ddp_data_source"] == "controller"
     names = collection_names(run["ddp_data_shards"], run["ddp_data_last_shard"]) if source == "url" else None
-    contents: dict[str, Any] = {
+    contents: DataContents = {
         "source": source,
         "paths": [path_here(path) if is_here else path for path in run["ddp_data_paths"]] if source != "url" else [],
         "url": run["ddp_data_url"].rstrip("/") if source == "url" else None,
@@ -54,7 +55,7 @@ def document(
     return {"id": identifier, **contents, "host": at.name, "paths": _paths(source, contents["paths"], at)}
 
 
-def _identifier(run: Mapping[str, Any], contents: Mapping[str, Any]) -> str:
+def _identifier(run: Mapping[str, Any], contents: DataContents) -> str:
     named = {"host": run["ddp_data_host"]} if contents["source"] in ON_A_HOST and run["ddp_data_host"] else {}
     return f"{contents['source']}-{digest_of({**contents, **named})[:8]}"
 
@@ -68,7 +69,7 @@ def _paths(source: str, paths: Sequence[str], at: Host) -> list[str]:
 
 
 def _deployed(
-    run: Mapping[str, Any], hosts: Sequence[Host], made_on: Host, contents: Mapping[str, Any]
+    run: Mapping[str, Any], hosts: Sequence[Host], made_on: Host, contents: DataContents
 ) -> Mapping[str, Any]:
     """The data set that this run has had so far, if the settings still mean it: a host may have been renamed or have left."""
     present = [host.name for host in hosts]

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Model
 
 FLOAT = 4
 # Bytes of a value of a matrix on the wire with each way that sends rows of the embeddings, and of those rows. What is packed
@@ -129,7 +131,7 @@ def checkpoint_bytes(shape: Shape, sync: str = "exact") -> int:
     return FLOAT * (3 * counts["total"] + feedback)
 
 
-def describe(shape: Shape) -> dict[str, Any]:
+def describe(shape: Shape) -> Model:
     """The plan's `model`."""
     return {
         "depth": shape.depth,

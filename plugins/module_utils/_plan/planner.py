@@ -10,11 +10,20 @@ so that the same job has the same digest tomorrow.
 from __future__ import annotations
 
 import os
-import re
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding, refusal_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
+    Controller,
+    Given,
+    Model,
+    Node,
+    Plan,
+    Ports,
+    Trainer,
+    Training,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     command,
     data_set,
@@ -26,7 +35,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     sync_choice,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import BatchError
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import argv, choose, env, run_name
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import argv, choose, env
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Chooser,
@@ -36,6 +45,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     pythons,
     ranks,
     version_of,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
+    PlanError,
+    is_git,
+    of_controller,
+    resolved,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
     adapted,
@@ -58,24 +73,16 @@ SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_00
 EPHEMERAL = {"low": 32768, "high": 60999}
 
 
-class PlanError(ValueError):
-    """Why there is no plan: every problem, as findings."""
-
-    def __init__(self, findings: Sequence[Finding]) -> None:
-        self.findings = list(findings)
-        super().__init__(refusal_text(self.findings))
-
-
 class Outcome(NamedTuple):
     """The document, and beside it what only describes or concerns the controller alone."""
 
-    plan: dict[str, Any]
+    plan: Plan
     findings: list[Finding]
-    controller: dict[str, Any]
+    controller: Controller
 
 
 def make_plan(
-    hosts: Sequence[Mapping[str, Any]],
+    hosts: Sequence[Given],
     requirements: Sequence[str] = (),
     tolerant: bool = False,
     here: Mapping[str, Any] | None = None,
@@ -91,57 +98,6 @@ def make_plan(
     known = [Host(host["name"], own[host["name"]], host.get("probe") or {}, host.get("error") or "") for host in hosts]
     told = settings_utils.told([(host["name"], host["settings"]) for host in hosts])
     return Planner(run, known, requirements, tolerant, here or {}, told).outcome()
-
-
-def questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What to ask each host for its probe: {host: the options of host_info}. Refuses wrong settings before any host is asked.
-
-    Hosts have the form {name, settings, reach}; reach is how others would call the host, None where that is only this machine.
-    """
-    run, each = resolved(hosts)
-    known = [Host(host["name"], each[host["name"]], {}) for host in hosts]
-    asked = {}
-    for host in hosts:
-        own = each[host["name"]]
-        asked[host["name"]] = {
-            "base_dir": own["ddp_base_dir"],
-            "run_dir": os.path.join(own["ddp_base_dir"], "runs", run_name(run)),
-            "venv_dir": own["ddp_venv_dir"],
-            "python": own["ddp_python"],
-            "ports": [run["ddp_port"], *command.keeper_ports(run, len(known))],
-            "folders": source_checks.folders_of(run, known, host["name"]),
-            "peers": [
-                each[other["name"]]["ddp_address"] or other["reach"]
-                for other in hosts
-                if other is not host and (each[other["name"]]["ddp_address"] or other["reach"])
-            ],
-        }
-    return asked
-
-
-def controller_questions(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the plan wants to know of the controller: folders and a repository that the settings name, and where results go."""
-    run, dummy = resolved(hosts)
-    source, is_here = run["ddp_trainer_source"], run["ddp_data_source"] == "controller"
-    trainer = None if source == "ours" or is_git(source) else source
-    return {
-        "folders": [*(run["ddp_data_paths"] if is_here else []), *([trainer] if trainer else [])],
-        "git": source if source != "ours" and is_git(source) else None,
-        "trainer": trainer,
-        "flags": [] if source == "ours" else command.flag_names(run, choose(run, ())),
-        "results": run["ddp_results_dir"],
-    }
-
-
-def resolved(hosts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """(settings of the run, {host: its own settings})."""
-    if not hosts:
-        seen = "There are no hosts to plan for; the inventory's group of trainers is empty"
-        raise PlanError([finding("setting-refused", "", seen)])
-    try:
-        return settings_utils.resolve([(host["name"], host["settings"]) for host in hosts])
-    except settings_utils.SettingsError as error:
-        raise PlanError(error.findings) from error
 
 
 class Planner:
@@ -240,13 +196,13 @@ class Planner:
 
     # The document
 
-    def document(self, order: Mapping[str, int], links: Mapping[str, Link], rows: Mapping[str, int]) -> dict[str, Any]:
+    def document(self, order: Mapping[str, int], links: Mapping[str, Link], rows: Mapping[str, int]) -> Plan:
         run = self.settings
         by_rank = sorted(self.hosts, key=lambda host: order[host.name])
         master = by_rank[0]
         model = model_size.describe(self.shape)
         data = data_set.document(run, self.hosts, order, self.path_here)
-        plan: dict[str, Any] = {
+        plan: Plan = {
             "format": FORMAT,
             "run": self.choice.name,
             "world": len(by_rank),
@@ -259,6 +215,7 @@ class Planner:
             "training": self.training(model, [rows[host.name] for host in by_rank]),
             "data": data,
             "trainer": self.trainer(),
+            "nodes": [],
         }
         shares = [rows[host.name] for host in by_rank]
         plan["nodes"] = [self.node(host, rank, plan, links, shares) for rank, host in enumerate(by_rank)]
@@ -270,7 +227,7 @@ class Planner:
         plan["digest"] = digest_of(plan)
         return plan
 
-    def data_ports(self) -> dict[str, int]:
+    def data_ports(self) -> Ports:
         """Where Gloo listens: the hosts' local ports, widest of all, or the range they are narrowed to."""
         if self.settings["ddp_port_range"]:
             low, high = self.settings["ddp_port_range"]
@@ -278,7 +235,7 @@ class Planner:
         ranges = [host.fact("ephemeral") or EPHEMERAL for host in self.hosts]
         return {"low": min(entry["low"] for entry in ranges), "high": max(entry["high"] for entry in ranges)}
 
-    def training(self, model: Mapping[str, Any], shares: Sequence[int]) -> dict[str, Any]:
+    def training(self, model: Model, shares: Sequence[int]) -> Training:
         run = self.settings
         tokens = run["ddp_total_batch"] * run["ddp_iterations"]
         return {
@@ -325,13 +282,12 @@ class Planner:
             return "ours"
         return "git" if is_git(self.settings["ddp_trainer_source"]) else "path"
 
-    def trainer(self) -> dict[str, Any]:
+    def trainer(self) -> Trainer:
         run = self.settings
         others = [line for line in self.requirements if not line.startswith("torch==")]
         tracker = {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": [WANDB]}.get(run["ddp_tracker"], [])
-        return {
+        trainer: Trainer = {
             "source": self.source,
-            **({"joined": True} if self.choice.joined else {}),
             "url": {"ours": None, "path": self.path_here(run["ddp_trainer_source"])}.get(
                 self.source, run["ddp_trainer_source"]
             ),
@@ -342,19 +298,20 @@ class Planner:
             "tracker_requirements": tracker,
             "offline": run["ddp_trainer_offline"],
         }
+        if self.choice.joined:
+            trainer["joined"] = True
+        return trainer
 
-    def node(
-        self, host: Host, rank: int, plan: Mapping[str, Any], links: Mapping[str, Link], shares: Sequence[int]
-    ) -> dict[str, Any]:
+    def node(self, host: Host, rank: int, plan: Plan, links: Mapping[str, Link], shares: Sequence[int]) -> Node:
         base = host.fact("base_dir") or home_expanded(host.settings["ddp_base_dir"], host)
         venv = home_expanded(host.settings["ddp_venv_dir"] or os.path.join(base, "venv"), host)
         link = links[host.name]
         run_dir = os.path.join(base, "runs", self.choice.name)
         own = links[host.name].address
-        peers = [
+        peers = {
             other.address for name, other in links.items() if name != host.name and other.address not in (None, own)
-        ]
-        node: dict[str, Any] = {
+        }
+        node: Node = {
             "host": host.name,
             "rank": rank,
             "address": link.address,
@@ -379,11 +336,13 @@ class Planner:
             "memory_bytes": self.memory(shares)["total"],
             "disk_bytes": self.disk_bytes(),
             "checkpoint_bytes": model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]),
-            "peers": sorted(dict.fromkeys(peers)),
+            "peers": sorted(peer for peer in peers if peer is not None),
+            "argv": [],
+            "env": {},
+            "env_secret": sorted(self.settings["ddp_secret_env"]),
         }
         node["argv"] = argv(self.settings, self.choice, node, plan)
         node["env"] = env(self.settings, self.choice, node)
-        node["env_secret"] = sorted(self.settings["ddp_secret_env"])
         return node
 
     def memory(self, shares: Sequence[int]) -> dict[str, int]:
@@ -419,21 +378,6 @@ class Planner:
         used = host.fact("python", "version")
         order = sorted(candidates, key=lambda entry: preference(entry, common, used))
         return str(order[0]["executable"]) if order else None
-
-
-def controller_settings(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Settings of what the controller itself does, for what needs no plan. Refuses wrong settings; hosts are as for `questions`."""
-    return of_controller(resolved(hosts)[0])
-
-
-def of_controller(run: Mapping[str, Any]) -> dict[str, Any]:
-    """They are no part of the document."""
-    names = ("watch", "stall_factor", "results_dir", "collect_checkpoints", "strict", "fresh")
-    return {name: run["ddp_" + name] for name in names}
-
-
-def is_git(source: str) -> bool:
-    return bool(re.match(r"(https?|git|ssh|file)://|git@|[\w.-]+@[\w.-]+:", source)) or source.endswith(".git")
 
 
 def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, bool, int]:

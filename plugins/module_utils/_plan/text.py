@@ -160,6 +160,6 @@ def render_findings(findings: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def as_json(plan: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def as_json(plan: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """What the playbook plan writes for other programs."""
     return {"plan": plan, "findings": list(findings)}

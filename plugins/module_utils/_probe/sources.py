@@ -108,7 +108,7 @@ def has_checkout(source: str, environment: Mapping[str, str]) -> bool:
 
 
 def look(asked: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the plan asks of the controller, see _plan.controller_questions."""
+    """What the plan asks of the controller, see _plan/questions.py."""
     # As the role collect takes a relative path.
     results = os.path.join(environment.get("PWD", ""), os.path.expanduser(asked["results"]))
     return {

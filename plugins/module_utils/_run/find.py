@@ -9,7 +9,7 @@ import os
 import re
 from typing import Any, Dict, List, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     plain_run_name,
 )
@@ -58,7 +58,7 @@ def find_rank(run_dir: str, plan: Dict[str, Any], session: Dict[str, Any]) -> Op
     if len(found) == 1:
         return found.pop()
     nodes = [node for node in items(plan, "nodes") if node.get("run_dir") == run_dir]
-    return nodes[0].get("rank") if len(nodes) == 1 else None
+    return number(nodes[0], "rank") if len(nodes) == 1 and "rank" in nodes[0] else None
 
 
 # How a module is told which run is meant: its options, and what AnsibleModule is to ask of them (documentation fragment "run").

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import SETTINGS, TABLE
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanError, make_plan, questions
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError, questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, laptop, nic, route
 from hypothesis import HealthCheck, given, settings

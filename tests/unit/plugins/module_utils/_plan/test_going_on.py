@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanError, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 
 URL = {"ddp_data_source": "url"}

@@ -13,13 +13,8 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import command
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
-    Outcome,
-    PlanError,
-    digest_of,
-    make_plan,
-    questions,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, digest_of, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError, questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render, render_findings
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     GIGA,

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
     PlanError,
     controller_questions,
-    make_plan,
     questions,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as host_facts
