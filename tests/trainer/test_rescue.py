@@ -54,6 +54,14 @@ def test_who_lost_each_other_go_on_as_if_nothing_had_been(tmp_path: Path) -> Non
     assert job.final_digest() == whole.final_digest()
 
 
+def test_a_request_to_hang_up_that_a_dead_rank_did_not_find_is_not_meant_for_the_next_one(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.environment(1)
+    (job.base(1) / "hang-up-rank1").touch()
+    job.run()
+    assert not (job.base(1) / "hang-up-rank1").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_field_35_the_rank_that_is_left_saves_and_goes_on_alone(number: signal.Signals, tmp_path: Path) -> None:
     for attempt in range(TRIES):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ENTRIES = 20
+HANG_UP = "hang-up-rank"
 
 
 def stacks() -> dict[str, list[str]]:
@@ -65,9 +66,14 @@ def oom_kills() -> int | None:
     return None
 
 
+def forget_hang_up(run_dir: Path, rank: int) -> None:
+    """Remove a request that an earlier process of this rank did not live to find; the connections of the next one are not meant."""
+    (run_dir / f"{HANG_UP}{rank}").unlink(missing_ok=True)
+
+
 def hang_up(run_dir: Path, rank: int) -> bool:
     """End all connections if somebody left hang-up-rankN: who waits for a rank that is frozen or cut off wakes up with an error."""
-    request = run_dir / f"hang-up-rank{rank}"
+    request = run_dir / f"{HANG_UP}{rank}"
     if not request.exists():
         return False
     request.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nanochat.dump import answer_request, hang_up, oom_kills
+from nanochat.dump import answer_request, forget_hang_up, hang_up, oom_kills
 
 BEAT_SECONDS = 1.0
 
@@ -96,6 +96,8 @@ class Heartbeat:
         self._stop = threading.Event()
         self._warned = False
         path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            forget_hang_up(path.parent, rank)
         self._write()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
