@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import forked
+
 HERE = Path(__file__).resolve().parent
 TRAINER = HERE.parents[1] / "trainer"
 # Far more than needed: on a busy machine a rank may take a minute to start.
@@ -44,28 +46,21 @@ def environment(rank: int, world: int, port: int, extra: Mapping[str, str]) -> d
 
 def start_each(
     argvs: Sequence[Sequence[str]], extra: Callable[[int], Mapping[str, str]] = lambda rank: {}
-) -> list[subprocess.Popen[str]]:
+) -> list[forked.Python]:
     """`python ARGV...` once for each rank; argv and environment may differ between them."""
     port, world = free_port(), len(argvs)
     return [
-        subprocess.Popen(
-            [sys.executable, *argv],
-            cwd=TRAINER,
-            env=environment(rank, world, port, extra(rank)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        forked.Python(argv, TRAINER, environment(rank, world, port, extra(rank)), rank)
         for rank, argv in enumerate(argvs)
     ]
 
 
-def start(argv: Sequence[str], world: int) -> list[subprocess.Popen[str]]:
+def start(argv: Sequence[str], world: int) -> list[forked.Python]:
     """`python ARGV...` once for each rank."""
     return start_each([argv] * world)
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], seconds: float = PATIENCE_SECONDS) -> list[Result]:
+def finish(processes: Sequence[forked.Python], seconds: float = PATIENCE_SECONDS) -> list[Result]:
     """Wait for all; whoever is late is killed, which shows as code -9."""
     begun, results = time.monotonic(), []
     for process in processes:

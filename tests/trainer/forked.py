@@ -1,0 +1,200 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Python processes that need not import torch: each is forked by a server that has imported it already.
+
+Importing torch takes longer than most trainings of the tests. A server imports only what others wrote; the trainer itself is
+imported by each process. Real starts, by torchrun too, are tried by tests of their own.
+
+Two processes next to each other come from two servers, whose hashes differ: what depends on the order of a set shows.
+When the tests end, by whatever signal, the server notices it and ends what it forked.
+
+    process = Python(["-m", "scripts.base_train", ...], cwd, environment, number)
+    out, err = process.communicate(timeout=60)
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import io
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TypedDict
+
+SERVERS = 2
+STATUS_BYTES = 16
+FOREIGN = ("numpy", "pyarrow.parquet", "torch.distributed")
+
+
+class Wanted(TypedDict):
+    argv: list[str]
+    cwd: str
+    environment: dict[str, str]
+
+
+class Python:
+    """The part of subprocess.Popen that tests of ranks need; what is printed goes to files."""
+
+    def __init__(self, argv: Sequence[str], cwd: Path, environment: Mapping[str, str], number: int = 0) -> None:
+        self.returncode: int | None = None
+        self._out, self._err = (tempfile.TemporaryFile() for dummy in range(2))  # noqa: SIM115
+        self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, tempfile.TemporaryFile() as request:
+            wanted = Wanted(argv=list(argv), cwd=str(cwd), environment=dict(environment))
+            request.write(json.dumps(wanted).encode())
+            request.flush()
+            descriptors = [request.fileno(), self._out.fileno(), self._err.fileno(), theirs.fileno()]
+            socket.send_fds(_server(number % SERVERS), [b"start"], descriptors)
+        self.pid = int(self._status.recv(STATUS_BYTES))
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("python", timeout or 0)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        return self._read(self._out), self._read(self._err)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, seconds: float | None) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], seconds)[0]:
+            told = self._status.recv(STATUS_BYTES)
+            assert told, "the server of forked processes is gone"
+            self.returncode = int(told)
+            self._status.close()
+        return self.returncode
+
+    @staticmethod
+    def _read(file: IO[bytes]) -> str:
+        file.seek(0)
+        return file.read().decode(errors="replace")
+
+
+@functools.cache
+def _server(number: int) -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "PYTHONHASHSEED": str(number + 1),
+        }
+        # Ctrl-C ends the tests, and with them the server.
+        subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    return ours
+
+
+# -- what runs in the server
+
+
+def serve(control: socket.socket) -> list[str] | None:
+    """Fork whenever asked. In what was forked: its arguments. In the server, when nobody can ask any more: None."""
+    living: dict[int, tuple[int, socket.socket]] = {}  # descriptor of a process -> its number, who waits for it
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, dummy in selector.select():
+                if key.fd != control.fileno():
+                    selector.unregister(key.fd)
+                    _tell_end(key.fd, *living.pop(key.fd))
+                    continue
+                word, descriptors, dummy_flags, dummy_address = socket.recv_fds(control, 16, 4)
+                if not word:
+                    for pid, dummy_waits in living.values():
+                        os.kill(pid, signal.SIGKILL)
+                    return None
+                pid = os.fork()
+                if pid == 0:
+                    control.close()
+                    for other, (dummy_pid, waits) in living.items():
+                        os.close(other)
+                        waits.close()
+                    return _become(*descriptors)
+                for descriptor in descriptors[:3]:
+                    os.close(descriptor)
+                waits = socket.socket(fileno=descriptors[3])
+                waits.send(str(pid).encode())
+                handle = os.pidfd_open(pid)
+                living[handle] = (pid, waits)
+                selector.register(handle, selectors.EVENT_READ)
+
+
+def _tell_end(handle: int, pid: int, waits: socket.socket) -> None:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(handle)
+    with waits:
+        # Who started it may be gone.
+        if select.select([waits], [], [], 0)[0] == []:
+            waits.send(str(code).encode())
+
+
+def _become(request: int, out: int, err: int, status: int) -> list[str]:
+    """Be a process that was started with this environment, in this folder, printing to these files."""
+    with open(request, "rb") as file:
+        file.seek(0)
+        wanted: Wanted = json.load(file)
+    os.close(status)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.FileIO(number, "w", closefd=False), write_through=True) for number in (1, 2)
+    )
+    os.environ.clear()
+    os.environ.update(wanted["environment"])
+    os.chdir(wanted["cwd"])
+    sys.path[0:1] = [wanted["cwd"], *wanted["environment"].get("PYTHONPATH", "").split(os.pathsep)]
+    return wanted["argv"]
+
+
+def run(argv: Sequence[str]) -> None:
+    """What python would do with these arguments."""
+    import runpy
+
+    option, what, *rest = argv
+    sys.argv = [option, *rest]
+    if option == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+
+
+def main() -> None:
+    for name in FOREIGN:
+        importlib.import_module(name)
+    gc.freeze()
+    argv = serve(socket.socket(fileno=int(sys.argv[1])))
+    if argv is not None:
+        run(argv)
+
+
+if __name__ == "__main__":
+    main()
