@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 # A JSON object of which nothing is known yet; each of its values is looked at before it is used.
 Document = Dict[str, object]
@@ -29,7 +29,18 @@ def words(document: Any, name: str) -> List[str]:
     return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
 
-def number(document: Any, name: str) -> int:
-    """A whole number within a document; 0 where there is none, or none that a machine can hold."""
+def text(document: Any, name: str) -> Optional[str]:
+    """A text within a document; None where there is none."""
     found = document.get(name) if isinstance(document, dict) else None
-    return found if isinstance(found, int) and not isinstance(found, bool) and abs(found) < 2**63 else 0
+    return found if isinstance(found, str) else None
+
+
+def whole(document: Any, name: str) -> Optional[int]:
+    """A whole number within a document; None where there is none, or none that a machine can hold."""
+    found = document.get(name) if isinstance(document, dict) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) and abs(found) < 2**63 else None
+
+
+def number(document: Any, name: str) -> int:
+    """The same, 0 where there is none."""
+    return whole(document, name) or 0

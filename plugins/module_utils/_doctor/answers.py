@@ -8,11 +8,11 @@ A host that cannot be reached, one that did not answer in time and one on which 
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Mapping, NamedTuple, Optional, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plain_reason
 
-Evidence = Mapping[str, Any]
 UNREACHABLE = "unreachable"
 TIMED_OUT = "timed out"
 FAILED = "failed"
@@ -36,7 +36,7 @@ def answer_of(result: Any) -> Answer:
     if not isinstance(result, Mapping):
         return Answer(None, FAILED, "could not be examined: the host was not asked")
     if isinstance(result.get("evidence"), Mapping):
-        return Answer(result["evidence"])
+        return Answer(cast(Evidence, result["evidence"]))
     said = (plain_reason(str(result.get("msg") or "")).splitlines() or [""])[0]
     if result.get("unreachable"):
         return Answer(None, UNREACHABLE, "cannot be reached" + (": %s" % said if said else ""))

@@ -23,7 +23,7 @@ def bundle(
     results: Mapping[str, Any],
     secrets: Sequence[Mapping[str, Any]] = (),
     told: Mapping[str, Any] = MappingProxyType({}),
-) -> Dict[str, Any]:
+) -> Dict[str, object]:
     """The verdict, the plan and all evidence, without the values of secrets and of variables that others chose."""
     nodes = [dict(node, env=masked_env(node.get("env") or {})) for node in plan["nodes"]]
     values = {str(value) for one in secrets for value in one.values() if len(str(value)) > 3}
@@ -32,7 +32,7 @@ def bundle(
     return dict(without(whole, sorted(values, key=len, reverse=True)))
 
 
-def masked_env(env: Mapping[str, Any]) -> Dict[str, Any]:
+def masked_env(env: Mapping[str, object]) -> Dict[str, object]:
     return {name: value if OPEN_NAMES.fullmatch(name) else MASK for name, value in env.items()}
 
 

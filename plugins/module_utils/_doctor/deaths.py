@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import prose
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import error_of
 
 # The causes that the trainer writes into its `end` event (docs/architecture.md), and the codes of findings they stand for.

@@ -15,8 +15,19 @@ import re
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import (
+    Dump,
+    Evidence,
+    Nic,
+    OtherProcess,
+    Peer,
+    RankProcess,
+    Socket,
+    System,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, read_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import busy_share, read_effort
@@ -41,7 +52,7 @@ TCP_STATES = {
 }
 
 
-def collect(run_dir: str, rank: int, peers: List[Dict[str, Any]], probe_port: int, run: Run) -> Dict[str, Any]:
+def collect(run_dir: str, rank: int, peers: Sequence[Peer], probe_port: int, run: Run) -> Evidence:
     """Everything about this host's rank. peers: [{host, address}]; probe_port: one that the peers' firewalls leave open."""
     state = read_run(run_dir, rank, lines=30)
     pid = trainer_pid(run_dir, rank)
@@ -60,14 +71,14 @@ def collect(run_dir: str, rank: int, peers: List[Dict[str, Any]], probe_port: in
         "system": system_facts(run_dir, first, second),
         "others": busiest(first, second, rank_pids(run_dir, pid)),
         "kernel": kernel_words(run, state.get("started")),
-        "oom_kills_before": heartbeat(run_dir, rank).get("oom_kills"),
+        "oom_kills_before": whole(heartbeat(run_dir, rank), "oom_kills"),
     }
 
 
 # -- the trainer's process --------------------------------------------------------------------------------------------
 
 
-def heartbeat(run_dir: str, rank: int) -> Dict[str, Any]:
+def heartbeat(run_dir: str, rank: int) -> Document:
     return read_object(os.path.join(run_dir, "heartbeat-rank%d.json" % rank))
 
 
@@ -93,17 +104,21 @@ def trainer_pid(run_dir: str, rank: int) -> Optional[int]:
     return max(workers) if workers else None
 
 
-def counters(pid: Optional[int]) -> Dict[str, Any]:
+class Counters(NamedTuple):
     """What is compared between two moments."""
-    return {
-        "time": time.monotonic(),
-        "cpu": dict(_cpu_times()),
-        "swap": _vmstat(("pswpin", "pswpout")),
-        "throttle": _throttle(),
-        "limited": _limited(),
-        "delay": _delay(pid),
-        "pid": pid,
-    }
+
+    time: float
+    cpu: Dict[int, float]  # seconds by process
+    swap: int  # pages
+    throttle: int
+    limited: float
+    delay: float
+
+
+def counters(pid: Optional[int]) -> Counters:
+    """As they are now."""
+    swapped = sum(_vmstat(("pswpin", "pswpout")))
+    return Counters(time.monotonic(), dict(_cpu_times()), swapped, _throttle(), _limited(), _delay(pid))
 
 
 def _delay(pid: Optional[int]) -> float:
@@ -124,20 +139,20 @@ def _cpu_times() -> Iterable[Tuple[int, float]]:
                 yield int(name), (int(fields[11]) + int(fields[12])) / tick
 
 
-def process_facts(pid: Optional[int], first: Dict[str, Any], second: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+def process_facts(pid: Optional[int], first: Counters, second: Counters) -> Optional[RankProcess]:
     """State, memory and share of a CPU of the rank's process; None when there is none."""
     one = processes.process(pid) if pid else None
     if one is None or pid is None:
         return None
     status = read_text("/proc/%d/status" % pid)
-    seconds = second["time"] - first["time"]
-    used = second["cpu"].get(pid, 0.0) - first["cpu"].get(pid, 0.0)
+    seconds = second.time - first.time
+    used = second.cpu.get(pid, 0.0) - first.cpu.get(pid, 0.0)
     return {
         "pid": pid,
         "state": one.state,
         "command": one.command[:200],
         "cpu_share": round(max(0.0, used) / seconds, 3),
-        "waits_for_core": round(max(0.0, second["delay"] - first["delay"]) / seconds, 3),
+        "waits_for_core": round(max(0.0, second.delay - first.delay) / seconds, 3),
         "memory_bytes": _status_bytes(status, "VmRSS"),
         "swapped_bytes": _status_bytes(status, "VmSwap"),
         "waits_in": read_text("/proc/%d/wchan" % pid).strip(),
@@ -163,7 +178,7 @@ def ask(run_dir: str, rank: int, pid: Optional[int]) -> None:
         pass
 
 
-def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dict[str, Any]]:
+def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
     """The trainer's answer to the request, None if it does not come: a stopped process, or another trainer than ours."""
     request, path = os.path.join(run_dir, REQUEST % rank), os.path.join(run_dir, ANSWER % rank)
     limit = time.monotonic() + (ANSWER_SECONDS if pid is not None else 0.0)
@@ -174,16 +189,16 @@ def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dict[str, An
         os.unlink(request)
     except OSError:
         pass  # it was answered, or never written
-    return read_object(path) or None if answered else None
+    return cast(Dump, read_object(path)) or None if answered else None
 
 
 # -- the network ------------------------------------------------------------------------------------------------------
 
 
-def peer_sockets(pid: Optional[int], addresses: List[str]) -> List[Dict[str, Any]]:
+def peer_sockets(pid: Optional[int], addresses: List[str]) -> List[Socket]:
     """The process's TCP connections to its peers: bytes not yet sent or read, and how often the kernel sent again."""
     inodes = _socket_inodes(pid) if pid else set()
-    found = []
+    found: List[Socket] = []
     for name in ("tcp", "tcp6"):
         for line in read_text("/proc/net/" + name).splitlines()[1:]:
             fields = line.split()
@@ -226,7 +241,7 @@ def _endpoint(text: str) -> Tuple[str, int]:
     return socket.inet_ntop(socket.AF_INET if len(words) == 4 else socket.AF_INET6, words), int(port, 16)
 
 
-def reach_all(peers: List[Dict[str, Any]], port: int) -> Dict[str, str]:
+def reach_all(peers: Sequence[Peer], port: int) -> Dict[str, str]:
     """Every peer side by side, so that ten which do not answer take no longer than one."""
     found: Dict[str, str] = {}
     threads = [
@@ -258,20 +273,20 @@ def reach(address: str, port: int, seconds: float = 3.0) -> str:
 # -- the machine ------------------------------------------------------------------------------------------------------
 
 
-def system_facts(run_dir: str, first: Dict[str, Any], second: Dict[str, Any]) -> Dict[str, Any]:
+def system_facts(run_dir: str, first: Counters, second: Counters) -> System:
     """Load, memory, swapping, disk, throttling and the state of the network interfaces."""
     memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text("/proc/meminfo"), re.M))
     disk = _disk(run_dir)
-    seconds = second["time"] - first["time"]
+    seconds = second.time - first.time
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "load1": os.getloadavg()[0],
         "memory_total": int(memory.get("MemTotal", 0)) * 1024,
         "memory_available": int(memory.get("MemAvailable", 0)) * 1024,
-        "swapped_pages_per_second": round((sum(second["swap"]) - sum(first["swap"])) / seconds, 1),
+        "swapped_pages_per_second": round((second.swap - first.swap) / seconds, 1),
         "disk_free": disk,
-        "throttled": second["throttle"] > first["throttle"],
-        "limited": round((second["limited"] - first["limited"]) / seconds, 2),
+        "throttled": second.throttle > first.throttle,
+        "limited": round((second.limited - first.limited) / seconds, 2),
         "pressure": {name: _pressure(name) for name in ("cpu", "memory", "io")},
         "oom_kills": _oom_kills(),
         "nics": {name: _nic(name) for name in sorted(os.listdir("/sys/class/net"))}
@@ -324,7 +339,7 @@ def _limited() -> float:
     return 0.0
 
 
-def _nic(name: str) -> Dict[str, Any]:
+def _nic(name: str) -> Nic:
     base = "/sys/class/net/" + name
     return {
         "state": read_text(base + "/operstate").strip(),
@@ -333,12 +348,12 @@ def _nic(name: str) -> Dict[str, Any]:
     }
 
 
-def busiest(first: Dict[str, Any], second: Dict[str, Any], own: Set[int], most: int = 3) -> List[Dict[str, Any]]:
+def busiest(first: Counters, second: Counters, own: Set[int], most: int = 3) -> List[OtherProcess]:
     """Who else computes, by share of a CPU, from a tenth of one on."""
-    seconds = second["time"] - first["time"]
-    shares = [(used - first["cpu"].get(pid, used)) / seconds for pid, used in second["cpu"].items()]
-    ranked = sorted(zip(shares, second["cpu"]), reverse=True)
-    found = []
+    seconds = second.time - first.time
+    shares = [(used - first.cpu.get(pid, used)) / seconds for pid, used in second.cpu.items()]
+    ranked = sorted(zip(shares, second.cpu), reverse=True)
+    found: List[OtherProcess] = []
     for share, pid in ranked:
         one = processes.process(pid) if share >= 0.1 and pid not in own else None
         if one is not None:

@@ -11,12 +11,14 @@ compared.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import WARNING
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, Answer, Evidence, answers_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, Answer, answers_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import MISSED, Death, death_of, was_killed
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence, RankProcess
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import (
     busy,
     error_of,
@@ -79,7 +81,14 @@ class Case(NamedTuple):
         return ranks
 
 
-def diagnose(plan: Mapping[str, Any], results: Mapping[str, Any], stall_factor: float = 5.0) -> Dict[str, Any]:
+class Diagnosis(TypedDict):
+    """The verdict, and the lines it rests on."""
+
+    verdict: Finding
+    evidence: List[str]
+
+
+def diagnose(plan: Mapping[str, Any], results: Mapping[str, Any], stall_factor: float = 5.0) -> Diagnosis:
     """One verdict over all ranks, from the results of doctor_info by host: a finding, and the lines it rests on."""
     limits = Limits(factor=float(stall_factor), timeout=float(plan.get("timeout_seconds") or Limits().timeout))
     case = Case(plan, answers_of(results), limits)
@@ -98,8 +107,8 @@ def judged(case: Case) -> Finding:
 
 def regrouped(case: Case) -> Optional[Finding]:
     """Where keepers go on without some hosts, those who train are judged; if all is well with them, it is said who is away."""
-    told = [found["run"].get("membership") or {} for found in case.known().values()]
-    training = [one for one in told if one.get("state") == "training" and one.get("members")]
+    told = [found["run"].get("membership") for found in case.known().values()]
+    training = [one for one in told if one and one.get("state") == "training" and one.get("members")]
     if not training:
         return None
     newest = max(training, key=lambda one: int(one.get("generation") or 0))
@@ -123,7 +132,7 @@ def absence(answer: Answer) -> str:
     if answer.evidence is None:
         return answer.words
     run = answer.evidence["run"]
-    keeper = run.get("membership") or {}
+    keeper = run.get("membership")
     if keeper:
         return "waits to be let in" if not keeper.get("why") else "waits to be let in, since %s" % keeper["why"]
     return "is %s there" % run["state"]
@@ -237,7 +246,7 @@ def not_running(case: Case) -> Optional[Finding]:
 
 def frozen(case: Case) -> Optional[Finding]:
     for host, found in case.known().items():
-        process = found.get("process") or {}
+        process: RankProcess = found.get("process") or {}
         age = found["run"].get("heartbeat_age")
         if process.get("state") in ("T", "t"):
             seen = "%s is stopped (process %d is in state T)." % (case.name(host), process["pid"])
@@ -359,12 +368,11 @@ def positions(case: Case) -> Dict[str, Tuple[int, int]]:
     flights = {host: recorded(found) for host, found in known.items()}
     if all(number is not None for number in flights.values()):
         return {host: (number or 0, 0) for host, number in flights.items()}
-    told = {host: found["run"].get("collective") for host, found in known.items()}
-    steps = {host: found["run"].get("step") for host, found in known.items()}
-    whole = all(isinstance(number, int) for number in told.values())
+    told = {host: whole(found["run"], "collective") for host, found in known.items()}
+    steps = {host: whole(found["run"], "step") for host, found in known.items()}
+    comparable = None not in told.values()
     return {
-        host: (step if isinstance(step, int) else -1, int(told[host] or 0) if whole else 0)
-        for host, step in steps.items()
+        host: (-1 if step is None else step, (told[host] or 0) if comparable else 0) for host, step in steps.items()
     }
 
 
@@ -389,12 +397,12 @@ def healthy(case: Case) -> Finding:
     """All live and none is stuck: say how fast, and who sets the pace."""
     known = case.known()
     host = case.plan["master"]["host"] if case.plan["master"]["host"] in known else sorted(known)[0]
-    full = [one for one, found in known.items() if (found.get("system") or {}).get("disk_free", LOW_DISK) < LOW_DISK]
-    if full:
-        free = known[full[0]]["system"]["disk_free"]
-        seen = "All ranks make progress, but %s has %s free in its run folder, too little for a checkpoint."
-        return finding("disk-full", full[0], seen % (case.name(full[0]), bytes_text(free)), severity=WARNING)
-    done = [found["run"].get("step") for found in known.values() if found["run"].get("step") is not None]
+    for one, found in known.items():
+        free = (found.get("system") or {}).get("disk_free")
+        if free is not None and free < LOW_DISK:
+            seen = "All ranks make progress, but %s has %s free in its run folder, too little for a checkpoint."
+            return finding("disk-full", one, seen % (case.name(one), bytes_text(free)), severity=WARNING)
+    done = [step for step in (found["run"].get("step") for found in known.values()) if step is not None]
     slow = {one: slow_reasons(found) for one, found in known.items()}
     reasons = ["%s: %s" % (case.name(one), "; ".join(words)) for one, words in sorted(slow.items()) if words]
     pace = max([found["run"].get("step_seconds") or 0.0 for found in known.values()] + [0.0])

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer, Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence, RankProcess, System
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import BUSY
 
@@ -44,7 +45,9 @@ def innermost(found: Evidence) -> str:
 
 def slow_reasons(found: Evidence) -> List[str]:
     """Why a rank may be slow, as far as its host tells."""
-    system, process, reasons = found.get("system") or {}, found.get("process") or {}, []
+    system: System = found.get("system") or {}
+    process: RankProcess = found.get("process") or {}
+    reasons = []
     if system.get("swapped_pages_per_second", 0) > 50 or process.get("swapped_bytes", 0) > 256 * 2**20:
         reasons.append("it is swapping (%s of it are out)" % bytes_text(process.get("swapped_bytes", 0)))
     others, late = found.get("others") or [], process.get("waits_for_core", 0.0)
@@ -95,7 +98,9 @@ def lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> List[str]:
 
 
 def describe(found: Evidence) -> str:
-    run, process, system = found["run"], found.get("process") or {}, found.get("system") or {}
+    system: System = found.get("system") or {}
+    process: RankProcess = found.get("process") or {}
+    run = found["run"]
     parts = [
         run["state"],
         "step %s" % run.get("step"),

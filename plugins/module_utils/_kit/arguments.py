@@ -20,7 +20,7 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, Type
 
 
 def checked_module(
-    argument_spec: dict[str, Any], bounds: Mapping[str, tuple[float, float]] | None = None, **options: Any
+    argument_spec: Mapping[str, object], bounds: Mapping[str, tuple[float, float]] | None = None, **options: Any
 ) -> Any:
     """An AnsibleModule whose arguments a program can hold: no NUL byte, no broken text, no number beyond 64 bits, no endless nesting.
 
@@ -36,7 +36,7 @@ def checked_module(
     return module
 
 
-def beyond(params: dict[str, Any], bounds: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+def beyond(params: Mapping[str, object], bounds: Mapping[str, tuple[float, float]]) -> Iterator[str]:
     """Numbers that are out of their bounds, which would make an endless wait, a loop or a list without end of a typing error."""
     for name, (least, most) in bounds.items():
         value: Any = params

@@ -16,9 +16,16 @@ import json
 import os
 import re
 import zlib
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, section, words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
+    Document,
+    items,
+    number,
+    section,
+    text,
+    words,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
 
@@ -41,6 +48,32 @@ class Have(NamedTuple):
     size: int
     sha256: str
     mtime: float
+
+
+class FilePiece(TypedDict):
+    """Some bytes of a file; the digest is of all of it up to their end."""
+
+    path: str
+    offset: int
+    sha256: str
+    data: str
+    last: bool
+
+
+class BigFile(TypedDict):
+    """A file that is fetched whole, by other means."""
+
+    path: str
+    size: int
+    mtime: int
+
+
+class Missing(TypedDict):
+    """What the other side lacks, as far as one answer has room for it."""
+
+    pieces: List[FilePiece]
+    more: bool
+    whole: List[BigFile]
 
 
 class CopyError(Exception):
@@ -102,7 +135,7 @@ def content(run_dir: str, path: str) -> Optional[bytes]:
     return data[: data.rfind(b"\n") + 1] if matches(path, GROWING) else data
 
 
-def piece(path: str, data: bytes, have: Optional[Have], room: int) -> Optional[Dict[str, Any]]:
+def piece(path: str, data: bytes, have: Optional[Have], room: int) -> Optional[FilePiece]:
     """What of a file is missing on the other side, at most room bytes of it; None when nothing is."""
     offset = 0
     if have is not None and have.size <= len(data) and sha256_of(data[: have.size]) == have.sha256:
@@ -140,9 +173,9 @@ def to_talk_to(run_dir: str) -> List[str]:
     return [*newest, *(path for path in paths if os.path.isfile(os.path.join(run_dir, path)))]
 
 
-def big_files(run_dir: str, have: Dict[str, Have]) -> List[Dict[str, Any]]:
+def big_files(run_dir: str, have: Dict[str, Have]) -> List[BigFile]:
     """Those of to_talk_to that the other side has not; they are immutable, so size and time tell."""
-    wanted = []
+    wanted: List[BigFile] = []
     for path in to_talk_to(run_dir):
         try:
             status = os.stat(os.path.join(run_dir, path))
@@ -154,9 +187,9 @@ def big_files(run_dir: str, have: Dict[str, Have]) -> List[Dict[str, Any]]:
     return wanted
 
 
-def missing_files(run_dir: str, have: Dict[str, Have], checkpoints: bool, room: int) -> Dict[str, Any]:
+def missing_files(run_dir: str, have: Dict[str, Have], checkpoints: bool, room: int) -> Missing:
     """Everything that the other side lacks, as much of it as there is room for in one answer."""
-    pieces: List[Dict[str, Any]] = []
+    pieces: List[FilePiece] = []
     more = False
     for path in small_files(run_dir):
         data = content(run_dir, path)
@@ -195,13 +228,13 @@ def place_of(folder: str, path: Any, patterns: Any) -> str:
     return place
 
 
-def apply_piece(folder: str, part: Dict[str, Any]) -> None:
+def apply_piece(folder: str, part: Document) -> None:
     """Put a piece where it belongs, the file changing all at once; the digest must fit."""
     path = place_of(folder, part.get("path"), SMALL)
     try:
-        before = _beginning(path, int(part["offset"])) if part["offset"] else b""
+        before = _beginning(path, number(part, "offset")) if part["offset"] else b""
         unpacking = zlib.decompressobj()
-        data = before + unpacking.decompress(base64.b64decode(part["data"]), LONGEST_PIECE)
+        data = before + unpacking.decompress(base64.b64decode(text(part, "data") or ""), LONGEST_PIECE)
         fits = not unpacking.unconsumed_tail and sha256_of(data) == part["sha256"]
     except (KeyError, TypeError, ValueError, OverflowError, OSError, zlib.error) as error:
         raise CopyError("%s came in a form that cannot be read (%s)" % (part.get("path"), error)) from error
@@ -218,9 +251,9 @@ def _beginning(path: str, count: int) -> bytes:
         return stream.read(count)
 
 
-def have_of(folder: str) -> Dict[str, Dict[str, Any]]:
+def have_of(folder: str) -> Dict[str, Dict[str, object]]:
     """What of a run lies in a folder already, as the host wants to be told."""
-    known = {}
+    known: Dict[str, Dict[str, object]] = {}
     for path in small_files(folder):
         with open(os.path.join(folder, path), "rb") as stream:
             data = stream.read()

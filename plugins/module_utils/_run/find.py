@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     plain_run_name,
 )
@@ -48,7 +48,7 @@ def _names(folder: str) -> List[str]:
         return []
 
 
-def find_rank(run_dir: str, plan: Dict[str, Any], session: Dict[str, Any]) -> Optional[int]:
+def find_rank(run_dir: str, plan: Document, session: Document) -> Optional[int]:
     """This host's rank: from its session's name, its files or its folder in the plan."""
     match = re.search(r"-rank(\d+)$", str(session.get("session") or ""))
     if match:
@@ -62,13 +62,15 @@ def find_rank(run_dir: str, plan: Dict[str, Any], session: Dict[str, Any]) -> Op
 
 
 # How a module is told which run is meant: its options, and what AnsibleModule is to ask of them (documentation fragment "run").
-WHICH_RUN: Dict[str, Any] = dict(run_dir=dict(type="path"), base_dir=dict(type="path"), run=dict(type="str"))
-ONE_RUN: Dict[str, Any] = dict(
+WHICH_RUN: Dict[str, Dict[str, object]] = dict(
+    run_dir=dict(type="path"), base_dir=dict(type="path"), run=dict(type="str")
+)
+ONE_RUN: Dict[str, List[Tuple[str, str]]] = dict(
     required_one_of=[("run_dir", "base_dir")], mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")]
 )
 
 
-def find_run_dir(params: Dict[str, Any]) -> Optional[str]:
+def find_run_dir(params: Mapping[str, object]) -> Optional[str]:
     """The run folder that a module's parameters mean: run_dir, or run (or the newest) below base_dir, if there is one."""
     if params.get("run_dir"):
         return str(params["run_dir"])

@@ -9,9 +9,10 @@ import hashlib
 import json
 import os
 import shutil
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import document, lineage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     CHECKPOINTS,
     PLAN,
@@ -32,12 +33,34 @@ class RunFolderError(Exception):
     """The folder could not be brought into the wanted state; the text is for the user."""
 
 
-def read_plan(run_dir: str) -> Optional[Dict[str, Any]]:
+class Diff(TypedDict):
+    """The plan before and after, as Ansible shows differences."""
+
+    before_header: str
+    after_header: str
+    before: str
+    after: str
+
+
+class _Shown(TypedDict, total=False):
+    diff: Diff
+
+
+class Prepared(_Shown):
+    """What was, or would be, done to a run folder."""
+
+    changed: bool
+    set_aside: List[str]
+    place: Optional[str]
+    checkpoint: Optional[int]
+
+
+def read_plan(run_dir: str) -> Optional[Document]:
     """The plan that lies in the folder, None if there is none or it cannot be read."""
     return read_object(os.path.join(run_dir, PLAN)) or None
 
 
-def starts_over(plan: Dict[str, Any]) -> bool:
+def starts_over(plan: Document) -> bool:
     """Whether the trainer is started without being told to go on from a checkpoint, so that it would write over those that are there."""
     argv = [word for node in document.items(plan, "nodes") for word in document.words(node, "argv")]
     return bool(argv) and not any(word.startswith("--resume") for word in argv)
@@ -64,7 +87,7 @@ def next_place(run_dir: str) -> str:
     return os.path.join(run_dir, PREVIOUS, str(max(generations(run_dir), default=0) + 1))
 
 
-def set_aside(run_dir: str, names: List[str], deployed: Optional[Dict[str, Any]]) -> str:
+def set_aside(run_dir: str, names: List[str], deployed: Optional[Document]) -> str:
     """Move outputs into a folder of their own, with the plan that they were made under; returns that folder.
 
     What interrupts this leaves a part here and a part there, and the rest goes to the next number: nothing is ever lost.
@@ -83,11 +106,11 @@ def set_aside(run_dir: str, names: List[str], deployed: Optional[Dict[str, Any]]
     return place
 
 
-def plan_text(plan: Dict[str, Any]) -> str:
+def plan_text(plan: Document) -> str:
     return json.dumps(plan, indent=1, sort_keys=True) + "\n"
 
 
-def write_plan(run_dir: str, plan: Dict[str, Any]) -> None:
+def write_plan(run_dir: str, plan: Document) -> None:
     """Make the folder and put the plan there, whole or not at all."""
     try:
         os.makedirs(os.path.join(run_dir, "log"), exist_ok=True)
@@ -96,7 +119,7 @@ def write_plan(run_dir: str, plan: Dict[str, Any]) -> None:
         raise RunFolderError(f"The plan could not be written to {run_dir}: {error.strerror}.") from error
 
 
-def refuse_loss(run_dir: str, deployed: Optional[Dict[str, Any]], plan: Dict[str, Any]) -> bool:
+def refuse_loss(run_dir: str, deployed: Optional[Document], plan: Document) -> bool:
     """Whether training would start from step 0 beside outputs that are there; refused where these are checkpoints of another plan."""
     found = lineage.differences(deployed or {}, plan)
     steps = checkpoint_steps(run_dir)
@@ -109,7 +132,7 @@ def refuse_loss(run_dir: str, deployed: Optional[Dict[str, Any]], plan: Dict[str
     return bool(found) or (bool(steps) and starts_over(plan))
 
 
-def make_ready(run_dir: str, plan: Dict[str, Any], fresh: bool, dry: bool) -> Dict[str, Any]:
+def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool) -> Prepared:
     """Make the folder and refuse what `prepare` would refuse, without touching what is there: a run may still go on in it."""
     if not fresh:
         refuse_loss(run_dir, read_plan(run_dir), plan)
@@ -148,9 +171,7 @@ def write_keeper(run_dir: str, keeper: Optional[Keeper]) -> None:
         raise RunFolderError(f"The keeper could not be written to {folder}: {error.strerror}.") from error
 
 
-def prepare(
-    run_dir: str, plan: Dict[str, Any], fresh: bool, dry: bool, keeper: Optional[Keeper] = None
-) -> Dict[str, Any]:
+def prepare(run_dir: str, plan: Document, fresh: bool, dry: bool, keeper: Optional[Keeper] = None) -> Prepared:
     """Bring the folder to the plan; with dry, only say what would be done."""
     deployed = read_plan(run_dir)
     aside = outputs(run_dir) if fresh or refuse_loss(run_dir, deployed, plan) else []

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_run_dir
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines, plain_line
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, PREPARED, RUNNING, read_run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
+    EMPTY,
+    PREPARED,
+    RUNNING,
+    RunState,
+    read_run,
+)
 
 CHUNK = 256 * 1024
 
@@ -21,6 +27,16 @@ class Piece(NamedTuple):
 
     lines: List[str]
     offset: int
+
+
+class LogPiece(TypedDict):
+    """What run_log returns."""
+
+    state: str
+    log: Optional[str]
+    lines: List[str]
+    offset: int
+    over: bool
 
 
 def size_of(path: str) -> int:
@@ -55,14 +71,14 @@ def last_lines(path: str, count: int) -> Piece:
 
 
 def read_log(
-    params: Dict[str, Any],
+    params: Mapping[str, Any],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Dict[str, Any]:
+) -> LogPiece:
     """What run_log returns for its parameters: waits for new lines for as long as the run goes on and the caller allows."""
     run_dir = find_run_dir(params)
-    run = dict(EMPTY) if run_dir is None else read_run(run_dir, params["rank"], lines=0, limit=16 * 1024)
-    path: Optional[str] = run["log"]
+    run: RunState = {**EMPTY} if run_dir is None else read_run(run_dir, params["rank"], lines=0, limit=16 * 1024)
+    path = run["log"]
     if path is None:
         return {"state": run["state"], "log": None, "lines": [], "offset": 0, "over": True}
     begun = clock()
@@ -76,5 +92,5 @@ def read_log(
     return _answer(run, piece, over=not going and piece.offset >= size_of(path))
 
 
-def _answer(run: Dict[str, Any], piece: Piece, over: bool) -> Dict[str, Any]:
+def _answer(run: RunState, piece: Piece, over: bool) -> LogPiece:
     return {"state": run["state"], "log": run["log"], "lines": piece.lines, "offset": piece.offset, "over": over}

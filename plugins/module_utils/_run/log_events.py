@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
-Event = Dict[str, Any]
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite
 
 # The first step and the newest ones; what lies between them in a long log changes nothing that is told.
 HEAD_BYTES = 32 * 1024
@@ -49,7 +49,7 @@ def _events(data: bytes, written: float) -> List[Event]:
         event = _step(match, time)
         if event:
             found.append(event)
-            time -= event["seconds"]
+            time -= finite(event["seconds"]) or 0.0
     found.reverse()
     for match in EVALUATION.finditer(data):
         bits = _number(match.group(2))

@@ -9,12 +9,12 @@ import json
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import Effort, busy_share, read_effort
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import WHICH_RUN, find_run_dir
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import PEEK_BYTES
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, ENDED, RUNNING, read_run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, ENDED, RUNNING, RunState, read_run
 
 PEEK_SECONDS = 0.5
 IDLE_PEEK_SECONDS = 1.0  # while only an end would be news
@@ -22,9 +22,9 @@ BUSY_SECONDS = 1.0  # over so long the use of CPU is measured where there was no
 IDLE_SECONDS = 10.0
 
 
-def _measure_busy(run: Dict[str, Any], first: Optional[Effort], sleep: Callable[[float], None] = time.sleep) -> None:
+def _measure_busy(run: RunState, first: Optional[Effort], sleep: Callable[[float], None] = time.sleep) -> None:
     """The share of a core that a running rank works, since the first reading; a moment is waited where it matters and that was just now."""
-    if run["state"] != RUNNING or first is None:
+    if run["state"] != RUNNING or first is None or run["run_dir"] is None:
         return
     left = BUSY_SECONDS - (time.monotonic() - first.at)
     idle = run["idle_seconds"]
@@ -45,7 +45,7 @@ class Wait(NamedTuple):
 
 
 def wait_for_news(
-    peek: Callable[[], Dict[str, Any]],
+    peek: Callable[[], RunState],
     wait: Wait,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -65,7 +65,7 @@ def wait_for_news(
 
 
 # What run_info is told.
-LOOK: Dict[str, Any] = dict(
+LOOK: Dict[str, Dict[str, object]] = dict(
     rank=dict(type="int"),
     lines=dict(type="int", default=10),
     wait=dict(
@@ -81,11 +81,11 @@ LOOK: Dict[str, Any] = dict(
 )
 
 
-def look(params: Dict[str, Any]) -> Dict[str, Any]:
+def look(params: Mapping[str, Any]) -> RunState:
     """What run_info returns for its parameters."""
     run_dir, rank = find_run_dir(params), params.get("rank")
     if run_dir is None:
-        return dict(EMPTY)
+        return {**EMPTY}
     wait = params.get("wait")
     first = read_effort(run_dir, rank)
     if wait:
@@ -96,10 +96,10 @@ def look(params: Dict[str, Any]) -> Dict[str, Any]:
     return run
 
 
-def say(mark: str, params: Dict[str, Any]) -> None:
+def say(mark: str, params: Dict[str, object]) -> None:
     """The program of a look: prints what `look` finds behind a mark."""
     # The host expands the paths: its home is not the controller's.
     for name in ("run_dir", "base_dir"):
         if params[name]:
-            params[name] = os.path.expanduser(os.path.expandvars(params[name]))
+            params[name] = os.path.expanduser(os.path.expandvars(str(params[name])))
     sys.stdout.write(mark + json.dumps(look(params)) + "\n")

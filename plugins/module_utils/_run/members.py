@@ -9,7 +9,7 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, words
 
 EVENTS = "members.jsonl"
 TAIL_BYTES = 1 << 18
@@ -24,7 +24,7 @@ class Absence(NamedTuple):
     back: Optional[float]
 
 
-def read_members(run_dir: str) -> List[Dict[str, Any]]:
+def read_members(run_dir: str) -> List[Document]:
     """The newest events of a host's keeper."""
     try:
         with open(os.path.join(run_dir, EVENTS), "rb") as file:

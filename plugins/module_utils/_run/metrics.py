@@ -12,7 +12,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple, TypedDict
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
+    Document,
+    number,
+    section,
+    text,
+    whole,
+)
 
 HEAD_BYTES = 64 * 1024
 PEEK_BYTES = 16 * 1024  # enough to see whether there is news
@@ -20,7 +28,57 @@ METRICS_BYTES = 4 * 1024 * 1024  # about 10000 steps; more than that is read in 
 RECENT_STEPS = 10  # speed "now"
 ETA_STEPS = 50  # pace for the time left, with the pauses for evaluations and saves in it
 
-Event = Dict[str, Any]
+Event = Document  # its kind is always a text
+
+
+class Checkpoint(TypedDict):
+    """The last one that was written."""
+
+    step: Optional[int]
+    time: Optional[float]
+    path: Optional[str]
+    bytes: Optional[int]
+
+
+class Speeds(TypedDict):
+    """Speeds and shares of the steps of one attempt."""
+
+    tokens_per_second: Optional[float]
+    tokens_per_second_mean: Optional[float]
+    step_seconds: Optional[float]
+    wait_seconds: Optional[float]
+    wait_share: Optional[float]
+    bytes_sent: Optional[int]
+    memory_bytes: Optional[int]
+    steps_counted: int
+
+
+class Told(Speeds):
+    """What metrics tell about a run; what they do not tell is None. The keys are described in run_info."""
+
+    rank: Optional[int]
+    world: Optional[int]
+    step: Optional[int]
+    done: int
+    steps: Optional[int]
+    loss: Optional[float]
+    diverged: bool
+    first_loss: Optional[float]
+    last_loss: Optional[float]
+    val_bpb: Optional[float]
+    identical: Optional[bool]
+    digest: Optional[str]
+    checkpoint: Optional[Checkpoint]
+    end_reason: Optional[str]
+    end_error: Optional[str]
+    end_cause: Optional[str]
+    end_blames: Optional[List[int]]
+    attempts: int
+    resumed_from: Optional[int]
+    pace_seconds: Optional[float]
+    updated: Optional[float]
+    stepped: Optional[float]
+    started: Optional[float]
 
 
 class Read(NamedTuple):
@@ -105,8 +163,8 @@ def _pace(steps: List[Event]) -> Optional[float]:
     window = steps[-ETA_STEPS:]
     if len(window) < 2:
         return _number(window[0], "seconds") or None if window else None
-    done = window[-1]["step"] - window[0]["step"]
-    return (window[-1]["time"] - window[0]["time"]) / done if done > 0 else None
+    done = number(window[-1], "step") - number(window[0], "step")
+    return (_number(window[-1], "time") - _number(window[0], "time")) / done if done > 0 else None
 
 
 def _attempt(events: List[Event]) -> Tuple[int, List[Event]]:
@@ -115,7 +173,7 @@ def _attempt(events: List[Event]) -> Tuple[int, List[Event]]:
     return len(starts), events[starts[-1] :] if starts else events
 
 
-def _speeds(steps: List[Event]) -> Dict[str, Any]:
+def _speeds(steps: List[Event]) -> Speeds:
     """Speeds and shares of the steps of one attempt; its first step, which warms up, counts for the totals only."""
     steady = steps[1:] if len(steps) > 1 else steps
     seconds = sum(_number(step, "seconds") for step in steady)
@@ -129,7 +187,7 @@ def _speeds(steps: List[Event]) -> Dict[str, Any]:
         "wait_share": waited / seconds if seconds > 0 and told else None,
         # The mean, since with local steps most send nothing.
         "bytes_sent": _mean_bytes(steady),
-        "memory_bytes": steps[-1].get("memory_bytes") if steps else None,
+        "memory_bytes": whole(steps[-1], "memory_bytes") if steps else None,
         "steps_counted": len(steady),
     }
 
@@ -144,32 +202,40 @@ def positive(value: Any) -> Optional[int]:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _checkpoint(events: List[Event]) -> Optional[Dict[str, Any]]:
+def _checkpoint(events: List[Event]) -> Optional[Checkpoint]:
     last = _last(events, "checkpoint")
-    return {key: last.get(key) for key in ("step", "time", "path", "bytes")} if last else None
+    if not last:
+        return None
+    return {
+        "step": whole(last, "step"),
+        "time": finite(last.get("time")),
+        "path": text(last, "path"),
+        "bytes": whole(last, "bytes"),
+    }
 
 
-def describe_events(events: List[Event]) -> Dict[str, Any]:
+def _blamed(end: Event) -> Optional[List[int]]:
+    """The ranks at fault; None where the trainer names none or is another one."""
+    found = end.get("blames")
+    return [one for one in found if isinstance(one, int)] if isinstance(found, list) else None
+
+
+def describe_events(events: List[Event]) -> Told:
     """Everything about the run that its metrics tell, the newest attempt's where it is about now."""
     attempts, attempt = _attempt(events)
     all_steps = [event for event in events if event["kind"] == "step" and isinstance(event.get("step"), int)]
     steps = [event for event in attempt if event["kind"] == "step" and isinstance(event.get("step"), int)]
     start, end = _last(attempt, "start"), _last(attempt, "end")
-    resumed = start.get("resumed_from")
-    done = steps[-1]["step"] + 1 if steps else resumed if isinstance(resumed, int) else 0
-    settings: Any = start.get("settings")
+    resumed = whole(start, "resumed_from")
     evaluation = _last(events, "eval")
-    compared = [
-        event["identical"]
-        for event in attempt
-        if event["kind"] in ("digest", "end") and isinstance(event.get("identical"), bool)
-    ]
-    described = {
-        "rank": start.get("rank"),
-        "world": start.get("world"),
-        "step": steps[-1]["step"] if steps else None,
-        "done": done,
-        "steps": positive(start.get("steps")) or positive((settings or {}).get("num_iterations")),
+    told = [event.get("identical") for event in attempt if event["kind"] in ("digest", "end")]
+    compared = [one for one in told if isinstance(one, bool)]
+    return {
+        "rank": whole(start, "rank"),
+        "world": whole(start, "world"),
+        "step": number(steps[-1], "step") if steps else None,
+        "done": number(steps[-1], "step") + 1 if steps else resumed or 0,
+        "steps": positive(start.get("steps")) or positive(section(start, "settings").get("num_iterations")),
         "loss": finite(steps[-1].get("loss")) if steps else None,
         "diverged": bool(steps) and steps[-1].get("loss") is not None and finite(steps[-1].get("loss")) is None,
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,
@@ -177,18 +243,17 @@ def describe_events(events: List[Event]) -> Dict[str, Any]:
         "val_bpb": finite(evaluation.get("val_bpb")) if evaluation else finite(end.get("val_bpb")),
         # Weights that were seen to differ once make no model, whatever is compared later.
         "identical": all(compared) if compared else None,
-        "digest": _last(attempt, "digest").get("digest"),
+        "digest": text(_last(attempt, "digest"), "digest"),
         "checkpoint": _checkpoint(events),
-        "end_reason": end.get("reason"),
-        "end_error": end.get("error"),
-        "end_cause": end.get("cause"),
-        "end_blames": end.get("blames"),
+        "end_reason": text(end, "reason"),
+        "end_error": text(end, "error"),
+        "end_cause": text(end, "cause"),
+        "end_blames": _blamed(end),
         "attempts": attempts,
         "resumed_from": resumed,
         "pace_seconds": _pace(steps),
         "updated": finite(events[-1].get("time")) if events else None,
         "stepped": finite(steps[-1].get("time")) if steps else None,
         "started": finite(start.get("time")),
+        **_speeds(steps),
     }
-    described.update(_speeds(steps))
-    return described

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from typing import Any, Dict, Iterator, List, NamedTuple
+from typing import Any, Iterator, List, NamedTuple, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     DEPLOYED,
@@ -71,7 +71,15 @@ def look(base: str, run: str, everything: bool) -> Findings:
     return Findings(remove, stay, list(_living([*folders, tracker])))
 
 
-def purge(base: str, run: str, everything: bool, dry: bool) -> Dict[str, Any]:
+class Purged(TypedDict):
+    """What was, or would be, removed, and what stayed since it is not ours."""
+
+    changed: bool
+    removed: List[str]
+    stayed: List[str]
+
+
+def purge(base: str, run: str, everything: bool, dry: bool) -> Purged:
     """Remove what `look` found; refuses while anything of it lives."""
     found = look(base, run, everything)
     if found.live:

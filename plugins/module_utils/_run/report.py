@@ -14,7 +14,14 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number, section, words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
+    Document,
+    items,
+    number,
+    section,
+    whole,
+    words,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
@@ -52,7 +59,7 @@ class Rank(NamedTuple):
     host: str
     rank: int
     events: List[Event]
-    session: Dict[str, Any]
+    session: Document
     lines: List[str]
 
 
@@ -60,11 +67,43 @@ class Run(NamedTuple):
     """What was collected of a run."""
 
     name: str
-    plan: Dict[str, Any]
+    plan: Document
     ranks: List[Rank]
-    prediction: Dict[str, Any]
-    findings: List[Dict[str, Any]]
-    members: Sequence[Dict[str, Any]] = ()  # what the keeper wrote down that trained most often
+    prediction: Document
+    findings: List[Document]
+    members: Sequence[Document] = ()  # what the keeper wrote down that trained most often
+
+
+class Summary(TypedDict):
+    """One rank's line in the table at the top of the page."""
+
+    host: str
+    rank: int
+    end: str
+    done: int
+    steps: Optional[int]
+    first_loss: Optional[float]
+    last_loss: Optional[float]
+    val_bpb: Optional[float]
+    tokens_per_second: Optional[float]
+    wait_seconds: Optional[float]
+    wait_share: Optional[float]
+    bytes_sent: Optional[int]
+    memory_bytes: Optional[int]
+    identical: Optional[bool]
+    digest: Optional[str]
+    attempts: int
+
+
+class RankData(TypedDict):
+    """Everything that the page draws of one rank."""
+
+    summary: Summary
+    columns: Dict[str, List[Any]]
+    evals: List[Document]
+    checkpoints: List[Document]
+    samples: List[Document]
+    lines: List[str]
 
 
 class Happening(TypedDict):
@@ -77,7 +116,7 @@ class Happening(TypedDict):
     text: str
 
 
-def load_rank(folder: str, plan: Dict[str, Any]) -> Optional[Rank]:
+def load_rank(folder: str, plan: Document) -> Optional[Rank]:
     """One host's folder; None when nothing in it tells of a run."""
     found = (re.match(r"metrics-rank(\d+)\.jsonl$", name) for name in sorted(os.listdir(folder)))
     metrics = {int(match.group(1)): os.path.join(folder, match.group(0)) for match in found if match}
@@ -98,14 +137,14 @@ def load_rank(folder: str, plan: Dict[str, Any]) -> Optional[Rank]:
     return Rank(host, rank, events, session, lines)
 
 
-def folder_name(node: Dict[str, Any]) -> str:
+def folder_name(node: Document) -> str:
     """Where collect puts what it brings from a host."""
     return str(node.get("host")).replace("/", "_")
 
 
-def newest_plan(folders: Sequence[str]) -> Dict[str, Any]:
+def newest_plan(folders: Sequence[str]) -> Document:
     """The plan of the newest start; folders of hosts that have left keep that of an earlier one."""
-    newest: Tuple[float, Dict[str, Any]] = (-1.0, {})
+    newest: Tuple[float, Document] = (-1.0, {})
     for folder in folders:
         plan = read_object(os.path.join(folder, "plan.json"))
         started = finite(read_object(os.path.join(folder, "session.json")).get("started")) or 0.0
@@ -140,12 +179,11 @@ def made_steps(events: Sequence[Event]) -> List[Event]:
     """The steps as the weights of today saw them: a step that was made again after a restart counts as made again."""
     latest: Dict[int, Event] = {}
     for event in events:
-        if event["kind"] == "start" and isinstance(event.get("resumed_from"), int):
-            latest = {step: made for step, made in latest.items() if step < event["resumed_from"]}
-        elif event["kind"] == "start":
-            latest = {}
-        elif event["kind"] == "step" and isinstance(event.get("step"), int):
-            latest[event["step"]] = event
+        step = whole(event, "step")
+        if event["kind"] == "start":
+            latest = {made: latest[made] for made in latest if made < number(event, "resumed_from")}
+        elif event["kind"] == "step" and step is not None:
+            latest[step] = event
     return [latest[step] for step in sorted(latest)]
 
 
@@ -159,7 +197,7 @@ def columns(steps: Sequence[Event]) -> Dict[str, List[Any]]:
     return table
 
 
-def points(events: Sequence[Event], kind: str, *names: str) -> List[Dict[str, Any]]:
+def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
     """All events of a kind, cut down to these keys."""
     found = []
     for event in events:
@@ -240,14 +278,14 @@ def membership(run: Run) -> List[Happening]:
     for event in run.members:
         if event.get("what") == "training":
             members = ", ".join(words(event, "members"))
-            add(event["time"], "", "info", "generation %s: %s" % (event.get("generation"), members))
+            add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % (event.get("generation"), members))
     return found
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def summary(rank: Rank, steps: Sequence[Event]) -> Dict[str, Any]:
+def summary(rank: Rank, steps: Sequence[Event]) -> Summary:
     """One rank's line in the table at the top."""
     told = describe_events(rank.events)
     return {
@@ -270,7 +308,7 @@ def summary(rank: Rank, steps: Sequence[Event]) -> Dict[str, Any]:
     }
 
 
-def compared(run: Run, ranks: Sequence[Dict[str, Any]]) -> List[List[Any]]:
+def compared(run: Run, ranks: Sequence[RankData]) -> List[List[Any]]:
     """Rows of (what, host, expected, measured); only what both sides know."""
     start = next((event for rank in run.ranks for event in rank.events if event["kind"] == "start"), {})
     planned = section(section(run.plan, "model"), "parameters").get("total")
@@ -285,7 +323,7 @@ def compared(run: Run, ranks: Sequence[Dict[str, Any]]) -> List[List[Any]]:
     return [row for row in rows if row[2] is not None and row[3] is not None]
 
 
-def _compared_rank(rank: Dict[str, Any], node: Dict[str, Any], expected: Dict[str, Any]) -> List[List[Any]]:
+def _compared_rank(rank: RankData, node: Document, expected: Document) -> List[List[Any]]:
     host, table = rank["summary"]["host"], rank["columns"]
     waits = expected.get("wait_seconds")
     return [
@@ -306,7 +344,7 @@ def mean_of(table: Dict[str, List[Any]], name: str) -> Optional[float]:
     return sum(values) / len(values) if values else None
 
 
-def plan_rows(plan: Dict[str, Any]) -> List[List[str]]:
+def plan_rows(plan: Document) -> List[List[str]]:
     """The plan in pairs of words, without environment or anything else that might be secret."""
     if not plan:
         return []
@@ -330,7 +368,7 @@ def plan_rows(plan: Dict[str, Any]) -> List[List[str]]:
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def rank_data(rank: Rank) -> Dict[str, Any]:
+def rank_data(rank: Rank) -> RankData:
     """Everything that the page draws of one rank."""
     steps = made_steps(rank.events)
     return {
@@ -343,7 +381,7 @@ def rank_data(rank: Rank) -> Dict[str, Any]:
     }
 
 
-def other_data(run: Run) -> Dict[str, Any]:
+def other_data(run: Run) -> Document:
     """What is shown of a run that is only compared with."""
     first = run.ranks[0]
     steps = made_steps(first.events)
@@ -357,7 +395,7 @@ def other_data(run: Run) -> Dict[str, Any]:
     }
 
 
-def page_data(run: Run, others: Sequence[Run] = ()) -> Dict[str, Any]:
+def page_data(run: Run, others: Sequence[Run] = ()) -> Document:
     """All that the page shows."""
     ranks = [rank_data(rank) for rank in run.ranks]
     start = next((event for event in reversed(run.ranks[0].events) if event["kind"] == "start"), {})
@@ -380,7 +418,7 @@ def page_data(run: Run, others: Sequence[Run] = ()) -> Dict[str, Any]:
     }
 
 
-def render(data: Dict[str, Any], parts: Dict[str, str]) -> str:
+def render(data: Document, parts: Dict[str, str]) -> str:
     """The page: the data goes in as JSON in which nothing can end the script element."""
     title = re.sub(r"[^\w .-]", "", "%s - training report" % data["run"])
     embedded = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -11,9 +11,16 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, List, Optional
+from typing import List, Optional, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
+    Document,
+    number,
+    section,
+    text,
+    whole,
+    words,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     PREVIOUS,
     checkpoint_steps,
@@ -30,6 +37,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     METRICS_BYTES,
     Event,
     Read,
+    Told,
     describe_events,
     finite,
     positive,
@@ -47,17 +55,87 @@ ENDED = (FINISHED, STOPPED, CRASHED)
 FRESH_SECONDS = 10.0  # a heartbeat is renewed every second; one of this age still counts as life
 
 
-def session_alive(session: Dict[str, Any]) -> bool:
+class Previous(TypedDict):
+    """The outputs that a fresh start set aside last."""
+
+    path: str
+    count: int
+    checkpoint: Optional[int]
+
+
+class Away(TypedDict):
+    """A host that was not in the run for a while."""
+
+    host: str
+    left: float
+    why: str
+    back: Optional[float]
+
+
+class Membership(TypedDict):
+    """What the keeper on a host says of who trains."""
+
+    state: Optional[str]
+    generation: Optional[int]
+    members: List[str]
+    why: Optional[str]
+    since: float
+    hears: List[str]
+    away: List[Away]
+    repeated: int
+
+
+class Beat(TypedDict):
+    """What the heartbeat tells."""
+
+    heartbeat_age: Optional[float]
+    phase: Optional[str]
+    phase_seconds: Optional[float]
+    collective: object
+
+
+class Filed(TypedDict):
+    """What plan and session say of themselves."""
+
+    plan_digest: Optional[str]
+    trainer: Optional[str]
+    timeout_seconds: Optional[float]
+    exit_code: Optional[int]
+    signal: Optional[int]
+    ended: Optional[float]
+
+
+class RunState(Told, Beat, Filed):
+    """What one host's share of a run is doing, as run_info returns it and describes it."""
+
+    state: str
+    run: Optional[str]
+    run_dir: Optional[str]
+    eta_seconds: Optional[float]
+    idle_seconds: Optional[float]
+    busy: Optional[float]
+    session_age: Optional[float]
+    step_age: Optional[float]
+    error: Optional[str]
+    membership: Optional[Membership]
+    last_lines: List[str]
+    log: Optional[str]
+    sampled: bool
+    previous: Optional[Previous]
+    stop_seconds: Optional[float]
+
+
+def session_alive(session: Document) -> bool:
     """Whether the runner that wrote session.json still runs: the same process, in the same boot."""
     pid = session.get("pid")
     if session.get("ended") is not None or not isinstance(pid, int):
         return False
     if session.get("boot_id") not in (None, processes.boot_id()):
         return False
-    return processes.alive(pid, session.get("pid_start"))
+    return processes.alive(pid, whole(session, "pid_start"))
 
 
-def heartbeat_alive(heartbeat: Dict[str, Any], now: float) -> bool:
+def heartbeat_alive(heartbeat: Document, now: float) -> bool:
     """Whether the trainer itself lives: a fresh heartbeat of a process that exists."""
     pid, beat = heartbeat.get("pid"), finite(heartbeat.get("time"))
     if not isinstance(pid, int) or beat is None or now - beat > FRESH_SECONDS:
@@ -65,7 +143,7 @@ def heartbeat_alive(heartbeat: Dict[str, Any], now: float) -> bool:
     return processes.alive(pid, None)
 
 
-def _host_state(session: Dict[str, Any], alive: bool, told: Dict[str, Any], has_events: bool) -> str:
+def _host_state(session: Document, alive: bool, told: Told, has_events: bool) -> str:
     """One of the states of docs/architecture.md."""
     if alive:
         return RUNNING
@@ -83,12 +161,12 @@ def _host_state(session: Dict[str, Any], alive: bool, told: Dict[str, Any], has_
     return STOPPED if told["end_reason"] == STOPPED or _short(told) else FINISHED
 
 
-def _short(told: Dict[str, Any]) -> bool:
+def _short(told: Told) -> bool:
     """Whether metrics show that steps are missing; a trainer without our metrics gets the benefit of the doubt."""
     return isinstance(told["steps"], int) and told["end_reason"] is None and told["done"] < told["steps"]
 
 
-def _error(state: str, session: Dict[str, Any], told: Dict[str, Any], lines: List[str]) -> Optional[str]:
+def _error(state: str, session: Document, told: Told, lines: List[str]) -> Optional[str]:
     """Why it crashed, in the trainer's words where there are any."""
     if state != CRASHED:
         return None
@@ -103,40 +181,40 @@ def _error(state: str, session: Dict[str, Any], told: Dict[str, Any], lines: Lis
     return error_line(lines)
 
 
-def _eta(state: str, told: Dict[str, Any]) -> Optional[float]:
+def _eta(state: str, told: Told) -> Optional[float]:
     if state != RUNNING or told["pace_seconds"] is None or not isinstance(told["steps"], int):
         return None
     return float(max(0.0, (told["steps"] - told["done"]) * told["pace_seconds"]))
 
 
-EMPTY: Dict[str, Any] = dict(
-    state=ABSENT,
-    run=None,
-    run_dir=None,
-    plan_digest=None,
-    exit_code=None,
-    signal=None,
-    ended=None,
-    heartbeat_age=None,
-    phase=None,
-    phase_seconds=None,
-    collective=None,
-    eta_seconds=None,
-    idle_seconds=None,
-    busy=None,
-    session_age=None,
-    trainer=None,
-    timeout_seconds=None,
-    step_age=None,
-    error=None,
-    membership=None,
-    last_lines=[],
-    log=None,
-    sampled=False,
-    previous=None,
-    stop_seconds=None,
+EMPTY: RunState = {
+    "state": ABSENT,
+    "run": None,
+    "run_dir": None,
+    "plan_digest": None,
+    "exit_code": None,
+    "signal": None,
+    "ended": None,
+    "heartbeat_age": None,
+    "phase": None,
+    "phase_seconds": None,
+    "collective": None,
+    "eta_seconds": None,
+    "idle_seconds": None,
+    "busy": None,
+    "session_age": None,
+    "trainer": None,
+    "timeout_seconds": None,
+    "step_age": None,
+    "error": None,
+    "membership": None,
+    "last_lines": [],
+    "log": None,
+    "sampled": False,
+    "previous": None,
+    "stop_seconds": None,
     **describe_events([]),
-)
+}
 
 
 def read_run(
@@ -145,9 +223,9 @@ def read_run(
     lines: int = 10,
     now: Optional[float] = None,
     limit: int = METRICS_BYTES,
-) -> Dict[str, Any]:
+) -> RunState:
     """Everything that can be told about this host's share of a run; the same keys in every state."""
-    run = dict(EMPTY, run_dir=run_dir, run=os.path.basename(run_dir.rstrip("/")), rank=rank)
+    run: RunState = {**EMPTY, "run_dir": run_dir, "run": os.path.basename(run_dir.rstrip("/")), "rank": rank}
     if not os.path.isdir(run_dir):
         return run
     now = time.time() if now is None else now
@@ -163,55 +241,56 @@ def read_run(
     told = _this_session(describe_events(metrics.events), session)
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
     tail = log_lines(log, max(200, lines)) if lines else []
-    run.update(told)
-    run["state"] = _host_state(session, alive, told, bool(metrics.events))
-    run.update(
-        rank=rank if rank is not None else told["rank"],
-        world=told["world"] or heartbeat.get("world") or plan.get("world"),
-        steps=_steps(told, heartbeat, plan),
-        started=finite(session.get("started")) or told["started"],
-        error=_error(run["state"], session, told, tail),
-        last_lines=tail[-lines:] if lines else [],
-        log=log,
-        sampled=not metrics.complete,
-        previous=previous_of(run_dir),
-        stop_seconds=stop_seconds(metrics.events, heartbeat, plan) if alive else None,
+    state, started = _host_state(session, alive, told, bool(metrics.events)), finite(session.get("started"))
+    run = {
+        **run,
+        **told,
         **_of_plan_and_session(plan, session),
-    )
-    run["eta_seconds"] = _eta(run["state"], run)
-    run.update(_beat(heartbeat, run, now))
+        "state": state,
+        "rank": rank if rank is not None else told["rank"],
+        "world": told["world"] or whole(heartbeat, "world") or whole(plan, "world"),
+        "steps": _steps(told, heartbeat, plan),
+        "started": started or told["started"],
+        "error": _error(state, session, told, tail),
+        "last_lines": tail[-lines:] if lines else [],
+        "log": log,
+        "sampled": not metrics.complete,
+        "previous": previous_of(run_dir),
+        "stop_seconds": stop_seconds(metrics.events, heartbeat, plan) if alive else None,
+        "membership": _membership(run_dir, started, metrics.events) if session.get("ended") is None else None,
+    }
+    run["eta_seconds"] = _eta(state, run)
+    run = {**run, **_beat(heartbeat, run, now)}
     run["idle_seconds"] = _idle(run, now)
-    if session.get("ended") is None:
-        run["membership"] = _membership(run_dir, finite(session.get("started")), metrics.events)
-    if run["state"] == RUNNING:
-        run.update(session_age=_age(run["started"], now), step_age=_age(run["stepped"], now))
+    if state == RUNNING:
+        run["session_age"], run["step_age"] = _age(run["started"], now), _age(run["stepped"], now)
     return run
 
 
-def _of_plan_and_session(plan: Dict[str, Any], session: Dict[str, Any]) -> Dict[str, Any]:
+def _of_plan_and_session(plan: Document, session: Document) -> Filed:
     """What stands in their files as it is returned."""
     return {
-        "plan_digest": plan.get("digest"),
+        "plan_digest": text(plan, "digest"),
         "trainer": trainer_of(plan),
         "timeout_seconds": finite(plan.get("timeout_seconds")),
-        "exit_code": session.get("exit_code"),
-        "signal": session.get("signal"),
+        "exit_code": whole(session, "exit_code"),
+        "signal": whole(session, "signal"),
         "ended": finite(session.get("ended")),
     }
 
 
-def _or_of_log(metrics: Read, session: Dict[str, Any], log: str) -> Read:
+def _or_of_log(metrics: Read, session: Document, log: str) -> Read:
     """Another trainer than this collection's tells its steps in the log."""
     if not session or metrics.events:
         return metrics
-    return Read(events_of_log(log, int(session.get("log_begin") or 0)), True)
+    return Read(events_of_log(log, number(session, "log_begin")), True)
 
 
 def _age(since: Optional[float], now: float) -> Optional[float]:
     return None if since is None else max(0.0, now - since)
 
 
-def previous_of(run_dir: str) -> Optional[Dict[str, Any]]:
+def previous_of(run_dir: str) -> Optional[Previous]:
     """The newest of the generations that were set aside, how many there are, and the newest step of its checkpoints."""
     numbers = generations(run_dir)
     if not numbers:
@@ -220,7 +299,7 @@ def previous_of(run_dir: str) -> Optional[Dict[str, Any]]:
     return {"path": place, "count": len(numbers), "checkpoint": max(checkpoint_steps(place), default=None)}
 
 
-def _idle(run: Dict[str, Any], now: float) -> Optional[float]:
+def _idle(run: RunState, now: float) -> Optional[float]:
     """Seconds since the last sign of progress; None when it is not running or gives no such signs."""
     if run["state"] != RUNNING:
         return None
@@ -230,42 +309,59 @@ def _idle(run: Dict[str, Any], now: float) -> Optional[float]:
     return min(signs) if signs else None
 
 
-def _this_session(told: Dict[str, Any], session: Dict[str, Any]) -> Dict[str, Any]:
+def _this_session(told: Told, session: Document) -> Told:
     """What metrics of an earlier start say about the end is not true of a session that was started after it."""
     started, updated = finite(session.get("started")), told["updated"]
     if started is None or updated is None or updated >= started:
         return told
-    cleared = describe_events([])
-    kept = ("first_loss", "last_loss", "val_bpb", "checkpoint", "attempts", "updated", "rank", "world")
-    cleared.update({key: told[key] for key in kept})
-    return cleared
+    return {
+        **describe_events([]),
+        "first_loss": told["first_loss"],
+        "last_loss": told["last_loss"],
+        "val_bpb": told["val_bpb"],
+        "checkpoint": told["checkpoint"],
+        "attempts": told["attempts"],
+        "updated": updated,
+        "rank": told["rank"],
+        "world": told["world"],
+    }
 
 
-def _steps(told: Dict[str, Any], heartbeat: Dict[str, Any], plan: Dict[str, Any]) -> Optional[int]:
+def _steps(told: Told, heartbeat: Document, plan: Document) -> Optional[int]:
     """How many steps the run has; from what was measured before what was planned."""
     return told["steps"] or positive(heartbeat.get("steps")) or positive(section(plan, "training").get("iterations"))
 
 
-def _membership(run_dir: str, started: Optional[float], events: List[Event]) -> Optional[Dict[str, Any]]:
+def _membership(run_dir: str, started: Optional[float], events: List[Event]) -> Optional[Membership]:
     """What the keeper of this session says of who trains; None where there is no keeper."""
     told = read_object(os.path.join(run_dir, "members.json"))
     since = finite(told.get("since"))
     if since is None or (started is not None and since < started):
         return None
-    found = {key: told.get(key) for key in ("state", "generation", "members", "why", "since", "hears")}
-    found["away"] = [one._asdict() for one in absences(read_members(run_dir))]
-    return {**found, "repeated": steps_repeated(events)}
+    return {
+        "state": text(told, "state"),
+        "generation": whole(told, "generation"),
+        "members": words(told, "members"),
+        "why": text(told, "why"),
+        "since": since,
+        "hears": words(told, "hears"),
+        "away": [
+            {"host": one.host, "left": one.left, "why": one.why, "back": one.back}
+            for one in absences(read_members(run_dir))
+        ],
+        "repeated": steps_repeated(events),
+    }
 
 
-def _beat(heartbeat: Dict[str, Any], run: Dict[str, Any], now: float) -> Dict[str, Any]:
+def _beat(heartbeat: Document, run: RunState, now: float) -> Beat:
     """Ages by this host's own clock, so that clocks which differ between hosts do no harm."""
     beat, since = finite(heartbeat.get("time")), finite(heartbeat.get("phase_since"))
     if beat is None or (run["started"] is not None and beat < run["started"]):
-        return {}
+        return {"heartbeat_age": None, "phase": None, "phase_seconds": None, "collective": None}
     living = run["state"] == RUNNING
     return {
         "heartbeat_age": max(0.0, now - beat),
-        "phase": heartbeat.get("phase"),
+        "phase": text(heartbeat, "phase"),
         "phase_seconds": max(0.0, (now if living else beat) - since) if since is not None else None,
         "collective": heartbeat.get("collective"),
     }

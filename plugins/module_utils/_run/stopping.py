@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number, section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
 
 # Nothing is to be saved yet in these, and a rank there may not even hear that it is to stop.
@@ -24,7 +24,7 @@ RECENT = 20
 DEFAULT_TIMEOUT = 300.0
 
 
-def stop_seconds(events: List[Dict[str, Any]], heartbeat: Dict[str, Any], plan: Dict[str, Any]) -> float:
+def stop_seconds(events: Sequence[Document], heartbeat: Document, plan: Document) -> float:
     """Seconds that a stop is to be given: for the step that goes on and the next, the way to a meeting of local steps, and a save."""
     timeout = _told(plan, "timeout_seconds") or DEFAULT_TIMEOUT
     attempt = events[max((at for at, event in enumerate(events) if event["kind"] == "start"), default=0) :]
@@ -40,11 +40,11 @@ def stop_seconds(events: List[Dict[str, Any]], heartbeat: Dict[str, Any], plan: 
     return min(LONGEST_STOP, CAUTION * (steps * step + save + aside) + MARGIN_SECONDS)
 
 
-def _is_training(attempt: List[Dict[str, Any]]) -> bool:
+def _is_training(attempt: Sequence[Document]) -> bool:
     return any(event["kind"] == "start" for event in attempt)
 
 
-def _told(document: Dict[str, Any], name: str) -> Optional[float]:
+def _told(document: Document, name: str) -> Optional[float]:
     """A length of time; None of what is none."""
     found = document.get(name)
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found < 1e6:
@@ -52,13 +52,13 @@ def _told(document: Dict[str, Any], name: str) -> Optional[float]:
     return float(found)
 
 
-def _longest(events: List[Dict[str, Any]], kind: str) -> Optional[float]:
+def _longest(events: Sequence[Document], kind: str) -> Optional[float]:
     """The most that one of the latest events of a kind took."""
     latest = [event for event in events if event["kind"] == kind][-RECENT:]
     return max((seconds for seconds in (_told(event, "seconds") for event in latest) if seconds), default=None)
 
 
-def _to_meeting(heartbeat: Dict[str, Any], plan: Dict[str, Any]) -> int:
+def _to_meeting(heartbeat: Document, plan: Document) -> int:
     """Steps until all ranks meet: as the trainer says, else at most the distance of two meetings of local steps."""
     told = heartbeat.get("meeting_in")
     if isinstance(told, int) and 0 <= told < 10**6:
@@ -66,6 +66,6 @@ def _to_meeting(heartbeat: Dict[str, Any], plan: Dict[str, Any]) -> int:
     return min(10**6, max(0, number(section(plan, "training"), "local_steps")))
 
 
-def _unsaved(plan: Dict[str, Any]) -> float:
+def _unsaved(plan: Document) -> float:
     """What the first save may take."""
     return max((number(node, "checkpoint_bytes") for node in items(plan, "nodes")), default=0) / SLOWEST_DISK or 1.0

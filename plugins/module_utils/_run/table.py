@@ -344,7 +344,7 @@ def absence_text(one: Mapping[str, Any]) -> str:
     return left + (", back at %s" % clock_text(float(one["back"])) if one["back"] else "")
 
 
-def status_data(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, Any]:
+def status_data(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, object]:
     """The same for programs."""
     rows = by_rank(rows)
     slow, marked = slowest(rows), marks(rows, stall_factor)

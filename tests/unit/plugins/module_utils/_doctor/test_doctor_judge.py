@@ -109,6 +109,10 @@ def test_all_healthy() -> None:
     assert verdict(rank("laptop"), rank("desktop"))["code"] == "healthy"
 
 
+def test_a_disk_that_could_not_be_looked_at_is_not_full() -> None:
+    assert verdict(rank("laptop"), rank("desktop", system=dict(SYSTEM, disk_free=None)))["code"] == "healthy"
+
+
 def test_all_healthy_but_one_is_slow_for_a_reason() -> None:
     swapping = dict(SYSTEM, swapped_pages_per_second=4000.0)
     told = verdict(rank("laptop"), rank("desktop", system=swapping))

@@ -1,0 +1,109 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What doctor_info returns of a rank: gathered on its host (gather.py), judged on the controller (judge.py)."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, TypedDict
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
+
+
+class Peer(TypedDict):
+    """Another node of the run, and where it is."""
+
+    host: str
+    address: str
+
+
+class RankProcess(TypedDict, total=False):
+    """The rank's own process, empty where there is none; shares are of one core."""
+
+    pid: int
+    state: str
+    command: str
+    cpu_share: float
+    waits_for_core: float
+    memory_bytes: int
+    swapped_bytes: int
+    waits_in: str
+
+
+class OtherProcess(TypedDict):
+    """Somebody else who computes there."""
+
+    pid: int
+    user: str
+    command: str
+    cpu_share: float
+
+
+class Socket(TypedDict):
+    """A TCP connection to a peer: bytes not yet sent or read, and how often the kernel sent again."""
+
+    peer: str
+    port: int
+    state: str
+    unsent_bytes: int
+    unread_bytes: int
+    retransmits: int
+
+
+class Nic(TypedDict):
+    """The state of a network interface."""
+
+    state: str
+    carrier_changes: int
+    errors: int
+
+
+class System(TypedDict, total=False):
+    """The machine while it was looked at."""
+
+    cpus: int
+    load1: float
+    memory_total: int
+    memory_available: int
+    swapped_pages_per_second: float
+    disk_free: Optional[int]
+    throttled: bool
+    limited: float
+    pressure: Dict[str, Optional[float]]
+    oom_kills: int
+    nics: Dict[str, Nic]
+    time: float
+
+
+class Flight(TypedDict, total=False):
+    """Gloo's flight record."""
+
+    last_seq: object
+    entries: object
+
+
+class Dump(TypedDict, total=False):
+    """The trainer's own answer: the stacks of its threads and its flight record."""
+
+    time: object
+    pid: object
+    stacks: Dict[str, List[str]]
+    flight: Flight
+
+
+class _Seen(TypedDict, total=False):
+    rank: int
+    process: Optional[RankProcess]
+    dump: Optional[Dump]
+    sockets: List[Socket]
+    links: Dict[str, str]
+    system: System
+    others: List[OtherProcess]
+    kernel: List[str]
+    oom_kills_before: Optional[int]
+
+
+class Evidence(_Seen):
+    """All of it; what could not be read is not there."""
+
+    run: RunState
