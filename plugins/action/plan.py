@@ -31,6 +31,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import look
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems as checkout_problems
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import JudgingAction
 
 display = Display()
@@ -63,6 +64,8 @@ class ActionModule(JudgingAction):
             # A repository may take its time to answer, and looking at a run or stopping it needs none.
             here = look({**asked, "git": None} if options["tolerant"] else asked, os.environ)
             here["checkout"] = checkout_problems(asked["trainer"], asked["flags"]) if asked["trainer"] else {}
+            if asked["conversations"] is not None:
+                here["conversations"] = conversations.facts(asked["conversations"], os.environ)
             outcome = make_plan(hosts, requirements(), options["tolerant"], here)
         except PlanError as error:
             return {"failed": True, "msg": str(error), "problems": error.findings}

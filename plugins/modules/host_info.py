@@ -40,6 +40,9 @@ options:
     type: list
     elements: str
     default: []
+  base_run:
+    description: Name of the run whose model this run goes on from, to see its checkpoints. Without it RV(probe.base_run) is C(null).
+    type: str
   folders:
     description: Folders of text, shards or a tokenizer, to see whether they are there and what they hold.
     type: list
@@ -224,6 +227,7 @@ def main() -> None:
             "ports": {"type": "list", "elements": "int", "default": []},
             "peers": {"type": "list", "elements": "str", "default": []},
             "folders": {"type": "list", "elements": "str", "default": []},
+            "base_run": {"type": "str"},
         },
         supports_check_mode=True,
     )

@@ -88,22 +88,23 @@ def test_a_broken_line_is_named_with_its_file(tmp_path: Path, line: str, told: s
     path = tmp_path / "talks.jsonl"
     path.write_text(json.dumps(ASKED) + "\n\n" + line + "\n")
     with pytest.raises(DataError) as caught:
-        conversation.read(path)
+        conversation.offsets(path)
     assert f"{path}, line 3: " in str(caught.value) and told in str(caught.value)
 
 
 def test_files_without_conversations(tmp_path: Path) -> None:
     path = tmp_path / "talks.jsonl"
     with pytest.raises(DataError, match="cannot read the conversations"):
-        conversation.read(path)
+        conversation.offsets(path)
     path.write_text("\n" * 3)
     with pytest.raises(DataError, match="holds no conversations"):
-        conversation.read(path)
+        conversation.offsets(path)
     path.write_text("x\n" * 9)
     with pytest.raises(DataError, match="and 4 more broken lines"):
-        conversation.read(path)
-    path.write_text(json.dumps(ASKED))
-    assert conversation.read(path) == [ASKED]
+        conversation.offsets(path)
+    path.write_text(json.dumps(ASKED) + "\n\n" + json.dumps(ASKED[:2] * 2))
+    found = conversation.offsets(path)
+    assert [conversation.read_at(path, at) for at in found] == [ASKED, ASKED * 2]
 
 
 def test_a_base_model_goes_on_with_the_text(base: Path, capsys: pytest.CaptureFixture[str], tokens: Tokenizer) -> None:

@@ -26,6 +26,7 @@ MISSING = "nothing"
 DIFFERENCES = {
     "shard": Cause.DATA_DIFFER,
     "tokenizer": Cause.DATA_DIFFER,
+    "conversations": Cause.DATA_DIFFER,
     "torch": Cause.TORCH_DIFFERS,
     "code": Cause.CODE_DIFFERS,
 }

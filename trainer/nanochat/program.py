@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 
 from nanochat.causes import Cause
 from nanochat.comm import Comm, CommError, connect, outlast_agents
@@ -26,17 +27,17 @@ EXIT_ERROR = 2
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
-def run_stage(settings: Settings, stage: Stage) -> int:
-    """A whole run; returns the exit code of its process."""
+def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callable[[Run], str] = train) -> int:
+    """A whole run, in which the work is done once all is set up; returns the exit code of its process."""
     ranks = read_ranks()
     journal, comm, run = Journal(settings, ranks), None, None
     try:
         device = choose_device(settings.device_type)
         comm = connect(ranks, device, settings.timeout_seconds, on_phase=journal.heartbeat.enter)
-        run = set_up(settings, comm, journal, stage)
+        run = set_up(settings, comm, journal, make_stage())
         start_event(run)
         stop_when_asked(run)
-        reason = train(run)
+        reason = work(run)
         run.feed.loader.close()
         comm.close()
     except CommError as error:

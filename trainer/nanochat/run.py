@@ -386,9 +386,10 @@ def take_up(run: Run, found: Found, files: int) -> None:
     """Weights, optimizer, progress and place in the data out of a checkpoint that is here."""
     comm, folder = run.comm, run.checkpoints
     meta = load_meta(folder, found.step)
-    check_same_model(run, meta, found.step)
-    load_weights(run, found.step)
-    states = places_of(run, restore_optimizer(run, found, files))
+    check_not_over(run, found.step)
+    check_same_model(run, meta, folder, found.step)
+    load_weights(run, folder, found.step)
+    states = places_of(run, restore_optimizer(run, folder, found, files))
     restore_progress(run.progress, meta, found.step)
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
@@ -398,12 +399,12 @@ def take_up(run: Run, found: Found, files: int) -> None:
     run.feed.loader = run.stage.training_loader(run, place_in_data(meta, states), goes_on)
 
 
-def load_weights(run: Run, step: int) -> None:
+def load_weights(run: Run, folder: Path, step: int) -> None:
     try:
-        run.model.load_state_dict(load_model(run.checkpoints, step))
+        run.model.load_state_dict(load_model(folder, step))
     except RuntimeError as error:
         what = " ".join(str(error).split())[:300]
-        raise BadCheckpoint(f"the weights of step {step} in {run.checkpoints} do not fit this model: {what}.") from None
+        raise BadCheckpoint(f"the weights of step {step} in {folder} do not fit this model: {what}.") from None
 
 
 def set_aside(run: Run, after: int) -> None:
@@ -447,9 +448,9 @@ def restore_feedback(run: Run, kept: Mapping[str, Any] | None) -> None:
         )
 
 
-def restore_optimizer(run: Run, found: Found, files: int) -> dict[str, Any] | None:
+def restore_optimizer(run: Run, folder: Path, found: Found, files: int) -> dict[str, Any] | None:
     """Momentum, second moments and step count; returns what is known of the loaders of all ranks, if we wrote it."""
-    comm, folder, layout = run.comm, run.checkpoints, OptimizerLayout.of(run.optimizer, run.comm.world)
+    comm, layout = run.comm, OptimizerLayout.of(run.optimizer, run.comm.world)
     file, loaders = load_optimizer(folder, found.step, files)
     own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else file
     held = {files: file}
@@ -494,17 +495,21 @@ def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> Non
     progress.val_bpb = None if last is None else float(last)
 
 
-def check_same_model(run: Run, meta: dict[str, Any], step: int) -> None:
-    """Refuse weights of another shape, naming what differs, and a run that would be over before it goes on."""
+def check_not_over(run: Run, step: int) -> None:
+    """Refuse a run that would be over before it goes on."""
     if step > run.plan.num_iterations:
         raise BadCheckpoint(
             f"the checkpoint in {run.checkpoints} is of step {step}, but this run ends at step "
             f"{run.plan.num_iterations}; give a larger --num-iterations, or --resume-from-step."
         )
+
+
+def check_same_model(run: Run, meta: dict[str, Any], folder: Path, step: int) -> None:
+    """Refuse weights of another shape, naming what differs."""
     for name, value in dataclasses.asdict(run.model.config).items():
         kept = meta["model_config"].get(name, value)
         if kept != value:
             raise BadCheckpoint(
-                f"the checkpoint of step {step} in {run.checkpoints} has {name} {kept}, but this run has {value}; "
+                f"the checkpoint of step {step} in {folder} has {name} {kept}, but this run has {value}; "
                 "give the settings it was made with, or another --model-tag."
             )

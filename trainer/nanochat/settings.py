@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import math
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, TypeVar
 
-from nanochat.common import UserError
+from nanochat.common import UserError, checkpoint_dir
+
+Kind = TypeVar("Kind", bound="Settings")
+OfBase = TypeVar("OfBase", bound="BaseModelSettings")
 
 # Above these a figure is a slip of the keyboard, and working on would take all time or memory.
 LIMITS = {
@@ -29,7 +32,7 @@ LIMITS = {
 }
 MOST, LARGEST = 2**53, 1e30
 # Where each rank writes is its own affair; in all else the ranks of one job must agree.
-PER_RANK = ("run_dir",)
+PER_RANK = ("run_dir", "conversations", "val_conversations", "base_checkpoints")
 
 
 def option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -41,6 +44,9 @@ def option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """The command line of scripts.base_train; a name's underscores are dashes there."""
+
+    script: ClassVar[str] = "scripts.base_train"
+    purpose: ClassVar[str] = "Pretrain a nanochat model"
 
     run: str = option("dummy", "name of the run, as trackers and metrics show it")
     device_type: str = option(
@@ -118,31 +124,102 @@ class Settings:
         return self.model_tag or f"d{self.depth}"
 
 
+@dataclasses.dataclass(frozen=True)
+class BaseModelSettings(Settings):
+    """What is said besides where a base model is there already."""
+
+    base_checkpoints: str = option("", "folder of the base model's checkpoints (default: base_checkpoints/TAG)")
+    model_step: int = option(-1, "step of the base model; -1: the newest")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSettings(BaseModelSettings):
+    """The command line of scripts.base_eval."""
+
+    script: ClassVar[str] = "scripts.base_eval"
+    purpose: ClassVar[str] = "Evaluate a nanochat model in bits per byte"
+
+    num_iterations: int = option(1, "not used: nothing is trained")
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatSettings(BaseModelSettings):
+    """The command line of scripts.chat_sft: that of pretraining with other defaults, and what the fine-tuning is of."""
+
+    script: ClassVar[str] = "scripts.chat_sft"
+    purpose: ClassVar[str] = "Fine-tune a nanochat model on conversations"
+
+    num_iterations: int = option(-1, "optimizer steps; -1: one epoch of the conversations")
+    weight_decay: float = option(0.0, "weight decay of the matrices (Muon)")
+    warmup_steps: int = option(0, "steps of learning rate warm-up")
+    warmdown_ratio: float = option(0.5, "share of the steps in which the learning rate falls")
+    final_lr_frac: float = option(0.0, "learning rate at the end, as a share of the full one")
+    conversations: str = option("", "file of conversations, a JSON list of role and content in each line")
+    val_conversations: str = option("", "the same, to evaluate on; empty: no evaluation")
+    load_optimizer: int = option(1, "begin with the momentum of the base model; 0: without")
+    init_lr_frac: float = option(0.8, "learning rate at the start, as a share of that of the pretraining")
+
+
 def parse(argv: Sequence[str]) -> Settings:
     """The settings of a command line, checked as far as they can be before the data is seen."""
-    values = vars(make_parser().parse_args(list(argv)))
+    settings = _parsed(Settings, make_parser(), argv)
+    check(settings)
+    return settings
+
+
+Inherited = Callable[[Path, int], Mapping[str, Any]]
+
+
+def parse_chat(argv: Sequence[str], inherited: Inherited) -> ChatSettings:
+    """The settings of a fine-tuning; inherited: what base checkpoints say of those that were not given."""
+    settings = _of_base_model(ChatSettings, argv, inherited)
+    if not settings.conversations:
+        raise UserError(f"--conversations: name a file to learn from (python -m {settings.script} --help).")
+    if settings.init_lr_frac < 0:
+        refuse(settings, "init_lr_frac", "must not be negative")
+    if settings.load_optimizer not in (0, 1):
+        refuse(settings, "load_optimizer", "must be 0 or 1")
+    return settings
+
+
+def parse_eval(argv: Sequence[str], inherited: Inherited) -> EvalSettings:
+    """The same of an evaluation."""
+    return _of_base_model(EvalSettings, argv, inherited)
+
+
+def _of_base_model(kind: type[OfBase], argv: Sequence[str], inherited: Inherited) -> OfBase:
+    parser = make_parser(kind)
+    first = _parsed(kind, parser, argv)
+    folder = Path(first.base_checkpoints) if first.base_checkpoints else checkpoint_dir(first.tag)
+    parser.set_defaults(**inherited(folder, first.model_step))
+    settings = dataclasses.replace(_parsed(kind, parser, argv), base_checkpoints=str(folder))
+    check(settings)
+    if settings.total_batch_size == -1:
+        refuse(settings, "total_batch_size", "say how many tokens a step has, since no base checkpoint here does")
+    return settings
+
+
+def _parsed(kind: type[Kind], parser: argparse.ArgumentParser, argv: Sequence[str]) -> Kind:
+    values = vars(parser.parse_args(list(argv)))
     for name, value in values.items():
         # What argparse makes of --flag=--.
         if isinstance(value, list):
-            raise UserError(f"{flag_of(name)}: needs a value (python -m scripts.base_train --help lists every flag).")
-    settings = Settings(**values)
-    check(settings)
-    return settings
+            raise UserError(f"{flag_of(name)}: needs a value (python -m {kind.script} --help lists every flag).")
+    return kind(**values)
 
 
 class _Parser(argparse.ArgumentParser):
     """argparse, but a mistake is our one kind of user error."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (python -m scripts.base_train --help lists every flag).")
+        raise UserError(f"{message} ({self.prog} --help lists every flag).")
 
 
-@functools.cache
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(kind: type[Settings] = Settings) -> argparse.ArgumentParser:
     """The command line, one flag for each field."""
     parser = _Parser(
-        prog="python -m scripts.base_train",
-        description="Pretrain a nanochat model, alone or under torchrun.",
+        prog=f"python -m {kind.script}",
+        description=f"{kind.purpose}, alone or under torchrun.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
@@ -153,7 +230,7 @@ def make_parser() -> argparse.ArgumentParser:
         "str | None": str,
         "tuple[int, ...]": _by_rank,
     }
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(kind):
         flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"].replace("%", "%%")
         if field.type == "bool":
             parser.add_argument(flag, action="store_true", help=text)
@@ -204,7 +281,7 @@ def check(settings: Settings) -> None:
 
 
 def _check_numbers(settings: Settings) -> None:
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if isinstance(value, float) and not math.isfinite(value):
             refuse(settings, field.name, "is not a finite number")

@@ -22,7 +22,7 @@ from nanochat.stage import Stage
 
 def main() -> int:
     pin()
-    return run_stage(parse(sys.argv[1:]), Stage())
+    return run_stage(parse(sys.argv[1:]), Stage)
 
 
 if __name__ == "__main__":

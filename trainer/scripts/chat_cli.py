@@ -20,6 +20,7 @@ from pathlib import Path
 
 from nanochat import checkpoint_manager, conversation, engine, tokenizer
 from nanochat.common import UserError, base_dir, choose_device, exit_code, tokenizer_dir
+from nanochat.messages import Message
 from nanochat.model import GPT
 from nanochat.tokenizer import Tokenizer
 
@@ -77,7 +78,7 @@ class Talk:
 
     def __init__(self, model: GPT, tokens: Tokenizer, args: argparse.Namespace, answers: bool) -> None:
         self.model, self.tokens, self.args, self.answers = model, tokens, args, answers
-        self.messages: list[conversation.Message] = []
+        self.messages: list[Message] = []
         self.turn = 0
         length = model.config.sequence_len
         self.most = min(args.max_tokens, max(1, length // 2))

@@ -43,6 +43,24 @@ KINDS: Dict[str, Kind] = {
         "Correct the path or the URL.",
         (7, 8),
     ),
+    "base-missing": Kind(
+        ERROR,
+        "There is no base model to go on from",
+        "Fine-tuning and evaluation (ddp_stage) begin with the checkpoint of a run that trained a model.",
+        "Train it first, with ddp_stage=base, or name the run that has one (ddp_run).",
+    ),
+    "base-differs": Kind(
+        ERROR,
+        "The base model is not the one that the settings describe",
+        "Another shape or vocabulary cannot be loaded, and another tokenizer gives the tokens other meanings.",
+        "Give the settings that the base model was made with, or name another run (ddp_run).",
+    ),
+    "conversations-broken": Kind(
+        ERROR,
+        "The conversations to learn from cannot be used",
+        "Each line of ddp_sft_data is a JSON list of role and content, in which user and assistant take turns.",
+        "Correct the lines that are named; nothing was started.",
+    ),
     "source-differs": Kind(
         ERROR,
         "The nanochat checkout has other flags or functions than those by which it is driven",

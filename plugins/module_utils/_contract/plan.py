@@ -149,7 +149,28 @@ class Node(_Kept):
     env_secret: List[str]
 
 
+class Conversations(TypedDict):
+    """What a fine-tuning learns from; on each host it is in the run folder."""
+
+    path: str
+    sha256: Optional[str]
+    count: int
+
+
+class _OfStage(TypedDict, total=False):
+    step: Optional[int]
+    conversations: Conversations
+
+
+class Stage(_OfStage):
+    """What is done with the model of another run, the base; an evaluation is of a step, a fine-tuning has conversations."""
+
+    stage: str
+    base: str
+
+
 class _Last(TypedDict, total=False):
+    stage: Stage
     keeper: Keeper
     digest: str
 
@@ -188,6 +209,7 @@ class HostQuestion(TypedDict):
 
     base_dir: str
     run_dir: str
+    base_run: Optional[str]
     venv_dir: Optional[str]
     python: Optional[str]
     ports: List[int]
@@ -196,13 +218,15 @@ class HostQuestion(TypedDict):
 
 
 class ControllerQuestion(TypedDict):
-    """What the plan wants to know of the controller: folders, a repository, a trainer with its flags, and where results go."""
+    """What the plan wants to know of the controller: folders, a repository, a trainer with its flags, conversations,
+    and where results go."""
 
     folders: List[str]
     git: Optional[str]
     trainer: Optional[str]
     flags: List[str]
     results: str
+    conversations: Optional[str]
 
 
 class _Probed(TypedDict, total=False):

@@ -29,7 +29,9 @@ WHEELS = ".wheels.json"
 MEASURED = "measured.json"
 # Earlier generations of a run's outputs, numbered.
 PREVIOUS = "previous"
-CHECKPOINTS = "base_checkpoints"
+# Where each stage of training saves: a base model, and one that was fine-tuned on conversations.
+CHECKPOINTS = ("base_checkpoints", "chatsft_checkpoints")
+CONVERSATIONS = "conversations.jsonl"
 # Trainers that write metrics and heartbeats into the run folder, see trainer_of.
 TELLING = ("ours", "joined")
 
@@ -54,8 +56,8 @@ def plain_run_name(name: Any) -> str:
 
 def checkpoint_steps(run_dir: str) -> List[int]:
     """The steps of the checkpoints in a run folder or in one of its earlier generations, in order."""
-    pattern = os.path.join(glob.escape(run_dir), CHECKPOINTS, "*", "meta_*.json")
-    found = (re.search(r"meta_(\d+)\.json$", path) for path in glob.glob(pattern))
+    patterns = [os.path.join(glob.escape(run_dir), folder, "*", "meta_*.json") for folder in CHECKPOINTS]
+    found = (re.search(r"meta_(\d+)\.json$", path) for pattern in patterns for path in glob.glob(pattern))
     return sorted({int(match.group(1)) for match in found if match})
 
 

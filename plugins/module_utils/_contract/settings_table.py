@@ -67,6 +67,8 @@ SETTINGS: list[Setting] = [
         "The run", RUN,
         ("ddp_profile", "str", "smoke", {"choices": ("smoke", "real")},
          "Where settings that are left empty come from: a ten-step trial, or the real training."),
+        ("ddp_stage", "str", "base", {"choices": ("base", "sft", "eval")},
+         "base trains a model; sft fine-tunes it on conversations, as the run NAME-sft; eval measures its bits per byte, as NAME-eval."),
         ("ddp_run", "str", None, {"pattern": RUN_NAME, "empty": "d and the depth, for example d4"},
          "The name of the run, of its folder and of its sessions on every host."),
         ("ddp_resume", "bool", True, {},
@@ -182,6 +184,13 @@ SETTINGS: list[Setting] = [
          "Number of the collection's last shard, which is the one for validation (source url)."),
     ),
     *_rows(
+        "Fine-tuning (ddp_stage sft)", RUN,
+        ("ddp_sft_data", "str", None, {"empty": "a few exchanges that come with the trainer"},
+         "File of conversations on the controller: a JSON list of role and content in each line."),
+        ("ddp_sft_iterations", "int", None, {"low": 1, "empty": _PROFILE},
+         "Steps of the fine-tuning."),
+    ),
+    *_rows(
         "Watching and collecting", RUN,
         ("ddp_watch", "bool", True, {},
          "Follow the run to its end; without, the play returns after the first step of every rank."),
@@ -240,6 +249,7 @@ PROFILES: dict[str, Settings] = {
         "ddp_save_every": 5,
         "ddp_data_source": "text",
         "ddp_data_shards": 3,
+        "ddp_sft_iterations": 60,
     },
     "real": {
         "ddp_depth": 8,
@@ -256,5 +266,6 @@ PROFILES: dict[str, Settings] = {
         "ddp_save_every": 250,
         "ddp_data_source": "url",
         "ddp_data_shards": 8,
+        "ddp_sft_iterations": 300,
     },
 }

@@ -16,6 +16,7 @@ from typing import List, Optional, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, number
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import CHECKPOINTS
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
@@ -125,7 +126,8 @@ class Rank:
         since = number(self._last("start"), "resumed_from")
         place = self.path(os.path.join("apart", "generation-%d" % generation))
         moved = []
-        for folder, dummy, names in os.walk(self.path("base_checkpoints")):
+        places = [place for name in CHECKPOINTS for place in os.walk(self.path(name))]
+        for folder, dummy, names in places:
             for name in names:
                 step = re.match(r"(?:model|meta|optim|ckpt)_(\d{6,})", name)
                 if step and int(step[1]) > since:

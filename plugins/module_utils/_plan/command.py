@@ -9,14 +9,15 @@ import os
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Keeper, Node, Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.stages import BASE, SCRIPTS, run_name
 
 # Big buffers are reused instead of being given back to the kernel and faulted in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 # On cores that others use too, threads that spin without end take them from the thread they wait for.
 SPINS = "20000"
 FLIGHT_RECORD_ENTRIES = "2000"
-SCRIPT = "scripts.base_train"
 
 
 class Choice(NamedTuple):
@@ -58,20 +59,16 @@ def rounds_products(run: Mapping[str, Any], hosts: Sequence[Host]) -> bool:
     return able and "fp32" not in began
 
 
-def run_name(run: Mapping[str, Any]) -> str:
-    return str(run["ddp_run"] or f"d{run['ddp_depth']}")
-
-
 def argv(run: Mapping[str, Any], choice: Choice, node: Node, plan: Plan) -> list[str]:
     """What starts a rank: one agent of torchrun, which starts the trainer."""
     scripts = os.path.join(node["tools_dir"], "scripts")
     # Ours is torchrun too, but ends with a sentence and not with a traceback.
     agent = ["-m", "scripts.torchrun" if choice.ours else "torch.distributed.run"]
     # Without -- torchrun takes the trainer's flags for shortened ones of its own.
-    script = ["-m", SCRIPT, "--"]
+    script = ["-m", SCRIPTS[run["ddp_stage"]], "--"]
     if choice.joined:
         agent = [os.path.join(scripts, "torchrun.py")]
-        script = [os.path.join(scripts, "join.py"), "--", *join_flags(run, node, plan), SCRIPT]
+        script = [os.path.join(scripts, "join.py"), "--", *join_flags(run, node, plan), SCRIPTS[BASE]]
     return [
         os.path.join(node["venv_dir"], "bin", "python"),
         *agent,
@@ -84,7 +81,9 @@ def argv(run: Mapping[str, Any], choice: Choice, node: Node, plan: Plan) -> list
         f"--rdzv-conf=timeout={plan['timeout_seconds']}",
         "--max-restarts=0",
         *script,
-        *trainer_flags(run, choice, node["run_dir"], plan["training"]),
+        *trainer_flags(
+            run, choice, node["run_dir"], plan["training"], plan["stage"].get("step") if "stage" in plan else None
+        ),
     ]
 
 
@@ -133,7 +132,9 @@ def add_keeper(run: Mapping[str, Any], node: Node, before: Sequence[Node]) -> No
     node["session_argv"] = [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")]
 
 
-def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, training: Mapping[str, Any]) -> list[str]:
+def trainer_flags(
+    run: Mapping[str, Any], choice: Choice, run_dir: str, training: Mapping[str, Any], base_step: int | None = None
+) -> list[str]:
     """The trainer's own flags; somebody else's trainer gets none but those of nanochat."""
     named = choice.ours or run["ddp_tracker"] == "wandb"
     flags = {
@@ -165,6 +166,7 @@ def trainer_flags(run: Mapping[str, Any], choice: Choice, run_dir: str, training
             "timeout-seconds": run["ddp_timeout"],
             "keep-checkpoints": run["ddp_keep_checkpoints"],
             "tracker": run["ddp_tracker"],
+            **stages.flags(run, run_dir, base_step),
         }
         if minutes := save_minutes(run, choice):
             own["save-minutes"] = minutes

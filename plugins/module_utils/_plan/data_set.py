@@ -71,11 +71,12 @@ def _paths(source: str, paths: Sequence[str], at: Host) -> list[str]:
 def _deployed(
     run: Mapping[str, Any], hosts: Sequence[Host], made_on: Host, contents: DataContents
 ) -> Mapping[str, Any]:
-    """The data set that this run has had so far, if the settings still mean it: a host may have been renamed or have left."""
+    """The data set that this run, or that of its base model, has had so far, if the settings still mean it: a host may have been
+    renamed or have left."""
     present = [host.name for host in hosts]
     paths = _paths(contents["source"], contents["paths"], made_on)
     for host in hosts:
-        known = host.fact("run", "lineage", "data") or {}
+        known = host.fact("run", "lineage", "data") or host.fact("base_run", "lineage", "data") or {}
         same = all(known.get(key) == contents[key] for key in ("source", "url", "shards", "vocab_size"))
         last = contents["names"][-1] if contents["names"] else None
         is_text = contents["source"] == "text" and not contents["paths"]

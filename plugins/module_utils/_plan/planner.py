@@ -32,6 +32,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     model_size,
     settings_checks,
     source_checks,
+    stages,
     sync_choice,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import BatchError
@@ -152,6 +153,7 @@ class Planner:
             *chooser.problems,
             *obstacles,
             *source_checks.obstacles(self.settings, plan, self.hosts, self.here),
+            *stages.obstacles(self.settings, self.hosts, plan, self.here),
             *([] if self.settings["ddp_fresh"] else host_checks.lost_checkpoints(self.hosts, plan)),
         ]
         if self.problems or (obstacles and not self.tolerant):
@@ -217,6 +219,8 @@ class Planner:
             "trainer": self.trainer(),
             "nodes": [],
         }
+        if section := stages.document(run, self.hosts, self.here):
+            plan["stage"] = section
         shares = [rows[host.name] for host in by_rank]
         plan["nodes"] = [self.node(host, rank, plan, links, shares) for rank, host in enumerate(by_rank)]
         keeper = command.keeper(run, len(by_rank))

@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
     HostQuestion,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import Settings
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import command, source_checks
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import command, source_checks, stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 
 
@@ -36,9 +36,10 @@ def resolved(hosts: Sequence[Given]) -> tuple[Settings, dict[str, Settings]]:
         seen = "There are no hosts to plan for; the inventory's group of trainers is empty"
         raise PlanError([finding("setting-refused", "", seen)])
     try:
-        return settings_utils.resolve([(host["name"], host["settings"]) for host in hosts])
+        run, each = settings_utils.resolve([(host["name"], host["settings"]) for host in hosts])
     except settings_utils.SettingsError as error:
         raise PlanError(error.findings) from error
+    return stages.staged(run), each
 
 
 def questions(hosts: Sequence[Given]) -> dict[str, HostQuestion]:
@@ -54,7 +55,8 @@ def questions(hosts: Sequence[Given]) -> dict[str, HostQuestion]:
         own = each[host["name"]]
         asked[host["name"]] = {
             "base_dir": own["ddp_base_dir"],
-            "run_dir": os.path.join(own["ddp_base_dir"], "runs", command.run_name(run)),
+            "run_dir": os.path.join(own["ddp_base_dir"], "runs", stages.run_name(run)),
+            "base_run": stages.base_name(run) if run["ddp_stage"] != stages.BASE else None,
             "venv_dir": own["ddp_venv_dir"],
             "python": own["ddp_python"],
             "ports": [run["ddp_port"], *command.keeper_ports(run, len(known))],
@@ -77,6 +79,7 @@ def controller_questions(hosts: Sequence[Given]) -> ControllerQuestion:
         "trainer": trainer,
         "flags": [] if source == "ours" else command.flag_names(run, command.choose(run, ())),
         "results": run["ddp_results_dir"],
+        "conversations": (run["ddp_sft_data"] or "") if run["ddp_stage"] == stages.SFT else None,
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, flag_names
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.head import can_share
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
@@ -30,6 +31,7 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
     """Everything that does not fit; what is set for the whole run is no single host's."""
     sentences = [
         *model_problems(shape),
+        *stages.problems(run, choice.ours),
         *schedule_problems(run),
         *port_problems(run),
         *keeper_problems(run, hosts, choice),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, columns
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import VENV_BYTES
 
 
@@ -25,7 +26,10 @@ def render(plan: Mapping[str, Any]) -> str:
     nodes = plan["nodes"]
     count = "1 host" if len(nodes) == 1 else f"{len(nodes)} hosts"
     lines = [f"Run {plan['run']} on {count} (plan {plan['digest']})", ""]
-    lines += columns([*model_rows(plan["model"]), *training_rows(plan), *data_rows(plan), network_row(plan)], "")
+    stage = [("stage", stages.in_words(plan["stage"]))] if "stage" in plan else []
+    lines += columns(
+        [*model_rows(plan["model"]), *stage, *training_rows(plan), *data_rows(plan), network_row(plan)], ""
+    )
     lines += ["", *node_table(plan), "", *changes(plan)]
     return "\n".join(lines)
 

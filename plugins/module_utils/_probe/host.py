@@ -62,8 +62,9 @@ def probe(
     ports: Sequence[int] = (),
     peers: Sequence[str] = (),
     folders: Sequence[str] = (),
+    base_run: str | None = None,
 ) -> dict[str, Any]:
-    """All facts of this host."""
+    """All facts of this host; base_run is the name of the run whose model this one goes on from."""
     base = expand(base_dir)
     venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
     ip_tool = find("ip")
@@ -95,6 +96,7 @@ def probe(
         "base_dir": base,
         "venv_dir": venv,
         "run": run_facts(expand(run_dir)) if run_dir else None,
+        "base_run": run_facts(os.path.join(base, "runs", base_run)) if base_run else None,
         "data": data_sets(base),
         "folders": {path: folder_facts(path) for path in folders},
         "measured": json_file(os.path.join(base, "measured.json")),

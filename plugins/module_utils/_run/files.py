@@ -26,7 +26,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     text,
     words,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import CHECKPOINTS, TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
 
 SMALL = (
@@ -156,7 +156,8 @@ def newest_checkpoint(run_dir: str) -> List[str]:
     """The model and its description of the newest checkpoint that is whole."""
     newest: List[str] = []
     best = -1
-    for folder, dummy, names in os.walk(os.path.join(run_dir, "base_checkpoints")):
+    places = [place for name in CHECKPOINTS for place in os.walk(os.path.join(run_dir, name))]
+    for folder, dummy, names in places:
         for name in names:
             match = re.match(r"model_(\d+)\.pt$", name)
             if match and int(match.group(1)) > best:
@@ -207,8 +208,7 @@ def missing_files(run_dir: str, have: Dict[str, Have], checkpoints: bool, room: 
 
 # What a host may hand over beside the small files.
 BIG = (
-    "base_checkpoints/*/model_*.pt",
-    "base_checkpoints/*/meta_*.json",
+    *("%s/*/%s" % (folder, name) for folder in CHECKPOINTS for name in ("model_*.pt", "meta_*.json")),
     *("tokenizer/%s" % name for name in TOKENIZER),
 )
 # The most that a piece may come to; a host that is not what it was could send one that unpacks to anything.

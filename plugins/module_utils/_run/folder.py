@@ -24,7 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json, write_whole
 
 # What a run writes beside what it was given; all of it moves when a run starts from scratch.
-OUTPUTS = (CHECKPOINTS, "report", "log", SESSION)
+OUTPUTS = (*CHECKPOINTS, "report", "log", SESSION)
 OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank", "members.json")
 KEEPER = ".keeper"
 

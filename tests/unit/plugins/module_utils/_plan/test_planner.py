@@ -734,6 +734,7 @@ def test_questions_name_what_to_look_at():
     assert asked["desktop"] == {
         "base_dir": "~/n",
         "run_dir": "~/n/runs/d4",
+        "base_run": None,
         "venv_dir": None,
         "python": None,
         "ports": [29500],

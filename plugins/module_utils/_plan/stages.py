@@ -1,0 +1,128 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a run does with a model (ddp_stage): make it, fine-tune it on conversations, or measure it.
+
+A stage other than base is a run of its own, beside that of the base model: NAME-sft and NAME-eval.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Iterator, Mapping, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Stage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import CHECKPOINTS, CONVERSATIONS
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
+
+BASE, SFT, EVAL = "base", "sft", "eval"
+SCRIPTS = {BASE: "scripts.base_train", SFT: "scripts.chat_sft", EVAL: "scripts.base_eval"}
+LONGEST_NAME = 48
+
+
+def base_name(run: Mapping[str, Any]) -> str:
+    """The name of the run that makes the base model."""
+    return str(run["ddp_run"] or f"d{run['ddp_depth']}")
+
+
+def run_name(run: Mapping[str, Any]) -> str:
+    """The name of this run."""
+    stage = run["ddp_stage"]
+    return base_name(run) if stage == BASE else f"{base_name(run)}-{stage}"
+
+
+def staged(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as this stage means them."""
+    if run["ddp_stage"] == SFT:
+        return {**run, "ddp_iterations": run["ddp_sft_iterations"]}
+    return {**run, "ddp_iterations": 1, "ddp_local_steps": 0} if run["ddp_stage"] == EVAL else dict(run)
+
+
+def problems(run: Mapping[str, Any], ours: bool) -> Iterator[str]:
+    """What does not go with a stage."""
+    stage, name = run["ddp_stage"], run_name(run)
+    if stage != BASE and not ours:
+        yield (
+            f"ddp_stage is {stage}, which only this collection's own trainer knows; set ddp_trainer_source to ours: it goes on "
+            "from a checkout's checkpoints."
+        )
+    if len(name) > LONGEST_NAME:
+        yield f"ddp_run with ddp_stage {stage} makes the name {name}, which is longer than {LONGEST_NAME} letters; shorten ddp_run."
+
+
+def base_dir_of(run: Mapping[str, Any], run_dir: str) -> str | None:
+    """The run folder of the base model on the host of a run folder, where a stage needs one."""
+    return None if run["ddp_stage"] == BASE else os.path.join(os.path.dirname(run_dir), base_name(run))
+
+
+def flags(run: Mapping[str, Any], run_dir: str, step: int | None) -> dict[str, Any]:
+    """What the script of a stage is told besides."""
+    base = base_dir_of(run, run_dir)
+    if base is None:
+        return {}
+    told: dict[str, Any] = {"base-checkpoints": os.path.join(base, CHECKPOINTS[0], base_name(run))}
+    if step is not None:
+        told["model-step"] = step
+    if run["ddp_stage"] == SFT:
+        told["conversations"] = os.path.join(run_dir, CONVERSATIONS)
+    return told
+
+
+def document(run: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]) -> Stage | None:
+    """The plan's section, none for a base model. The step is told where another one makes another run of it."""
+    stage = run["ddp_stage"]
+    if stage == BASE:
+        return None
+    section: Stage = {"stage": stage, "base": base_name(run)}
+    if stage == EVAL:
+        section["step"] = max(base_steps(hosts), default=None)
+    if stage == SFT:
+        told = here.get("conversations") or {}
+        section["conversations"] = {
+            "path": told.get("path", ""),
+            "sha256": told.get("sha256"),
+            "count": told.get("count", 0),
+        }
+    return section
+
+
+def base_steps(hosts: Sequence[Host]) -> list[int]:
+    """The steps of the base model's checkpoints, on whichever host."""
+    return [step for host in hosts for step in host.fact("base_run", "checkpoints") or []]
+
+
+def obstacles(
+    run: Mapping[str, Any], hosts: Sequence[Host], plan: Mapping[str, Any], here: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Why there is nothing to begin with."""
+    stage, name = run["ddp_stage"], base_name(run)
+    if stage == BASE:
+        return
+    for problem in (here.get("conversations") or {}).get("problems", []):
+        yield finding("conversations-broken", "", f"ddp_sft_data: {problem}")
+    if any(host.fact("run", "checkpoints") for host in hosts):
+        return
+    if not base_steps(hosts):
+        seen = f"no host has a checkpoint of the run {name}, which ddp_stage {stage} needs; train it first, without ddp_stage"
+        yield finding("base-missing", "", f"{seen}, or name another run (ddp_run)")
+    for host in hosts:
+        if host.fact("base_run", "checkpoints"):
+            found = lineage.differences(host.fact("base_run", "lineage") or {}, plan)
+            if found:
+                seen = f"the base model of the run {name} is another one: {lineage.in_words(found)}"
+                yield finding("base-differs", host.name, f"{seen}. Give the settings that it was made with")
+
+
+def in_words(plan: Mapping[str, Any]) -> str:
+    """The stage of a plan, for people; empty for a base model."""
+    section = plan.get("stage") or {}
+    if section.get("stage") == SFT:
+        talks = section["conversations"]
+        return f"fine-tunes the model of the run {section['base']} on {talks['count']} conversations of {talks['path']}"
+    if section.get("stage") == EVAL:
+        return (
+            f"measures step {section['step']} of the run {section['base']} on the validation shard, and trains nothing"
+        )
+    return ""

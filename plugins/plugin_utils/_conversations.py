@@ -1,0 +1,36 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The file of conversations on the controller, judged by the very code with which the trainer reads it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TRAINER = Path(__file__).parents[2] / "trainer"
+# What the fine-tuning learns from where nobody says something else.
+DEMO = TRAINER / "data" / "conversations.jsonl"
+
+
+def facts(named: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Where the file is, what it holds, and what is wrong with it: {path, sha256, count, problems}."""
+    # As the role collect takes a relative path.
+    path = Path(environment.get("PWD", ""), os.path.expanduser(named)) if named else DEMO
+    rules = runpy.run_path(str(TRAINER / "nanochat" / "messages.py"))
+    try:
+        found, wrong = rules["scan"](path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        problem = f"{path} cannot be read on the controller: {error.strerror or error}"
+        return {"path": str(path), "sha256": None, "count": 0, "problems": [problem]}
+    return {
+        "path": str(path),
+        "sha256": digest,
+        "count": len(found),
+        "problems": [rules["told"](wrong)] if wrong else [],
+    }

@@ -1,0 +1,182 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""scripts.chat_sft: what it learns from conversations, alone and together, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import ranks
+import reference
+import torch
+from trainings import DATA, FLAGS, Job
+
+from nanochat import conversation, tokenizer
+from nanochat.chat_loader import ChatLoader, Talks, epoch_batches, pack
+from nanochat.common import DataError
+from nanochat.ops import IGNORED
+
+TALKS = ranks.HERE.parents[1] / "trainer" / "data" / "conversations.jsonl"
+LENGTH = 64
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def talks() -> Talks:
+    return Talks(TALKS, tokenizer.load(DATA / "tokenizer"))
+
+
+def test_a_step_is_packed_of_whole_conversations_and_the_same_for_any_number_of_ranks(talks: Talks) -> None:
+    alone, together = [], []
+    loaders = [ChatLoader(talks, lambda: [2, 4], rank, 2, LENGTH) for rank in range(2)]
+    whole = ChatLoader(talks, lambda: [6], 0, 2, LENGTH)
+    for dummy in range(12):
+        alone += whole.step(3)
+        together += [*loaders[0].step(1), *loaders[1].step(2)]
+        assert whole.last is not None and loaders[0].last is not None and loaders[1].last is not None
+        counted = sum(int((targets != IGNORED).sum()) for dummy2, targets in alone[-3:])
+        assert whole.last.counted == loaders[0].last.counted == counted
+        assert loaders[0].last.counted_here + loaders[1].last.counted_here == counted
+    for one, two in zip(alone, together, strict=True):
+        assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
+    assert whole.position()["epoch"] > 1
+    # From its place alone a loader goes on with the same rows.
+    again = ChatLoader(talks, lambda: [6], 0, 6, LENGTH, whole.position())
+    assert torch.equal(again.step(1)[0][0], torch.cat([ids for ids, dummy in whole.step(3)]))
+
+
+def test_each_conversation_comes_once_in_an_epoch_and_only_answers_are_targets(talks: Talks) -> None:
+    wanted: list[int] = []
+    for number in range(len(talks)):
+        ids, said = conversation.render(talks.tokenizer, talks.messages(number))
+        wanted += [token for token, learn in zip(ids, said, strict=True) if learn]
+    found: list[int] = []
+    batches = [list(epoch_batches(talks, rank, 2, 2, 256)) for rank in range(2)]
+    for dummy, targets in [*batches[0], *batches[1]]:
+        found += targets[targets != IGNORED].tolist()
+    assert sorted(found) == sorted(wanted)
+    assert len(batches[0]) == len(batches[1]) > 1
+
+
+def test_a_conversation_that_is_too_long_keeps_its_beginning(talks: Talks, tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps([{"role": "user", "content": "Go on."}, {"role": "assistant", "content": "on " * 99}]))
+    packed = pack(Talks(path, talks.tokenizer), 1, 0, 1, LENGTH)
+    assert (packed.targets != IGNORED).sum() > LENGTH // 2 and packed.read == 0 and packed.epoch == 2
+    path.write_text(json.dumps([{"role": "user", "content": "go " * 99}, {"role": "assistant", "content": "on"}]))
+    with pytest.raises(DataError, match=r"no conversation of .* has a word of the assistant in its first 65 tokens"):
+        pack(Talks(path, talks.tokenizer), 1, 0, 1, LENGTH)
+
+
+def test_the_masked_loss_and_its_gradients_are_those_of_a_plain_computation(talks: Talks) -> None:
+    """The plain model takes the mean over all rows at once; the training pass gets them in unequal parts."""
+    model = reference.model_of(sequence_len=LENGTH, vocab_size=talks.tokenizer.vocab_size)
+    packed = pack(talks, 1, 0, 4, LENGTH)
+    wanted_loss, wanted = reference.baseline_gradients(model, [(packed.inputs, packed.targets)])
+    parts = list(zip(packed.inputs.split([3, 1]), packed.targets.split([3, 1]), strict=True))
+    loss, got = reference.trained(model, parts)
+    assert loss == pytest.approx(wanted_loss, rel=1e-5)
+    reference.close(got, wanted, 1e-4)
+
+
+# -- whole runs
+
+
+class Chat(Job):
+    """A fine-tuning in the folders of a base model's run."""
+
+    @staticmethod
+    def model_flags() -> list[str]:
+        """What the second rank cannot know, which has no base checkpoint."""
+        names = (
+            "--depth",
+            "--aspect-ratio",
+            "--head-dim",
+            "--max-seq-len",
+            "--device-batch-size",
+            "--total-batch-size",
+        )
+        return [word for name in names for word in (name, str(FLAGS[name]))] + ["--model-tag", "d3"]
+
+    def argv(self, flags: Sequence[str]) -> list[str]:
+        own = [
+            "--conversations", str(TALKS), "--val-conversations", str(TALKS), "--num-iterations", str(STEPS),
+            "--timeout-seconds", "20", "--eval-every", "3", "--sample-every", "-1",
+        ]  # fmt: skip
+        return ["-m", "scripts.chat_sft", *self.model_flags(), *own, *flags]
+
+    def checkpoints(self, rank: int) -> Path:
+        return self.base(rank) / "chatsft_checkpoints" / "d3"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model, on the first host only."""
+    folder = tmp_path_factory.mktemp("base")
+    Job(folder, 1).run("--num-iterations", "3")
+    return folder
+
+
+def losses(job: Job) -> list[float]:
+    return [event["loss"] for event in job.events("step")][-STEPS:]
+
+
+def test_two_ranks_learn_what_one_learns_and_go_on_to_the_bit(base: Path, tmp_path: Path) -> None:
+    for world in (1, 2):
+        shutil.copytree(base, tmp_path / str(world), symlinks=True)
+    alone, job = Chat(tmp_path / "1", 1), Chat(tmp_path / "2", 2)
+    alone.run()
+    said = job.run("--save-every", "3")
+    assert "Fine-tuning the base model of step 3" in said[0]
+    assert losses(job) == pytest.approx(losses(alone), rel=1e-4)
+    assert [event["val_bpb"] for event in job.events("eval")] == pytest.approx(
+        [event["val_bpb"] for event in alone.events("eval")], rel=1e-4
+    )
+    assert losses(job)[-1] < losses(job)[0]
+    digest = {job.events("digest", rank)[-1]["digest"] for rank in range(2)}
+    for rank in range(2):
+        job.damage(rank, STEPS)
+    job.run("--resume")
+    assert job.events("start")[-1]["resumed_from"] == 3
+    assert {job.events("digest", rank)[-1]["digest"] for rank in range(2)} == digest and len(digest) == 1
+
+
+class Measured(Job):
+    """An evaluation in the folders of a base model's run."""
+
+    def argv(self, flags: Sequence[str]) -> list[str]:
+        return ["-m", "scripts.base_eval", *Chat.model_flags(), "--eval-tokens", "1024", *flags]
+
+
+def test_an_evaluation_measures_what_the_training_measured(tmp_path: Path) -> None:
+    Job(tmp_path, 2).run("--num-iterations", "2", "--eval-every", "9", "--eval-tokens", "1024")
+    job = Measured(tmp_path, 2)
+    # Who lacks the base model is given it.
+    shutil.rmtree(job.checkpoints(1))
+    job.run()
+    wanted, found = (event["val_bpb"] for event in job.events("eval"))
+    assert found == pytest.approx(wanted, rel=1e-6)
+    end = job.events("end")[-1]
+    assert (end["reason"], end["val_bpb"], end["identical"], end["step"]) == ("finished", found, True, 2)
+    assert not list(tmp_path.glob("host*/evaluated_checkpoints/*/model_*"))
+
+
+def test_what_cannot_be_learnt_from_is_refused(base: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(TALKS.read_text() + '[{"role": "user", "content": "x"}]\n')
+    shutil.copytree(base, tmp_path / "run", symlinks=True)
+    job, nothing = Chat(tmp_path / "run", 1), Chat(tmp_path / "nothing", 1)
+    for where, flags, told, cause in (
+        (job, ("--conversations", str(broken)), "line 42: the assistant says nothing in it", "bad-data"),
+        (job, ("--depth", "2"), "has n_layer 3, but this run has 2", "bad-checkpoint"),
+        (nothing, (), "no rank has a base checkpoint in", "bad-checkpoint"),
+    ):
+        (result,) = where.fails(*flags)
+        assert told in result.err, result.err
+        assert where.events("end")[-1]["cause"] == cause
+        assert not list(where.checkpoints(0).glob("model_*"))

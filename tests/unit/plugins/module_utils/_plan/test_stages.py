@@ -1,0 +1,118 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fine-tuning and evaluation: runs of their own, which begin with the model of another one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
+    PlanError,
+    controller_questions,
+    make_plan,
+    questions,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+
+TALKS = {"path": "/talks.jsonl", "sha256": "ab" * 32, "count": 7, "problems": []}
+HERE = {"conversations": TALKS}
+
+
+def having_trained(stage: str, where: tuple[str, ...] = ("desktop", "laptop"), **settings: Any) -> list[dict[str, Any]]:
+    """Two hosts on which a base model was trained under the settings of the profile."""
+    base = make_plan(hosts()).plan
+    known = hosts({"ddp_stage": stage, **settings})
+    for host in known:
+        steps = [5, 10] if host["name"] in where else []
+        host["probe"]["base_run"] = {"checkpoints": steps, "lineage": lineage.of_plan(base) if steps else {}}
+    return known
+
+
+def refusal(known: list[dict[str, Any]], here: dict[str, Any] | None = None) -> str:
+    with pytest.raises(PlanError) as caught:
+        make_plan(known, here=here or HERE)
+    return " ".join(sentence(found) for found in caught.value.findings)
+
+
+def test_a_fine_tuning_is_a_run_beside_that_of_the_base_model():
+    known = having_trained("sft", where=("laptop",))
+    plan = make_plan(known, here=HERE).plan
+    one = plan["nodes"][0]
+    argv = one["argv"]
+    assert (plan["run"], one["run_dir"]) == ("d4-sft", "/home/lzw/nanochat-ddp/runs/d4-sft")
+    assert argv[argv.index("--") - 1] == "scripts.chat_sft" and plan["training"]["iterations"] == 60
+    assert "--base-checkpoints=/home/lzw/nanochat-ddp/runs/d4/base_checkpoints/d4" in argv
+    assert "--conversations=/home/lzw/nanochat-ddp/runs/d4-sft/conversations.jsonl" in argv
+    assert "--resume" in argv and not any(word.startswith("--model-step") for word in argv)
+    assert plan["stage"]["conversations"] == {"path": "/talks.jsonl", "sha256": "ab" * 32, "count": 7}
+    assert "fine-tunes the model of the run d4 on 7 conversations of /talks.jsonl" in render(plan)
+    asked = questions(known)["desktop"]
+    assert (asked["run_dir"], asked["base_run"]) == ("~/nanochat-ddp/runs/d4-sft", "d4")
+    assert controller_questions(known)["conversations"] == ""
+
+
+def test_a_base_model_knows_nothing_of_stages():
+    plan = make_plan(hosts()).plan
+    assert "stage" not in plan and not [word for word in plan["nodes"][0]["argv"] if "base-checkpoints" in word]
+    assert questions(hosts())["desktop"]["base_run"] is None
+    assert controller_questions(hosts())["conversations"] is None
+
+
+def test_an_evaluation_is_another_one_for_each_step():
+    known = having_trained("eval", ddp_local_steps=10)
+    plan = make_plan(known).plan
+    argv = plan["nodes"][1]["argv"]
+    assert argv[argv.index("--") - 1] == "scripts.base_eval" and "--model-step=10" in argv
+    assert "measures step 10 of the run d4" in render(plan)
+    known[0]["probe"]["base_run"]["checkpoints"] = [10, 15]
+    later = make_plan(known).plan
+    assert later["run"] == "d4-eval" and later["digest"] != plan["digest"]
+
+
+@pytest.mark.parametrize("stage", ["sft", "eval"])
+def test_without_a_base_model_nothing_starts(stage):
+    told = refusal(having_trained(stage, where=()))
+    assert f"no host has a checkpoint of the run d4, which ddp_stage {stage} needs; train it first" in told
+
+
+def test_a_base_model_of_another_vocabulary_is_refused():
+    told = refusal(having_trained("sft", ddp_vocab_size=8192))
+    assert "the base model of the run d4 is another one: ddp_vocab_size was 4096 and is 8192 now" in told
+
+
+def test_what_was_begun_goes_on_without_its_base_model_but_not_with_other_conversations():
+    known = having_trained("sft")
+    begun = make_plan(known, here=HERE).plan
+    for host in known:
+        host["probe"]["base_run"] = {"checkpoints": [], "lineage": {}}
+        host["probe"]["run"].update(checkpoints=[30], lineage=lineage.of_plan(begun))
+    assert make_plan(known, here=HERE).plan["digest"] == begun["digest"]
+    other = {"conversations": {**TALKS, "sha256": "cd" * 32}}
+    assert "the file of ddp_sft_data was one with the SHA-256 abababab..." in refusal(known, other)
+
+
+def test_what_does_not_go_with_a_stage():
+    told = refusal(having_trained("sft", ddp_run="a" * 46, ddp_trainer_source="/home/me/nanochat"))
+    assert "ddp_stage is sft, which only this collection's own trainer knows" in told
+    assert "which is longer than 48 letters" in told
+
+
+def test_conversations_are_judged_on_the_controller(tmp_path):
+    good = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    path = tmp_path / "talks.jsonl"
+    path.write_text(json.dumps(good) + "\n{\n" + json.dumps(good[:1]) + "\n")
+    found = conversations.facts("talks.jsonl", {"PWD": str(tmp_path)})
+    told = refusal(having_trained("sft"), {"conversations": found})
+    assert f"{path}, line 2: it is no JSON" in told and f"{path}, line 3: the assistant says nothing" in told
+    path.write_text(json.dumps(good) * 2)
+    assert "line 1: it is no JSON" in conversations.facts(str(path), {})["problems"][0]
+    assert "cannot be read on the controller" in conversations.facts(str(tmp_path / "none"), {})["problems"][0]
+    demo = conversations.facts("", {})
+    assert demo["count"] > 30 and demo["problems"] == []

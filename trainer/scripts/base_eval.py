@@ -1,0 +1,31 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The bits per byte of a base model on the validation shard, alone or as one of several ranks that share it out.
+
+    python -m scripts.base_eval --model-tag d4 --eval-tokens 65536
+    python -m scripts.torchrun --nproc-per-node 2 -m scripts.base_eval -- --model-tag d4
+
+Shape and batch are those of the checkpoint unless they are given.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from nanochat.common import exit_code
+from nanochat.cores import pin
+from nanochat.evaluation import Evaluation, measure
+from nanochat.fine_tuning import inherited
+from nanochat.program import run_stage
+from nanochat.settings import parse_eval
+
+
+def main() -> int:
+    pin()
+    settings = parse_eval(sys.argv[1:], inherited)
+    return run_stage(settings, lambda: Evaluation(settings), measure)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

@@ -1,0 +1,32 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fine-tune a base model on conversations, alone or as one of several ranks; then `python -m scripts.chat_cli` talks to it.
+
+    python -m scripts.chat_sft --model-tag d4 --conversations talks.jsonl --num-iterations 100
+    python -m scripts.torchrun --nproc-per-node 2 -m scripts.chat_sft -- --model-tag d4 --conversations talks.jsonl ...
+
+A line of the file is one conversation: [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...].
+The loss is that of what the assistant says. Shape, batch and learning rates are those of the base checkpoint unless they are
+given; every rank must be told the same, so give them where a rank has no base checkpoint yet.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from nanochat.common import exit_code
+from nanochat.cores import pin
+from nanochat.fine_tuning import FineTuning, inherited
+from nanochat.program import run_stage
+from nanochat.settings import parse_chat
+
+
+def main() -> int:
+    pin()
+    settings = parse_chat(sys.argv[1:], inherited)
+    return run_stage(settings, lambda: FineTuning(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
