@@ -52,7 +52,7 @@ def of_plan(plan: Mapping[str, Any]) -> Dict[str, Document]:
     talks = section(section(plan, "stage"), "conversations")
     return {
         "model": {key: model[key] for key in MODEL if key in model},
-        "talks": {"digest": talks["sha256"]} if talks.get("sha256") else {},
+        "stage": {"conversations": {"sha256": talks["sha256"]}} if talks.get("sha256") else {},
         "data": {key: data.get(key) for group in DATA for key in group} if data.get("id") else {},
     }
 
@@ -64,12 +64,9 @@ def differences(deployed: Mapping[str, Any], plan: Mapping[str, Any]) -> List[Di
     if was["data"] and was["data"]["id"] != now["data"].get("id"):
         told = (_differing(group, was["data"], now["data"]) for group in DATA)
         found += next((group for group in told if group), [])
-    # A probe of an older version says nothing of them.
-    if was.get("talks") and now["talks"] and was["talks"] != now["talks"]:
-        digests = (str(one["talks"]["digest"])[:8] for one in (was, now))
-        found.append(
-            Difference("the file of ddp_sft_data", *("one with the SHA-256 %s..." % digest for digest in digests))
-        )
+    if was["stage"] and now["stage"] and was["stage"] != now["stage"]:
+        digests = [str(one["stage"]["conversations"]["sha256"])[:8] for one in (was, now)]
+        found.append(Difference("the file of ddp_sft_data", *("one with SHA-256 %s..." % digest for digest in digests)))
     return list(dict.fromkeys(found))
 
 

@@ -31,6 +31,7 @@ def having_trained(stage: str, where: tuple[str, ...] = ("desktop", "laptop"), *
     known = hosts({"ddp_stage": stage, **settings})
     for host in known:
         steps = [5, 10] if host["name"] in where else []
+        host["reach"] = host["name"]
         host["probe"]["base_run"] = {"checkpoints": steps, "lineage": lineage.of_plan(base) if steps else {}}
     return known
 
@@ -61,7 +62,7 @@ def test_a_fine_tuning_is_a_run_beside_that_of_the_base_model():
 def test_a_base_model_knows_nothing_of_stages():
     plan = make_plan(hosts()).plan
     assert "stage" not in plan and not [word for word in plan["nodes"][0]["argv"] if "base-checkpoints" in word]
-    assert questions(hosts())["desktop"]["base_run"] is None
+    assert questions([{**host, "reach": None} for host in hosts()])["desktop"]["base_run"] is None
     assert controller_questions(hosts())["conversations"] is None
 
 
@@ -95,7 +96,7 @@ def test_what_was_begun_goes_on_without_its_base_model_but_not_with_other_conver
         host["probe"]["run"].update(checkpoints=[30], lineage=lineage.of_plan(begun))
     assert make_plan(known, here=HERE).plan["digest"] == begun["digest"]
     other = {"conversations": {**TALKS, "sha256": "cd" * 32}}
-    assert "the file of ddp_sft_data was one with the SHA-256 abababab..." in refusal(known, other)
+    assert "the file of ddp_sft_data was one with SHA-256 abababab..." in refusal(known, other)
 
 
 def test_what_does_not_go_with_a_stage():
