@@ -65,7 +65,7 @@ def differences(deployed: Mapping[str, Any], plan: Mapping[str, Any]) -> List[Di
         told = (_differing(group, was["data"], now["data"]) for group in DATA)
         found += next((group for group in told if group), [])
     if was["stage"] and now["stage"] and was["stage"] != now["stage"]:
-        digests = [str(one["stage"]["conversations"]["sha256"])[:8] for one in (was, now)]
+        digests = [str(section(one["stage"], "conversations").get("sha256"))[:8] for one in (was, now)]
         found.append(Difference("the file of ddp_sft_data", *("one with SHA-256 %s..." % digest for digest in digests)))
     return list(dict.fromkeys(found))
 

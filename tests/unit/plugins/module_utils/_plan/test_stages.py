@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import (
-    PlanError,
-    controller_questions,
-    make_plan,
-    questions,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanError, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import controller_questions, questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
