@@ -115,14 +115,10 @@ def obstacles(
                 yield finding("base-differs", host.name, f"{seen}. Give the settings that it was made with")
 
 
-def in_words(plan: Mapping[str, Any]) -> str:
-    """The stage of a plan, for people; empty for a base model."""
-    section = plan.get("stage") or {}
-    if section.get("stage") == SFT:
-        talks = section["conversations"]
-        return f"fine-tunes the model of the run {section['base']} on {talks['count']} conversations of {talks['path']}"
-    if section.get("stage") == EVAL:
-        return (
-            f"measures step {section['step']} of the run {section['base']} on the validation shard, and trains nothing"
-        )
-    return ""
+def in_words(section: Stage) -> str:
+    """A stage for people."""
+    if section["stage"] == EVAL:
+        step, base = section["step"], section["base"]
+        return f"measures step {step} of the run {base} on the validation shard, and trains nothing"
+    talks = section["conversations"]
+    return f"fine-tunes the model of the run {section['base']} on {talks['count']} conversations of {talks['path']}"
