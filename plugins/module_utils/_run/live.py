@@ -136,7 +136,9 @@ def _age(row: Row) -> float:
 
 
 def _done(rows: Sequence[Row]) -> int:
-    telling = [row for row in rows if not tells_nothing(row["run"])] or rows
+    """The steps that all have made; who was last looked at before its first step is about where the others are."""
+    stepping = [row for row in rows if row["run"].get("step") is not None]
+    telling = stepping or [row for row in rows if not tells_nothing(row["run"])] or rows
     return min(int(row["run"].get("done") or 0) for row in telling)
 
 

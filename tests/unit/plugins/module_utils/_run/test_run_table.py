@@ -256,6 +256,11 @@ def test_the_live_line_goes_by_the_slowest_rank_and_tells_all_shares() -> None:
     assert live_line(rows, 300).startswith("█" * 15 + "░" * 15 + "  step")
 
 
+def test_who_was_seen_before_its_first_step_does_not_set_the_live_line_back() -> None:
+    rows = [row("a", 0, step=39, done=40, steps=80), row("b", 1, step=None, done=0, phase="agree", steps=80)]
+    assert live_line(rows).startswith("step 40/80")
+
+
 def test_a_narrow_live_line_leaves_out_what_matters_least() -> None:
     rows = [row("a", 0, eta_seconds=90.0), row("b", 1, wait_share=0.33)]
     widths = range(len("step 5/10"), 120)
