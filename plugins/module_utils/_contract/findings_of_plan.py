@@ -110,6 +110,20 @@ KINDS: Dict[str, Kind] = {
         (21,),
         ("Default process group has not been initialized",),
     ),
+    "trainer-commit": Kind(
+        INFO,
+        "The commit of the repository that trains",
+        "A git URL is cloned to the controller once; later runs train with what was cloned.",
+        "Nothing to do; -e trainer_update=true fetches it again, and URL#COMMIT takes another one.",
+        (21,),
+    ),
+    "trainer-behind": Kind(
+        WARNING,
+        "The repository of the trainer has a newer commit than the one that trains",
+        "A git URL is cloned to the controller once, so that a run which goes on does so with the same code.",
+        "Add -e trainer_update=true once to take the newer one, or name the one that is used (URL#COMMIT).",
+        (21,),
+    ),
     "speed-unknown": Kind(
         INFO,
         "Rows are shared out by threads, since no speed is known",

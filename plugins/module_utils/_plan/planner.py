@@ -161,7 +161,8 @@ class Planner:
         if self.choice.device == "cpu" and not self.choice.goes_on and len(self.hosts) > 1:
             seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(self.hosts)} ranks would train a model of its own"
             self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
-        self.findings += [*chooser.findings, *remarks, *obstacles]
+        commit = source_checks.commit(self.settings["ddp_trainer_source"], self.here)
+        self.findings += [*chooser.findings, *remarks, *commit, *obstacles]
         return Outcome(plan, self.findings, of_controller(self.settings))
 
     def settle_sync(self, order: Mapping[str, int], rows: Mapping[str, int]) -> None:

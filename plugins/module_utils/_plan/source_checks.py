@@ -62,6 +62,20 @@ def trainer(run: Mapping[str, Any], planned: Mapping[str, Any], here: Mapping[st
             yield from checkout(source, found.get("join", []), JOIN_REMEDY)
 
 
+def commit(source: str, here: Mapping[str, Any]) -> Iterator[Finding]:
+    """Which commit of a repository trains, since it is cloned once and not asked for by every run."""
+    used, newest = (str((here.get("commits") or {}).get(name) or "") for name in ("used", "newest"))
+    if used and newest and used != newest:
+        yield finding(
+            "trainer-behind",
+            "",
+            f"ddp_trainer_source is {source}, of which the commit {used[:10]} is on the controller and trains; the repository has "
+            f"{newest[:10]} now",
+        )
+    elif used:
+        yield finding("trainer-commit", "", f"ddp_trainer_source is {source}, of which the commit {used[:10]} trains")
+
+
 def checkout(source: str, problems: Sequence[str], remedy: str) -> Iterator[Finding]:
     """The flags and functions of a checkout that are not those of nanochat."""
     for problem in problems:

@@ -18,6 +18,8 @@ TRAINER_SCRIPT = os.path.join("scripts", "base_train.py")
 MOST_FOLDERS = 2000
 # For a repository that answers slowly; one that does not answer at all is refused.
 GIT_SECONDS = 30
+# Whether there is a newer commit than the one that is used is good to know, and no more.
+NEWER_SECONDS = 10
 
 
 def folder_facts(path: str) -> dict[str, Any]:
@@ -68,18 +70,42 @@ def git_problem(source: str, environment: Mapping[str, str]) -> str:
         return "git is not installed on the controller"
     if has_checkout(source, environment):
         return ""
-    # Nobody is asked for a password in the middle of a play.
-    quiet = {**environment, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            [tool, "ls-remote", "--", url], env=quiet, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=GIT_SECONDS, start_new_session=True, check=False,
-        )  # fmt: skip
+        done = _git([tool, "ls-remote", "--", url], environment)
     except subprocess.TimeoutExpired:
         return f"the repository does not answer within {GIT_SECONDS} s on the controller"
     if done.returncode != 0:
         return f"git says on the controller: {_said(done.stderr)}"
     return "" if _has_version(version, done.stdout.split()[1::2]) else f"the repository has no branch or tag {version}"
+
+
+def _git(
+    argv: Sequence[str], environment: Mapping[str, str], seconds: int = GIT_SECONDS
+) -> subprocess.CompletedProcess[str]:
+    # Nobody is asked for a password in the middle of a play.
+    quiet = {**environment, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    return subprocess.run(
+        list(argv), env=quiet, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
+        start_new_session=True, check=False,
+    )  # fmt: skip
+
+
+def git_commits(source: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The commit that a clone on the controller is at, and the one that its repository has now; empty where nobody says."""
+    url, dummy, version = source.partition("#")
+    tool, told = shutil.which("git"), {"used": "", "newest": ""}
+    if tool is None or not has_checkout(source, environment):
+        return told
+    try:
+        used = _git([tool, "-C", checkout_of(source, environment), "rev-parse", "HEAD"], environment)
+        told["used"] = used.stdout.strip() if used.returncode == 0 else ""
+        listed = _git([tool, "ls-remote", "--", url], environment, NEWER_SECONDS).stdout.split()
+    except subprocess.TimeoutExpired:
+        return told
+    commits = dict(zip(listed[1::2], listed[::2]))
+    wanted = (f"refs/heads/{version}", f"refs/tags/{version}^{{}}", f"refs/tags/{version}") if version else ("HEAD",)
+    told["newest"] = next((commits[name] for name in wanted if name in commits), "")
+    return told
 
 
 def _said(text: str) -> str:
@@ -114,5 +140,6 @@ def look(asked: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, 
     return {
         "folders": {path: folder_facts(path) for path in asked["folders"]},
         "git": git_problem(asked["git"], environment) if asked["git"] else "",
+        "commits": git_commits(asked["git"], environment) if asked["git"] else {},
         "results": {"path": results, "writable": is_writable(results)},
     }

@@ -236,3 +236,39 @@ def test_repository_that_was_cloned_before_is_not_asked(tmp_path):
 def test_git_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert problem_of("https://git.example.org/x.git", tmp_path) == "git is not installed on the controller"
+
+
+def commit(folder: Path) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run(["git", "-C", folder, *identity, "commit", "-q", "--allow-empty", "-m", "next"], check=True)
+    told = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    return told.stdout.strip()
+
+
+def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, tmp_path):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    work, bare = tmp_path / "repo.git", tmp_path / "bare.git"
+    subprocess.run(["git", "clone", "-q", "--bare", work, bare], check=True)
+    first = commit(work)
+    subprocess.run(["git", "-C", work, "push", "-q", bare, "main"], check=True)
+    for source in (f"file://{bare}", f"file://{bare}#main", f"file://{bare}#{first}"):
+        assert sources.git_commits(source, environment) == {"used": "", "newest": ""}
+        subprocess.run(["git", "clone", "-q", bare, sources.checkout_of(source, environment)], check=True)
+
+    def told(source: str) -> list[tuple[str, str]]:
+        here = {"commits": sources.git_commits(source, environment)}
+        outcome = make_plan(hosts({"ddp_trainer_source": source}), here=here)
+        return [(one["code"], one["seen"]) for one in outcome.findings if one["code"].startswith("trainer-")]
+
+    (one,) = told(f"file://{bare}")
+    assert one[0] == "trainer-commit" and one[1].endswith(f"of which the commit {first[:10]} trains")
+    second = commit(work)
+    subprocess.run(["git", "-C", work, "push", "-q", bare, "main"], check=True)
+    for source in (f"file://{bare}", f"file://{bare}#main"):
+        (one,) = told(source)
+        assert one[0] == "trainer-behind" and first[:10] in one[1]
+        assert one[1].endswith(f"the repository has {second[:10]} now")
+    assert [code for code, dummy in told(f"file://{bare}#{first}")] == ["trainer-commit"]
+    # A repository that is gone keeps nobody from training with what was cloned.
+    bare.rename(tmp_path / "gone.git")
+    assert [code for code, dummy in told(f"file://{bare}")] == ["trainer-commit"]
