@@ -7,18 +7,11 @@ one with its modules and calls as well (tests/stand_in), whose ranks are joined.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
-
-ROOT = Path(__file__).resolve().parents[2]
-VENV = Path(os.environ.get("TRAINER_VENV") or Path.home() / ".cache/nanochat-ddp/tests-venv")
+from ansible_collections.nanochat.ddp.tests.integration.two_nodes import ROOT, two_nodes
 
 # It knows its folders by nanochat's names alone and prints on the first rank only.
 TRAINER = """
@@ -58,44 +51,8 @@ def checkout(tmp_path):
 
 @pytest.fixture
 def play(tmp_path, checkout):
-    """Two nodes on this machine that share the environment of the tests, as it is."""
-    stamp = VENV / ".nanochat-ddp.json"
-    if not stamp.exists():
-        pytest.skip("needs the trainer's environment")
-    (tmp_path / "text").mkdir()
-    for number in range(40):
-        (tmp_path / f"text/{number}.txt").write_text("".join(f"line {number} {row}\n" for row in range(200)))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    variables = {
-        "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
-        "ddp_base_dir": f"{tmp_path}/{{{{ inventory_hostname }}}}",
-        "ddp_venv_dir": str(VENV),
-        "ddp_python": os.path.realpath(VENV / "bin/python"),
-        "ddp_port": port,
-        "ddp_trainer_source": str(checkout),
-        "ddp_trainer_join": False,
-        "trainer_requirements": json.loads(stamp.read_text())["requirements"],
-        "ddp_data_paths": [f"{tmp_path}/text"],
-        "ddp_vocab_size": 300,
-        "ddp_iterations": 3,
-        "ddp_threads": 1,
-        "ddp_results_dir": str(tmp_path / "results"),
-    }
-    inventory = tmp_path / "hosts.yml"
-    inventory.write_text(yaml.safe_dump({"trainers": {"hosts": {"one": None, "two": None}, "vars": variables}}))
-
-    def run(*words: str) -> tuple[int, str]:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-        env.update(ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), TMUX_TMPDIR=str(tmp_path), NO_COLOR="1")
-        command = [Path(sys.executable).parent / "ansible-playbook", "train.yml", "-i", inventory, *words]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400, check=False)
-        assert "Traceback" not in done.stdout + done.stderr
-        return done.returncode, done.stdout
-
-    yield run
-    subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(tmp_path)}, check=False)
+    with two_nodes(tmp_path, ddp_trainer_source=str(checkout), ddp_trainer_join=False) as run:
+        yield run
 
 
 def test_field_21_it_trains_to_its_end_and_what_it_does_not_do_is_told(play, tmp_path):

@@ -30,7 +30,7 @@ OWN = Path(__file__).resolve().parents[1]
 def own_modules() -> dict[str, Any]:
     """Our package and the checkout's have the same name: ours is read first and then makes room."""
     sys.path.insert(0, str(OWN))
-    for name in ("scripts.base_train", "nanochat.join.script"):
+    for name in ("nanochat.program", "nanochat.join.script"):
         importlib.import_module(name)
     return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("nanochat", "scripts")}
 
@@ -67,7 +67,7 @@ def main() -> int:
     options = parser().parse_args()
     os.environ.setdefault("NANOCHAT_DTYPE", "float32")
     ours = own_modules()
-    base, common = ours["scripts.base_train"], ours["nanochat.common"]
+    program, common = ours["nanochat.program"], ours["nanochat.common"]
     settings, ranks = settings_of(ours["nanochat.settings"], options), common.read_ranks()
     journal, comm = ours["nanochat.journal"].Journal(settings, ranks), None
     try:
@@ -76,13 +76,13 @@ def main() -> int:
         reason = run(ours, options, settings, comm, journal)
         comm.close()
     except common.UserError as error:
-        return int(base.fail(journal, comm, error))
+        return int(program.fail(journal, comm, error))
     except KeyboardInterrupt:
         stopped = ours["nanochat.causes"].Cause.STOPPED
-        return int(base.fail(journal, comm, common.UserError("interrupted before its end.", stopped)))
+        return int(program.fail(journal, comm, common.UserError("interrupted before its end.", stopped)))
     except BaseException as error:
         traceback.print_exc()
-        return int(base.fail(journal, comm, foreseen(ours, options.script, error)))
+        return int(program.fail(journal, comm, foreseen(ours, options.script, error)))
     journal.end(reason)
     ours["nanochat.comm"].outlast_agents(comm)
     return 0

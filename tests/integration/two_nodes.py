@@ -1,0 +1,64 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Two nodes on this machine for whole plays; they share the environment of the trainer's tests, as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+VENV = Path(os.environ.get("TRAINER_VENV") or Path.home() / ".cache/nanochat-ddp/tests-venv")
+Play = Callable[..., tuple[int, str]]
+
+
+@contextlib.contextmanager
+def two_nodes(folder: Path, **settings: Any) -> Iterator[Play]:
+    """Runs a playbook (train.yml) with further words and says how it ended; settings are added to those of a small model."""
+    stamp = VENV / ".nanochat-ddp.json"
+    if not stamp.exists():
+        pytest.skip("needs the trainer's environment")
+    (folder / "text").mkdir()
+    for number in range(40):
+        (folder / f"text/{number}.txt").write_text("".join(f"line {number} {row}\n" for row in range(200)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    variables = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "ddp_base_dir": f"{folder}/{{{{ inventory_hostname }}}}",
+        "ddp_venv_dir": str(VENV),
+        "ddp_python": os.path.realpath(VENV / "bin/python"),
+        "ddp_port": port,
+        "trainer_requirements": json.loads(stamp.read_text())["requirements"],
+        "ddp_data_paths": [f"{folder}/text"],
+        "ddp_vocab_size": 300,
+        "ddp_iterations": 3,
+        "ddp_threads": 1,
+        "ddp_results_dir": str(folder / "results"),
+        **settings,
+    }
+    inventory = folder / "hosts.yml"
+    inventory.write_text(yaml.safe_dump({"trainers": {"hosts": {"one": None, "two": None}, "vars": variables}}))
+
+    def run(*words: str, playbook: str = "train.yml") -> tuple[int, str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+        env.update(ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), TMUX_TMPDIR=str(folder), NO_COLOR="1")
+        command = [Path(sys.executable).parent / "ansible-playbook", playbook, "-i", inventory, *words]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400, check=False)
+        assert "Traceback" not in done.stdout + done.stderr
+        return done.returncode, done.stdout
+
+    yield run
+    subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(folder)}, check=False)
