@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from ansible import constants
@@ -20,7 +21,7 @@ LOCAL = ("local", "ansible.builtin.local")
 SSH = ("ssh", "ansible.builtin.ssh")
 
 
-def remote_command(options: dict[str, Any]) -> str:
+def remote_command(options: Mapping[str, Any]) -> str:
     """What a shell of the host is to run."""
     names = {"NANOCHAT_BASE_DIR": options["run_dir"], "PYTHONPATH": options["trainer_dir"], "CUDA_VISIBLE_DEVICES": ""}
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in names.items())
@@ -35,8 +36,8 @@ class ActionModule(ActionBase):
     _supports_check_mode = True
     _supports_diff = False
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result: dict[str, Any] = super().run(tmp, task_vars)
+    def run(self, tmp: str | None = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
+        result: dict[str, object] = super().run(tmp, task_vars)
         dummy, options = self.validate_argument_spec(
             {
                 "run_dir": {"type": "str", "required": True},

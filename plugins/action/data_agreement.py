@@ -14,13 +14,13 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import Judgi
 class ActionModule(JudgingAction):
     """Compares what shard_links returned on every host."""
 
-    OPTIONS: ClassVar[dict[str, Any]] = {
+    OPTIONS: ClassVar[dict[str, dict[str, object]]] = {
         "hosts": {"type": "list", "elements": "str", "required": True},
         "master": {"type": "str", "required": True},
         "evidence": {"type": "dict", "required": True},
     }
 
-    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, object]:
         """Fails with a sentence for each host that differs from the one that made the data set."""
         master = options["master"]
         seen = evidence_of([master, *options["hosts"]], options["evidence"], "digest")

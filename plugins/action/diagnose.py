@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import Judgi
 class ActionModule(JudgingAction):
     """Judges what every host's task registered, and keeps all of it in a file."""
 
-    OPTIONS: ClassVar[dict[str, Any]] = {
+    OPTIONS: ClassVar[dict[str, dict[str, object]]] = {
         "plan": {"type": "dict", "required": True},
         "evidence": {"type": "dict", "required": True},
         "stall_factor": {"type": "float", "default": 5.0},
@@ -24,7 +24,7 @@ class ActionModule(JudgingAction):
         "file": {"type": "path"},
     }
 
-    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, object]:
         """The verdict, with its evidence."""
         plan, evidence = options["plan"], options["evidence"]
         told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence), options["stall_factor"])

@@ -15,14 +15,14 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import Judgi
 class ActionModule(JudgingAction):
     """Judges what run_info returned for every node."""
 
-    OPTIONS: ClassVar[dict[str, Any]] = {
+    OPTIONS: ClassVar[dict[str, dict[str, object]]] = {
         "plan": {"type": "dict", "required": True},
         "evidence": {"type": "dict", "required": True},
         "restart": {"type": "bool", "default": False},
         "fresh": {"type": "bool", "default": False},
     }
 
-    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, object]:
         """What is to be done, and why."""
         plan = options["plan"]
         seen = evidence_of((node["host"] for node in plan["nodes"]), options["evidence"], "run")

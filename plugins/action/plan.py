@@ -42,7 +42,7 @@ REQUIREMENTS = Path(__file__).parents[2] / "trainer" / "requirements.txt"
 class ActionModule(JudgingAction):
     """Reads the settings and probes of every host, and returns the plan."""
 
-    OPTIONS: ClassVar[dict[str, Any]] = {
+    OPTIONS: ClassVar[dict[str, dict[str, object]]] = {
         "hosts": {"type": "list", "elements": "str", "required": True},
         "stage": {"type": "str", "choices": ["settings", "questions", "plan"], "default": "plan"},
         "tolerant": {"type": "bool", "default": False},
@@ -50,7 +50,7 @@ class ActionModule(JudgingAction):
         "file": {"type": "path"},
     }
 
-    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, object]:
         """The plan, or what stands against it."""
         try:
             hosts = [host_of(name, task_vars) for name in options["hosts"]]

@@ -18,6 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, with_hosts
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import (
+    Outlook,
     advice,
     outlook,
     prediction_text,
@@ -32,7 +33,7 @@ display = Display()
 class ActionModule(JudgingAction):
     """Judges what every host's tasks registered, shows it, and fails where the run must not start."""
 
-    OPTIONS: ClassVar[dict[str, Any]] = {
+    OPTIONS: ClassVar[dict[str, dict[str, object]]] = {
         "plan": {"type": "dict", "required": True},
         "evidence": {"type": "dict", "required": True},
         "plan_findings": {"type": "list", "elements": "dict", "default": []},
@@ -44,7 +45,7 @@ class ActionModule(JudgingAction):
         "file": {"type": "path"},
     }
 
-    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, object]:
         """Findings, prediction and links."""
         seen = options["evidence"]
         evidence = gather(options)
@@ -104,7 +105,7 @@ def gather(options: Mapping[str, Any]) -> Evidence:
     )
 
 
-def piece(seen: Mapping[str, Any], host: str, name: str) -> dict[str, Any]:
+def piece(seen: Mapping[str, Any], host: str, name: str) -> Mapping[str, Any]:
     """What a host handed over under a name; empty where that was not tried, which `missing` looks at."""
     found = (seen.get(host) or {}).get(name)
     return dict(found) if isinstance(found, Mapping) else {}
@@ -122,7 +123,7 @@ def missing(plan: Mapping[str, Any], seen: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
+def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, object]:
     """What peer_check returned in both steps; a failed module is an error of that host."""
     if not answering or answering.get("skipped"):
         return {}
@@ -133,7 +134,7 @@ def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, A
     return entry
 
 
-def spoken(result: Mapping[str, Any]) -> dict[str, Any]:
+def spoken(result: Mapping[str, Any]) -> dict[str, object]:
     """The one JSON object that a program of the trainer printed; its last words where it printed none."""
     if not result or result.get("skipped"):
         return {}
@@ -159,7 +160,7 @@ def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
     return {path: repaired.get(path, "missing") for path in result.get("moved") or []}
 
 
-def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> dict[str, Any] | None:
+def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
     """The prediction, where every host's step and some link were measured."""
     hosts = [node["host"] for node in evidence.plan["nodes"]]
     speeds = speeds_of(evidence.plan, {host: piece(seen, host, "measured") for host in hosts})
@@ -189,7 +190,7 @@ def unmeasured(plan: Mapping[str, Any], seen: Mapping[str, Any]) -> list[Finding
     return found
 
 
-def links_of(evidence: Evidence) -> list[dict[str, Any]]:
+def links_of(evidence: Evidence) -> list[dict[str, object]]:
     """Every measured direction, for programs."""
     keys = ("nic", "latency_ms", "bandwidth_mbit", "duplex_mbit", "mtu", "clock_offset")
     return [

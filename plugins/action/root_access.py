@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
@@ -20,8 +20,8 @@ class ActionModule(ActionBase):
     _requires_connection = True
     _VALID_ARGS: ClassVar[frozenset[str]] = frozenset()
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result: dict[str, Any] = super().run(tmp, task_vars)
+    def run(self, tmp: str | None = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
+        result: dict[str, object] = super().run(tmp, task_vars)
         try:
             answer = self._low_level_execute_command("id -u")
         except AnsibleConnectionFailure:
@@ -33,7 +33,7 @@ class ActionModule(ActionBase):
         return {**result, **access(is_root, (answer["stderr"] or answer["stdout"]).strip())}
 
 
-def access(is_root: bool, said: str) -> dict[str, Any]:
+def access(is_root: bool, said: str) -> dict[str, object]:
     """What the task returns, by what sudo or Ansible said."""
     is_wrong = (
         not is_root and re.search(r"incorrect .*password|duplicate become password prompt", said, re.I) is not None

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError, plain_run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import (
     BIG,
@@ -30,10 +31,10 @@ class ActionModule(ActionBase):
     _supports_check_mode = True
     _supports_async = False
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
         """Copy what is new."""
         variables = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
+        result: dict[str, object] = super().run(tmp, variables)
         arguments = dict(self._task.args)
         name = arguments.get("run") or os.path.basename(str(arguments.get("run_dir") or "").rstrip("/"))
         if not name:
@@ -47,7 +48,7 @@ class ActionModule(ActionBase):
         try:
             # It becomes a folder here, whoever named it.
             runs = Path(arguments["dest"]).expanduser().absolute() / plain_run_name(name)
-            folder = runs / variables["inventory_hostname"].replace("/", "_")
+            folder = runs / str(variables["inventory_hostname"]).replace("/", "_")
             written = self._copy(arguments, folder, variables)
         except (CopyError, RunNameError, OSError) as error:
             message = f"Files of the run {str(name)[:80]!r} could not be brought from {variables['inventory_hostname']}: {error}"
@@ -56,13 +57,15 @@ class ActionModule(ActionBase):
         result.update(changed=bool(written), run=name if there else None, folder=str(folder) if there else None)
         return {**result, "files": sorted(written or ())}
 
-    def _ask(self, arguments: dict[str, Any], have: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = self._execute_module(
+    def _ask(
+        self, arguments: dict[str, object], have: Mapping[str, object], variables: dict[str, object]
+    ) -> dict[str, object]:
+        answer: dict[str, object] = self._execute_module(
             "nanochat.ddp.run_files", module_args={**arguments, "have": have}, task_vars=variables
         )
         return answer
 
-    def _copy(self, arguments: dict[str, Any], folder: Path, variables: dict[str, Any]) -> set[str] | None:
+    def _copy(self, arguments: dict[str, object], folder: Path, variables: dict[str, object]) -> set[str] | None:
         """Bring everything; returns what was (or in check mode would be) written, None where there is no such run."""
         written: set[str] = set()
         for dummy in range(ROUNDS):
@@ -86,7 +89,7 @@ class ActionModule(ActionBase):
                 return written
         raise CopyError(f"there is more than {ROUNDS} pieces of it")
 
-    def _fetch(self, run_dir: str, part: dict[str, Any], folder: Path) -> None:
+    def _fetch(self, run_dir: str, part: Document, folder: Path) -> None:
         """A big file by the connection's own means, under its name only once it is whole."""
         path = Path(place_of(str(folder), part["path"], BIG))
         path.parent.mkdir(parents=True, exist_ok=True)

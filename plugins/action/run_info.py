@@ -13,7 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.look import LOOK
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import quick_look
 
 # Not of the type path, which would be expanded here.
-UNEXPANDED: dict[str, Any] = {"run_dir": {"type": "str"}, "base_dir": {"type": "str"}}
+UNEXPANDED: dict[str, dict[str, object]] = {"run_dir": {"type": "str"}, "base_dir": {"type": "str"}}
 
 
 class ActionModule(ActionBase):
@@ -23,10 +23,10 @@ class ActionModule(ActionBase):
     _supports_async = False
     _supports_diff = False
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
         """The answer of the host."""
         variables = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
+        result: dict[str, object] = super().run(tmp, variables)
         dummy, options = self.validate_argument_spec(argument_spec={**LOOK, **UNEXPANDED}, **ONE_RUN)
         seen = quick_look(self, options, variables)
         result.update(seen if seen is not None else self._execute_module(task_vars=variables))

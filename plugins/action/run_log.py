@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.nanochat.ddp.plugins.action.run_watch import PatientAction
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number
 
 
 class ActionModule(PatientAction):
@@ -17,10 +18,10 @@ class ActionModule(PatientAction):
     # One process makes all the looks of a host's loop, but with a new object for each.
     _offsets: ClassVar[dict[str, int]] = {}
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
         """One look."""
         variables = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
+        result: dict[str, object] = super().run(tmp, variables)
         if result.get("failed"):
             return result
         arguments = dict(self._task.args)
@@ -33,7 +34,7 @@ class ActionModule(PatientAction):
             return {**result, "unreachable": True, "msg": "the host cannot be reached"}
         result.update(answer or {"changed": False, "lines": [], "over": False, "offset": self._offsets[key]})
         if "offset" in result:
-            self._offsets[key] = result["offset"]
+            self._offsets[key] = number(result, "offset")
         if not follow or result.get("failed"):
             result["over"] = True
         return result

@@ -11,16 +11,16 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from ansible import constants
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits, quiet_now, state_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RunState
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import (
     Observation,
     Verdict,
@@ -33,7 +33,7 @@ RUN_INFO = "nanochat.ddp.run_info"
 RETRY_SECONDS = 5.0
 ANSWER_SECONDS = 25
 LOOK_SECONDS = 40.0  # the longest wait for news, and some time to connect
-UNSEEN: dict[str, Any] = {"state": None, "step": None}
+UNSEEN: Mapping[str, None] = {"state": None, "step": None}
 
 
 @contextlib.contextmanager
@@ -60,6 +60,19 @@ def abandoned() -> bool:
     return parent is not None and os.getppid() != parent.pid
 
 
+class Entry(TypedDict, total=False):
+    """What a host's loop has seen: the last answer, and since when what is so."""
+
+    begun: float
+    asked: float
+    seen: float
+    run: RunState
+    silent_since: float
+    worked: float
+    ended_since: float
+    over: str
+
+
 class Ledger:
     """What each host's loop has seen, shared through files in this playbook run's own temporary folder.
 
@@ -70,20 +83,20 @@ class Ledger:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def write(self, host: str, entry: dict[str, Any]) -> None:
+    def write(self, host: str, entry: Entry) -> None:
         """Put a host's entry there, whole or not at all."""
         write_json(str(self.path(host)), entry)
 
-    def read(self, host: str) -> dict[str, Any]:
+    def read(self, host: str) -> Entry:
         """A host's entry; empty while there is none."""
-        return read_object(str(self.path(host)))
+        return cast(Entry, read_object(str(self.path(host))))
 
     def path(self, host: str) -> Path:
         """A host's file; the name is quoted, since an inventory name may hold anything."""
         return self.folder / (host.encode().hex() + ".json")
 
 
-def observation(entry: dict[str, Any], now: float) -> Observation:
+def observation(entry: Entry, now: float) -> Observation:
     """A ledger entry as the judgement wants it."""
     asked = now - entry.get("asked", now)
     return Observation(
@@ -104,16 +117,16 @@ class PatientAction(ActionBase):
     _supports_async = False
     _supports_diff = False
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
         """Ends a loop for which nobody waits any more; it would go on asking the host."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
+        result: dict[str, object] = super().run(tmp, task_vars)
         if abandoned():
             result.update(failed=True, over=True, msg="The playbook run that asked is gone, so nobody waits for this.")
         return result
 
-    def ask(self, module: str, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
+    def ask(self, module: str, arguments: dict[str, object], variables: dict[str, object]) -> dict[str, object] | None:
         """A module's answer; None, after a pause, if the host cannot be reached."""
-        answer: dict[str, Any] | None = None
+        answer: dict[str, object] | None = None
         try:
             with answered_within(arguments.get("wait")):
                 if module == RUN_INFO:
@@ -145,10 +158,10 @@ class PatientAction(ActionBase):
 class ActionModule(PatientAction):
     """Look, remember, judge."""
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
         """One attempt of the until loop."""
         variables = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
+        result: dict[str, object] = super().run(tmp, variables)
         if result.get("failed"):
             return result
         dummy, options = self.validate_argument_spec(
@@ -163,7 +176,7 @@ class ActionModule(PatientAction):
                 "lost_after": {"type": "float", "default": 600.0},
             }
         )
-        host = variables["inventory_hostname"]
+        host = str(variables["inventory_hostname"])
         ledger = Ledger(Path(constants.DEFAULT_LOCAL_TMP) / f"run-watch-{self._task._uuid}")
         entry = ledger.read(host) or {"begun": time.time()}
         problem = self._look(options, entry, variables, ledger)
@@ -184,7 +197,7 @@ class ActionModule(PatientAction):
         )
         return result
 
-    def _judge(self, host: str, ledger: Ledger, options: dict[str, Any]) -> Verdict | None:
+    def _judge(self, host: str, ledger: Ledger, options: Mapping[str, Any]) -> Verdict | None:
         """With what the loops of the other hosts have seen."""
         now = time.time()
         seen = {name: observation(ledger.read(name), now) for name in {*options["hosts"], host}}
@@ -192,8 +205,8 @@ class ActionModule(PatientAction):
         return judge(host, seen, limits, options["first_step"], options["lost_after"])
 
     def _look(
-        self, options: dict[str, Any], entry: dict[str, Any], variables: dict[str, Any], ledger: Ledger
-    ) -> dict[str, Any] | None:
+        self, options: Mapping[str, Any], entry: Entry, variables: dict[str, object], ledger: Ledger
+    ) -> dict[str, object] | None:
         """Update the entry from the host; returns a failed module result if the look itself is impossible."""
         known = entry.get("run")
         arguments = {"run_dir": options["run_dir"], "rank": options["rank"], "lines": 5}
@@ -201,19 +214,19 @@ class ActionModule(PatientAction):
             pause = intervals(time.time() - entry["begun"])
             arguments["wait"] = {"state": known["state"], "step": known["step"], **pause}
         entry["asked"] = time.time()
-        ledger.write(variables["inventory_hostname"], entry)
+        ledger.write(str(variables["inventory_hostname"]), entry)
         seen = self.ask(RUN_INFO, arguments, variables)
         if seen is None:
             entry.setdefault("silent_since", entry["asked"])
             return None
         if seen.get("failed") or "run" not in seen:
             return {"failed": True, "msg": seen.get("msg", "run_info gave no answer"), **seen}
-        now = time.time()
-        entry.update(run=seen["run"], seen=now)
+        now, run = time.time(), cast(RunState, seen["run"])
+        entry.update({"run": run, "seen": now})
         entry.pop("silent_since", None)
-        if quiet_now(seen["run"]) == 0:
+        if quiet_now(run) == 0:
             entry["worked"] = now
-        if state_of(seen["run"]) in ENDED:
+        if state_of(run) in ENDED:
             entry.setdefault("ended_since", now)
         else:
             entry.pop("ended_since", None)

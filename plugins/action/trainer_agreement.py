@@ -15,13 +15,13 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import Judgi
 class ActionModule(JudgingAction):
     """Compares what trainer_files and trainer_venv returned on every host."""
 
-    OPTIONS: ClassVar[dict[str, Any]] = {
+    OPTIONS: ClassVar[dict[str, dict[str, object]]] = {
         "hosts": {"type": "list", "elements": "str", "required": True},
         "files": {"type": "dict", "required": True},
         "venvs": {"type": "dict", "required": True},
     }
 
-    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, object]:
         """Fails with a sentence for each host that differs from the first."""
         hosts = options["hosts"]
         files = evidence_of(hosts, options["files"], "digest")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
-from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import TreeError, digests_of, read_tree
 
 
@@ -21,9 +21,9 @@ class ActionModule(ActionBase):
     _supports_async = False
     _requires_connection = True
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def run(self, tmp: str | None = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
         task_vars = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, task_vars)
+        result: dict[str, object] = super().run(tmp, task_vars)
         arguments = dict(self._task.args)
         source = Path(str(arguments.get("src", ""))).expanduser()
         if not source.is_dir():
@@ -36,18 +36,18 @@ class ActionModule(ActionBase):
         arguments["files"] = digests_of(tree)
         asked = self._ask(arguments, None, task_vars)
         if asked.get("changed") and not asked.get("failed"):
-            contents = {path: base64.b64encode(tree[path]).decode() for path in asked["written"]}
+            contents = {path: base64.b64encode(tree[path]).decode() for path in words(asked, "written")}
             asked = self._ask(arguments, contents, task_vars)
         asked.pop("invocation", None)
         result.update(asked)
         return result
 
     def _ask(
-        self, arguments: dict[str, Any], contents: dict[str, str] | None, task_vars: dict[str, Any]
-    ) -> dict[str, Any]:
+        self, arguments: dict[str, object], contents: dict[str, str] | None, task_vars: dict[str, object]
+    ) -> dict[str, object]:
         """Without contents the module only compares."""
         arguments = {**arguments, "contents": contents} if contents is not None else arguments
-        answer: dict[str, Any] = self._execute_module(
+        answer: dict[str, object] = self._execute_module(
             module_name="nanochat.ddp.trainer_files", module_args=arguments, task_vars=task_vars
         )
         return answer

@@ -5,15 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import best_of_sets
-
-
-def best_measured(results: Sequence[Any], key: str) -> dict[str, Any]:
-    """Of the results of a loop over sets of processors; empty where nothing could be measured."""
-    return best_of_sets(results, key)
 
 
 class FilterModule:
@@ -21,4 +16,4 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """What templates may use."""
-        return {"best_measured": best_measured}
+        return {"best_measured": best_of_sets}

@@ -5,20 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import with_link
-
-
-def measured_link(
-    measured: Mapping[str, Any],
-    plan: Mapping[str, Any],
-    links: Sequence[Mapping[str, Any]],
-    gloo: Mapping[str, Any],
-) -> dict[str, Any]:
-    """What was measured on a host, with its slowest link."""
-    return with_link(measured, plan, links, gloo)
 
 
 class FilterModule:
@@ -26,4 +16,4 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """What templates may use."""
-        return {"measured_link": measured_link}
+        return {"measured_link": with_link}

@@ -12,7 +12,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import peers_of
 
 
-def preflight_peers(plan: Any, answers: Any, host: str) -> list[dict[str, Any]]:
+def preflight_peers(plan: Any, answers: Any, host: str) -> list[dict[str, object]]:
     """The responders of the other hosts, from the next rank on."""
     if not isinstance(plan, Mapping) or not isinstance(answers, Mapping):
         raise AnsibleFilterError(

@@ -22,11 +22,11 @@ def width() -> int:
     return max(0, int(told) - 2) if told.isdigit() else 0
 
 
-def rows_of(results: Any) -> list[dict[str, Any]]:
+def rows_of(results: Any) -> list[run_table.Row]:
     """The registered results of several hosts as rows, whatever became of the task there."""
     if not isinstance(results, Mapping):
         raise AnsibleFilterError(f"a dictionary from host to result is wanted, not {type(results).__name__}")
-    rows = []
+    rows: list[run_table.Row] = []
     for host, result in results.items():
         run = dict(result.get("run") or {})
         if run.get("state") is None:

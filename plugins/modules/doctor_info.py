@@ -90,14 +90,14 @@ evidence:
       elements: str
 """
 
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.gather import collect
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
 
 
-def unfit(peers: list[dict[str, Any]]) -> Iterator[str]:
+def unfit(peers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What is wrong with the peers, which are nodes of a plan and hold more than is read here."""
     for number, peer in enumerate(peers):
         for name in ("host", "address"):

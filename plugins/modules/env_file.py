@@ -102,7 +102,7 @@ mode:
 
 import os
 import stat
-from typing import Any
+from typing import Any, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
@@ -132,7 +132,7 @@ def hide(module: AnsibleModule, secrets: list[str]) -> None:
     module.no_log_values.update(value for value in values if len(value) >= 8)
 
 
-def masked(params: dict[str, Any]) -> dict[str, Any]:
+def masked(params: Mapping[str, Any]) -> dict[str, object]:
     """The options without the secrets' values, as they may be returned."""
     env = {
         name: env_file_utils.MASK if name in params["secrets"] else value
@@ -141,7 +141,7 @@ def masked(params: dict[str, Any]) -> dict[str, Any]:
     return {**params, "env": env}
 
 
-def apply(params: dict[str, Any], check: bool) -> dict[str, Any]:
+def apply(params: Mapping[str, Any], check: bool) -> dict[str, object]:
     """Bring the file into its state and tell what was done, or would be done."""
     path, present = params["path"], params["state"] == "present"
     env = env_file_utils.checked(params["env"]) if present else {}

@@ -121,13 +121,12 @@ links:
       type: str
 """
 
-from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import Limits, Peer, check
 
-ARGUMENTS: dict[str, Any] = {
+ARGUMENTS: dict[str, object] = {
     "address": {"type": "str", "required": True},
     "peers": {
         "type": "list",

@@ -121,18 +121,19 @@ stopped:
   returned: with O(state=stopped)
 """
 
-from typing import Any
+from typing import Any, Mapping
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import FirewallError, port_range
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_responder import (
     Ask,
     PeerCheckError,
+    Started,
     start,
     stop,
 )
 
-ARGUMENTS: dict[str, Any] = {
+ARGUMENTS: dict[str, object] = {
     "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
     "address": {"type": "str"},
     "rendezvous_port": {"type": "int", "default": 0},
@@ -144,12 +145,12 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
-def started(params: dict[str, Any]) -> dict[str, Any]:
+def started(params: Mapping[str, Any]) -> Started:
     """Starts it; that nothing could be started is a result."""
     low, high = port_range(params["data_ports"])
     ask = Ask(params["address"], params["rendezvous_port"], low, high, params["count"], params["deadline"])
     try:
-        return dict(start(ask), error="")
+        return start(ask)
     except PeerCheckError as error:
         return {"responder": {}, "holders": [], "error": str(error)}
 
@@ -164,10 +165,8 @@ def main() -> None:
     params = module.params
     try:
         if params["state"] == "started":
-            result = started(params)
-        else:
-            result = {"stopped": stop(params["pid"], params["started"])}
-        module.exit_json(changed=False, **result)
+            module.exit_json(changed=False, **started(params))
+        module.exit_json(changed=False, stopped=stop(params["pid"], params["started"]))
     except (PeerCheckError, FirewallError) as error:
         module.fail_json(msg=str(error))
 

@@ -85,14 +85,14 @@ files:
 """
 
 import os
-from typing import Any, Dict
+from typing import Dict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError, had, missing_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN, WHICH_RUN, find_run_dir
 
-ARGUMENTS: Dict[str, Any] = dict(
+ARGUMENTS: Dict[str, object] = dict(
     **WHICH_RUN,
     dest=dict(type="str", required=True),
     checkpoints=dict(type="bool", default=False),

@@ -84,7 +84,7 @@ checkpoint:
   sample: 250
 """
 
-from typing import Any
+from typing import Any, Mapping
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
@@ -97,7 +97,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import (
 )
 
 
-def keeper_of(params: dict[str, Any]) -> Keeper | None:
+def keeper_of(params: Mapping[str, Any]) -> Keeper | None:
     """What the keeper is started with, if there is to be one."""
     if not params["plan"].get("keeper") or not params["keeper_secret"]:
         return None

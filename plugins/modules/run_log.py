@@ -90,14 +90,14 @@ log:
   type: str
 """
 
-from typing import Any, Dict
+from typing import Dict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN, WHICH_RUN
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log import read_log
 
-ARGUMENTS: Dict[str, Any] = dict(
+ARGUMENTS: Dict[str, object] = dict(
     **WHICH_RUN,
     rank=dict(type="int"),
     lines=dict(type="int", default=20),

@@ -67,7 +67,6 @@ way:
 
 import os
 from pathlib import Path
-from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
@@ -79,7 +78,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux 
 PROGRAM = ".boot.py"
 
 
-def apply(module: AnsibleModule) -> dict[str, Any]:
+def apply(module: AnsibleModule) -> dict[str, object]:
     """Bring the entry into its state and tell by what the session is started."""
     name, state_dir = tmux_utils.check_name(module.params["name"]), os.path.abspath(module.params["state_dir"])
     source = host_code.program(boot_utils.__name__, "main", state_dir).encode("utf-8")

@@ -173,7 +173,7 @@ action:
 """
 
 import os
-from typing import Any
+from typing import Any, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
@@ -182,11 +182,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind as logind_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import Status
 
 STARTING = ("started", "restarted", "ready")
 
 
-def decide(session: session_utils.Session, params: dict[str, Any], spec: session_utils.Spec | None) -> str:
+def decide(session: session_utils.Session, params: Mapping[str, Any], spec: session_utils.Spec | None) -> str:
     """What has to be done to bring the session into the wanted state."""
     status, wanted = session.status()["state"], params["state"]
     running = status == session_utils.RUNNING
@@ -249,7 +250,7 @@ def connect(module: AnsibleModule) -> tuple[tmux_utils.Tmux | None, bool]:
     return tmux_utils.Tmux(run, path, session_utils.user_scope(*logind)), logind.kills
 
 
-def warn_of_logout(module: AnsibleModule, status: dict[str, Any]) -> None:
+def warn_of_logout(module: AnsibleModule, status: Status) -> None:
     """Say so if the session will not survive the connection by which it was started."""
     if status["state"] == session_utils.RUNNING and tmux_utils.ends_with_login(status.get("pid", 0)):
         user = processes_utils.user_name(os.getuid())
@@ -259,7 +260,7 @@ def warn_of_logout(module: AnsibleModule, status: dict[str, Any]) -> None:
         )
 
 
-def apply(module: AnsibleModule) -> dict[str, Any]:
+def apply(module: AnsibleModule) -> dict[str, object]:
     """Bring the session into its state and tell what was done, or would be done."""
     params = module.params
     tmux, logout_kills = connect(module)
@@ -275,14 +276,13 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         return {"changed": False, "action": "none", "session": session.status()}
     with session.locked(make=spec is not None and not module.check_mode, timeout=params["stop_timeout"] + 60):
         action = decide(session, params, spec)
-        result: dict[str, Any] = {"changed": action != "none", "action": action}
-        result["diff"] = difference(session, action, spec)
+        diff = difference(session, action, spec)
         if not module.check_mode:
             carry_out(session, action, spec, params["stop_timeout"])
-        result["session"] = session.status()
+        status = session.status()
     if logout_kills:
-        warn_of_logout(module, result["session"])
-    return result
+        warn_of_logout(module, status)
+    return {"changed": action != "none", "action": action, "diff": diff, "session": status}
 
 
 def main() -> None:

@@ -118,13 +118,13 @@ reason:
 """
 
 import os
-from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import VenvError
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import SPEC, run_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Installed, Venv
 
 ARGUMENTS = {
     **SPEC,
@@ -134,11 +134,12 @@ ARGUMENTS = {
 }
 
 
-def present(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
+def present(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     """Brings the environment about, unless it is there."""
-    before = venv.stamp().get("requirements", [])
+    before = words(venv.stamp(), "requirements")
     state = venv.state()
-    found: dict[str, Any] = {"packages": {}, "cuda": None}
+    found: Installed = {"packages": {}, "cuda": None, "python": ""}
+    index: object = None
     is_ready = state == "ready"
     if state == "foreign":
         found = venv.packages()
@@ -146,7 +147,7 @@ def present(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
     if not is_ready and not module.check_mode:
         venv.build(state)
     if is_ready or not module.check_mode:
-        found = {**venv.stamp(), **venv.packages()}
+        found, index = venv.packages(), venv.stamp().get("index")
     for warning in venv.warnings:
         module.warn(warning)
     after = sorted(venv.wish.requirements)
@@ -155,7 +156,7 @@ def present(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
         "packages": found["packages"],
         "torch": found["packages"].get("torch"),
         "torch_is_cpu_build": found["cuda"] is None if found["packages"].get("torch") else None,
-        "index": found.get("index") or venv.index,
+        "index": index or venv.index,
         "install": [] if is_ready else after,
         "diff": diff(after if is_ready else before, after),
     }
@@ -165,14 +166,14 @@ def diff(before: list[str], after: list[str]) -> dict[str, str]:
     return {"before": "".join(f"{one}\n" for one in before), "after": "".join(f"{one}\n" for one in after)}
 
 
-def absent(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
+def absent(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     """Removes the environment, and nothing that only has its path."""
     state = venv.state()
     if state in ("occupied", "foreign"):
         raise VenvError(
             f"{venv.wish.host}: {venv.wish.path} was not made by this collection, so it is left alone", "occupied"
         )
-    before = venv.stamp().get("requirements", [])
+    before = words(venv.stamp(), "requirements")
     if not module.check_mode:
         venv.refuse_in_use()
         venv.discard()

@@ -73,7 +73,6 @@ reason:
 """
 
 import os
-from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
@@ -91,7 +90,7 @@ ARGUMENTS = {
 }
 
 
-def wheels(module: AnsibleModule, venv: Venv) -> dict[str, Any]:
+def wheels(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     """Fetches wheels with the environment's pip if there is one, else with the interpreter's."""
     target = module.params["target"] or {key: venv.base.tags[key] for key in ("python", "machine")}
     changed = not wheels_ready(venv.wish, target)

@@ -19,26 +19,26 @@ class JudgingAction(ActionBase):
     """An action that asks no host anything: it has what the hosts' tasks registered as an option, and returns what follows."""
 
     TRANSFERS_FILES = False
-    OPTIONS: ClassVar[dict[str, Any]] = {}
+    OPTIONS: ClassVar[dict[str, dict[str, object]]] = {}
     _requires_connection = False
     _supports_check_mode = True
     _supports_diff = False
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def run(self, tmp: str | None = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
         """Checked options in, the judgement out."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
+        result: dict[str, object] = super().run(tmp, task_vars)
         options = self.validate_argument_spec(self.OPTIONS)[1]
         result.update({"changed": False, **self.judge(options, task_vars or {})})
         return result
 
-    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+    def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, object]:
         """What the action returns."""
         raise NotImplementedError
 
 
-def evidence_of(hosts: Iterable[str], evidence: Mapping[str, Any], *keys: str) -> dict[str, dict[str, Any]]:
+def evidence_of(hosts: Iterable[str], evidence: Mapping[str, Any], *keys: str) -> dict[str, Mapping[str, Any]]:
     """The evidence of every host; that there is none of one, or that it lacks a key, is an error and never "nothing found"."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for host in hosts:
         seen = evidence.get(host)
         lacking = [key for key in keys if not isinstance(seen, Mapping) or key not in seen]

@@ -11,29 +11,31 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
 
 MARK = "nanochat-ddp-look "
-DEFAULTS: dict[str, Any] = {name: option.get("default") for name, option in look.LOOK.items()}
+DEFAULTS = {name: option.get("default") for name, option in look.LOOK.items()}
 
 
-def program(params: dict[str, Any]) -> str:
+def program(params: Mapping[str, Any]) -> str:
     """The code that looks, with what it is to look at."""
     return host_code.program(look.__name__, "say", MARK, {**DEFAULTS, **params})
 
 
-def python_of(action: ActionBase, variables: dict[str, Any]) -> str:
+def python_of(action: ActionBase, variables: dict[str, object]) -> str:
     """The Python that the inventory names or Ansible has found, else the host's own."""
     named = action._templar.template(variables.get("ansible_python_interpreter"))
-    found = (variables.get("ansible_facts") or {}).get("discovered_interpreter_python")
+    found = section(variables, "ansible_facts").get("discovered_interpreter_python")
     return next((str(one) for one in (named, found) if one and str(one).startswith("/")), "python3")
 
 
-def quick_look(action: ActionBase, params: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
+def quick_look(action: ActionBase, params: Mapping[str, Any], variables: dict[str, object]) -> dict[str, object] | None:
     """What run_info says of a run; None where this way does not work, and the module has to be asked."""
     if not action._connection.has_pipelining:
         return None

@@ -24,3 +24,20 @@ class Manifest(TypedDict, total=False):
     shards: List[ManifestFile]
     tokenizer: List[ManifestFile]
     files: List[ManifestFile]
+
+
+class Remembered(TypedDict, total=False):
+    """The digest of a file as it was, by which it is known unchanged (.digests.json)."""
+
+    bytes: int
+    mtime_ns: int
+    inode: int
+    sha256: str
+
+
+class Offered(TypedDict):
+    """A file that may be fetched here, and how often it was."""
+
+    bytes: int
+    sha256: str
+    times: int

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, TypedDict
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
+
 
 class CoreSet(TypedDict):
     """Processors of a host that could compute together."""
@@ -104,6 +106,92 @@ class Pythons(TypedDict):
     library: str
 
 
+class VenvFacts(TypedDict):
+    """What is at the path of the trainer's environment; its kind is that of _probe/host.py."""
+
+    path: str
+    exists: bool
+    kind: str
+    torch: Optional[str]
+    stamp: Optional[Document]
+    disk: Disk
+
+
+class PythonFacts(Pythons):
+    """With the environment that the trainer is to have."""
+
+    venv: VenvFacts
+
+
+class _Noexec(TypedDict, total=False):
+    noexec: bool
+
+
+class Disk(_Noexec):
+    """The room below a path; `parent` is the nearest folder that exists."""
+
+    path: str
+    parent: str
+    real_path: str
+    device: Optional[int]
+    free: int
+    total: int
+    writable: bool
+    fstype: str
+    source: str
+    network: bool
+
+
+class Nic(TypedDict):
+    """A network interface."""
+
+    name: str
+    kind: str
+    up: bool
+    speed_mbit: Optional[int]
+    duplex: Optional[str]
+    mtu: Optional[int]
+    mac: str
+    enslaved: bool
+    ipv4: List[str]
+    ipv6: List[str]
+
+
+class Firewall(TypedDict):
+    """Which firewall is active; None: that cannot be told without root."""
+
+    backend: str
+    active: Optional[bool]
+    readable: bool
+
+
+class Folder(TypedDict):
+    """What is at a path that the settings name."""
+
+    path: str
+    kind: str
+    readable: bool
+    shards: int
+    tokenizer: bool
+    files: bool
+    trainer: bool
+
+
+class PastRun(TypedDict):
+    """What an earlier start of the run left: parts of its plan, its session and its checkpoints."""
+
+    path: str
+    exists: bool
+    plan_digest: Optional[str]
+    rows: Dict[str, int]
+    cores: Dict[str, List[int]]
+    sync: Optional[str]
+    matmul: Optional[str]
+    lineage: Dict[str, Document]
+    session: Optional[Document]
+    checkpoints: List[int]
+
+
 class Route(TypedDict):
     """How packets to a peer leave a host."""
 
@@ -119,3 +207,32 @@ class Names(TypedDict):
 
     own: List[str]
     peers: Dict[str, List[str]]
+
+
+class Probe(TypedDict):
+    """All facts of a host."""
+
+    host: Machine
+    python: PythonFacts
+    cpu: Processors
+    memory: Memory
+    disk: Disk
+    nics: List[Nic]
+    routes: List[Route]
+    names: Names
+    firewall: Firewall
+    sudo: str
+    tmux: Dict[str, Optional[str]]
+    ports: List[PortHolder]
+    processes: List[TrainingProcess]
+    limits: Dict[str, Optional[int]]
+    logout: Dict[str, bool]
+    security: Dict[str, str]
+    ephemeral: Dict[str, int]
+    gpus: List[Dict[str, str]]
+    base_dir: str
+    venv_dir: str
+    run: Optional[PastRun]
+    data: List[DataSet]
+    folders: Dict[str, Folder]
+    measured: Optional[Document]

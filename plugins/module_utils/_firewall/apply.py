@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.firewalld import Firewalld
@@ -44,6 +44,23 @@ class Request(NamedTuple):
     keep: tuple[str, ...] = ()
 
 
+class Result(TypedDict):
+    """What was, or would be, done, and what the owner of the host is to know."""
+
+    changed: bool
+    backend: str
+    active: bool
+    rules: list[str]
+    commands: list[str]
+    blocking: list[str]
+    foreign: list[str]
+    closed: list[str]
+    persistent: bool
+    needs_root: bool
+    message: str
+    diff: dict[str, str]
+
+
 def firewalls_in_force(all_of_them: dict[str, Backend], wanted: Sequence[Rule]) -> list[Backend]:
     """Those that may end the peers' packets; ufw and firewalld stand for the iptables rules that they write."""
     front = [all_of_them[name] for name in ("ufw", "firewalld") if all_of_them[name].in_force(wanted)]
@@ -51,12 +68,12 @@ def firewalls_in_force(all_of_them: dict[str, Backend], wanted: Sequence[Rule]) 
     return front + [all_of_them[name] for name in below if all_of_them[name].in_force(wanted)]
 
 
-def settle(run: Run, request: Request) -> dict[str, Any]:
+def settle(run: Run, request: Request) -> Result:
     """Bring the host's firewall to what is asked and tell what was done."""
     return _settle_one(run, request) if request.mark != MARK else close_all(run, request)
 
 
-def close_all(run: Run, request: Request) -> dict[str, Any]:
+def close_all(run: Run, request: Request) -> Result:
     """Remove the rules of all jobs but those that are to stay."""
     backends = [kind(run, MARK) for kind in BACKENDS.values()]
     names: Sequence[str] = request.known
@@ -72,16 +89,19 @@ def close_all(run: Run, request: Request) -> dict[str, Any]:
     return total
 
 
-def _sum_of(total: dict[str, Any], one: dict[str, Any], name: str) -> dict[str, Any]:
+def _sum_of(total: Result, one: Result, name: str) -> Result:
     """What was done for several jobs, as one result."""
-    result = dict(one, changed=total["changed"] or one["changed"], persistent=True)
-    result["commands"] = list(dict.fromkeys(total["commands"] + one["commands"]))
-    result["diff"] = {when: total["diff"][when] + one["diff"][when] for when in ("before", "after")}
-    result["closed"] = total["closed"] + ([name] if one["changed"] else [])
-    return result
+    return {
+        **one,
+        "changed": total["changed"] or one["changed"],
+        "persistent": True,
+        "commands": list(dict.fromkeys(total["commands"] + one["commands"])),
+        "diff": {when: total["diff"][when] + one["diff"][when] for when in ("before", "after")},
+        "closed": total["closed"] + ([name] if one["changed"] else []),
+    }
 
 
-def _settle_one(run: Run, request: Request) -> dict[str, Any]:
+def _settle_one(run: Run, request: Request) -> Result:
     """The same for the rules of one job."""
     backends = {name: kind(run, request.mark) for name, kind in BACKENDS.items()}
     if request.backend == "none":
@@ -105,10 +125,10 @@ def _settle_one(run: Run, request: Request) -> dict[str, Any]:
             result["foreign"] = walls_of_others(list(backends.values()), request.wanted)
         return result
     except Forbidden as error:
-        return dict(_for_the_owner(backends, request), message=str(error))
+        return {**_for_the_owner(backends, request), "message": str(error)}
 
 
-def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, changes: list[Any]) -> dict[str, Any]:
+def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, changes: list[Any]) -> Result:
     steps = [step for dummy, change in changes for step in change.steps]
     blocking = walls(chosen, request.wanted) if steps and request.present else []
     if not request.check:
@@ -189,7 +209,7 @@ def replace(path: str, text: str) -> None:
         raise
 
 
-def _for_the_owner(backends: dict[str, Backend], request: Request) -> dict[str, Any]:
+def _for_the_owner(backends: dict[str, Backend], request: Request) -> Result:
     """Without root nothing is changed; the owner gets the commands for what seems to be active."""
     names: Sequence[str] = list(BACKENDS) if request.backend == "auto" else [request.backend]
     guessed = [backends[name] for name in names if request.backend != "auto" or backends[name].suspected()][:1]
@@ -204,7 +224,7 @@ def _for_the_owner(backends: dict[str, Backend], request: Request) -> dict[str, 
     return result
 
 
-def _result(backend: str, active: bool, message: str) -> dict[str, Any]:
+def _result(backend: str, active: bool, message: str) -> Result:
     return {
         "changed": False,
         "backend": backend,

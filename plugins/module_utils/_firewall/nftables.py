@@ -13,7 +13,7 @@ import json
 import os
 import re
 import tempfile
-from typing import Any, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import (
@@ -37,6 +37,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules impor
 FILES = ("etc/nftables.conf", "etc/sysconfig/nftables.conf")
 VERDICTS = ("drop", "reject", "queue")
 Chain = Tuple[str, str, str]
+# An entry of nft's own JSON, of the shape that libnftables-json(5) gives it.
+Listed = Dict[str, Any]
 
 
 class Own(NamedTuple):
@@ -56,14 +58,14 @@ class Ruleset:
             objects = json.loads(text)["nftables"] if text.strip() else []
         except (ValueError, KeyError, TypeError) as error:
             raise FirewallError(f"nftables: `nft -j list ruleset` gave no JSON ({error})") from error
-        self.base: dict[Chain, dict[str, Any]] = {}
-        self.rules: dict[Chain, list[dict[str, Any]]] = {}
+        self.base: dict[Chain, Listed] = {}
+        self.rules: dict[Chain, list[Listed]] = {}
         self.maps: dict[tuple[str, str, str], Any] = {}
-        self.sets: dict[tuple[str, str], dict[str, Any]] = {}
+        self.sets: dict[tuple[str, str], Listed] = {}
         for entry in objects:
             self._take(entry)
 
-    def _take(self, entry: dict[str, Any]) -> None:
+    def _take(self, entry: Listed) -> None:
         if "chain" in entry:
             chain = entry["chain"]
             key = (chain["family"], chain["table"], chain["name"])
@@ -110,7 +112,7 @@ class Ruleset:
                 return True
         return False
 
-    def _met(self, chain: Chain, vmap: dict[str, Any], packets: Packets) -> list[Any]:
+    def _met(self, chain: Chain, vmap: Listed, packets: Packets) -> list[Any]:
         """The verdicts of a map that these packets may come to."""
         data = vmap.get("data")
         pairs = data.get("set", []) if isinstance(data, dict) else self.maps.get((*chain[:2], str(data)[1:]), [])
@@ -141,7 +143,7 @@ def managed(chain: Chain) -> bool:
     return by_iptables or table == "firewalld"
 
 
-def rule_of(rule: dict[str, Any]) -> Rule:
+def rule_of(rule: Listed) -> Rule:
     """One of our own rules back from nft's JSON."""
     peer, ports = "0.0.0.0", [0, 0]
     for part in rule.get("expr", []):

@@ -12,10 +12,19 @@ import json
 import os
 import tempfile
 import time
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, TypedDict
 
 # No file of ours comes near this; more than that is not read into memory.
 LONGEST_JSON = 64 * 1024 * 1024
+
+
+class Diff(TypedDict):
+    """A file before and after, as Ansible shows differences."""
+
+    before_header: str
+    after_header: str
+    before: str
+    after: str
 
 
 class Busy(Exception):

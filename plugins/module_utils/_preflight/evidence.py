@@ -50,13 +50,13 @@ def others_in_turn(plan: Mapping[str, Any], host: str) -> list[str]:
     return hosts[at + 1 :] + hosts[:at]
 
 
-def peers_of(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, Any]]:
+def peers_of(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
     """What a host is to connect to: the responders of the others that could start one."""
     found = ((other, (tries.get(other) or {}).get("responder")) for other in others_in_turn(plan, host))
     return [{key: responder[key] for key in ("address", "ports", "token")} for dummy, responder in found if responder]
 
 
-def with_hosts(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, Any]]:
+def with_hosts(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
     """The links that a host measured, each with the name of the peer."""
     names = [other for other in others_in_turn(plan, host) if (tries.get(other) or {}).get("responder")]
     links = (tries.get(host) or {}).get("links") or []

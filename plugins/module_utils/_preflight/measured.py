@@ -8,35 +8,42 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import slowest_link
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
 
 # Another set of processors than the usual one has to be faster by this much; a measurement is not exacter.
 CLEARLY = 1.05
 
 
-def best_of_sets(results: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
+def best_of_sets(results: Sequence[Mapping[str, Any]], key: str) -> Document:
     """The fastest of the sets {name, cpus} that were timed, with what each came to; key: what it was measured of."""
     timed = [(result["item"], found) for result in results if (found := told_by(result)) is not None]
     if not timed:
         return {}
     item, best = timed[0]
     for other, found in timed[1:]:
-        if found["tokens_per_second"] > CLEARLY * best["tokens_per_second"]:
+        if speed_of(found) > CLEARLY * speed_of(best):
             item, best = other, found
     if len(results) == 1:
         return {**best, "key": key}
-    sets = {str(one["name"]): found["tokens_per_second"] for one, found in timed}
+    sets = {str(one["name"]): speed_of(found) for one, found in timed}
     return {**best, "key": key, "cores": list(item["cpus"]), "cores_name": item["name"], "sets": sets}
 
 
-def told_by(result: Mapping[str, Any]) -> dict[str, Any] | None:
+def told_by(result: Mapping[str, Any]) -> Document | None:
     """What a measured step came to."""
     found = last_object(result)
-    return found if found and found.get("tokens_per_second") else None
+    return found if found and speed_of(found) else None
 
 
-def last_object(result: Mapping[str, Any]) -> dict[str, Any] | None:
+def speed_of(found: Document) -> float:
+    """Tokens per second; 0 where they are not told."""
+    return finite(found.get("tokens_per_second")) or 0.0
+
+
+def last_object(result: Mapping[str, Any]) -> Document | None:
     """The JSON object in the last line of a program that ended well."""
     lines = str(result.get("stdout") or "").strip().splitlines()
     try:
@@ -48,10 +55,10 @@ def last_object(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def with_link(
     measured: Mapping[str, Any], plan: Mapping[str, Any], links: Sequence[Mapping[str, Any]], gloo: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> Document:
     """A host's measured step with the slowest link from there to another host, and with what model it was: so much does a
     plan need to know which way of ddp_sync is best."""
-    training, rate = plan["training"], (last_object(gloo) or {}).get("bandwidth_mbit")
+    training, rate = plan["training"], finite((last_object(gloo) or {}).get("bandwidth_mbit"))
     link = slowest_link({"": {"links": links}}, rate)
     kept = {"link": link._asdict()} if link else {}
     return {**measured, **kept, "subject": subject(plan["model"], training["device_batch"], training["matmul"])}

@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_responder import CHUNK, GREETING, sockaddr
 
@@ -51,6 +51,33 @@ class Peer(NamedTuple):
     address: str
     ports: list[int]
     token: str
+
+
+class PortTry(TypedDict):
+    """One port of a peer, and in which way it fails if it does."""
+
+    port: int
+    reachable: bool
+    error: str
+    words: str
+    milliseconds: float
+
+
+class LinkTry(TypedDict):
+    """One peer: its ports, and what was measured of the way there; None for what could not be."""
+
+    address: str
+    ports: list[PortTry]
+    latency_ms: float | None
+    clock_offset: float | None
+    bandwidth_mbit: float | None
+    duplex_mbit: float | None
+    mtu: int | None
+    full_size: bool | None
+    passing_size: int | None
+    error: str
+    nic: str | None
+    gateway: str | None
 
 
 class Stranger(OSError):
@@ -115,7 +142,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return reply
 
 
-def try_port(source: str, peer: Peer, port: int, timeout: float) -> dict[str, Any]:
+def try_port(source: str, peer: Peer, port: int, timeout: float) -> PortTry:
     """Whether one port of a peer can be reached, and if not in which way it fails."""
     begin = time.monotonic()
     try:
@@ -128,7 +155,7 @@ def try_port(source: str, peer: Peer, port: int, timeout: float) -> dict[str, An
         return _port(port, kind_of(error), error.strerror or str(error), time.monotonic() - begin)
 
 
-def _port(port: int, error: str, words: str, seconds: float) -> dict[str, Any]:
+def _port(port: int, error: str, words: str, seconds: float) -> PortTry:
     return {
         "port": port,
         "reachable": not error,
@@ -230,20 +257,20 @@ def _send_small(source: str, peer: Peer, port: int, limits: Limits, segment: int
             raise ConnectionResetError(errno.ECONNRESET, "cut off")
 
 
-def carrier(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> dict[str, Any]:
-    """The interface that packets to the peer really leave by; None where `ip` cannot tell."""
+def carrier(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> tuple[str | None, str | None]:
+    """(interface, gateway) by which packets to the peer really leave; None where `ip` cannot tell."""
     plain = peer.split("%", 1)[0]
     code, out, dummy = run(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
     words = out.split()
     value = dict(zip(words, words[1:])) if code == 0 else {}
-    return {"nic": value.get("dev"), "gateway": value.get("via")}
+    return value.get("dev"), value.get("via")
 
 
-def check_peer(source: str, peer: Peer, limits: Limits) -> dict[str, Any]:
+def check_peer(source: str, peer: Peer, limits: Limits) -> LinkTry:
     """All ports of one peer at once, then the delay; the rate is measured later, one peer at a time."""
     with ThreadPoolExecutor(max_workers=max(1, len(peer.ports))) as pool:
         ports = list(pool.map(lambda port: try_port(source, peer, port, limits.timeout), peer.ports))
-    link: dict[str, Any] = {
+    link: LinkTry = {
         "address": peer.address,
         "ports": ports,
         "latency_ms": None,
@@ -254,6 +281,8 @@ def check_peer(source: str, peer: Peer, limits: Limits) -> dict[str, Any]:
         "full_size": None,
         "passing_size": None,
         "error": "",
+        "nic": None,
+        "gateway": None,
     }
     usable = usable_port(link)
     if usable is not None:
@@ -264,12 +293,12 @@ def check_peer(source: str, peer: Peer, limits: Limits) -> dict[str, Any]:
     return link
 
 
-def usable_port(link: dict[str, Any]) -> int | None:
+def usable_port(link: LinkTry) -> int | None:
     """A port on which the responder itself answered."""
     return next((port["port"] for port in link["ports"] if port["reachable"]), None)
 
 
-def measure_rate(source: str, peer: Peer, link: dict[str, Any], limits: Limits) -> None:
+def measure_rate(source: str, peer: Peer, link: LinkTry, limits: Limits) -> None:
     """Rate and path MTU; where small packets pass and full ones do not, the size that does."""
     port = usable_port(link)
     if port is None or link["latency_ms"] is None:
@@ -290,7 +319,7 @@ def measure_rate(source: str, peer: Peer, link: dict[str, Any], limits: Limits) 
 
 def check(
     source: str, peers: Sequence[Peer], limits: Limits, run: Callable[[list[str]], tuple[int, str, str]]
-) -> list[dict[str, Any]]:
+) -> list[LinkTry]:
     """Every peer: reachable on every port, delay, rate, packet size, interface."""
     if not peers:
         return []
@@ -298,5 +327,5 @@ def check(
         links = list(pool.map(lambda peer: check_peer(source, peer, limits), peers))
     for peer, link in zip(peers, links):
         measure_rate(source, peer, link, limits)
-        link.update(carrier(run, source, peer.address))
+        link["nic"], link["gateway"] = carrier(run, source, peer.address)
     return links

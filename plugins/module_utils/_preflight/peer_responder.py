@@ -19,7 +19,7 @@ import signal
 import socket
 import threading
 import time
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import alive, port_holders, start_ticks
 
@@ -42,6 +42,35 @@ class Ask(NamedTuple):
     high: int
     data_count: int
     seconds: int
+
+
+class Holder(TypedDict):
+    """Who holds a port; None for what this user cannot see."""
+
+    port: int
+    address: str
+    user: str | None
+    pid: int | None
+    command: str | None
+    marker: str | None
+
+
+class Responder(TypedDict, total=False):
+    """What the peers and the stop need; empty where nothing could be started."""
+
+    address: str
+    ports: list[int]
+    token: str
+    pid: int
+    started: int
+
+
+class Started(TypedDict):
+    """What became of a start."""
+
+    responder: Responder
+    holders: list[Holder]
+    error: str
 
 
 def sockaddr(address: str, port: int) -> tuple[int, Any]:
@@ -74,14 +103,16 @@ def data_candidates(low: int, high: int, count: int, chosen: random.Random) -> l
     return list(dict.fromkeys([*ends, *middle]))
 
 
-def listeners(ask: Ask) -> tuple[list[socket.socket], list[dict[str, Any]]]:
+def listeners(ask: Ask) -> tuple[list[socket.socket], list[Holder]]:
     """Sockets on the rendezvous port and on some data ports, and who holds the rendezvous port if somebody does."""
-    holders: list[dict[str, Any]] = []
+    holders: list[Holder] = []
     sockets: list[socket.socket] = []
     if ask.rendezvous_port:
         holders = [
-            {key: value for key, value in holder._asdict().items() if key != "uid"}
-            for holder in port_holders([ask.rendezvous_port])
+            Holder(
+                port=one.port, address=one.address, user=one.user, pid=one.pid, command=one.command, marker=one.marker
+            )
+            for one in port_holders([ask.rendezvous_port])
         ]
         sockets += _try_bind(ask.address, ask.rendezvous_port)
         if not sockets and not holders:
@@ -93,7 +124,7 @@ def listeners(ask: Ask) -> tuple[list[socket.socket], list[dict[str, Any]]]:
     return sockets, holders
 
 
-def _unseen(port: int, address: str) -> dict[str, Any]:
+def _unseen(port: int, address: str) -> Holder:
     """A holder that /proc does not show, for instance in another network namespace behind a forwarder."""
     return {"port": port, "address": address, "user": None, "pid": None, "command": None, "marker": None}
 
@@ -108,7 +139,7 @@ def _try_bind(address: str, port: int) -> list[socket.socket]:
         raise PeerCheckError(f"cannot listen on {address} port {port}: {error.strerror}") from error
 
 
-def start(ask: Ask) -> dict[str, Any]:
+def start(ask: Ask) -> Started:
     """Start the responder in a process of its own; what the peers and the stop need is returned."""
     sockets, holders = listeners(ask)
     token = secrets.token_hex(16)
@@ -116,8 +147,8 @@ def start(ask: Ask) -> dict[str, Any]:
     ports = [listener.getsockname()[1] for listener in sockets]
     for listener in sockets:
         listener.close()
-    responder = {"address": ask.address, "ports": ports, "token": token, "pid": pid, "started": started}
-    return {"responder": responder, "holders": holders}
+    responder: Responder = {"address": ask.address, "ports": ports, "token": token, "pid": pid, "started": started}
+    return {"responder": responder, "holders": holders, "error": ""}
 
 
 def _spawn(sockets: Sequence[socket.socket], token: str, seconds: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ and the step ends when the slowest rank and the slowest link are done.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import trainer_of
@@ -38,9 +38,43 @@ GIGABIT = 940.0
 FAST_LINE = 2000.0
 
 
+class Share(TypedDict):
+    """One host by itself, and its rows of a step."""
+
+    tokens_per_second: float
+    rows: int
+
+
+class Way(TypedDict):
+    """What a way of ddp_sync gives."""
+
+    bytes_sent: int
+    tokens_per_second: float
+
+
+class Outlook(TypedDict):
+    """What to expect of a run."""
+
+    one_host: str
+    one_host_tokens_per_second: float
+    tokens_per_second: float
+    step_seconds: float
+    wait_seconds: Dict[str, float]
+    bytes_sent: int
+    eta_seconds: float
+    one_host_eta_seconds: float
+    gain: float
+    link_mbit: Optional[float]
+    latency_ms: Optional[float]
+    hosts: Dict[str, Share]
+    better: Dict[str, Dict[str, object]]
+    ways: Dict[str, Way]
+    auto_sync: Optional[str]
+
+
 def outlook(
     plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link], radio: Sequence[str] = ()
-) -> Dict[str, Any]:
+) -> Outlook:
     """One host against all, and what would be better: the prediction as everything else passes it on."""
     training = plan["training"]
     rows = [next(node["rows"] for node in plan["nodes"] if node["host"] == speed.host) for speed in speeds]
@@ -70,9 +104,7 @@ def outlook(
     }
 
 
-def ways(
-    plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]
-) -> Dict[str, Dict[str, Any]]:
+def ways(plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, Way]:
     """What each way of ddp_sync gives over this link; empty where there is nothing to choose."""
     if plan["world"] < 2 or link is None or plan["training"]["sync"] not in WIRE_BYTES or local_steps(plan):
         return {}
@@ -99,9 +131,9 @@ def better(
     rows: Sequence[int],
     radio: Sequence[str],
     now: Step,
-) -> Dict[str, Any]:
+) -> Dict[str, Dict[str, object]]:
     """What would change the step enough to be said: code -> expected figures."""
-    found: Dict[str, Any] = {}
+    found: Dict[str, Dict[str, object]] = {}
 
     def consider(code: str, step: Step, **more: Any) -> None:
         if step.tokens_per_second >= WORTH_SAYING * now.tokens_per_second:

@@ -9,9 +9,9 @@ import glob
 import os
 import re
 import sys
-from typing import Any, Sequence
+from typing import Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Python, Pythons
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe, Python, Pythons, VenvFacts
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import (
@@ -63,7 +63,7 @@ def probe(
     peers: Sequence[str] = (),
     folders: Sequence[str] = (),
     base_run: str | None = None,
-) -> dict[str, Any]:
+) -> Probe:
     """All facts of this host; base_run is the name of the run whose model this one goes on from."""
     base = expand(base_dir)
     venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
@@ -74,7 +74,7 @@ def probe(
     prefix = {"root": [], "passwordless": [find("sudo") or "sudo", "-n"]}.get(rights)
     return {
         "host": host(),
-        "python": dict(pythons(run, find, expand(python) if python else None), venv=venv_facts(venv)),
+        "python": {**pythons(run, find, expand(python) if python else None), "venv": venv_facts(venv)},
         "cpu": cpu(),
         "memory": memory(),
         "disk": disk(base),
@@ -149,7 +149,7 @@ def pythons(run: Run, find: Find, wanted: str | None) -> Pythons:
     }
 
 
-def venv_facts(path: str) -> dict[str, Any]:
+def venv_facts(path: str) -> VenvFacts:
     installed = glob.glob(os.path.join(path, "lib", "python3*", "site-packages", "torch-*.dist-info"))
     match = re.search(r"torch-(.+)\.dist-info$", installed[0]) if installed else None
     return {

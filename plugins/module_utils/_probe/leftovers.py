@@ -8,10 +8,22 @@ from __future__ import annotations
 import glob
 import os
 import re
-from typing import Any, Mapping, Sequence
+from typing import Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import DataSet, PortHolder, TrainingProcess
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
+    Document,
+    items,
+    number,
+    section,
+    text,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import (
+    DataSet,
+    PastRun,
+    PortHolder,
+    TrainingProcess,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import checkpoint_steps
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
@@ -22,7 +34,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import
 )
 
 
-def json_file(path: str) -> dict[str, Any] | None:
+def json_file(path: str) -> Document | None:
     return read_object(path) or None
 
 
@@ -93,64 +105,49 @@ def name_by_root(holders: list[PortHolder], run: Run, find: Find, prefix: list[s
 # What earlier runs left
 
 
-def run_facts(folder: str) -> dict[str, Any]:
-    plan = json_file(os.path.join(folder, "plan.json")) or {}
+def run_facts(folder: str) -> PastRun:
+    plan = read_object(os.path.join(folder, "plan.json"))
     session = json_file(os.path.join(folder, "session.json"))
     return {
         "path": folder,
         "exists": os.path.isdir(folder),
-        "plan_digest": plan.get("digest"),
+        "plan_digest": text(plan, "digest"),
         "rows": rows_of(plan),
         "cores": cores_of(plan),
-        **{what: training_of(plan, what) for what in ("sync", "matmul")},
+        "sync": text(section(plan, "training"), "sync"),
+        "matmul": text(section(plan, "training"), "matmul"),
         "lineage": lineage.of_plan(plan),
         "session": session,
         "checkpoints": checkpoint_steps(folder),
     }
 
 
-def rows_of(plan: Mapping[str, Any]) -> dict[str, int]:
+def rows_of(plan: Document) -> dict[str, int]:
     """The rows of each host under the plan that lies in the run's folder."""
-    nodes = plan.get("nodes")
-    nodes = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
-    return {str(node.get("host")): whole(node.get("rows")) for node in nodes}
+    return {str(node.get("host")): number(node, "rows") for node in items(plan, "nodes")}
 
 
-def training_of(plan: Mapping[str, Any], what: str) -> str | None:
-    """What that plan made of a setting of the training."""
-    training = plan.get("training")
-    found = training.get(what) if isinstance(training, dict) else None
-    return found if isinstance(found, str) else None
-
-
-def cores_of(plan: Mapping[str, Any]) -> dict[str, list[int]]:
+def cores_of(plan: Document) -> dict[str, list[int]]:
     """The processors to which that plan pins each host; hosts that it leaves to the kernel are not named."""
-    nodes = plan.get("nodes")
-    nodes = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
+    pinned = [(str(node.get("host")), node.get("cores")) for node in items(plan, "nodes")]
     return {
-        str(node.get("host")): [whole(number) for number in node["cores"]]
-        for node in nodes
-        if isinstance(node.get("cores"), list)
+        host: [core for core in cores if isinstance(core, int) and not isinstance(core, bool)]
+        for host, cores in pinned
+        if isinstance(cores, list)
     }
-
-
-def whole(value: Any) -> int:
-    """A number of a file that may hold anything."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def data_sets(base: str) -> list[DataSet]:
     """The data sets in the store, by their manifests."""
     found: list[DataSet] = []
     for path in sorted(glob.glob(os.path.join(glob.escape(base), "data", "*", "manifest.json"))):
-        manifest = json_file(path) or {}
-        listed = manifest.get("shards")
-        shards = listed if isinstance(listed, list) else []
+        manifest = read_object(path)
+        shards = items(manifest, "shards")
         found.append(
             {
-                "id": manifest.get("id") or os.path.basename(os.path.dirname(path)),
+                "id": text(manifest, "id") or os.path.basename(os.path.dirname(path)),
                 "shards": len(shards),
-                "bytes": sum(whole(shard.get("bytes")) for shard in shards if isinstance(shard, dict)),
+                "bytes": sum(number(shard, "bytes") for shard in shards),
             }
         )
     return found

@@ -13,9 +13,8 @@ import re
 import resource
 import socket
 import time
-from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Machine, Memory, Processors
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Disk, Machine, Memory, Processors
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import core_sets, cpus
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import (
     read,
@@ -193,13 +192,13 @@ def memory_limit() -> tuple[int | None, int]:
     return tightest, max(0, used)
 
 
-def disk(path: str) -> dict[str, Any]:
+def disk(path: str) -> Disk:
     """The room below a path, which need not exist yet: the nearest parent that does is looked at."""
     parent = path
     while not os.path.exists(parent) and os.path.dirname(parent) != parent:
         parent = os.path.dirname(parent)
     fstype, source = mount_of(os.path.realpath(parent))
-    facts = {
+    facts: Disk = {
         "path": path,
         "parent": parent,
         "real_path": os.path.join(os.path.realpath(parent), os.path.relpath(path, parent)).rstrip("/."),
@@ -213,13 +212,12 @@ def disk(path: str) -> dict[str, Any]:
     }
     try:
         room = os.statvfs(parent)
-        facts.update(
-            free=room.f_bavail * room.f_frsize,
-            total=room.f_blocks * room.f_frsize,
-            device=os.stat(parent).st_dev,
-            writable=os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK) and not room.f_flag & os.ST_RDONLY,
-            noexec=bool(room.f_flag & os.ST_NOEXEC),
-        )
+        facts["free"] = room.f_bavail * room.f_frsize
+        facts["total"] = room.f_blocks * room.f_frsize
+        facts["device"] = os.stat(parent).st_dev
+        is_mine = os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK)
+        facts["writable"] = is_mine and not room.f_flag & os.ST_RDONLY
+        facts["noexec"] = bool(room.f_flag & os.ST_NOEXEC)
     except OSError:
         pass
     return facts

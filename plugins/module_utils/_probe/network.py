@@ -18,7 +18,8 @@ import threading
 import time
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Names, Route
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, text
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Firewall, Names, Nic, Route
 
 try:
     import fcntl
@@ -104,10 +105,10 @@ def _number(text: str) -> int | None:
     return value if value > 0 else None
 
 
-def nics(run: Run, ip_tool: str | None, root: str = NET) -> list[dict[str, Any]]:
+def nics(run: Run, ip_tool: str | None, root: str = NET) -> list[Nic]:
     """Every interface with its kind, state, speed and addresses."""
     addresses = addresses_by_ip(run, ip_tool) if ip_tool else {}
-    found = []
+    found: list[Nic] = []
     for name in nic_names():
         base = os.path.join(root, name)
         four, six = addresses.get(name) or (ipv4_of(name), ipv6_of(name))
@@ -128,12 +129,12 @@ def nics(run: Run, ip_tool: str | None, root: str = NET) -> list[dict[str, Any]]
     return promote_container_nics(found)
 
 
-def promote_container_nics(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def promote_container_nics(found: list[Nic]) -> list[Nic]:
     """In a container or a network namespace the virtual NICs are the only way out, and as good as cables."""
     if any(nic["kind"] in ("wired", "wifi") for nic in found):
         return found
     return [
-        dict(nic, kind="wired")
+        {**nic, "kind": "wired"}
         if nic["kind"] == "virtual" and not nic["enslaved"] and (nic["ipv4"] or nic["ipv6"])
         else nic
         for nic in found
@@ -162,7 +163,7 @@ def passing(entry: Mapping[str, Any]) -> bool:
     return entry.get("family") == "inet6" and bool(entry.get("temporary") or entry.get("deprecated"))
 
 
-def json_objects(run: Run, argv: Sequence[str]) -> list[dict[str, Any]]:
+def json_objects(run: Run, argv: Sequence[str]) -> list[Document]:
     """The objects in the JSON list that a command prints; none where it prints something else."""
     code, out, _dummy = run(list(argv))
     try:
@@ -171,7 +172,7 @@ def json_objects(run: Run, argv: Sequence[str]) -> list[dict[str, Any]]:
         return []
 
 
-def objects_in(value: Any) -> list[dict[str, Any]]:
+def objects_in(value: Any) -> list[Document]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
@@ -235,14 +236,14 @@ def is_address(text: str) -> bool:
     return True
 
 
-def route(peer: str, address: str, interfaces: list[dict[str, Any]], run: Run, ip_tool: str | None) -> Route:
+def route(peer: str, address: str, interfaces: Sequence[Nic], run: Run, ip_tool: str | None) -> Route:
     """How packets to an address would leave; nothing is sent to find out."""
     found: Route = {"peer": peer, "address": address, "nic": None, "source": None, "gateway": None}
     if ip_tool:
         answer = next(iter(json_objects(run, [ip_tool, "-j", "route", "get", address])), {})
-        if answer.get("dev"):
-            way = (answer["dev"], answer.get("prefsrc"), answer.get("gateway"))
-            found["nic"], found["source"], found["gateway"] = way
+        if text(answer, "dev"):
+            found["nic"], found["source"] = text(answer, "dev"), text(answer, "prefsrc")
+            found["gateway"] = text(answer, "gateway")
             return found
     source = source_towards(address)
     if source:
@@ -265,7 +266,7 @@ def source_towards(address: str) -> str | None:
 
 
 def names_and_routes(
-    peers: Sequence[str], interfaces: list[dict[str, Any]], run: Run, ip_tool: str | None
+    peers: Sequence[str], interfaces: Sequence[Nic], run: Run, ip_tool: str | None
 ) -> tuple[Names, list[Route]]:
     """What names resolve to here, and how each peer is reached."""
     own = socket.gethostname()
@@ -286,7 +287,7 @@ def names_and_routes(
 # The firewall
 
 
-def firewall(run: Run, find: Callable[[str], str | None], root_prefix: list[str] | None) -> dict[str, Any]:
+def firewall(run: Run, find: Callable[[str], str | None], root_prefix: list[str] | None) -> Firewall:
     """Which firewall is active. root_prefix: what to put before a command for root's rights, None where there are none.
 
     active None: cannot be told without root.
@@ -306,7 +307,7 @@ def firewalld_runs() -> bool:
     return bool(pid) and "firewalld" in read(f"/proc/{pid}/cmdline").replace("\0", " ")
 
 
-def packet_filter(run: Run, find: Callable[[str], str | None], root_prefix: list[str]) -> dict[str, Any]:
+def packet_filter(run: Run, find: Callable[[str], str | None], root_prefix: list[str]) -> Firewall:
     """nftables or iptables, and whether anything in the input path can drop a packet."""
     nft = find("nft")
     if nft:

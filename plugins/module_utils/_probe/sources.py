@@ -9,8 +9,10 @@ import hashlib
 import os
 import shutil
 import subprocess
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence, TypedDict
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import ControllerQuestion
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
 
 TRAINER_SCRIPT = os.path.join("scripts", "base_train.py")
@@ -22,7 +24,7 @@ GIT_SECONDS = 30
 NEWER_SECONDS = 10
 
 
-def folder_facts(path: str) -> dict[str, Any]:
+def folder_facts(path: str) -> Folder:
     """What is at a path: its kind, whether it can be read, and what of a data set or a trainer it holds."""
     full = os.path.abspath(os.path.expanduser(path))
     kind = "folder" if os.path.isdir(full) else "file" if os.path.exists(full) else "absent"
@@ -133,7 +135,26 @@ def has_checkout(source: str, environment: Mapping[str, str]) -> bool:
     return os.path.isdir(os.path.join(checkout_of(source, environment), ".git"))
 
 
-def look(asked: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+class Results(TypedDict):
+    """Where results go on the controller."""
+
+    path: str
+    writable: bool
+
+
+class _Checkout(TypedDict, total=False):
+    checkout: Mapping[str, Any]  # what its checks found, by _trainer/checkout.py
+
+
+class Here(_Checkout):
+    """What the controller says to what the plan asks of it."""
+
+    folders: dict[str, Folder]
+    git: str
+    results: Results
+
+
+def look(asked: ControllerQuestion, environment: Mapping[str, str]) -> Here:
     """What the plan asks of the controller, see _plan/questions.py."""
     # As the role collect takes a relative path.
     results = os.path.join(environment.get("PWD", ""), os.path.expanduser(asked["results"]))

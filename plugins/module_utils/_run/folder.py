@@ -21,7 +21,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     checkpoint_steps,
     generations,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Diff, read_object, write_json, write_whole
 
 # What a run writes beside what it was given; all of it moves when a run starts from scratch.
 OUTPUTS = (*CHECKPOINTS, "report", "log", SESSION)
@@ -31,15 +31,6 @@ KEEPER = ".keeper"
 
 class RunFolderError(Exception):
     """The folder could not be brought into the wanted state; the text is for the user."""
-
-
-class Diff(TypedDict):
-    """The plan before and after, as Ansible shows differences."""
-
-    before_header: str
-    after_header: str
-    before: str
-    after: str
 
 
 class _Shown(TypedDict, total=False):

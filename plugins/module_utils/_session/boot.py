@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from typing import Callable, List, NamedTuple, Tuple
+from typing import Callable, List, NamedTuple, Tuple, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import LAUNCH, Launch
 
 SYSTEMD, CRON, NONE = "systemd", "cron", "none"
 CRON_NAMES = ("cron", "crond", "cronie", "fcron", "busybox")
@@ -57,16 +60,12 @@ class Entry(NamedTuple):
     @property
     def cron_line(self) -> str:
         # A percent sign is a newline to cron.
-        words = " ".join(_shell(word) for word in (sys.executable, "-B", self.program)).replace("%", "\\%")
+        words = shlex.join([sys.executable, "-B", self.program]).replace("%", "\\%")
         return "@reboot %s %s" % (words, self.mark)
 
 
 def _quoted(word: str) -> str:
     return '"%s"' % word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-
-
-def _shell(word: str) -> str:
-    return "'%s'" % word.replace("'", "'\\''")
 
 
 # -- what is entered
@@ -164,13 +163,15 @@ def cron_is_running() -> bool:
 # -- what the entry runs
 
 
+def launch_of(run_dir: str) -> Launch:
+    """What the last start was given."""
+    return cast(Launch, read_object(os.path.join(run_dir, LAUNCH)))
+
+
 def to_start(run_dir: str) -> List[str]:
     """The command of a session that did not end before the machine did; empty where nothing is to be started."""
-    folder = os.path.join(run_dir, ".session")
-    launch, record = (
-        read_object(os.path.join(folder, "launch.json")),
-        read_object(os.path.join(run_dir, "session.json")),
-    )
+    folder = os.path.join(run_dir, SESSION_FILES)
+    launch, record = launch_of(run_dir), read_object(os.path.join(run_dir, SESSION))
     over = record.get("ended") is not None or record.get("stopped") or os.path.exists(os.path.join(folder, "stop"))
     if not launch or not record or over or record.get("boot_id") == processes.boot_id():
         return []
@@ -187,7 +188,7 @@ def main(run_dir: str) -> None:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout, done.stderr
 
-    launch = read_object(os.path.join(run_dir, ".session", "launch.json"))
+    launch = launch_of(run_dir)
     path = shutil.which("tmux", path=os.environ.get("PATH", "") + ":/usr/local/bin:/usr/bin:/bin")
     if path is None:
         raise SystemExit("tmux is not installed, so %s is not started again" % launch["session"])

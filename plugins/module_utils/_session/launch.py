@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Dict, Mapping, Sequence
 
 KEEP = "keep"
 START = "start"
 
 
 def launch_action(
-    runs: List[Dict[str, Any]], plan_digest: str, restart: bool = False, fresh: bool = False
+    runs: Sequence[Mapping[str, object]], plan_digest: str, restart: bool = False, fresh: bool = False
 ) -> Dict[str, str]:
     """Decide from the state of every node (as run_info returns it) whether the run is left alone or started, and say why."""
-    states = {run["state"] for run in runs}
+    states = {str(run["state"]) for run in runs}
     if restart:
         return {"action": START, "reason": "a restart was asked for"}
     if fresh:

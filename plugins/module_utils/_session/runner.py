@@ -27,6 +27,7 @@ from typing import Any
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import Launch, Record
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -117,12 +118,12 @@ class Runner:
 
     def __init__(self, folder: str) -> None:
         with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
-            self.launch: dict[str, Any] = json.load(file)
+            self.launch: Launch = json.load(file)
         self.stops = 0
         self.status: int | None = None
         self.me = reaper.Session(self.launch["id"], os.getuid(), (os.getpid(), processes.start_ticks(os.getpid())))
         self.stop_asked = os.path.join(folder, "stop")
-        self.state: dict[str, Any] = {
+        self.state: Record = {
             "id": self.launch["id"],
             "session": self.launch["session"],
             "argv": self.launch["argv"],
@@ -206,7 +207,7 @@ class Runner:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         stopped = bool(self.stops) or os.path.exists(self.stop_asked)
-        self.state.update(ended=time.time(), exit_code=code, signal=number, stopped=stopped)
+        self.state.update({"ended": time.time(), "exit_code": code, "signal": number, "stopped": stopped})
         try:
             self._save()
         except OSError as error:

@@ -14,8 +14,9 @@ import signal
 import sys
 import time
 import uuid
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
@@ -28,6 +29,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner as session_runner
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import (
+    LAUNCH,
+    Given,
+    Launch,
+    Record,
+    Status,
+)
 
 ABSENT = "absent"
 RUNNING = "running"
@@ -59,8 +67,8 @@ class Session:
     def __init__(self, name: str, state_dir: str, tmux: tmux_utils.Tmux | None) -> None:
         self.name = tmux_utils.check_name(name)
         self.state_dir = os.path.abspath(state_dir)
-        self.folder = os.path.join(self.state_dir, ".session")
-        self.record = os.path.join(self.state_dir, "session.json")
+        self.folder = os.path.join(self.state_dir, SESSION_FILES)
+        self.record = os.path.join(self.state_dir, SESSION)
         self.script = os.path.join(self.state_dir, "run.sh")
         self.program = os.path.join(self.folder, "runner.py")
         self.tmux = tmux
@@ -75,13 +83,17 @@ class Session:
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
-    def launch(self) -> dict[str, Any]:
+    def launch(self) -> Launch:
         """What the last start was given; empty where there was none."""
-        return read_object(os.path.join(self.folder, "launch.json"))
+        return cast(Launch, read_object(os.path.join(self.folder, LAUNCH)))
 
-    def status(self) -> dict[str, Any]:
+    def recorded(self) -> Record:
+        """The content of session.json."""
+        return cast(Record, read_object(self.record))
+
+    def status(self) -> Status:
         """The content of session.json, and `state`."""
-        record = read_object(self.record)
+        record = self.recorded()
         if record.get("ended") is not None:
             return {**record, "state": FINISHED}
         identity = self._identity(record)
@@ -90,12 +102,12 @@ class Session:
         if not record:
             return {"state": GONE if self._tmux_id() else ABSENT}
         # It may have ended between the two looks.
-        record = read_object(self.record) or record
+        record = self.recorded() or record
         return {**record, "state": FINISHED if record.get("ended") is not None else GONE}
 
     def left_over(self) -> dict[int, processes.Process]:
         """All processes of the session but its runner."""
-        identity = self._identity(read_object(self.record))
+        identity = self._identity(self.recorded())
         return reaper.members(identity) if identity else {}
 
     def same(self, spec: Spec) -> bool:
@@ -108,13 +120,13 @@ class Session:
     def describe(self, spec: Spec | None, state: str) -> str:
         """What the session was given last, or is given now, as text for a diff; of the environment only names."""
         launch = self.launch()
-        last = launch.get("given") or {}
+        last = launch.get("given")
         given = last if spec is None else _given(spec, str(launch.get("id")))
         lines = [f"state: {state}"]
         if state != ABSENT and given:
-            lines += [f"{key}: {given[key]}" for key in ("chdir", "log")]
+            lines += [f"chdir: {given['chdir']}", f"log: {given['log']}"]
             lines += ["argv:", *(f"  {quote(word)}" for word in given["argv"]), "env:"]
-            before = last.get("env", {})
+            before = last["env"] if last else {}
             for name, digest in sorted(given["env"].items()):
                 lines.append(f"  {name}" + (" (changed)" if before.get(name, digest) != digest else ""))
         return "\n".join(lines).encode("utf-8", "backslashreplace").decode() + "\n"
@@ -124,7 +136,7 @@ class Session:
         label, dummy, identifier = (self.tmux.label(self.name) if self.tmux else "").partition(".")
         return identifier if label == self.label else ""
 
-    def _identity(self, record: Mapping[str, Any]) -> reaper.Session | None:
+    def _identity(self, record: Record) -> reaper.Session | None:
         """By what this session's processes are known; None if they were of another boot (or another machine)."""
         uid, boot = os.getuid(), processes.boot_id()
         if record.get("id"):
@@ -161,7 +173,7 @@ class Session:
 
     def stop(self, timeout: float) -> None:
         """End the session's processes, and make sure that they are dead."""
-        record = read_object(self.record)
+        record = self.recorded()
         identity = self._identity(record)
         if identity is None or not (reaper.runner_alive(identity) or reaper.members(identity)):
             return
@@ -178,7 +190,7 @@ class Session:
                 f"session {self.name}: these processes are still alive after SIGKILL: {named}; they hang in the kernel "
                 "or belong to another user, so end them by hand or restart the machine"
             )
-        record = read_object(self.record)
+        record = self.recorded()
         if record and record.get("ended") is None:
             # Its runner was gone before, so nobody else can write down that it was stopped.
             write_json(self.record, {**record, "stopped": True}, durable=True)
@@ -252,7 +264,7 @@ class Session:
                 os.unlink(stale)
         write_whole(self.program, host_code.program(session_runner.__name__, "main").encode("utf-8"), 0o644)
         write_whole(self.script, script(self.name, spec), 0o755)
-        launch = {
+        launch: Launch = {
             "id": identifier,
             "boot_id": processes.boot_id(),
             "session": self.name,
@@ -263,7 +275,7 @@ class Session:
             "stop_timeout": stop_timeout,
             "given": _given(spec, identifier),
         }
-        write_json(os.path.join(self.folder, "launch.json"), launch, 0o600, durable=True)
+        write_json(os.path.join(self.folder, LAUNCH), launch, 0o600, durable=True)
 
     def _wait_until_started(self, identifier: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
@@ -313,7 +325,7 @@ def spec_from(
     )
 
 
-def _given(spec: Spec, salt: str) -> dict[str, Any]:
+def _given(spec: Spec, salt: str) -> Given:
     """What a start is given, with digests for the environment's values; the salt makes them useless elsewhere."""
     data = (env_file_utils.read(spec.env_file) if spec.env_file else b"") or b""
     env = env_file_utils.parse(data)

@@ -17,7 +17,7 @@ import os
 import shutil
 from typing import Any, Callable, Iterator, NamedTuple, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest, ManifestFile
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest, ManifestFile, Remembered
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
@@ -130,7 +130,7 @@ class Digests:
     def __init__(self, folder: str, believe: bool = True) -> None:
         self.folder = folder
         self.hashed_bytes = 0
-        self._known: dict[str, dict[str, Any]] = {}
+        self._known: dict[str, Remembered] = {}
         self._dirty = False
         if believe:
             self._known = _remembered(os.path.join(folder, DIGESTS))
@@ -172,9 +172,10 @@ class Digests:
         self._dirty = True
 
 
-def _remembered(path: str) -> dict[str, dict[str, Any]]:
+def _remembered(path: str) -> dict[str, Remembered]:
     known = read_object(path).get("files")
-    return {name: found for name, found in known.items() if isinstance(found, dict)} if isinstance(known, dict) else {}
+    found = known if isinstance(known, dict) else {}
+    return {name: cast(Remembered, one) for name, one in found.items() if isinstance(one, dict)}
 
 
 def _identity(found: os.stat_result) -> list[int]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import platform
 import time
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import ShardsError, digest_of
 
 # The options of the documentation fragments shards and shards.verify.
-PATH: dict[str, Any] = {"path": {"type": "path", "required": True}, "host": {"type": "str"}}
-VERIFY: dict[str, Any] = {"verify": {"type": "str", "default": "changed", "choices": ["changed", "full"]}}
+PATH: dict[str, dict[str, object]] = {"path": {"type": "path", "required": True}, "host": {"type": "str"}}
+VERIFY: dict[str, dict[str, object]] = {"verify": {"type": "str", "default": "changed", "choices": ["changed", "full"]}}
 
 
 class Request(NamedTuple):
@@ -28,7 +28,7 @@ class Request(NamedTuple):
     layout: str
     full: bool  # read every byte again, whatever is remembered
     manifest: Manifest | None
-    options: dict[str, Any]
+    options: Mapping[str, Any]
 
 
 class Outcome:
@@ -45,10 +45,10 @@ class Outcome:
         self.before = ""
         self.after = ""
         self.msg = ""
-        self.more: dict[str, Any] = {}
+        self.more: dict[str, object] = {}
 
-    def as_result(self, seconds: float) -> dict[str, Any]:
-        result = {
+    def as_result(self, seconds: float) -> dict[str, object]:
+        return {
             "changed": self.changed,
             "manifest": self.manifest,
             "digest": digest_of(self.manifest) if self.manifest else None,
@@ -60,12 +60,11 @@ class Outcome:
             "extra": self.extra,
             "msg": self.msg,
             "diff": {"before": self.before, "after": self.after},
+            **self.more,
         }
-        result.update(self.more)
-        return result
 
 
-def run_module(make: Callable[[Request], Outcome], argument_spec: dict[str, Any], **checks: Any) -> None:
+def run_module(make: Callable[[Request], Outcome], argument_spec: Mapping[str, object], **checks: Any) -> None:
     """A module from its options to its result; trouble with the file system becomes one sentence."""
     module = checked_module(argument_spec=argument_spec, supports_check_mode=True, **checks)
     given = module.params
@@ -85,7 +84,7 @@ def run_module(make: Callable[[Request], Outcome], argument_spec: dict[str, Any]
         module.fail_json(msg=str(why))
 
 
-def run(make: Callable[[Request], Outcome], request: Request) -> dict[str, Any]:
+def run(make: Callable[[Request], Outcome], request: Request) -> dict[str, object]:
     """The result of one request."""
     began = time.monotonic()
     try:

@@ -22,6 +22,7 @@ import time
 import urllib.parse
 from typing import Any, NamedTuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Offered
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
@@ -82,7 +83,7 @@ class Swarm:
         self.trouble: dict[str, str] = {}  # by host: the last thing that went wrong with it
         self.lock = threading.RLock()
         self._busy: set[str] = set()
-        self._have: dict[Peer, dict[str, dict[str, Any]]] = {}
+        self._have: dict[Peer, dict[str, Offered]] = {}
         self._wrong: set[tuple[Peer, str]] = set()
         self._pause: dict[tuple[Peer, str], float] = {}
         self._failures: dict[Peer, int] = {}
@@ -112,7 +113,7 @@ class Swarm:
         known = self._have.get(peer, {}).get(entry.path)
         return known is not None and known["sha256"] == entry.sha256 and (peer, entry.path) not in self._wrong
 
-    def heard(self, peer: Peer, files: dict[str, dict[str, Any]]) -> None:
+    def heard(self, peer: Peer, files: dict[str, Offered]) -> None:
         """A peer told what it has; news from anyone means that the swarm still moves."""
         with self.lock:
             if set(files) != set(self._have.get(peer, {})):
@@ -235,7 +236,7 @@ class Puller:
         for thread in threads:
             thread.join(1.0)
 
-    def _have(self, peer: Peer) -> dict[str, dict[str, Any]]:
+    def _have(self, peer: Peer) -> dict[str, Offered]:
         with self._request(peer, "/have") as response:
             if response.status != 200:
                 raise ValueError(f"it answered {response.status} to the question what it has")

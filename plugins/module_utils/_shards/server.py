@@ -29,6 +29,7 @@ import time
 import urllib.parse
 from typing import Any
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Offered, Remembered
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
 
@@ -60,9 +61,9 @@ class Shelf:
         self.last_asked = time.monotonic()
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] = (0, 0)
-        self._known: dict[str, dict[str, Any]] = {}
+        self._known: dict[str, Remembered] = {}
 
-    def offer(self) -> dict[str, dict[str, Any]]:
+    def offer(self) -> dict[str, Offered]:
         """Every file whose digest is known and which has not been touched since."""
         with self._lock:
             self._reload()
@@ -113,7 +114,7 @@ class Shelf:
         except OSError:
             self._known = {}
 
-    def _is_unchanged(self, path: str, known: dict[str, Any]) -> bool:
+    def _is_unchanged(self, path: str, known: Remembered) -> bool:
         try:
             found = os.stat(os.path.join(self.folder, path))
         except OSError:
@@ -160,7 +161,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             finally:
                 shelf.free_slot(path)
 
-    def _stream(self, path: str, begin: int, known: dict[str, Any]) -> None:
+    def _stream(self, path: str, begin: int, known: Offered) -> None:
         length = known["bytes"] - begin
         with open(os.path.join(self.server.shelf.folder, path), "rb") as file:
             self.send_response(206 if begin else 200)

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     Digests,
@@ -64,7 +62,7 @@ def _know_digests(request: Request) -> None:
         digests.save()
 
 
-def _server(host: str, address: str | None, state: dict[str, Any] | None) -> dict[str, Any]:
+def _server(host: str, address: str | None, state: share.ServerState | None) -> dict[str, object]:
     """As the peers are told of it, and its process and what it has sent."""
     state = state or {}
     return {
@@ -74,7 +72,7 @@ def _server(host: str, address: str | None, state: dict[str, Any] | None) -> dic
     }
 
 
-def _server_line(state: dict[str, Any] | None) -> str:
+def _server_line(state: share.ServerState | None) -> str:
     return f"serving on {state['address']}:{state['port']}, pid {state['pid']}\n" if state else ""
 
 

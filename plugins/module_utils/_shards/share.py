@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json, write_whole
@@ -40,6 +40,18 @@ class Offer(NamedTuple):
     idle: int
 
 
+class ServerState(TypedDict, total=False):
+    """What a server writes down of itself; empty where there is none."""
+
+    pid: int
+    pid_start: int
+    address: str
+    port: int
+    served: dict[str, int]
+    error: str
+    ended: float
+
+
 def place_of(folder: str, secret: str) -> str:
     """Where a transfer keeps its server's files. Each has a place of its own, so that two controllers do not end each other's."""
     return os.path.join(folder, SHARE, hashlib.sha256(secret.encode()).hexdigest()[:16])
@@ -51,7 +63,7 @@ def places(folder: str) -> list[str]:
     return [os.path.join(share, name) for name in sorted(os.listdir(share))] if os.path.isdir(share) else []
 
 
-def running(place: str) -> dict[str, Any] | None:
+def running(place: str) -> ServerState | None:
     """The state of the server of a place if that very process is alive."""
     state = _state(place)
     pid = int(state.get("pid") or 0)
@@ -60,7 +72,7 @@ def running(place: str) -> dict[str, Any] | None:
     return state
 
 
-def _is_ours(pid: int, state: dict[str, Any], place: str) -> bool:
+def _is_ours(pid: int, state: ServerState, place: str) -> bool:
     found = processes.process(pid)
     return bool(
         found
@@ -70,7 +82,7 @@ def _is_ours(pid: int, state: dict[str, Any], place: str) -> bool:
     )
 
 
-def start(offer: Offer) -> dict[str, Any]:
+def start(offer: Offer) -> ServerState:
     """Starts the server in a session of its own and returns its state once it listens."""
     _forget_those_that_ended(offer.folder)
     place = place_of(offer.folder, offer.secret)
@@ -96,7 +108,7 @@ def start(offer: Offer) -> dict[str, Any]:
     return _wait_until_listening(offer, process)
 
 
-def _wait_until_listening(offer: Offer, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+def _wait_until_listening(offer: Offer, process: subprocess.Popen[bytes]) -> ServerState:
     deadline = time.monotonic() + START_SECONDS
     place = place_of(offer.folder, offer.secret)
     while time.monotonic() < deadline:
@@ -124,7 +136,7 @@ def _forget_those_that_ended(folder: str) -> None:
             remove_tree(place)
 
 
-def stop(place: str, patience: float = 10.0) -> dict[str, Any] | None:
+def stop(place: str, patience: float = 10.0) -> ServerState | None:
     """Ends the server of a place, and only that; returns its last state, None if none was running."""
     state = running(place)
     if state is not None:
@@ -141,7 +153,7 @@ def stop(place: str, patience: float = 10.0) -> dict[str, Any] | None:
     return state
 
 
-def _wait_gone(place: str, state: dict[str, Any], patience: float) -> bool:
+def _wait_gone(place: str, state: ServerState, patience: float) -> bool:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError, OSError):
@@ -159,5 +171,5 @@ def is_same(offer: Offer) -> bool:
     return bool(settings == offer._asdict())
 
 
-def _state(place: str) -> dict[str, Any]:
-    return read_object(os.path.join(place, "server.state"))
+def _state(place: str) -> ServerState:
+    return cast(ServerState, read_object(os.path.join(place, "server.state")))

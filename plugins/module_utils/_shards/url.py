@@ -13,7 +13,7 @@ import os
 import re
 import time
 import urllib.error
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, TypedDict
 
 from ansible.module_utils.urls import ConnectionError as UrlError
 from ansible.module_utils.urls import open_url
@@ -42,6 +42,13 @@ class Collection(NamedTuple):
         """The first ones train, the last one of the collection validates."""
         train = range(min(self.shards - 1, self.last)) if self.shards > 0 else range(self.last)
         return [name_of(number) for number in [*train, self.last]]
+
+
+class Promised(TypedDict):
+    """What a server says of a file; an empty digest where it says none."""
+
+    size: int
+    sha256: str
 
 
 class PassingError(Exception):
@@ -152,7 +159,7 @@ class Download:
             raise FinalError(f"the server answered {why.code} {why.reason}; is the base URL right?")
         raise PassingError(f"the server answered {why.code} {why.reason}")
 
-    def _receive(self, response: http.client.HTTPResponse, begin: int) -> dict[str, Any]:
+    def _receive(self, response: http.client.HTTPResponse, begin: int) -> Promised:
         begin = self._begin(response, begin)
         size = begin + int(response.headers.get("Content-Length") or 0)
         free = free_bytes(os.path.dirname(self.path))
@@ -184,7 +191,7 @@ class Download:
             file.write(tag)
         return begin
 
-    def _check(self, promised: dict[str, Any], expected: str) -> str:
+    def _check(self, promised: Promised, expected: str) -> str:
         size = self._size()
         if promised["size"] and size < promised["size"]:
             raise PassingError(f"cut after {bytes_text(size)} of {bytes_text(promised['size'])}")

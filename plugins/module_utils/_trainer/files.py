@@ -16,10 +16,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import DEPLOYED
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Diff, read_object, write_whole
 
 LEFT_OUT = (".*", "__pycache__", "*.pyc", "venv", "node_modules", "*.egg-info")
 LARGEST_TREE = 64_000_000
@@ -135,11 +135,11 @@ def _drop_empty(folder: str, inside: str) -> None:
         inside = os.path.dirname(inside)
 
 
-def diffs(folder: str, difference: Difference, contents: Mapping[str, str]) -> list[dict[str, Any]]:
+def diffs(folder: str, difference: Difference, contents: Mapping[str, str]) -> list[Diff]:
     """Changed files line by line; what is new or goes is only named, or a first deployment would fill many screens."""
     changed = [path for path in difference.write if os.path.isfile(os.path.join(folder, path))]
     new = [path for path in difference.write if path not in changed]
-    shown = [
+    shown: list[Diff] = [
         {
             "before_header": os.path.join(folder, path),
             "after_header": os.path.join(folder, path),
@@ -149,9 +149,14 @@ def diffs(folder: str, difference: Difference, contents: Mapping[str, str]) -> l
         for path in changed
     ]
     if new or difference.remove:
-        names = {"before": difference.remove, "after": new}
-        listed: dict[str, Any] = {when: "".join(f"{path}\n" for path in paths) for when, paths in names.items()}
-        shown.append({"before_header": f"{folder} (removed files)", "after_header": f"{folder} (new files)", **listed})
+        shown.append(
+            {
+                "before_header": f"{folder} (removed files)",
+                "after_header": f"{folder} (new files)",
+                "before": "".join(f"{path}\n" for path in difference.remove),
+                "after": "".join(f"{path}\n" for path in new),
+            }
+        )
     return shown
 
 

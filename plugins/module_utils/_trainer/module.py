@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import platform
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
     Interpreter,
@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv, building
 
-SPEC: dict[str, Any] = {
+SPEC: dict[str, dict[str, object]] = {
     "path": {"type": "path", "required": True},
     "host": {"type": "str"},
     "requirements": {"type": "list", "elements": "str", "default": []},
@@ -28,7 +28,7 @@ SPEC: dict[str, Any] = {
 NO_PYTHON = Interpreter("", (3, 0, 0), "", False, False, False, "")
 # pip must install into the environment whatever the user's settings say about other places; the rest of them stands.
 PIP_ENVIRONMENT = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_TARGET": "", "PIP_PREFIX": "", "PYTHONPATH": ""}
-Make = Callable[[Any, Venv], "dict[str, Any]"]
+Make = Callable[[Any, Venv], Mapping[str, object]]
 
 
 def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: bool = True) -> None:
@@ -56,7 +56,7 @@ def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: b
     module.exit_json(venv=wish.path, python=venv.python, python_version=base.minor, tags=tags, **result)
 
 
-def wish_of(given: dict[str, Any]) -> Wish:
+def wish_of(given: Mapping[str, Any]) -> Wish:
     """What the options ask for."""
     requirements = tuple(one.strip() for one in given["requirements"] if one.strip())
     path, wheels = given["path"].rstrip("/"), given["wheels_dir"] or ""

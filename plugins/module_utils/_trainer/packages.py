@@ -15,7 +15,7 @@ import shutil
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from ansible.module_utils.urls import ConnectionError as UrlError
 from ansible.module_utils.urls import open_url
@@ -255,7 +255,7 @@ def wheels_ready(wish: Wish, target: dict[str, str]) -> bool:
     return bool(read_json(os.path.join(wish.wheels, ".wheels.json")) == wheels_stamp(wish, target))
 
 
-def wheels_stamp(wish: Wish, target: dict[str, str]) -> dict[str, Any]:
+def wheels_stamp(wish: Wish, target: dict[str, str]) -> dict[str, object]:
     """What a folder of wheels was filled for."""
     return {"requirements": sorted(wish.requirements), "target": target, "index": wish.torch_index}
 

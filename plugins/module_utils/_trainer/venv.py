@@ -16,8 +16,9 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from typing import Mapping, TypedDict, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
@@ -66,6 +67,18 @@ print(json.dumps({"packages": found, "cuda": None if cuda in (None, "None") else
 """
 
 
+class _Damaged(TypedDict, total=False):
+    damaged: list[str]
+
+
+class Installed(_Damaged):
+    """The installed versions of what was required, what torch was built for, files that are gone, and the Python."""
+
+    packages: dict[str, str | None]
+    cuda: str | None
+    python: str
+
+
 class Venv:
     """One environment on this host, and what is to be done about it."""
 
@@ -85,7 +98,7 @@ class Venv:
     def python(self) -> str:
         return os.path.join(self.wish.path, "bin", "python")
 
-    def stamp(self) -> dict[str, Any]:
+    def stamp(self) -> Document:
         """What the environment was made from; empty if it was never finished."""
         return read_object(os.path.join(self.wish.path, STAMP))
 
@@ -266,16 +279,16 @@ class Venv:
         self.index, argv = choose_index(self.wish, self.run, pip, self.warnings)
         return argv
 
-    def packages(self) -> dict[str, Any]:
+    def packages(self) -> Installed:
         """The installed versions of what was required, and what torch was built for."""
         names = [name_of(one) for one in self.wish.requirements]
         rc, out, err = self.run([self.python, "-I", "-c", ASK_PACKAGES, json.dumps(names)])
         try:
-            return dict(json.loads(out))
+            return cast(Installed, dict(json.loads(out)))
         except ValueError:
             raise VenvError(f"{self.wish.host}: {self.python} does not run ({rc}): {last_line(err or out)}") from None
 
-    def lacking(self, packages: dict[str, Any]) -> list[str]:
+    def lacking(self, packages: Mapping[str, str | None]) -> list[str]:
         """The requirements that the installed versions do not meet."""
         return [one for one in self.wish.requirements if not meets(one, packages.get(name_of(one)))]
 
@@ -288,7 +301,9 @@ class Venv:
             "digest": self.wish.digest(self.base.minor),
             "requirements": sorted(self.wish.requirements),
             "index": self.index,
-            **{name: found.get(name) for name in ("packages", "cuda", "python")},
+            "packages": found.get("packages"),
+            "cuda": found.get("cuda"),
+            "python": found.get("python"),
         }
         write_json(os.path.join(self.wish.path, STAMP), stamp)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
@@ -16,11 +16,22 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal imp
 QUIET_SECONDS = (2.0, 60.0)  # without a terminal lines of progress are this far apart, at first and in a long run
 
 
+class Watched(TypedDict):
+    """A host that is watched: when it was looked at first and last, and what was seen."""
+
+    host: str
+    first: float
+    run: Mapping[str, Any]
+    verdict: str | None
+    seen: float
+    reachable: bool
+
+
 class Progress:
     """What run_watch and run_log returned last of each host."""
 
     def __init__(self, terminal: Terminal, steps: Steps) -> None:
-        self.rows: dict[str, dict[str, Any]] = {}
+        self.rows: dict[str, Watched] = {}
         self._terminal = terminal
         self._steps = steps
         self._line = ("", 0.0)
@@ -39,7 +50,7 @@ class Progress:
             self._look(host, seen, final)
 
     def _look(self, host: str, seen: Mapping[str, Any], final: bool) -> None:
-        first = self.rows.get(host, {}).get("first", time.monotonic())
+        first = self.rows[host]["first"] if host in self.rows else time.monotonic()
         self.rows[host] = {
             "host": host,
             "first": first,
@@ -68,7 +79,7 @@ class Progress:
         """Where the run is, as far as the line has room for it."""
         now = time.monotonic()
         rows = [{**row, "age": now - row["seen"], "watched": now - row["first"]} for row in self.rows.values()]
-        away = [row["host"] for row in rows if not row["reachable"]]
+        away = [row["host"] for row in self.rows.values() if not row["reachable"]]
         tail = f"  ({', '.join(sorted(away))} does not answer)" if away else ""
         room = max(20, width - 2 - len(tail)) if width else 0
         return "  " + live_line(rows, room, unicode=self._terminal.fancy) + tail
