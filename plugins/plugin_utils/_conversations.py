@@ -10,14 +10,15 @@ import os
 import runpy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import ConversationFacts
 
 TRAINER = Path(__file__).parents[2] / "trainer"
 # What the fine-tuning learns from where nobody says something else.
 DEMO = TRAINER / "data" / "conversations.jsonl"
 
 
-def facts(named: str, environment: Mapping[str, str]) -> dict[str, Any]:
+def facts(named: str, environment: Mapping[str, str]) -> ConversationFacts:
     """Where the file is, what it holds, and what is wrong with it: {path, sha256, count, problems}."""
     # As the role collect takes a relative path.
     path = Path(environment.get("PWD", ""), os.path.expanduser(named)) if named else DEMO

@@ -157,6 +157,12 @@ class Conversations(TypedDict):
     count: int
 
 
+class ConversationFacts(Conversations):
+    """What the controller sees of them, and what is wrong."""
+
+    problems: List[str]
+
+
 class _OfStage(TypedDict, total=False):
     step: Optional[int]
     conversations: Conversations

@@ -233,6 +233,7 @@ class Probe(TypedDict):
     base_dir: str
     venv_dir: str
     run: Optional[PastRun]
+    base_run: Optional[PastRun]  # whose model this one goes on from
     data: List[DataSet]
     folders: Dict[str, Folder]
     measured: Optional[Document]

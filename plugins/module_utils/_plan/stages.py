@@ -15,6 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import line
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Stage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import CHECKPOINTS, CONVERSATIONS
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import Settings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 
 BASE, SFT, EVAL = "base", "sft", "eval"
@@ -33,7 +34,7 @@ def run_name(run: Mapping[str, Any]) -> str:
     return base_name(run) if stage == BASE else f"{base_name(run)}-{stage}"
 
 
-def staged(run: Mapping[str, Any]) -> dict[str, Any]:
+def staged(run: Settings) -> Settings:
     """The settings as this stage means them."""
     if run["ddp_stage"] == SFT:
         return {**run, "ddp_iterations": run["ddp_sft_iterations"]}
@@ -57,12 +58,12 @@ def base_dir_of(run: Mapping[str, Any], run_dir: str) -> str | None:
     return None if run["ddp_stage"] == BASE else os.path.join(os.path.dirname(run_dir), base_name(run))
 
 
-def flags(run: Mapping[str, Any], run_dir: str, step: int | None) -> dict[str, Any]:
+def flags(run: Mapping[str, Any], run_dir: str, step: int | None) -> dict[str, object]:
     """What the script of a stage is told besides."""
     base = base_dir_of(run, run_dir)
     if base is None:
         return {}
-    told: dict[str, Any] = {"base-checkpoints": os.path.join(base, CHECKPOINTS[0], base_name(run))}
+    told: dict[str, object] = {"base-checkpoints": os.path.join(base, CHECKPOINTS[0], base_name(run))}
     if step is not None:
         told["model-step"] = step
     if run["ddp_stage"] == SFT:

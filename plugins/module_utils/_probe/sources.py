@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from typing import Any, Iterator, Mapping, Sequence, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import ControllerQuestion
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import ControllerQuestion, ConversationFacts
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
 
@@ -142,11 +142,12 @@ class Results(TypedDict):
     writable: bool
 
 
-class _Checkout(TypedDict, total=False):
+class _Looked(TypedDict, total=False):
     checkout: Mapping[str, Any]  # what its checks found, by _trainer/checkout.py
+    conversations: ConversationFacts
 
 
-class Here(_Checkout):
+class Here(_Looked):
     """What the controller says to what the plan asks of it."""
 
     folders: dict[str, Folder]
