@@ -72,9 +72,11 @@ def finding(
 
 
 def sentence(found: Finding) -> str:
-    """What was seen, with a mark at its end."""
-    seen = found["seen"]
-    return seen if seen.endswith(("?", "!")) else seen.rstrip(".") + "."
+    """What was seen and what to do, with a mark at its end; of a setting the sentence itself says what it must be."""
+    text, remedy = found["seen"], found["remedy"]
+    if found["code"] != "setting-refused" or remedy != CATALOGUE["setting-refused"].remedy:
+        text = "%s; %s" % (text.rstrip("."), remedy[:1].lower() + remedy[1:])
+    return text if text.endswith(("?", "!")) else text.rstrip(".") + "."
 
 
 def refusal_text(findings: Sequence[Finding]) -> str:

@@ -36,7 +36,7 @@ def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[Finding],
         if not host.probe:
             reason = f" ({plain_reason(host.error)})" if host.error else ""
             obstacles.append(
-                finding("host-down", host.name, f"{host.name} cannot be looked at{reason}; {way_in(host.error)}")
+                finding("host-down", host.name, f"{host.name} cannot be looked at{reason}", remedy=way_in(host.error))
             )
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
@@ -53,10 +53,10 @@ def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[Finding],
 def way_in(error: str) -> str:
     """What would let Ansible in."""
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
-        return "install Python there (sudo apt-get install python3), or name one as ansible_python_interpreter of that host"
+        return "Install Python there (sudo apt-get install python3), or name one as ansible_python_interpreter of that host."
     if re.search(r"command not found|deserialization failed|Error executing command", error):
-        return "the Python that Ansible takes there does not run: name another one as ansible_python_interpreter of that host"
-    return "see that it is on and that ssh to it works as the inventory says"
+        return "The Python that Ansible takes there does not run: name another one as ansible_python_interpreter of that host."
+    return "See that it is on and that ssh to it works as the inventory says."
 
 
 def own_session(host: Host) -> Any:
@@ -81,11 +81,13 @@ def tools(host: Host, node: Mapping[str, Any], oldest: str) -> list[Finding]:
     found = []
     arch = host.fact("host", "arch")
     if arch not in ARCHITECTURES:
-        seen = f"{host.name} is a machine of type {arch}, for which PyTorch is not built; use a machine of type x86_64 or aarch64"
-        found.append(finding("architecture-differs", host.name, seen))
+        seen = f"{host.name} is a machine of type {arch}, for which PyTorch is not built"
+        remedy = "Use a machine of type x86_64 or aarch64."
+        found.append(finding("architecture-differs", host.name, seen, remedy=remedy))
     if not host.fact("tmux", "path"):
-        seen = f"{host.name} has no tmux, in which training runs; its owner installs it with: sudo apt-get install tmux"
-        found.append(finding("no-tmux", host.name, seen))
+        seen = f"{host.name} has no tmux, in which training runs"
+        remedy = "Its owner installs it with: sudo apt-get install tmux"
+        found.append(finding("no-tmux", host.name, seen, remedy=remedy))
     return found + python(host, node, oldest)
 
 
@@ -103,8 +105,8 @@ def python(host: Host, node: Mapping[str, Any], oldest: str) -> list[Finding]:
     if not fitting:
         own = host.fact("python", "version")
         seen = f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs"
-        how = f"its user makes one without root, which is then found by itself: {MAKE_PYTHON}"
-        return [finding("python-too-old", host.name, f"{seen}; {how}")]
+        how = f"Its user makes one without root, which is then found by itself: {MAKE_PYTHON}"
+        return [finding("python-too-old", host.name, seen, remedy=how)]
     return []
 
 
@@ -117,7 +119,7 @@ def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Ma
                 "folder-read-only",
                 host.name,
                 f"ddp_base_dir is {node['base_dir']} on {host.name}, but {host.fact('host', 'user')} cannot write in {disk['parent']} "
-                "there; use a folder of that user",
+                "there",
             )
         )
     venv = host.fact("python", "venv") or {}
@@ -133,7 +135,7 @@ def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Ma
                 "disk-short",
                 host.name,
                 f"{host.name} has {bytes_text(disk['free'])} free below {disk['parent']}, but checkpoints, data and software need about "
-                f"{bytes_text(max(0, need) * len(sharing))}{among}; set ddp_base_dir to a larger disk, or fewer ddp_keep_checkpoints",
+                f"{bytes_text(max(0, need) * len(sharing))}{among}",
             )
         )
     for other in hosts:
@@ -145,8 +147,8 @@ def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Ma
                 finding(
                     "folder-shared",
                     host.name,
-                    f"ddp_base_dir of {other.name} and {host.name}: {where}, so that they would overwrite each other's files; "
-                    "give each its own, for example with {{ inventory_hostname }} in it",
+                    f"ddp_base_dir of {other.name} and {host.name}: {where}, so that they would overwrite each other's files",
+                    remedy="Give each its own, for example with {{ inventory_hostname }} in it.",
                 )
             )
     return found
@@ -161,7 +163,8 @@ def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[Finding
             finding(
                 "venv-refused",
                 host.name,
-                f"{named}, which is there and is no virtual environment, so it would be left alone; use another folder",
+                f"{named}, which is there and is no virtual environment, so it would be left alone",
+                remedy="Use another folder.",
             )
         ]
     has = str(venv.get("torch") or "")
@@ -172,7 +175,8 @@ def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[Finding
                 "venv-refused",
                 host.name,
                 f"{named}, a virtual environment that this collection did not make and leaves alone, and it has torch {has} where "
-                f"{torch} is wanted; install that there, or set another folder",
+                f"{torch} is wanted",
+                remedy="Install that there, or set another folder.",
             )
         ]
     room = venv.get("disk") or {}
@@ -183,7 +187,8 @@ def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[Finding
             finding(
                 "venv-refused",
                 host.name,
-                f"{named}, but {host.fact('host', 'user')} cannot write in {room['parent']} there; use a folder of that user",
+                f"{named}, but {host.fact('host', 'user')} cannot write in {room['parent']} there",
+                remedy="Use a folder of that user.",
             )
         ]
     if room["device"] != host.fact("disk", "device") and room["free"] < VENV_BYTES:
@@ -191,8 +196,8 @@ def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[Finding
             finding(
                 "venv-refused",
                 host.name,
-                f"{named}, with {bytes_text(room['free'])} free, but the trainer's packages need about {bytes_text(VENV_BYTES)}; "
-                "use a larger disk",
+                f"{named}, with {bytes_text(room['free'])} free, but the trainer's packages need about {bytes_text(VENV_BYTES)}",
+                remedy="Use a larger disk.",
             )
         ]
     return []
@@ -224,7 +229,8 @@ def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[
             finding(
                 "port-held",
                 host.name,
-                f"{name} {holder['port']} is taken on {host.name} by {what}{who}; end that process, or set {name} to a free port",
+                f"{name} {holder['port']} is taken on {host.name} by {what}{who}",
+                remedy=f"End that process, or set {name} to a free port.",
                 facts={"pids": [holder["pid"]] if holder["pid"] else []},
             )
         )
@@ -242,8 +248,7 @@ def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> list[F
         finding(
             "memory-short",
             host.name,
-            f"{host.name} has {bytes_text(total)} of memory, but {nodes} about {bytes_text(need)}; "
-            "use a smaller ddp_depth, ddp_device_batch or ddp_sequence",
+            f"{host.name} has {bytes_text(total)} of memory, but {nodes} about {bytes_text(need)}",
         )
     ]
 
@@ -258,8 +263,9 @@ def architectures(hosts: Sequence[Host]) -> list[Finding]:
     groups = " but ".join(
         f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()
     )
-    seen = f"{groups}: they round differently, so the ranks' weights would drift apart; use hosts of one architecture"
-    return [finding("architecture-differs", next(iter(by_arch.values()))[0], seen)]
+    seen = f"{groups}: they round differently, so the ranks' weights would drift apart"
+    first, remedy = next(iter(by_arch.values()))[0], "Use hosts of one architecture."
+    return [finding("architecture-differs", first, seen, remedy=remedy)]
 
 
 def remarks(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
@@ -330,8 +336,9 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Mapping[str, Any]) -> list[Fin
         finding(
             "checkpoints-lost",
             plan["master"]["host"],
-            f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training would not go on from: {why}. Set that back to go "
-            "on; or give the new training a name of its own (ddp_run); or set aside what is there with -e ddp_fresh=true",
+            f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training would not go on from: {why}",
+            remedy="Set that back to go on; or give the new training a name of its own (ddp_run); or set aside what is there with "
+            "-e ddp_fresh=true.",
         )
         for why, where in told.items()
     ]

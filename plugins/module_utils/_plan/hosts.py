@@ -70,8 +70,8 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
                 finding(
                     "setting-refused",
                     host.name,
-                    f"ddp_rank is {rank} on {taken[rank]} and on {host.name}; each host needs a rank of its own, "
-                    "or none to be numbered in the inventory's order",
+                    f"ddp_rank is {rank} on {taken[rank]} and on {host.name}",
+                    remedy="Each host needs a rank of its own, or none to be numbered in the inventory's order.",
                 )
             )
         else:
@@ -206,6 +206,7 @@ class Chooser:
                     "nic-down",
                     host.name,
                     f"ddp_nic is {name} on {host.name}, which has no such interface; it has {known}",
+                    remedy="Set ddp_nic to one of them.",
                 )
             )
         elif not nic["up"] or not interfaces(nic):
@@ -247,8 +248,9 @@ class Chooser:
                 finding(
                     "address-refused",
                     host.name,
-                    f"{host.name} reaches its peers over {refused['name']}, which is {self.kind_in_words(refused)}; name the "
-                    f"interface of the common network as ddp_nic on {host.name}, or {refused['name']} itself to take it all the same",
+                    f"{host.name} reaches its peers over {refused['name']}, which is {self.kind_in_words(refused)}",
+                    remedy=f"Name the interface of the common network as ddp_nic on {host.name}, or {refused['name']} itself to take "
+                    "it all the same.",
                 )
             )
         else:
@@ -256,8 +258,8 @@ class Chooser:
                 finding(
                     "nic-down",
                     host.name,
-                    f"{host.name} has no interface that is up and leads to its peers (it has {self.addresses_in_words(host)}); "
-                    f"set ddp_nic or ddp_address on {host.name}",
+                    f"{host.name} has no interface that is up and leads to its peers (it has {self.addresses_in_words(host)})",
+                    remedy=f"Set ddp_nic or ddp_address on {host.name}.",
                 )
             )
         return None
@@ -337,7 +339,7 @@ class Chooser:
                 finding(
                     "ip-family-mix",
                     next(name for name, family in families.items() if family == 6),
-                    f"{four} would be reached by IPv4 but {six} by IPv6; give every host an address of the same kind as ddp_address",
+                    f"{four} would be reached by IPv4 but {six} by IPv6",
                 )
             )
         loopback = [name for name, link in chosen.items() if link.address and is_loopback(link.address)]
@@ -347,8 +349,8 @@ class Chooser:
                 finding(
                     "address-refused",
                     name,
-                    f"ddp_address is {chosen[name].address} on {name}, which only {name} itself can reach; "
-                    "use the address in the common network",
+                    f"ddp_address is {chosen[name].address} on {name}, which only {name} itself can reach",
+                    remedy="Use the address in the common network.",
                 )
             )
         by_address: dict[str, Host] = {}
@@ -360,8 +362,8 @@ class Chooser:
                     finding(
                         "address-refused",
                         host.name,
-                        f"{other.name} and {host.name} are different machines with the same address {address}; "
-                        "set ddp_address or ddp_nic so that each is reached by its own",
+                        f"{other.name} and {host.name} are different machines with the same address {address}",
+                        remedy="Set ddp_address or ddp_nic so that each is reached by its own.",
                     )
                 )
 

@@ -12,10 +12,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, ranks
 
 CONTROLLER = "the controller"
-JOIN_REMEDY = (
-    "so its ranks cannot be joined; take another commit, or ddp_trainer_join=false, with which each rank trains a model "
-    "of its own"
-)
 
 
 def folders_of(run: Mapping[str, Any], hosts: Sequence[Host], name: str) -> list[str]:
@@ -37,29 +33,30 @@ def trainer(run: Mapping[str, Any], planned: Mapping[str, Any], here: Mapping[st
         yield finding(
             "source-missing",
             "",
-            f"ddp_trainer_source is {source}, but {here['git']}; use a repository that can be cloned there, or the path of a "
-            "checkout there",
+            f"ddp_trainer_source is {source}, but {here['git']}",
+            remedy="Use a repository that can be cloned there, or the path of a checkout there.",
         )
     facts = here.get("folders", {}).get(source) if planned["source"] == "path" else None
     if facts and facts["kind"] != "folder":
         yield finding(
             "source-missing",
             "",
-            f"ddp_trainer_source is {source}, but {facts['path']} is no folder on the controller; use the path of a nanochat "
-            "checkout there, a git URL, or ours",
+            f"ddp_trainer_source is {source}, but {facts['path']} is no folder on the controller",
+            remedy="Use the path of a nanochat checkout there, a git URL, or ours.",
         )
     elif facts and not facts["trainer"]:
         yield finding(
             "source-missing",
             "",
             f"ddp_trainer_source is {source}, but {facts['path']} on the controller has no scripts/base_train.py, so it is no "
-            "nanochat checkout; use one that has",
+            "nanochat checkout",
+            remedy="Use one that has.",
         )
     elif facts:
         found = here.get("checkout", {})
-        yield from checkout(source, found.get("script", []), "")
+        yield from checkout(source, found.get("script", []))
         if planned.get("joined"):
-            yield from checkout(source, found.get("join", []), JOIN_REMEDY)
+            yield from checkout(source, found.get("join", []), to_join=True)
 
 
 def commit(source: str, here: Mapping[str, Any]) -> Iterator[Finding]:
@@ -76,11 +73,16 @@ def commit(source: str, here: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("trainer-commit", "", f"ddp_trainer_source is {source}, of which the commit {used[:10]} trains")
 
 
-def checkout(source: str, problems: Sequence[str], remedy: str) -> Iterator[Finding]:
+def checkout(source: str, problems: Sequence[str], to_join: bool = False) -> Iterator[Finding]:
     """The flags and functions of a checkout that are not those of nanochat."""
+    remedy = "A commit of nanochat that has them, or ddp_trainer_source=ours, is needed."
+    if to_join:
+        remedy = "Take another commit, or ddp_trainer_join=false, with which each rank trains a model of its own."
     for problem in problems:
-        remedy = remedy or "a commit of nanochat that has them, or ddp_trainer_source=ours, is needed"
-        yield finding("source-differs", "", f"ddp_trainer_source is {source}, which {problem}; {remedy}")
+        seen = f"ddp_trainer_source is {source}, which {problem}" + (
+            ", so its ranks cannot be joined" if to_join else ""
+        )
+        yield finding("source-differs", "", seen, remedy=remedy)
 
 
 def data(
@@ -91,8 +93,8 @@ def data(
         return
     names = [one.name for one in hosts]
     if run["ddp_data_host"] and run["ddp_data_host"] not in names:
-        text = f"ddp_data_host is {run['ddp_data_host']}, which is no host of this job; use {' or '.join(names)}"
-        yield finding("setting-refused", "", text)
+        text = f"ddp_data_host is {run['ddp_data_host']}, which is no host of this job"
+        yield finding("setting-refused", "", text, remedy=f"Use {' or '.join(names)}.")
     (host,) = [one for one in hosts if one.name == planned["host"]]
     is_here = planned["source"] == "controller"
     seen = here.get("folders") if is_here else host.fact("folders")
@@ -117,28 +119,34 @@ def folder(
     if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
         what = "is not there" if facts["kind"] == "absent" else "is no folder"
         would = "text" if is_text else "a tokenizer" if is_tokenizer else "*.parquet shards"
-        yield finding("source-missing", host, f"{named}, which {what} on {where}; use a folder of {would} there")
+        yield finding(
+            "source-missing", host, f"{named}, which {what} on {where}", remedy=f"Use a folder of {would} there."
+        )
     elif not facts["readable"]:
         yield finding(
             "source-missing",
             host,
-            f"{named}, which cannot be read on {where} by the user who is logged in there; make it readable, or name another folder",
+            f"{named}, which cannot be read on {where} by the user who is logged in there",
+            remedy="Make it readable, or name another folder.",
         )
     elif is_text and not facts["files"]:
-        yield finding("source-missing", host, f"{named}, which holds no files on {where}; use a folder of text there")
+        yield finding(
+            "source-missing", host, f"{named}, which holds no files on {where}", remedy="Use a folder of text there."
+        )
     elif is_tokenizer and not facts["tokenizer"]:
         yield finding(
             "source-missing",
             host,
-            f"{named}, which holds no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}; name the folder that does, or none",
+            f"{named}, which holds no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}",
+            remedy="Name the folder that does, or none.",
         )
     elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
         count = f"{facts['shards']} shard{'' if facts['shards'] == 1 else 's'}" if facts["shards"] else "no shards"
         yield finding(
             "source-missing",
             host,
-            f"{named}, which holds {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}; "
-            "use fewer of them, more shards there, or another folder",
+            f"{named}, which holds {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}",
+            remedy="Use fewer of them, more shards there, or another folder.",
         )
 
 
@@ -148,6 +156,5 @@ def results(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Finding
         yield finding(
             "results-read-only",
             "",
-            f"ddp_results_dir is {run['ddp_results_dir']}, where nothing can be written on the controller ({facts['path']}); "
-            "use a folder of the user who plays this",
+            f"ddp_results_dir is {run['ddp_results_dir']}, where nothing can be written on the controller ({facts['path']})",
         )

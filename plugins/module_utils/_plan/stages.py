@@ -106,14 +106,13 @@ def obstacles(
     if any(host.fact("run", "checkpoints") for host in hosts):
         return
     if not base_steps(hosts):
-        seen = f"no host has a checkpoint of the run {name}, which ddp_stage {stage} needs; train it first, without ddp_stage"
-        yield finding("base-missing", "", f"{seen}, or name another run (ddp_run)")
+        yield finding("base-missing", "", f"no host has a checkpoint of the run {name}, which ddp_stage {stage} needs")
     for host in hosts:
         if host.fact("base_run", "checkpoints"):
             found = lineage.differences(host.fact("base_run", "lineage") or {}, plan)
             if found:
                 seen = f"the base model of the run {name} is another one: {lineage.in_words(found)}"
-                yield finding("base-differs", host.name, f"{seen}. Give the settings that it was made with")
+                yield finding("base-differs", host.name, seen)
 
 
 def in_words(section: Stage) -> str:

@@ -165,7 +165,7 @@ def cron_is_running() -> bool:
 
 def launch_of(run_dir: str) -> Launch:
     """What the last start was given."""
-    return cast(Launch, read_object(os.path.join(run_dir, LAUNCH)))
+    return cast(Launch, read_object(os.path.join(run_dir, SESSION_FILES, LAUNCH)))
 
 
 def to_start(run_dir: str) -> List[str]:

@@ -318,7 +318,7 @@ def test_a_checkout_of_other_calls_is_refused_before_anything_starts():
     problems = refusal(hosts(settings), here=here)
     assert len(problems) == 2 and "knows no --depth; a commit of nanochat that has them" in problems[0]
     assert (
-        "has no save_checkpoint; so its ranks cannot be joined; take another commit, or ddp_trainer_join=false"
+        "has no save_checkpoint, so its ranks cannot be joined; take another commit, or ddp_trainer_join=false"
         in problems[1]
     )
     assert len(refusal(hosts({**settings, "ddp_trainer_join": False}), here=here)) == 1
@@ -773,7 +773,8 @@ def test_field_03_an_interface_that_is_named_wins_and_an_unknown_or_dead_one_is_
     (problem,) = refusal(hosts(one={"nics": cards, "ddp_nic": "eth0"}))
     assert (
         problem
-        == "ddp_nic is eth0 on desktop, which has no such interface; it has enp4s0 (wired), enp5s0 (wired), enp6s0 (wired, down)."
+        == "ddp_nic is eth0 on desktop, which has no such interface; it has enp4s0 (wired), enp5s0 (wired), enp6s0 (wired, down); "
+        "set ddp_nic to one of them."
     )
     (problem,) = refusal(hosts(one={"nics": cards, "ddp_nic": "enp6s0"}))
     assert "ddp_nic is enp6s0 on desktop, but that interface is down" in problem
