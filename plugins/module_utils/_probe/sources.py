@@ -152,6 +152,7 @@ class Here(_Looked):
 
     folders: dict[str, Folder]
     git: str
+    commits: dict[str, str]  # that a clone is at, and that its repository has now
     results: Results
 
 
