@@ -41,7 +41,7 @@ def json_file(path: str) -> Document | None:
 # Who is there already
 
 
-TRAINER_COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)|scripts[./]base_train")
+TRAINER_COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)|scripts[./](base_train|chat_sft|base_eval)")
 
 
 def trainer_processes() -> list[TrainingProcess]:
