@@ -21,7 +21,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,8 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from pieces import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
@@ -157,12 +158,6 @@ def family(pid: int) -> list[int]:
     except OSError:
         return []
     return [pid, *(one for child in children for one in family(int(child)))]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def run(*argv: str, **more: Any) -> str:

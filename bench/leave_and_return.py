@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,17 +26,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pieces
 from local_steps import LENGTH, MODEL, ROWS, TRAINER, environment, prepare
 
 WAYS = ("whole", "asked", "killed")
 PATIENCE = 3600.0
 TRIES = 10
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Job:
@@ -48,7 +42,7 @@ class Job:
 
     def start(self, world: int) -> list[subprocess.Popen[bytes]]:
         """All ranks; each goes on from what there is."""
-        port = free_port()
+        port = pieces.free_port()
         flags = [
             *MODEL, "--device-batch-size", str(ROWS), "--total-batch-size", str(2 * ROWS * LENGTH), "--resume",
             "--num-iterations", str(self.steps), "--eval-every", str(self.steps), "--eval-tokens", "65536",
@@ -75,9 +69,7 @@ class Job:
         return environment(self.data, **more, **{name: str(value) for name, value in place.items()})
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        path = self.folder / "host0/metrics-rank0.jsonl"
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+        return pieces.events(self.folder / "host0/metrics-rank0.jsonl", kind)
 
     def until(self, step: int, world: int, kill: bool) -> None:
         """Train until a step at the least, and lose a rank or have all end then."""

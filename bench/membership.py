@@ -28,10 +28,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / ".ansible/collections"))
 
+import pieces  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import Keeper, write_keeper, write_plan  # noqa: E402
-from leave_and_return import free_port  # noqa: E402
 from local_steps import TRAINER, environment, prepare  # noqa: E402
 
 HOSTS = ("desktop", "laptop")
@@ -45,7 +45,7 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder, self.keepers = folder, {}
         self.table: list[dict[str, Any]] = []
-        port, ports = free_port(), [free_port() for dummy in HOSTS]
+        port, ports = pieces.free_port(), [pieces.free_port() for dummy in HOSTS]
         self.plan = {
             "timeout_seconds": 60,
             "training": {"rows": [ROWS, ROWS], "device_batch": ROWS},
@@ -111,9 +111,7 @@ class Lab:
         return int(json.loads((self.folder / host / f"heartbeat-rank{HOSTS.index(host)}.json").read_text())["pid"])
 
     def events(self, host: str, kind: str) -> list[dict[str, Any]]:
-        path = self.folder / host / f"metrics-rank{HOSTS.index(host)}.jsonl"
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+        return pieces.events(self.folder / host / f"metrics-rank{HOSTS.index(host)}.jsonl", kind)
 
     def members(self, host: str) -> list[str]:
         with contextlib.suppress(OSError, ValueError):

@@ -18,8 +18,8 @@ options:
     elements: str
     default: []
   python:
-    description: The interpreter, a name or a path; by default the first of C(python3.11), C(python3.12), C(python3.13), C(python3)
-      that is recent enough.
+    description: The interpreter, a name or a path; by default the first of C(python3.11), C(python3.12), C(python3.13), C(python3.10),
+      C(python3.14) and C(python3) that is recent enough.
     type: str
   python_minimum:
     description: The oldest Python that can be used.

@@ -14,6 +14,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import PYTHONS
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
     Controller,
     Given,
@@ -68,8 +69,6 @@ OLDEST_PYTHON = (3, 10)
 WANDB = "wandb==0.31.0"
 # What a nanochat checkout imports beside the packages that its trainer and ours have in common.
 UPSTREAM_PACKAGES = ("filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", WANDB)
-# Versions of Python by how sure it is that every package has a wheel for them.
-PYTHONS = ((3, 12), (3, 11), (3, 13), (3, 10), (3, 14))
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
 EPHEMERAL = {"low": 32768, "high": 60999}
 

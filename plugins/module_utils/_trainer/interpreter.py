@@ -10,9 +10,9 @@ import os
 import re
 from typing import Callable, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MAKE_PYTHON
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MAKE_PYTHON, PYTHONS
 
-INTERPRETERS = ("python3.11", "python3.12", "python3.13", "python3", "python3.14", "python3.10")
+INTERPRETERS = (*("python%d.%d" % version for version in PYTHONS), "python3")
 
 Run = Callable[..., "tuple[int, str, str]"]
 

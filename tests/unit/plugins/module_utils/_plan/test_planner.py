@@ -407,11 +407,11 @@ def test_the_python_that_ansible_uses_comes_before_others_that_all_hosts_have():
         ]
         return {"python": {**desktop()["python"], "version": used, "candidates": found}}
 
-    outcome = make_plan(hosts({}, pythons("3.11.1"), pythons("3.11.1")))
-    assert [entry["python"] for entry in outcome.plan["nodes"]] == ["/usr/bin/python3.11"] * 2
+    outcome = make_plan(hosts({}, pythons("3.12.1"), pythons("3.12.1")))
+    assert [entry["python"] for entry in outcome.plan["nodes"]] == ["/usr/bin/python3.12"] * 2
     # One that is too old for the trainer says nothing.
     outcome = make_plan(hosts({}, pythons("3.8.10"), pythons("3.8.10")))
-    assert [entry["python"] for entry in outcome.plan["nodes"]] == ["/usr/bin/python3.12"] * 2
+    assert [entry["python"] for entry in outcome.plan["nodes"]] == ["/usr/bin/python3.11"] * 2
 
 
 # Digest
