@@ -19,3 +19,16 @@ attributes:
     description: Nothing is changed, however often it runs.
     support: full
 """
+    # Of actions that look at the host again and again.
+    LOOKS = r"""
+attributes:
+  async:
+    description: Looks are short; a loop with C(until) does the waiting.
+    support: none
+  bypass_host_loop:
+    description: It runs for each host.
+    support: none
+  platform:
+    platforms: posix
+    support: full
+"""

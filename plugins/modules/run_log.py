@@ -15,6 +15,7 @@ description:
 extends_documentation_fragment:
   - nanochat.ddp.run
   - nanochat.ddp.reader
+  - nanochat.ddp.reader.looks
   - ansible.builtin.action_common_attributes
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
@@ -40,15 +41,6 @@ options:
 attributes:
   action:
     description: What O(follow) does happens on the controller.
-    support: full
-  async:
-    description: Looks are short; a loop with C(until) does the waiting.
-    support: none
-  bypass_host_loop:
-    description: It runs for each host.
-    support: none
-  platform:
-    platforms: posix
     support: full
 seealso:
   - module: nanochat.ddp.run_info

@@ -16,6 +16,7 @@ description:
   - Looks come every three seconds at first and three times a minute in a long run, so that watching does not slow the training.
 extends_documentation_fragment:
   - nanochat.ddp.reader
+  - nanochat.ddp.reader.looks
   - ansible.builtin.action_common_attributes
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
@@ -55,15 +56,6 @@ options:
 attributes:
   action:
     description: It runs on the controller and looks at the host through M(nanochat.ddp.run_info).
-    support: full
-  async:
-    description: Looks are short; a loop with C(until) does the waiting.
-    support: none
-  bypass_host_loop:
-    description: It runs for each host.
-    support: none
-  platform:
-    platforms: posix
     support: full
 seealso:
   - module: nanochat.ddp.run_info

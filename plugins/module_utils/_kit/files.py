@@ -64,6 +64,15 @@ def read_text(path: str) -> str:
         return ""
 
 
+def read_bytes(path: str) -> bytes:
+    """What is in a small file; empty where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 def read_json(path: str) -> Any:
     """The document in a file; None where there is none, or where it is not (yet) whole JSON."""
     try:

@@ -19,7 +19,7 @@ from typing import Callable, List, NamedTuple, Tuple, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, read_object, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import LAUNCH, Launch
 
@@ -73,9 +73,9 @@ def _quoted(word: str) -> str:
 
 def entered(run: Run, entry: Entry) -> str:
     """By what the session is started after a reboot now."""
-    if _read(entry.program) != entry.source:
+    if read_bytes(entry.program) != entry.source:
         return NONE
-    if _read(entry.unit) == entry.unit_text() and run(["systemctl", "--user", "is-enabled", entry.name])[0] == 0:
+    if read_bytes(entry.unit) == entry.unit_text() and run(["systemctl", "--user", "is-enabled", entry.name])[0] == 0:
         return SYSTEMD
     return CRON if entry.cron_line in _crontab(run).splitlines() else NONE
 
@@ -143,20 +143,12 @@ def _must(run: Run, argv: List[str]) -> None:
         raise BootError("`%s` failed: %s" % (" ".join(argv), (err or out).strip() or "code %d" % code))
 
 
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
-
-
 def cron_is_running() -> bool:
     """Whether a cron daemon runs on this host."""
     names = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            names.add(_read("/proc/%s/comm" % entry).strip().decode("utf-8", "replace"))
+            names.add(read_bytes("/proc/%s/comm" % entry).strip().decode("utf-8", "replace"))
     return bool(names & set(CRON_NAMES))
 
 

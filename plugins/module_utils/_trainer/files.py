@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import DEPLOYED
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Diff, read_object, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Diff, read_bytes, read_object, write_whole
 
 LEFT_OUT = (".*", "__pycache__", "*.pyc", "venv", "node_modules", "*.egg-info")
 LARGEST_TREE = 64_000_000
@@ -143,7 +143,7 @@ def diffs(folder: str, difference: Difference, contents: Mapping[str, str]) -> l
         {
             "before_header": os.path.join(folder, path),
             "after_header": os.path.join(folder, path),
-            "before": _text(_content(os.path.join(folder, path))),
+            "before": _text(read_bytes(os.path.join(folder, path))),
             "after": _text(base64.b64decode(contents[path])),
         }
         for path in changed
@@ -158,14 +158,6 @@ def diffs(folder: str, difference: Difference, contents: Mapping[str, str]) -> l
             }
         )
     return shown
-
-
-def _content(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 def _text(content: bytes) -> str:
