@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
-import runpy
 from collections.abc import Mapping
 from pathlib import Path
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import ConversationFacts
 
-TRAINER = Path(__file__).parents[2] / "trainer"
+TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 # What the fine-tuning learns from where nobody says something else.
 DEMO = TRAINER / "data" / "conversations.jsonl"
 
@@ -22,9 +22,9 @@ def facts(named: str, environment: Mapping[str, str]) -> ConversationFacts:
     """Where the file is, what it holds, and what is wrong with it: {path, sha256, count, problems}."""
     # As the role collect takes a relative path.
     path = Path(environment.get("PWD", ""), os.path.expanduser(named)) if named else DEMO
-    rules = runpy.run_path(str(TRAINER / "nanochat" / "messages.py"))
+    rules = trainers_rules()
     try:
-        found, wrong = rules["scan"](path)
+        found, wrong = rules.scan(path)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         problem = f"{path} cannot be read on the controller: {error.strerror or error}"
@@ -33,5 +33,15 @@ def facts(named: str, environment: Mapping[str, str]) -> ConversationFacts:
         "path": str(path),
         "sha256": digest,
         "count": len(found),
-        "problems": [rules["told"](wrong)] if wrong else [],
+        "problems": [rules.told(wrong)] if wrong else [],
     }
+
+
+def trainers_rules() -> ModuleType:
+    """The trainer's module of them, which needs nothing of the trainer. (runpy does not find it beside Ansible's own importers.)"""
+    spec = importlib.util.spec_from_file_location("nanochat_ddp_messages", TRAINER / "nanochat" / "messages.py")
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{TRAINER} does not hold the trainer of this collection")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
