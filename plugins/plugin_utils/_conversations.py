@@ -10,6 +10,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import ConversationFacts
 
