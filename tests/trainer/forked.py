@@ -99,16 +99,12 @@ class Python:
 def _server(number: int) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "PYTHONHASHSEED": str(number + 1),
-        }
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        own = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONHASHSEED": str(number + 1)}
         # Ctrl-C ends the tests, and with them the server.
         subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
-            env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
+            env=kept | own, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
     return ours
 
@@ -171,7 +167,6 @@ def _become(request: int, out: int, err: int, status: int) -> list[str]:
     os.environ.clear()
     os.environ.update(wanted["environment"])
     os.chdir(wanted["cwd"])
-    sys.path[0:1] = [wanted["cwd"], *wanted["environment"].get("PYTHONPATH", "").split(os.pathsep)]
     return wanted["argv"]
 
 
@@ -179,12 +174,21 @@ def run(argv: Sequence[str]) -> None:
     """What python would do with these arguments."""
     import runpy
 
-    option, what, *rest = argv
-    sys.argv = [option, *rest]
-    if option == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    first, *rest = argv
+    from_environment = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    if first in ("-m", "-c"):
+        what, *rest = rest
+        sys.path[0:1] = [str(Path.cwd()), *from_environment]
+        sys.argv = [first, *rest]
     else:
+        sys.path[0:1] = [str(Path(first).parent), *from_environment]
+        sys.argv = list(argv)
+    if first == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    elif first == "-c":
         exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        runpy.run_path(first, run_name="__main__")
 
 
 def main() -> None:

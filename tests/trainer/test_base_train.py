@@ -156,7 +156,7 @@ def test_torchrun_starts_it_too(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=ranks.PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

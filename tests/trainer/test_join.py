@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import ranks
 import torch
@@ -33,16 +34,14 @@ class Checkout:
         shutil.copytree(STAND_IN, self.path, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ranks.HERE.parents[1] / "bench" / "baseline_model.py", self.path / "nanochat")
 
-    def start(self, world: int, flags: Sequence[str], own: Sequence[str] = ()) -> list[subprocess.Popen[str]]:
+    def start(self, world: int, flags: Sequence[str], own: Sequence[str] = ()) -> list[forked.Python]:
         port = ranks.free_port()
-        command = [sys.executable, str(JOIN), "--timeout-seconds", "200", *own, "scripts.base_train", *flags]
+        argv = [str(JOIN), "--timeout-seconds", "200", *own, "scripts.base_train", *flags]
+        places = [{"LOCAL_RANK": "0", "PYTHONPATH": "", **self.base(rank)} for rank in range(world)]
         return [
-            subprocess.Popen(
-                command, cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                env=ranks.environment(rank, world, port, {"LOCAL_RANK": "0", "PYTHONPATH": "", **self.base(rank)}),
-            )
-            for rank in range(world)
-        ]  # fmt: skip
+            forked.Python(argv, self.path, ranks.environment(rank, world, port, place), rank)
+            for rank, place in enumerate(places)
+        ]
 
     def base(self, rank: int) -> dict[str, str]:
         return {"NANOCHAT_BASE_DIR": str(self.folder / f"host{rank}")}
