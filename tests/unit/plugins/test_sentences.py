@@ -102,7 +102,5 @@ def test_a_finding_carries_its_facts_beside_the_sentence() -> None:
     found = finding("port-held", "desktop", "port 29500 is taken", facts={"pids": [4711]})
     assert found["facts"] == {"pids": [4711]} and found["severity"] == "error"
     assert finding("healthy", "desktop", "All is well")["facts"] == {}
-    assert (
-        sentence(found) == "port 29500 is taken."
-        and sentence({**found, "seen": "did you mean x?"}) == "did you mean x?"
-    )
+    asked = finding("setting-refused", "desktop", "did you mean x?")
+    assert sentence(asked) == "did you mean x?" and sentence({**asked, "seen": "it is x"}) == "it is x."
