@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests: ./test.sh [lint|docs|unit|integration|trainer|campaign|molecule|all]...
+# Sets up and runs the tests: ./test.sh [lint|docs|unit|integration|trainer|campaign|ee|molecule|all]...
 # A scenario of molecule alone: ./test.sh molecule:site
 # Two parts at the same time: ./test.sh unit+trainer
 set -euo pipefail
@@ -36,7 +36,9 @@ need_trainer_venv() {
 
 run_lint() {
     need_trainer_venv
-    tools/lint.sh "$TRAINER_VENV"
+    local importer
+    importer=$(need_venv importer "$ROOT/tools/requirements/importer.txt" && echo "$VENV")
+    tools/lint.sh "$TRAINER_VENV" "$importer"
 }
 
 run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-10000} PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit); }
@@ -80,6 +82,14 @@ run_docs() {
 # Ten rounds that are the same at every run; tests/campaign/run.sh tries others.
 run_campaign() { tests/campaign/run.sh --seed 43 --rounds 10; }
 
+# The execution environment, built and tried.
+run_ee() {
+    (
+        need_venv ee-tools "$ROOT/tools/requirements/ee.txt"
+        tools/execution_environment.sh "$VENV"
+    )
+}
+
 run_molecule() { tests/molecule/run.sh "$@"; }
 
 run_part() {
@@ -117,8 +127,8 @@ main() {
     for together in "${parts[@]}"; do
         for part in ${together//+/ }; do
             case $part in
-                lint | docs | unit | integration | trainer | campaign | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, docs, unit, integration, trainer, campaign, molecule, molecule:SCENARIO or all." ;;
+                lint | docs | unit | integration | trainer | campaign | ee | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, docs, unit, integration, trainer, campaign, ee, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done

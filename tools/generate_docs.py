@@ -15,8 +15,10 @@ from pathlib import Path
 
 WIDTH = 140
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
+sys.path[:0] = [str(ROOT / ".ansible" / "collections"), str(ROOT / "tools")]
 
+import floor_plan  # noqa: E402
+import playbook_page  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings, settings_table  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import wanted  # noqa: E402
 
@@ -159,6 +161,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "inventory/group_vars/trainers.yml": group_vars,
     "docs/settings.md": settings_page,
     "docs/troubleshooting.md": troubleshooting_page,
+    "docs/images/floors.svg": floor_plan.picture,
+    "docs/playbooks.md": playbook_page.page,
 }
 
 

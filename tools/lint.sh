@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Every static check. Called by `./test.sh lint`, which provides the tools; $1 is the trainer's environment.
+# Every static check. Called by `./test.sh lint`, which provides the tools; $1 is the trainer's environment, $2 that of galaxy-importer.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${NANOCHAT_DDP_HOME:?run ./test.sh lint}
 TRAINER_VENV=$1
+IMPORTER=$2
 cd "$ROOT"
 
 step() { printf -- '-- %s\n' "$*" >&2; }
@@ -63,3 +64,13 @@ python "$ROOT/tools/pip_for_ansible_test.py"
 
 step "ansible-galaxy collection build"
 ansible-galaxy collection build --force --output-path "$CACHE/build" . >/dev/null
+
+step "galaxy-importer"
+# What was checked above is not checked again; the rest is what Galaxy refuses or remarks on when the artifact is uploaded.
+printf '%s\n' '[galaxy-importer]' 'RUN_ANSIBLE_LINT = False' 'RUN_ANSIBLE_TEST = False' 'RUN_FLAKE8 = False' 'CHECK_CHANGELOG = True' >"$CACHE/importer.cfg"
+artifact=$CACHE/build/nanochat-ddp-$(sed -n 's/^version: //p' galaxy.yml).tar.gz
+failed() { tail -n 20 "$CACHE/importer.log" >&2; exit 1; }
+(cd "$CACHE/build" && GALAXY_IMPORTER_CONFIG=$CACHE/importer.cfg PATH=$IMPORTER/bin:$PATH python -m galaxy_importer.main "$artifact") \
+    >"$CACHE/importer.log" 2>&1 || failed
+# The one ignored line of sanity is the link by which the checkout finds itself.
+if grep -E '^(WARNING|ERROR)' "$CACHE/importer.log" | grep -v 'Ignore files skip ansible-test sanity'; then failed; fi

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ansible import constants, context
+from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Given
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES, NOT_SETTINGS
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
     PlanError,
@@ -31,11 +31,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import look
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems as checkout_problems
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import JudgingAction
 
 display = Display()
-STORY = "nanochat.ddp.story"
 REQUIREMENTS = Path(__file__).parents[2] / "trainer" / "requirements.txt"
 
 
@@ -58,7 +58,7 @@ class ActionModule(JudgingAction):
                 return {"controller": controller_settings(hosts)}
             refuse_limit(options["hosts"], task_vars.get("ansible_play_hosts_all"), options["tolerant"])
             if options["stage"] == "questions":
-                warn_of_forks(len(hosts))
+                tell_what_is_lacking(len(hosts))
                 return {"questions": questions(hosts)}
             asked = controller_questions(hosts)
             # A repository may take its time to answer, and looking at a run or stopping it needs none.
@@ -76,11 +76,12 @@ class ActionModule(JudgingAction):
         elif options["show"] == "text":
             display.display(f"\n{text}\n")
             # The progress display of this collection shows findings by itself.
-            if constants.DEFAULT_STDOUT_CALLBACK != STORY and outcome.findings:
+            if constants.DEFAULT_STDOUT_CALLBACK != _configuration.STORY and outcome.findings:
                 display.display(render_findings(outcome.findings) + "\n")
         return {
             "changed": self.write(options["file"], document),
             "plan": outcome.plan,
+            "ranks": {node["host"]: node["rank"] for node in outcome.plan["nodes"]},
             "findings": outcome.findings,
             "controller": outcome.controller,
             "text": text,
@@ -104,14 +105,14 @@ class ActionModule(JudgingAction):
         return True
 
 
-def warn_of_forks(hosts: int) -> None:
-    """Ansible works on so many hosts at a time; the others' logs and progress would be followed only when these have ended."""
-    forks = int(context.CLIARGS.get("forks") or constants.DEFAULT_FORKS)
-    if forks < hosts:
-        display.warning(
-            f"Ansible works on {forks} hosts at a time (forks) and the job has {hosts}, so the rest would be watched only after "
-            f"these have ended; call ansible-playbook with --forks {hosts}, or set ANSIBLE_FORKS={hosts}"
-        )
+def tell_what_is_lacking(hosts: int) -> None:
+    """Said once by the first play: what no play can set."""
+    few = _configuration.forks() < hosts
+    said = _configuration.lacking(hosts, _configuration.forks(), _configuration.display_is_chosen())
+    if few:
+        display.warning(said)
+    elif said:
+        display.display(said, stderr=True)
 
 
 def refuse_limit(hosts: list[str], playing: list[str] | None, tolerant: bool) -> None:
@@ -130,12 +131,14 @@ def host_of(name: str, variables: Mapping[str, Any]) -> Given:
     known = variables["hostvars"].get(name)
     if known is None:
         raise PlanError([finding("setting-refused", name, f"{name} is not a host of the inventory")])
-    settings = {key: value_of(name, known, key) for key in known if key.startswith("ddp_") or key in ALIASES}
+    # The facts of earlier steps hold all hosts: reading them for each would grow with the square of their number.
+    named = [key for key in known if (key.startswith("ddp_") and key not in NOT_SETTINGS) or key in ALIASES]
+    settings = {key: value_of(name, known, key) for key in named}
     return {
         "name": name,
         "settings": settings,
-        "probe": settings.get("ddp_probe"),
-        "error": settings.get("ddp_probe_error"),
+        "probe": known.get("ddp_probe"),
+        "error": known.get("ddp_probe_error") or None,
         "reach": reach(name, known),
     }
 

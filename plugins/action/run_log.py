@@ -5,11 +5,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.action.run_watch import PatientAction
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
+
+display = Display()
+
+
+def tell_of_forks(variables: Mapping[str, Any]) -> None:
+    """Once, by the first host: which logs cannot be followed with the others."""
+    hosts = variables.get("ansible_play_hosts") or []
+    if len(hosts) > _configuration.forks() and variables["inventory_hostname"] == hosts[0]:
+        display.warning(_configuration.lacking(len(hosts), _configuration.forks(), chosen=True))
 
 
 class ActionModule(PatientAction):
@@ -27,6 +39,8 @@ class ActionModule(PatientAction):
         arguments = dict(self._task.args)
         follow = boolean(arguments.get("follow", False))
         key = f"{self._task._uuid} {variables['inventory_hostname']}"
+        if follow and key not in self._offsets:
+            tell_of_forks(variables)
         if follow and key in self._offsets:
             arguments["offset"] = self._offsets[key]
         answer = self.ask("nanochat.ddp.run_log", arguments, variables)

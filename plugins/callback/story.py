@@ -37,6 +37,7 @@ from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import seconds_text
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.outcome import with_outcome
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import Progress
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import MARKS, Terminal
@@ -93,6 +94,14 @@ class Story(DefaultCallback):
         self._steps.tell(sentence(msg), color)
         return True
 
+    def _warnings(self, result: Any) -> None:
+        """Until ansible-core 2.18 warnings and the exception were two things."""
+        if hasattr(self, "_handle_warnings_and_exception"):
+            self._handle_warnings_and_exception(result)
+        else:
+            self._handle_exception(result.result)
+            self._handle_warnings(result.result)
+
     def _handle_exception(self, result: Any, use_stderr: bool = False) -> None:
         """The error's own text tells it whole; where in the playbooks it arose is told with -v."""
         result.pop("exception", None)
@@ -118,11 +127,12 @@ class Story(DefaultCallback):
     def _print_task_banner(self, task: Any) -> None:
         """The live line names the task."""
 
+    @with_outcome
     def v2_runner_on_ok(self, result: Any) -> None:
         """Changes are counted; texts, findings and progress are shown."""
         if result.task.action == "nanochat.ddp.chat":
             self._for_terminal = result.result
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
         seen = result.result
         # Ansible checks the arguments of every role, also of those that the tags leave out.
         self._steps.worked = self._steps.worked or not task_name(result.task).startswith(CHECKED_ARGUMENTS)
@@ -162,9 +172,10 @@ class Story(DefaultCallback):
                 kind = severity if severity in MARKS else "info"
                 self._steps.tell(f"{self._terminal.mark(kind)} {finding_text(found)}", COLORS.get(kind))
 
+    @with_outcome
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """The whole error, with its host; an ignored one is none."""
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
         self._findings(result.result)
         if ignore_errors:
             return
@@ -182,29 +193,33 @@ class Story(DefaultCallback):
         same, self._last_error = text == self._last_error, text
         self._steps.tell(f"{mark} {host}: the same" if same else error_text(result, seen, text, mark), C.COLOR_ERROR)
 
+    @with_outcome
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """One sentence, and what to do."""
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
         if not result.task.ignore_unreachable:
             self._steps.failed = self._trouble = True
             self._hosts_failed.add(result.host.get_name())
             text = unreachable_text(result.host.get_name(), str(result.result.get("msg") or ""))
             self._steps.tell(f"{self._terminal.mark('failed')} {text}", C.COLOR_UNREACHABLE)
 
+    @with_outcome
     def v2_runner_on_skipped(self, result: Any) -> None:
         """Nothing happened, so nothing is told."""
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
 
+    @with_outcome
     def v2_runner_item_on_ok(self, result: Any) -> None:
         """One item of a loop: its findings, and what it would change."""
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
         if result.task.action in DEBUG:
             self._debug_text(result)
         self._findings(result.result)
 
+    @with_outcome
     def v2_runner_item_on_failed(self, result: Any) -> None:
         """One item of a loop that failed."""
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
         self._findings(result.result)
         if not result.task.ignore_errors:
             self._error(result, result.result)
@@ -215,6 +230,7 @@ class Story(DefaultCallback):
     def v2_playbook_on_include(self, included_file: Any) -> None:
         """Files are no part of the story."""
 
+    @with_outcome
     def v2_on_file_diff(self, result: Any) -> None:
         """Differences, each with its host and task."""
         seen = result.result
@@ -226,6 +242,7 @@ class Story(DefaultCallback):
                     self._steps.tell(f"{result.host.get_name()}: {task_name(result.task)}", C.COLOR_CHANGED)
                     self._terminal.say(sentence(diff))
 
+    @with_outcome
     def v2_runner_retry(self, result: Any) -> None:
         """Progress of a run that is watched, and lines of a log that is followed."""
         self._run.take(result.host.get_name(), result.result, final=False)

@@ -42,6 +42,10 @@ options:
         description: The word by which its process knows us.
         type: str
         required: true
+      measure:
+        description: Whether the rate is measured as well.
+        type: bool
+        default: true
   timeout:
     description: Seconds to wait for a connection before it counts as dropped.
     type: float
@@ -54,6 +58,10 @@ options:
     description: How many bytes are sent for it at most.
     type: int
     default: 16777216
+  deadline:
+    description: After so many seconds no further rate is measured; the links that are left say so.
+    type: float
+    default: 60.0
 extends_documentation_fragment:
   - nanochat.ddp.reader
 seealso:
@@ -73,6 +81,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+closed:
+  description: How many of all ports that were tried cannot be reached. One at which a stranger answers can.
+  returned: success
+  type: int
+  sample: 0
 links:
   description: One entry for every peer, in the same order.
   type: list
@@ -124,7 +137,12 @@ links:
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import Limits, Peer, check
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import (
+    Limits,
+    Peer,
+    check,
+    closed_ports,
+)
 
 ARGUMENTS: dict[str, object] = {
     "address": {"type": "str", "required": True},
@@ -136,24 +154,32 @@ ARGUMENTS: dict[str, object] = {
             "address": {"type": "str", "required": True},
             "ports": {"type": "list", "elements": "int", "required": True},
             "token": {"type": "str", "required": True, "no_log": False},
+            "measure": {"type": "bool", "default": True},
         },
     },
     "timeout": {"type": "float", "default": 3.0},
     "bandwidth_seconds": {"type": "float", "default": 0.5},
     "bandwidth_bytes": {"type": "int", "default": 16777216},
+    "deadline": {"type": "float", "default": 60.0},
 }
 
 
 def main() -> None:
     module = checked_module(
         argument_spec=ARGUMENTS,
-        bounds={"timeout": (0, 600), "bandwidth_seconds": (0, 600), "bandwidth_bytes": (0, 2**32)},
+        bounds={
+            "timeout": (0, 600),
+            "bandwidth_seconds": (0, 600),
+            "bandwidth_bytes": (0, 2**32),
+            "deadline": (0, 3600),
+        },
         supports_check_mode=True,
     )
     params = module.params
-    peers = [Peer(peer["address"], peer["ports"], peer["token"]) for peer in params["peers"]]
-    limits = Limits(params["timeout"], params["bandwidth_seconds"], params["bandwidth_bytes"])
-    module.exit_json(changed=False, links=check(params["address"], peers, limits, runner(module)))
+    peers = [Peer(peer["address"], peer["ports"], peer["token"], peer["measure"]) for peer in params["peers"]]
+    limits = Limits(params["timeout"], params["bandwidth_seconds"], params["bandwidth_bytes"], params["deadline"])
+    links = check(params["address"], peers, limits, runner(module))
+    module.exit_json(changed=False, links=links, closed=sum(map(closed_ports, links)))
 
 
 if __name__ == "__main__":

@@ -106,6 +106,11 @@ plan:
     digest: 8a2be6bee2c64f67
     world: 2
     master: {host: desktop, address: 192.168.1.10, port: 29500}
+ranks:
+  description: The rank of each host, which is its place among the plan's nodes.
+  returned: success and O(stage=plan)
+  type: dict
+  sample: {desktop: 0, laptop: 1}
 findings:
   description: What is worth knowing about the plan, and with O(tolerant) what stands in its way.
   returned: success and O(stage=plan)

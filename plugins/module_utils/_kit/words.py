@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 DASH = "-"
 
@@ -71,6 +71,32 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: str = " 
     """Columns with a header; a column in which nothing is known is left out."""
     kept = [at for at in range(len(header)) if any(row[at] not in ("", DASH) for row in rows)]
     return columns([[line[at] for at in kept] for line in [header, *rows]], indent)
+
+
+# With more hosts than this those that are alike share a row.
+MANY_HOSTS = 16
+
+
+def span(values: Sequence[str]) -> str:
+    """What a column says of several rows: the one value, or the first and the last."""
+    return str(values[0]) if len(set(values)) == 1 else "%s ... %s" % (values[0], values[-1])
+
+
+def alike(rows: Sequence[Sequence[Any]], own: Sequence[int] = (0,)) -> List[Sequence[Any]]:
+    """Of many rows those that differ in their own columns only (name, rank, address) as one, with how many there are."""
+    if len(rows) <= MANY_HOSTS:
+        return list(rows)
+    groups: Dict[Tuple[str, ...], List[List[str]]] = {}
+    for row in rows:
+        cells = [str(cell) for cell in row]
+        groups.setdefault(tuple(cell for at, cell in enumerate(cells) if at not in own), []).append(cells)
+    merged: List[Sequence[Any]] = []
+    for group in groups.values():
+        one = [span(column) for column in zip(*group)]
+        if len(group) > 1:
+            one[own[0]] += " (%d)" % len(group)
+        merged.append(one)
+    return merged
 
 
 def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> List[str]:

@@ -9,6 +9,7 @@ and the step ends when the slowest rank and the slowest link are done.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import head
@@ -36,12 +37,12 @@ class Speed(NamedTuple):
     def compute(self, passes: int) -> float:
         return self.pass_seconds * passes
 
-    def optimizer(self, world: int) -> float:
-        """Muon's matrices are shared out among the ranks."""
-        return self.adamw_seconds + self.muon_seconds / world
+    def optimizer(self, share: float) -> float:
+        """Of Muon's matrices a rank has its share."""
+        return self.adamw_seconds + self.muon_seconds * share
 
     def alone(self, passes: int) -> float:
-        return self.compute(passes) + self.optimizer(1)
+        return self.compute(passes) + self.optimizer(1.0)
 
 
 class Link(NamedTuple):
@@ -60,6 +61,7 @@ class Step(NamedTuple):
     bytes_sent: int
 
 
+@functools.lru_cache(maxsize=None)
 def touched_rows(vocab_size: int, tokens: int) -> int:
     """Expected different tokens among so many of a text, whose frequencies fall like Zipf's."""
     weights = [1.0 / (rank + 2.7) for rank in range(vocab_size)]
@@ -67,10 +69,17 @@ def touched_rows(vocab_size: int, tokens: int) -> int:
     return round(sum(1.0 - (1.0 - weight / total) ** tokens for weight in weights))
 
 
+def most_matrices(plan: Mapping[str, Any]) -> float:
+    """The share of the layers' matrices that one rank has at most. The largest, a third of a layer's, is never divided, so
+    that among many ranks its owner takes and sends more than the others."""
+    return max(1 / max(1, int(plan["world"])), 1 / (3 * max(1, int(plan["model"]["depth"]))))
+
+
 def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None, local: Optional[int] = None) -> int:
-    """Bytes that one rank sends in a step: of the embeddings its own tokens' rows to every other rank, of all else what
-    a ring sends, which passes every byte almost twice, and between two ranks once. After local steps it is the
-    weights that travel, with the rows of all tokens since the last time."""
+    """Bytes that the rank which sends most sends in a step: of the embeddings its own tokens' rows to every other rank, of
+    the layers' matrices gradients to their owners and its own updates to all, of all else what a ring sends, which passes
+    every byte almost twice, and between two ranks once. After local steps it is the weights that travel, with the rows of
+    all tokens since the last time."""
     model, training, world = plan["model"], plan["training"], int(plan["world"])
     kind = sync or training["sync"]
     counts = model["parameters"]
@@ -80,14 +89,18 @@ def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None, local: Optio
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
     apart = max(1, local_steps(plan) if local is None else local)
     rows = touched_rows(model["vocab_size"], apart * training["total_batch"] // max(1, world))
-    dense = counts["lm_head"] + counts["transformer_matrices"] + counts["scalars"]
+    dense = counts["lm_head"] + counts["scalars"]
+    matrices, most = counts["transformer_matrices"], most_matrices(plan) if apart == 1 else 1 / max(1, world)
+    matrices *= 1 - most + (world - 1) * most
     of_matrix, of_row = WIRE_BYTES[kind]
     shared = 0
     if apart == 1 and head_of(plan, kind) == "shared":
         dense -= counts["lm_head"]
         tokens = [node["rows"] * model["sequence"] for node in plan["nodes"]]
         shared = head.most_bytes(tokens, model["n_embd"], int(of_row))
-    return shared + int((dense * ring * of_matrix + rows * model["n_embd"] * tables * (world - 1) * of_row) / apart)
+    return shared + int(
+        ((dense * ring + matrices) * of_matrix + rows * model["n_embd"] * tables * (world - 1) * of_row) / apart
+    )
 
 
 def asked(plan: Mapping[str, Any], what: str) -> str:
@@ -133,7 +146,7 @@ def predict(
     wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + late if link and world > 1 else 0.0
     slowest = max(computing)
     overlapped = kind in (*WIRE_BYTES, "ddp") and not apart
-    updates = [speed.optimizer(world if overlapped and kind != "ddp" else 1) for speed in speeds]
+    updates = [speed.optimizer(most_matrices(plan) if overlapped and kind != "ddp" else 1.0) for speed in speeds]
     hidden = (DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE) * (slowest + max(updates))
     felt = max(FELT_SHARE * wire, wire - hidden) if overlapped else wire
     seconds = slowest + felt + max(updates)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, columns
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import MANY_HOSTS, alike, bytes_text, columns
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import VENV_BYTES
 
@@ -123,19 +123,30 @@ def node_table(plan: Mapping[str, Any]) -> list[str]:
         (
             node["rank"], node["host"], node["address"] or "-", node["nic"] or "-", node["user"] or "-",
             f"{node['device']} {node['dtype']}", node["threads"], node["rows"], node["accumulation"],
-            "~" + bytes_text(node["memory_bytes"]), "~" + bytes_text(node["disk_bytes"]), node["run_dir"],
+            "~" + bytes_text(node["memory_bytes"]), "~" + bytes_text(node["disk_bytes"]), nameless(plan, node, "run_dir"),
         )
         for node in plan["nodes"]
     ]  # fmt: skip
-    return columns([head, *rows])
+    return columns([head, *alike(rows, own=(1, 0, 2))])
+
+
+def nameless(plan: Mapping[str, Any], node: Mapping[str, Any], key: str) -> str:
+    """A path or name of a node; with many hosts, whose names it often holds, as it is for all of them."""
+    text = str(node[key])
+    return text.replace(node["host"], "HOST") if len(plan["nodes"]) > MANY_HOSTS else text
 
 
 def changes(plan: Mapping[str, Any]) -> list[str]:
     """What the following steps may change on the hosts."""
     lines = ["Changed on the hosts, where it is not so already:"]
+    many = len(plan["nodes"]) > MANY_HOSTS
+    rows = []
     for node in plan["nodes"]:
-        venv = "" if node["venv_dir"].startswith(node["base_dir"] + "/") else f", {node['venv_dir']}"
-        lines.append(f"  {node['host']}: files below {node['base_dir']}{venv}; tmux session {node['session']}")
+        venv = "" if node["venv_dir"].startswith(node["base_dir"] + "/") else f", {nameless(plan, node, 'venv_dir')}"
+        session = node["session"].replace(f"rank{node['rank']}", "rankN") if many else node["session"]
+        what = f"files below {nameless(plan, node, 'base_dir')}{venv}; tmux session {session}"
+        rows.append((node["host"], what))
+    lines += [f"  {host}: {what}" for host, what in alike(rows)]
     lines.append(
         f"  the trainer's Python, once on each machine: about {bytes_text(VENV_BYTES)} of disk besides what is said above"
     )

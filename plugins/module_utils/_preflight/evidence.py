@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding
+
+# Up to so many hosts every pair is tried; beyond it so many rings over all hosts, one of which is that of the ranks.
+ALL_PAIRS = 16
+RINGS = 3
 
 
 class Evidence(NamedTuple):
@@ -50,14 +55,49 @@ def others_in_turn(plan: Mapping[str, Any], host: str) -> list[str]:
     return hosts[at + 1 :] + hosts[:at]
 
 
+def partners(plan: Mapping[str, Any], host: str) -> list[str]:
+    """Whom a host tries to reach, from the next rank on. Among few hosts everybody; among many the neighbours in some rings
+    over all hosts and, because of the rendezvous, the master. Who tries whom is tried back."""
+    others = others_in_turn(plan, host)
+    if len(others) < ALL_PAIRS:
+        return others
+    chosen = measured_partners(plan, host)
+    master = plan["master"]["host"]
+    return [other for other in others if other in chosen or master in (host, other)]
+
+
+def measured_partners(plan: Mapping[str, Any], host: str) -> set[str]:
+    """To whom a host measures the rate as well: the master's star would only measure how many ask the master at once."""
+    hosts = [node["host"] for node in plan["nodes"]]
+    if len(hosts) <= ALL_PAIRS:
+        return set(hosts) - {host}
+    chosen = set()
+    for number in range(RINGS):
+        # The first ring is that of the ranks, the others are drawn, the same way on every look at the same plan.
+        ring = sorted(hosts, key=lambda name: drawn(plan, number, name)) if number else hosts
+        at = ring.index(host)
+        chosen |= {ring[at - 1], ring[(at + 1) % len(ring)]}
+    return chosen
+
+
+def drawn(plan: Mapping[str, Any], ring: int, host: str) -> str:
+    """A host's place in a drawn ring."""
+    return hashlib.sha256(f"{plan.get('digest')} {ring} {host}".encode()).hexdigest()
+
+
 def peers_of(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
-    """What a host is to connect to: the responders of the others that could start one."""
-    found = ((other, (tries.get(other) or {}).get("responder")) for other in others_in_turn(plan, host))
-    return [{key: responder[key] for key in ("address", "ports", "token")} for dummy, responder in found if responder]
+    """What a host is to connect to: the responders of its partners that could start one."""
+    found = ((other, (tries.get(other) or {}).get("responder")) for other in partners(plan, host))
+    measured = measured_partners(plan, host)
+    return [
+        {**{key: responder[key] for key in ("address", "ports", "token")}, "measure": other in measured}
+        for other, responder in found
+        if responder
+    ]
 
 
 def with_hosts(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
     """The links that a host measured, each with the name of the peer."""
-    names = [other for other in others_in_turn(plan, host) if (tries.get(other) or {}).get("responder")]
+    names = [other for other in partners(plan, host) if (tries.get(other) or {}).get("responder")]
     links = (tries.get(host) or {}).get("links") or []
     return [dict(link, host=name) for name, link in zip(names, links)]

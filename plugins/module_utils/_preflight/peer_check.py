@@ -38,11 +38,12 @@ KINDS = {
 
 
 class Limits(NamedTuple):
-    """How long to wait for a connection, and how much to send to learn the rate."""
+    """How long to wait for a connection, how much to send to learn the rate, and after how long no further peer is measured."""
 
     timeout: float = 3.0
     seconds: float = 0.5
     bytes: int = 16 << 20
+    deadline: float = 60.0
 
 
 class Peer(NamedTuple):
@@ -51,6 +52,7 @@ class Peer(NamedTuple):
     address: str
     ports: list[int]
     token: str
+    measure: bool = True
 
 
 class PortTry(TypedDict):
@@ -293,6 +295,11 @@ def check_peer(source: str, peer: Peer, limits: Limits) -> LinkTry:
     return link
 
 
+def closed_ports(link: LinkTry) -> int:
+    """How many ports of a peer nobody answers; whoever is a stranger there proves that the way is open."""
+    return sum(port["error"] not in ("", "stranger") for port in link["ports"])
+
+
 def usable_port(link: LinkTry) -> int | None:
     """A port on which the responder itself answered."""
     return next((port["port"] for port in link["ports"] if port["reachable"]), None)
@@ -323,9 +330,13 @@ def check(
     """Every peer: reachable on every port, delay, rate, packet size, interface."""
     if not peers:
         return []
+    end = time.monotonic() + limits.deadline
     with ThreadPoolExecutor(max_workers=min(16, len(peers))) as pool:
         links = list(pool.map(lambda peer: check_peer(source, peer, limits), peers))
     for peer, link in zip(peers, links):
-        measure_rate(source, peer, link, limits)
+        if peer.measure and time.monotonic() < end:
+            measure_rate(source, peer, link, limits)
+        elif peer.measure and not link["error"]:
+            link["error"] = f"bulk data: the {limits.deadline:g} s for all peers were over"
         link["nic"], link["gateway"] = carrier(run, source, peer.address)
     return links

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, table
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, alike, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence
 
 # With more directions than this a line for each is read by nobody.
@@ -20,9 +20,16 @@ def links_text(evidence: Evidence) -> str:
     links = {host: tried["links"] for host, tried in evidence.tries.items() if tried["links"]}
     if sum(map(len, links.values())) > MANY_LINKS:
         head = ["from", "to", "nic", "ports", "longest round trip", "lowest rate", "MTU"]
-        return "\n".join(table(head, [[host, f"{len(tried)} hosts", *worst(tried)] for host, tried in links.items()]))
+        others = len(evidence.plan["nodes"]) - 1
+        rows = [[host, among(len(tried), others), *worst(tried)] for host, tried in links.items()]
+        return "\n".join(table(head, alike(rows)))
     rows = [[f"{host} -> {link['host']}", *worst([link])] for host, tried in links.items() for link in tried]
     return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
+
+
+def among(count: int, others: int) -> str:
+    """To how many others; that it is not all of them is said."""
+    return f"{count} hosts" if count >= others else f"{count} of {others}"
 
 
 def worst(links: Sequence[Mapping[str, Any]]) -> list[str]:

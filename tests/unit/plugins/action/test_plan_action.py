@@ -160,10 +160,18 @@ def test_the_controllers_settings_are_checked_without_a_plan(monkeypatch):
     assert refused["failed"] is True and refused["problems"][0]["code"] == "setting-refused"
 
 
-def test_fewer_forks_than_hosts_are_told(monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr(action.display, "warning", said.append)
-    action.warn_of_forks(2)
-    assert said == []
-    action.warn_of_forks(64)
-    assert "--forks 64" in said[0] and "ANSIBLE_FORKS=64" in said[0]
+def test_field_41_what_no_play_can_set_is_told_with_the_lines_to_add(monkeypatch):
+    warned: list[str] = []
+    told: list[str] = []
+    monkeypatch.setattr(action.display, "warning", warned.append)
+    monkeypatch.setattr(action.display, "display", lambda text, stderr: told.append(text))
+    monkeypatch.setattr(action._configuration, "display_is_chosen", lambda: True)
+    action.tell_what_is_lacking(2)
+    assert (warned, told) == ([], [])
+    action.tell_what_is_lacking(64)
+    assert "below [defaults]: forks = 64 (for once: --forks 64)" in warned[0]
+    monkeypatch.setattr(action._configuration, "display_is_chosen", lambda: False)
+    action.tell_what_is_lacking(64)
+    assert "forks = 64 and stdout_callback = nanochat.ddp.story" in warned[1] and told == []
+    action.tell_what_is_lacking(2)
+    assert told[0].endswith("below [defaults]: stdout_callback = nanochat.ddp.story") and len(warned) == 2

@@ -65,11 +65,23 @@ def test_both_ends_of_the_range_are_tried(listening):
     assert {40000, 49999} & set(ports)
 
 
+def test_field_42_no_rate_is_measured_where_none_is_wanted_or_the_time_is_up(run_module, listening):
+    responder = listening()["responder"]
+    peer = {key: responder[key] for key in ("address", "ports", "token")}
+    unwanted = run_module(peer_check, address=HOST, peers=[{**peer, "measure": False}])["links"][0]
+    assert unwanted["latency_ms"] > 0 and unwanted["bandwidth_mbit"] is None and not unwanted["error"]
+    late = check(run_module, responder, deadline=0)
+    assert late["bandwidth_mbit"] is None and late["error"] == "bulk data: the 0 s for all peers were over"
+
+
 def test_a_refused_port_is_a_result(run_module, listening):
     with socket.socket() as closed:
         closed.bind((HOST, 0))
-        link = check(run_module, {"address": HOST, "ports": [closed.getsockname()[1]], "token": "x"})
-    assert link["ports"][0]["error"] == "refused"
+        result = run_module(
+            peer_check, address=HOST, peers=[{"address": HOST, "ports": [closed.getsockname()[1]], "token": "x"}]
+        )
+    link = result["links"][0]
+    assert result["closed"] == 1 and link["ports"][0]["error"] == "refused"
     assert link["bandwidth_mbit"] is None
 
 

@@ -203,6 +203,9 @@ def test_two_hundred_hosts_are_planned_in_a_moment() -> None:
         known.append({"name": f"h{number}", "settings": {}, "probe": seen})
     made = make_plan(known, tolerant=True).plan
     assert made["world"] == 200 and len({node["address"] for node in made["nodes"]}) == 200
+    # Alike hosts share a row.
+    text = render(made)
+    assert "h0 ... h199 (200)" in text and "10.0.0.1 ... 10.0.1.100" in text and len(text.splitlines()) < 20
 
 
 def test_addresses_of_two_kinds_and_twice_the_same_are_told() -> None:

@@ -17,6 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import mea
 D4 = Shape(4, 64, 64, 512, "SSSL", 32768)
 D8 = Shape(8, 64, 128, 1024, "SSSL", 32768)
 GIGABIT = Link(940.0, 0.2)
+D4_MATRICES = describe(D4)["parameters"]["transformer_matrices"]
 
 
 def plan(shape: Shape = D4, sync: str = "exact", rows: tuple[int, ...] = (2, 2)) -> dict[str, Any]:
@@ -65,6 +66,23 @@ def test_a_shared_head_sends_hidden_states_instead_of_its_gradient(shape, sync, 
     assert step_model.bytes_sent(document) / 1e6 == pytest.approx(megabytes, rel=0.06)
     # Local steps have no use for it.
     assert step_model.bytes_sent(document, local=10) == step_model.bytes_sent(plan(shape, sync), local=10)
+
+
+def test_among_many_ranks_the_owner_of_the_largest_matrix_sends_most():
+    def many(world: int) -> dict[str, Any]:
+        document = plan(D4, "exact")
+        document["nodes"] = [{"host": f"h{rank}", "rows": 2, "address": f"10.0.0.{rank}"} for rank in range(world)]
+        return {**document, "world": world}
+
+    sent = {world: step_model.bytes_sent(many(world), local=0) for world in (2, 12, 13, 101)}
+    rows = {world: step_model.touched_rows(32768, 2048 // world) * 256 * 3 * (world - 1) * 4 for world in sent}
+    matrices = D4_MATRICES * 4
+    head = describe(D4)["parameters"]["lm_head"] * 4
+    left = {world: sent[world] - rows[world] - head * 2 * (world - 1) / world for world in sent}
+    assert left[2] == pytest.approx(matrices, rel=0.01)
+    assert left[12] == pytest.approx(matrices * 2 * 11 / 12, rel=0.01)
+    # Twelve layers' largest matrices, one for each of twelve ranks: from there on its owner has as much, and more to send it to.
+    assert left[101] == pytest.approx(matrices * (11 / 12 + 100 / 12), rel=0.01)
 
 
 def test_one_rank_sends_nothing():

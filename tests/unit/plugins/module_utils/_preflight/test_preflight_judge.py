@@ -15,7 +15,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import jud
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import text as text_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import (
     Evidence,
+    measured_partners,
     others_in_turn,
+    partners,
     peers_of,
     with_hosts,
 )
@@ -470,8 +472,28 @@ def test_links_are_told_of_the_host_they_lead_to_when_one_does_not_answer():
         "b": {"responder": {}, "links": []},
         "c": {"responder": {**answering, "pid": 3}, "links": []},
     }
-    assert peers_of(plan, tries, "a") == [answering]
+    assert peers_of(plan, tries, "a") == [{**answering, "measure": True}]
     assert with_hosts(plan, tries, "a") == [{"address": "third", "host": "c"}]
+
+
+def test_field_42_of_many_hosts_each_tries_a_few_that_together_reach_all():
+    names = [f"h{number:03}" for number in range(100)]
+    plan = {"digest": "0123", "master": {"host": "h007"}, "nodes": [{"host": name} for name in names]}
+    tried = {name: set(partners(plan, name)) for name in names}
+    assert all(name in tried[other] for name in names for other in tried[name])
+    assert all("h007" in tried[name] for name in names if name != "h007")
+    assert max(len(tried[name]) for name in names if name != "h007") <= 7
+    rated = {name: measured_partners(plan, name) for name in names}
+    assert all(4 <= len(rated[name]) <= 6 and rated[name] <= tried[name] for name in names)
+    assert {names[8], names[6]} <= rated["h007"]
+    # A host that is cut off from half of the others is noticed wherever the cut runs: the drawn rings cross it.
+    half = set(names[:50])
+    assert sum(other not in half for name in half for other in rated[name]) > 20
+
+
+def test_field_42_up_to_sixteen_hosts_all_pairs_are_tried():
+    plan = {"nodes": [{"host": f"h{number}"} for number in range(16)]}
+    assert len(partners(plan, "h3")) == len(measured_partners(plan, "h3")) == 15
 
 
 def test_the_links_of_many_hosts_have_a_line_for_each_host_with_the_worst():

@@ -1,0 +1,239 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a number of hosts costs the controller: seconds, processor time, tasks, modules that run on hosts, and memory.
+
+    python bench/hosts.py 2 8                # a first run, the same again, plan, --tags restart, status, reset
+    python bench/hosts.py 32 100 --look      # plan, preflight and status only, which start nothing
+    python bench/hosts.py 2 8 --write hosts.json
+
+Hosts are nodes of this machine (ansible_connection: local), so what the modules of all hosts compute is done by this
+machine's cores as well: hosts of one's own are faster. CPU seconds are those of ansible-playbook with all modules, without
+the training; they hardly depend on what else the machine does. A task is executed for each host, also where it is skipped,
+in a process of its own. Memory is that of the processes of ansible-playbook: the
+largest of them (RSS), and all of them together (PSS, in which what they share counts once). Wants ansible-playbook on the
+PATH and the trainer's environment that ./demo.sh makes (--venv names another). Everything else lies in a temporary folder,
+and goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+HOME = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
+# A very small model: it is the controller that is measured.
+SETTINGS = {
+    "ansible_connection": "local",
+    "ddp_depth": 2,
+    "ddp_aspect_ratio": 16,
+    "ddp_head_dim": 32,
+    "ddp_sequence": 64,
+    "ddp_device_batch": 2,
+    "ddp_vocab_size": 512,
+    "ddp_eval_every": -1,
+    "ddp_threads": 1,
+}
+RESTART = ["train.yml", "--tags", "restart", "-e", "watch=false", "-e", "ddp_iterations=1000000"]
+HEAD = (
+    "hosts",
+    "what",
+    "seconds",
+    "CPU s",
+    "tasks",
+    "executed",
+    "modules on hosts",
+    "largest process",
+    "all processes",
+)
+SAMPLE_SECONDS = 0.5
+# Stands for the hosts' Python, so that every module that runs there leaves a line.
+INTERPRETER = """#!/bin/sh
+echo >>{counts}
+exec {python} "$@"
+"""
+
+
+class Cost(NamedTuple):
+    """What one playbook took."""
+
+    hosts: int
+    what: str
+    seconds: float
+    cpu: float
+    tasks: int
+    executions: int
+    modules: int
+    largest_mb: int
+    together_mb: int
+
+    def row(self) -> tuple[str, ...]:
+        return (
+            str(self.hosts),
+            self.what,
+            f"{self.seconds:.1f}",
+            f"{self.cpu:.1f}",
+            str(self.tasks),
+            str(self.executions),
+            str(self.modules),
+            f"{self.largest_mb} MB",
+            f"{self.together_mb} MB",
+        )
+
+
+class Memory(threading.Thread):
+    """Looks at the memory of a session's ansible-playbook processes until it is told to stop."""
+
+    def __init__(self, session: int) -> None:
+        super().__init__(daemon=True)
+        self.session = session
+        self.over = threading.Event()
+        self.largest = self.together = 0
+
+    def run(self) -> None:
+        while not self.over.wait(SAMPLE_SECONDS):
+            sizes = [size for size in map(self.size, Path("/proc").glob("[0-9]*")) if size]
+            self.largest = max([self.largest, *(rss for rss, dummy in sizes)])
+            self.together = max(self.together, sum(pss for dummy, pss in sizes))
+
+    def size(self, process: Path) -> tuple[int, int] | None:
+        """(RSS, PSS) in kB; None for others, and for modules, which would be on the hosts."""
+        try:
+            if os.getsid(int(process.name)) != self.session:
+                return None
+            if b"ansible-playbook" not in (process / "cmdline").read_bytes():
+                return None
+            lines = (process / "smaps_rollup").read_text(encoding="ascii").splitlines()
+        except OSError:
+            return None
+        sizes = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+        return sizes.get("Rss:", 0), sizes.get("Pss:", 0)
+
+
+class Bench:
+    """Some nodes of this machine below a temporary folder."""
+
+    def __init__(self, folder: Path, hosts: int, venv: Path, each_task: bool) -> None:
+        self.folder, self.hosts, self.each_task = folder, hosts, each_task
+        self.modules, self.tasks = folder / "modules", folder / "tasks"
+        interpreter = folder / "python"
+        interpreter.write_text(INTERPRETER.format(counts=self.modules, python=sys.executable), encoding="ascii")
+        interpreter.chmod(0o755)
+        settings = {
+            **SETTINGS,
+            "ansible_python_interpreter": str(interpreter),
+            "ddp_base_dir": f"{folder}/{{{{ inventory_hostname }}}}",
+            "ddp_results_dir": f"{folder}/results",
+            "ddp_venv_dir": str(venv),
+            "ddp_total_batch": 128 * hosts,
+            "ddp_eval_tokens": 128 * hosts,
+        }
+        names = {f"node{number:03}": {} for number in range(1, hosts + 1)}
+        inventory = {"trainers": {"hosts": names, "vars": settings}}
+        (folder / "hosts.json").write_text(json.dumps(inventory), encoding="utf-8")
+        shutil.copy(ROOT / "bench" / "count_tasks.py", folder)
+
+    def play(self, what: str, words: Sequence[str], may_fail: bool = False) -> Cost:
+        """Run a playbook, and what it took."""
+        environment = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_CALLBACK_PLUGINS": str(self.folder),
+            "ANSIBLE_CALLBACKS_ENABLED": "count_tasks",
+            "COUNT_TASKS_FILE": str(self.tasks),
+            "ANSIBLE_FORKS": str(max(32, self.hosts)),
+            "NO_COLOR": "1",
+        }
+        log = self.folder / "log"
+        self.modules.write_bytes(b"")
+        begin = time.monotonic()
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                ["ansible-playbook", "-i", str(self.folder / "hosts.json"), *words],
+                cwd=ROOT, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            memory = Memory(process.pid)
+            memory.start()
+            dummy, status, used = os.wait4(process.pid, 0)
+        seconds = time.monotonic() - begin
+        process.returncode = code = os.waitstatus_to_exitcode(status)
+        memory.over.set()
+        memory.join()
+        if code and not may_fail:
+            raise SystemExit(f"{' '.join(words)} failed:\n{log.read_text(encoding='utf-8')[-4000:]}")
+        tasks = json.loads(self.tasks.read_text(encoding="utf-8"))
+        cost = Cost(
+            self.hosts,
+            what,
+            seconds,
+            used.ru_utime + used.ru_stime,
+            len(tasks),
+            sum(runs for dummy, runs, dummy_seconds in tasks),
+            len(self.modules.read_bytes()),
+            memory.largest // 1024,
+            memory.together // 1024,
+        )
+        print("| " + " | ".join(cost.row()) + " |", flush=True)
+        for name, runs, took in tasks if self.each_task else ():
+            print(f"    {took:6.2f} s {runs:4} {name}")
+        return cost
+
+    def look(self) -> list[Cost]:
+        """What starts nothing; where nothing was set up yet preflight misses the trainer and says so."""
+        return [
+            self.play("plan", ["nanochat.ddp.plan"]),
+            self.play("preflight", ["nanochat.ddp.preflight"], may_fail=True),
+            self.play("status", ["nanochat.ddp.status"]),
+        ]
+
+    def whole(self) -> list[Cost]:
+        """A whole job, and what one does with it."""
+        costs = [self.play("from empty hosts to the end of a run", ["train.yml"])]
+        costs.append(self.play("the same again", ["train.yml"]))
+        if "changed: nothing" not in (self.folder / "log").read_text(encoding="utf-8"):
+            raise SystemExit(f"The second run changed something; see {self.folder / 'log'}")
+        costs.append(self.play("plan", ["nanochat.ddp.plan"]))
+        try:
+            self.play("launch", RESTART)
+            costs.append(self.play("--tags restart of a run in progress", RESTART))
+            costs.append(self.play("status", ["nanochat.ddp.status"]))
+        finally:
+            # Whatever happened, nothing of it goes on.
+            costs.append(self.play("reset", ["nanochat.ddp.reset"]))
+        return costs
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("hosts", nargs="+", type=int)
+    parser.add_argument("--look", action="store_true", help="plan, preflight and status only")
+    parser.add_argument("--tasks", action="store_true", help="each task with its seconds and executions")
+    parser.add_argument("--venv", type=Path, default=HOME / "trainer-venv", help="the trainer's environment")
+    parser.add_argument("--write", type=Path, help="file for the figures as JSON")
+    given = parser.parse_args(words)
+    costs: list[Cost] = []
+    print(f"{os.cpu_count()} cores for all hosts and the controller; load before: {os.getloadavg()[0]:.1f}")
+    print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
+    for hosts in given.hosts:
+        with tempfile.TemporaryDirectory(prefix="ddp-hosts-") as name:
+            bench = Bench(Path(name), hosts, given.venv, given.tasks)
+            costs += bench.look() if given.look else bench.whole()
+    if given.write:
+        measured: list[dict[str, Any]] = [cost._asdict() for cost in costs]
+        given.write.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
