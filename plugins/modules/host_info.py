@@ -193,6 +193,11 @@ probe:
       type: dict
       returned: success
       sample: {exists: true, plan_digest: 0123456789abcdef, checkpoints: [5, 10]}
+    base_run:
+      description: The same of the run whose model this one goes on from, or C(null) where none was named.
+      type: dict
+      returned: success
+      sample: null
     data:
       description: Data sets in the store.
       type: list
