@@ -14,6 +14,7 @@ from ansible import constants as C
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, with_hosts
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
@@ -111,7 +112,7 @@ def piece(seen: Mapping[str, Any], host: str, name: str) -> Mapping[str, Any]:
     return dict(found) if isinstance(found, Mapping) else {}
 
 
-def missing(plan: Mapping[str, Any], seen: Mapping[str, Any]) -> list[Finding]:
+def missing(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     """What was tried on some host is to be there of every host: nothing known is not nothing found."""
     tried_anywhere = {name for pieces in seen.values() for name in pieces or {}} | {"probe"}
     found = []
@@ -178,7 +179,7 @@ def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
     return outlook(evidence.plan, speeds, link, radio)
 
 
-def unmeasured(plan: Mapping[str, Any], seen: Mapping[str, Any]) -> list[Finding]:
+def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     """Where the measuring of a step was tried and failed."""
     found = []
     for node in plan["nodes"]:

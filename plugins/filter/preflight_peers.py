@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import peers_of
 
 
@@ -18,7 +19,9 @@ def preflight_peers(plan: Any, answers: Any, host: str) -> list[dict[str, object
         raise AnsibleFilterError(
             "preflight_peers wants a plan and a dictionary from host to what peer_responder returned there"
         )
-    return peers_of(plan, {name: answer for name, answer in answers.items() if isinstance(answer, Mapping)}, host)
+    return peers_of(
+        cast(Plan, plan), {name: answer for name, answer in answers.items() if isinstance(answer, Mapping)}, host
+    )
 
 
 class FilterModule:

@@ -44,7 +44,7 @@ class Difference(NamedTuple):
     now: str
 
 
-def of_plan(plan: Mapping[str, Any]) -> Dict[str, Document]:
+def of_plan(plan: Mapping[str, object]) -> Dict[str, Document]:
     """What a checkpoint made under this plan depends on; empty sections where the plan does not say."""
     model, data = section(plan, "model"), dict(section(plan, "data"))
     names = data.get("names")
@@ -57,7 +57,7 @@ def of_plan(plan: Mapping[str, Any]) -> Dict[str, Document]:
     }
 
 
-def differences(deployed: Mapping[str, Any], plan: Mapping[str, Any]) -> List[Difference]:
+def differences(deployed: Mapping[str, Any], plan: Mapping[str, object]) -> List[Difference]:
     """Why checkpoints made under the deployed plan are of no use under the new one; empty where training goes on from them."""
     was, now = of_plan(deployed), of_plan(plan)
     found = _differing(MODEL, {key: was["model"].get(key, now["model"].get(key)) for key in MODEL}, now["model"])

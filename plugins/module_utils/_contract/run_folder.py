@@ -40,7 +40,7 @@ class RunNameError(ValueError):
     """Something is called a run that cannot be one; the text is for the user."""
 
 
-def trainer_of(plan: Mapping[str, Any]) -> Optional[str]:
+def trainer_of(plan: Mapping[str, object]) -> Optional[str]:
     """Which trainer a plan names; `joined` is a checkout that the launcher joins."""
     trainer = section(plan, "trainer")
     source = trainer.get("source")

@@ -9,6 +9,7 @@ import re
 from types import MappingProxyType
 from typing import Any, Dict, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import answers_of
 
 # Variables that the plan sets itself; whatever else is in the environment may be a secret.
@@ -19,7 +20,7 @@ MASK = "***"
 
 
 def bundle(
-    plan: Mapping[str, Any],
+    plan: Plan,
     results: Mapping[str, Any],
     secrets: Sequence[Mapping[str, Any]] = (),
     told: Mapping[str, Any] = MappingProxyType({}),

@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import WARNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, Answer, answers_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import MISSED, Death, death_of, was_killed
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence, RankProcess
@@ -46,7 +47,7 @@ WAITING = ("sync", "head", "agree", "rendezvous", "end")
 class Case(NamedTuple):
     """All that the judge looks at."""
 
-    plan: Mapping[str, Any]
+    plan: Plan
     answers: Dict[str, Answer]
     limits: Limits
 
@@ -88,7 +89,7 @@ class Diagnosis(TypedDict):
     evidence: List[str]
 
 
-def diagnose(plan: Mapping[str, Any], results: Mapping[str, Any], stall_factor: float = 5.0) -> Diagnosis:
+def diagnose(plan: Plan, results: Mapping[str, Any], stall_factor: float = 5.0) -> Diagnosis:
     """One verdict over all ranks, from the results of doctor_info by host: a finding, and the lines it rests on."""
     limits = Limits(factor=float(stall_factor), timeout=float(plan.get("timeout_seconds") or Limits().timeout))
     case = Case(plan, answers_of(results), limits)

@@ -11,6 +11,7 @@ from typing import Any, Mapping, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import INFO, MAKE_PYTHON
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
@@ -26,7 +27,7 @@ VENV_BYTES = 1_600_000_000
 MEMORY_SHARE = 0.92
 
 
-def look(hosts: Sequence[Host], plan: Mapping[str, Any]) -> tuple[list[Finding], list[Finding]]:
+def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding]]:
     """(what stands in the way of a start, what is worth knowing)."""
     nodes = {node["host"]: node for node in plan["nodes"]}
     obstacles: list[Finding] = []
@@ -64,7 +65,7 @@ def own_session(host: Host) -> Any:
     return host.fact("run", "session", "id")
 
 
-def processors(host: Host, node: Mapping[str, Any]) -> list[Finding]:
+def processors(host: Host, node: Node) -> list[Finding]:
     """ddp_cores may name only what there is."""
     allowed = host.fact("cpu", "allowed")
     missing = [number for number in node["cores"] or [] if allowed and number not in allowed]
@@ -77,7 +78,7 @@ def processors(host: Host, node: Mapping[str, Any]) -> list[Finding]:
     return [finding("setting-refused", host.name, seen)]
 
 
-def tools(host: Host, node: Mapping[str, Any], oldest: str) -> list[Finding]:
+def tools(host: Host, node: Node, oldest: str) -> list[Finding]:
     found = []
     arch = host.fact("host", "arch")
     if arch not in ARCHITECTURES:
@@ -91,7 +92,7 @@ def tools(host: Host, node: Mapping[str, Any], oldest: str) -> list[Finding]:
     return found + python(host, node, oldest)
 
 
-def python(host: Host, node: Mapping[str, Any], oldest: str) -> list[Finding]:
+def python(host: Host, node: Node, oldest: str) -> list[Finding]:
     """Whether there is an interpreter to make the trainer's environment with, unless that is there already."""
     if host.fact("python", "venv", "exists"):
         return []
@@ -110,7 +111,7 @@ def python(host: Host, node: Mapping[str, Any], oldest: str) -> list[Finding]:
     return []
 
 
-def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
+def folder(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
     disk = host.probe["disk"]
     found = []
     if not disk["writable"]:
@@ -154,7 +155,7 @@ def folder(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Ma
     return found
 
 
-def environment(host: Host, node: Mapping[str, Any], torch: str) -> list[Finding]:
+def environment(host: Host, node: Node, torch: str) -> list[Finding]:
     """Whether the trainer's environment can be made where it is wanted, or is there."""
     venv = host.fact("python", "venv") or {}
     named = f"ddp_venv_dir is {node['venv_dir']} on {host.name}"
@@ -213,7 +214,7 @@ def shares_folder(host: Host, other: Host) -> bool:
     return bool(one["network"] and one["source"] == two["source"])
 
 
-def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Finding]:
+def ports(host: Host, node: Node, plan: Plan) -> list[Finding]:
     """Who else holds the port at which the ranks are to meet, where that is the master's, or one that a keeper needs."""
     wanted = node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
     found = []
@@ -237,7 +238,7 @@ def ports(host: Host, node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[
     return found
 
 
-def memory(host: Host, node: Mapping[str, Any], hosts: Sequence[Host]) -> list[Finding]:
+def memory(host: Host, node: Node, hosts: Sequence[Host]) -> list[Finding]:
     total = host.fact("memory", "total") or 0
     count = neighbours(host, hosts)
     need = node["memory_bytes"] * count
@@ -268,7 +269,7 @@ def architectures(hosts: Sequence[Host]) -> list[Finding]:
     return [finding("architecture-differs", first, seen, remedy=remedy)]
 
 
-def remarks(host: Host, node: Mapping[str, Any], hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
+def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
     """What does not stop a run but is worth knowing; of a machine with several nodes it is told once."""
     here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
     if here[0].name != host.name:
@@ -324,7 +325,7 @@ def in_words(processes: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(words) + (f" and {len(top) - 3} more" if len(top) > 3 else "")
 
 
-def lost_checkpoints(hosts: Sequence[Host], plan: Mapping[str, Any]) -> list[Finding]:
+def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> list[Finding]:
     """Checkpoints that are there and that training under this plan would not go on from: a start would set them aside."""
     told: dict[str, list[str]] = {}
     for host in hosts:

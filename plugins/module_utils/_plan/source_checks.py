@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Iterator, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import ON_A_HOST, holders, maker
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, ranks
 
@@ -20,9 +21,7 @@ def folders_of(run: Mapping[str, Any], hosts: Sequence[Host], name: str) -> list
     return list(run["ddp_data_paths"]) if wanted else []
 
 
-def obstacles(
-    run: Mapping[str, Any], plan: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
-) -> list[Finding]:
+def obstacles(run: Mapping[str, Any], plan: Plan, hosts: Sequence[Host], here: Mapping[str, Any]) -> list[Finding]:
     """What a start would fail over later, when other hosts have been changed already."""
     return [*trainer(run, plan["trainer"], here), *data(run, plan["data"], hosts, here), *results(run, here)]
 

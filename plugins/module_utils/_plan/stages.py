@@ -13,7 +13,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Stage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan, Stage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import CHECKPOINTS, CONVERSATIONS
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import Settings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
@@ -94,9 +94,7 @@ def base_steps(hosts: Sequence[Host]) -> list[int]:
     return [step for host in hosts for step in host.fact("base_run", "checkpoints") or []]
 
 
-def obstacles(
-    run: Mapping[str, Any], hosts: Sequence[Host], plan: Mapping[str, Any], here: Mapping[str, Any]
-) -> Iterator[Finding]:
+def obstacles(run: Mapping[str, Any], hosts: Sequence[Host], plan: Plan, here: Mapping[str, Any]) -> Iterator[Finding]:
     """Why there is nothing to begin with."""
     stage, name = run["ddp_stage"], base_name(run)
     if stage == BASE:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import head
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import LEAST_BLOCK, WIRE_BYTES, packs
@@ -69,13 +70,13 @@ def touched_rows(vocab_size: int, tokens: int) -> int:
     return round(sum(1.0 - (1.0 - weight / total) ** tokens for weight in weights))
 
 
-def most_matrices(plan: Mapping[str, Any]) -> float:
+def most_matrices(plan: Plan) -> float:
     """The share of the layers' matrices that one rank has at most. The largest, a third of a layer's, is never divided, so
     that among many ranks its owner takes and sends more than the others."""
     return max(1 / max(1, int(plan["world"])), 1 / (3 * max(1, int(plan["model"]["depth"]))))
 
 
-def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None, local: Optional[int] = None) -> int:
+def bytes_sent(plan: Plan, sync: Optional[str] = None, local: Optional[int] = None) -> int:
     """Bytes that the rank which sends most sends in a step: of the embeddings its own tokens' rows to every other rank, of
     the layers' matrices gradients to their owners and its own updates to all, of all else what a ring sends, which passes
     every byte almost twice, and between two ranks once. After local steps it is the weights that travel, with the rows of
@@ -90,8 +91,8 @@ def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None, local: Optio
     apart = max(1, local_steps(plan) if local is None else local)
     rows = touched_rows(model["vocab_size"], apart * training["total_batch"] // max(1, world))
     dense = counts["lm_head"] + counts["scalars"]
-    matrices, most = counts["transformer_matrices"], most_matrices(plan) if apart == 1 else 1 / max(1, world)
-    matrices *= 1 - most + (world - 1) * most
+    most = most_matrices(plan) if apart == 1 else 1 / max(1, world)
+    matrices = counts["transformer_matrices"] * (1 - most + (world - 1) * most)
     of_matrix, of_row = WIRE_BYTES[kind]
     shared = 0
     if apart == 1 and head_of(plan, kind) == "shared":
@@ -103,7 +104,7 @@ def bytes_sent(plan: Mapping[str, Any], sync: Optional[str] = None, local: Optio
     )
 
 
-def asked(plan: Mapping[str, Any], what: str) -> str:
+def asked(plan: Plan, what: str) -> str:
     """What the settings say of sync or head, where the plan's own is what came of it."""
     training = plan["training"]
     told: Mapping[str, str] = training.get("asked") or {}
@@ -111,7 +112,7 @@ def asked(plan: Mapping[str, Any], what: str) -> str:
     return str(told.get(what) or training.get(what) or "whole")
 
 
-def head_of(plan: Mapping[str, Any], kind: str) -> str:
+def head_of(plan: Plan, kind: str) -> str:
     """Whether the head is shared out with this way of sync: where that is left to the plan, it depends on the bytes."""
     training, model = plan["training"], plan["model"]
     if kind == training["sync"] or asked(plan, "head") != "auto" or len(plan["nodes"]) < 2:
@@ -122,13 +123,13 @@ def head_of(plan: Mapping[str, Any], kind: str) -> str:
     return head.choose("auto", able, vocabulary, model["n_embd"], tokens, kind)
 
 
-def local_steps(plan: Mapping[str, Any]) -> int:
+def local_steps(plan: Plan) -> int:
     """Steps that each rank makes apart; none in plans of before there were any."""
     return int(plan["training"].get("local_steps") or 0) if plan["world"] > 1 else 0
 
 
 def predict(
-    plan: Mapping[str, Any],
+    plan: Plan,
     speeds: Sequence[Speed],
     link: Optional[Link],
     rows: Sequence[int],
@@ -154,7 +155,7 @@ def predict(
     return Step(seconds, training["total_batch"] / seconds, waits, sent)
 
 
-def speeds_of(plan: Mapping[str, Any], measured: Mapping[str, Any]) -> List[Speed]:
+def speeds_of(plan: Plan, measured: Mapping[str, Any]) -> List[Speed]:
     """The measured steps in the order of the ranks; empty where one is missing."""
     found = [(node["host"], measured.get(node["host"]) or {}) for node in plan["nodes"]]
     if not all("pass_seconds" in one for dummy, one in found):
@@ -170,12 +171,12 @@ BY_EXACTNESS = ("exact", "bf16")
 ALIKE = 0.95
 
 
-def eligible(plan: Mapping[str, Any]) -> List[str]:
+def eligible(plan: Plan) -> List[str]:
     """The ways that auto may take for this model."""
     return [kind for kind in BY_EXACTNESS if not (packs(kind) and plan["model"]["n_embd"] % LEAST_BLOCK)]
 
 
-def choose_sync(plan: Mapping[str, Any], speeds: Sequence[Speed], link: Link, rows: Sequence[int]) -> str:
+def choose_sync(plan: Plan, speeds: Sequence[Speed], link: Link, rows: Sequence[int]) -> str:
     """The way that rounds least of those that are nearly as fast as the fastest: exact where the link hides all that it sends."""
     steps = {kind: predict(plan, speeds, link, rows, kind).seconds for kind in eligible(plan)}
     fastest = min(steps.values())

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import LEAST_BLOCK, WIRE_BYTES, packs
@@ -36,7 +37,8 @@ def measured(choice: Choice, by_rank: Sequence[Host], model: Mapping[str, Any], 
     wanted = subject(model, training["device_batch"], training["matmul"])
     found = {host.name: host.fact("measured") or {} for host in by_rank}
     nodes = [{"host": host.name, "rows": rows} for host, rows in zip(by_rank, training["rows"])]
-    plan = {"world": len(by_rank), "model": model, "training": training, "nodes": nodes}
+    # So much of a plan is all that the model of a step reads.
+    plan = cast(Plan, {"world": len(by_rank), "model": model, "training": training, "nodes": nodes})
     speeds, link = speeds_of(plan, found), links_of(list(found.values()))
     if not speeds or link is None or any(one.get("subject") != wanted for one in found.values()):
         return "exact"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import MANY_HOSTS, alike, bytes_text, columns
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import VENV_BYTES
@@ -21,7 +22,7 @@ def human(number: float) -> str:
     return f"{number:g}"
 
 
-def render(plan: Mapping[str, Any]) -> str:
+def render(plan: Plan) -> str:
     """The whole plan as text."""
     nodes = plan["nodes"]
     count = "1 host" if len(nodes) == 1 else f"{len(nodes)} hosts"
@@ -49,7 +50,7 @@ def model_rows(model: Mapping[str, Any]) -> list[Sequence[str]]:
     ]
 
 
-def training_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:
+def training_rows(plan: Plan) -> list[Sequence[str]]:
     training = plan["training"]
     return [
         (
@@ -97,7 +98,7 @@ def schedule(training: Mapping[str, Any]) -> str:
     return steps + minutes
 
 
-def data_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:
+def data_rows(plan: Plan) -> list[Sequence[str]]:
     data = plan["data"]
     origin = {
         "text": f"text in {', '.join(data['paths']) or '(not known yet)'} on {data['host']}",
@@ -108,7 +109,7 @@ def data_rows(plan: Mapping[str, Any]) -> list[Sequence[str]]:
     return [("data", f"{data['id']}: {data['shards']} shards, the last for validation, from {origin}")]
 
 
-def network_row(plan: Mapping[str, Any]) -> Sequence[str]:
+def network_row(plan: Plan) -> Sequence[str]:
     master, ports = plan["master"], plan["data_ports"]
     narrowed = " (the hosts are narrowed to it)" if plan["narrow_ports"] else ""
     return (
@@ -117,34 +118,34 @@ def network_row(plan: Mapping[str, Any]) -> Sequence[str]:
     )
 
 
-def node_table(plan: Mapping[str, Any]) -> list[str]:
+def node_table(plan: Plan) -> list[str]:
     head = ("rank", "host", "address", "nic", "user", "device", "threads", "rows", "passes", "memory", "disk", "folder")
     rows = [
         (
             node["rank"], node["host"], node["address"] or "-", node["nic"] or "-", node["user"] or "-",
             f"{node['device']} {node['dtype']}", node["threads"], node["rows"], node["accumulation"],
-            "~" + bytes_text(node["memory_bytes"]), "~" + bytes_text(node["disk_bytes"]), nameless(plan, node, "run_dir"),
+            "~" + bytes_text(node["memory_bytes"]), "~" + bytes_text(node["disk_bytes"]), nameless(plan, node, node["run_dir"]),
         )
         for node in plan["nodes"]
     ]  # fmt: skip
     return columns([head, *alike(rows, own=(1, 0, 2))])
 
 
-def nameless(plan: Mapping[str, Any], node: Mapping[str, Any], key: str) -> str:
+def nameless(plan: Plan, node: Node, text: str) -> str:
     """A path or name of a node; with many hosts, whose names it often holds, as it is for all of them."""
-    text = str(node[key])
     return text.replace(node["host"], "HOST") if len(plan["nodes"]) > MANY_HOSTS else text
 
 
-def changes(plan: Mapping[str, Any]) -> list[str]:
+def changes(plan: Plan) -> list[str]:
     """What the following steps may change on the hosts."""
     lines = ["Changed on the hosts, where it is not so already:"]
     many = len(plan["nodes"]) > MANY_HOSTS
     rows = []
     for node in plan["nodes"]:
-        venv = "" if node["venv_dir"].startswith(node["base_dir"] + "/") else f", {nameless(plan, node, 'venv_dir')}"
+        own = node["venv_dir"].startswith(node["base_dir"] + "/")
+        venv = "" if own else ", " + nameless(plan, node, node["venv_dir"])
         session = node["session"].replace(f"rank{node['rank']}", "rankN") if many else node["session"]
-        what = f"files below {nameless(plan, node, 'base_dir')}{venv}; tmux session {session}"
+        what = f"files below {nameless(plan, node, node['base_dir'])}{venv}; tmux session {session}"
         rows.append((node["host"], what))
     lines += [f"  {host}: {what}" for host, what in alike(rows)]
     lines.append(
@@ -175,6 +176,6 @@ def render_findings(findings: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def as_json(plan: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+def as_json(plan: Plan, findings: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """What the playbook plan writes for other programs."""
     return {"plan": plan, "findings": list(findings)}

@@ -9,6 +9,7 @@ import hashlib
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 
 # Up to so many hosts every pair is tried; beyond it so many rings over all hosts, one of which is that of the ranks.
 ALL_PAIRS = 16
@@ -21,7 +22,7 @@ class Evidence(NamedTuple):
     the manifest says, and how).
     Missing hosts and empty mappings are fine."""
 
-    plan: Mapping[str, Any]
+    plan: Plan
     probes: Mapping[str, Mapping[str, Any]]
     tries: Mapping[str, Mapping[str, Any]] = {}
     firewalls: Mapping[str, Mapping[str, Any]] = {}
@@ -48,14 +49,14 @@ def node_of(evidence: Evidence, host: str) -> Mapping[str, Any]:
     return next(node for node in nodes if node["host"] == host)
 
 
-def others_in_turn(plan: Mapping[str, Any], host: str) -> list[str]:
+def others_in_turn(plan: Plan, host: str) -> list[str]:
     """The other hosts from the next rank on, so that in each moment every host measures towards a different one."""
     hosts = [node["host"] for node in plan["nodes"]]
     at = hosts.index(host)
     return hosts[at + 1 :] + hosts[:at]
 
 
-def partners(plan: Mapping[str, Any], host: str) -> list[str]:
+def partners(plan: Plan, host: str) -> list[str]:
     """Whom a host tries to reach, from the next rank on. Among few hosts everybody; among many the neighbours in some rings
     over all hosts and, because of the rendezvous, the master. Who tries whom is tried back."""
     others = others_in_turn(plan, host)
@@ -66,7 +67,7 @@ def partners(plan: Mapping[str, Any], host: str) -> list[str]:
     return [other for other in others if other in chosen or master in (host, other)]
 
 
-def measured_partners(plan: Mapping[str, Any], host: str) -> set[str]:
+def measured_partners(plan: Plan, host: str) -> set[str]:
     """To whom a host measures the rate as well: the master's star would only measure how many ask the master at once."""
     hosts = [node["host"] for node in plan["nodes"]]
     if len(hosts) <= ALL_PAIRS:
@@ -80,12 +81,12 @@ def measured_partners(plan: Mapping[str, Any], host: str) -> set[str]:
     return chosen
 
 
-def drawn(plan: Mapping[str, Any], ring: int, host: str) -> str:
+def drawn(plan: Plan, ring: int, host: str) -> str:
     """A host's place in a drawn ring."""
     return hashlib.sha256(f"{plan.get('digest')} {ring} {host}".encode()).hexdigest()
 
 
-def peers_of(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
+def peers_of(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
     """What a host is to connect to: the responders of its partners that could start one."""
     found = ((other, (tries.get(other) or {}).get("responder")) for other in partners(plan, host))
     measured = measured_partners(plan, host)
@@ -96,7 +97,7 @@ def peers_of(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], ho
     ]
 
 
-def with_hosts(plan: Mapping[str, Any], tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
+def with_hosts(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
     """The links that a host measured, each with the name of the peer."""
     names = [other for other in partners(plan, host) if (tries.get(other) or {}).get("responder")]
     links = (tries.get(host) or {}).get("links") or []

@@ -9,6 +9,7 @@ import json
 from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import slowest_link
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
@@ -54,7 +55,7 @@ def last_object(result: Mapping[str, Any]) -> Document | None:
 
 
 def with_link(
-    measured: Mapping[str, Any], plan: Mapping[str, Any], links: Sequence[Mapping[str, Any]], gloo: Mapping[str, Any]
+    measured: Mapping[str, Any], plan: Plan, links: Sequence[Mapping[str, Any]], gloo: Mapping[str, Any]
 ) -> Document:
     """A host's measured step with the slowest link from there to another host, and with what model it was: so much does a
     plan need to know which way of ddp_sync is best."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import trainer_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
@@ -72,9 +73,7 @@ class Outlook(TypedDict):
     auto_sync: Optional[str]
 
 
-def outlook(
-    plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link], radio: Sequence[str] = ()
-) -> Outlook:
+def outlook(plan: Plan, speeds: Sequence[Speed], link: Optional[Link], radio: Sequence[str] = ()) -> Outlook:
     """One host against all, and what would be better: the prediction as everything else passes it on."""
     training = plan["training"]
     rows = [next(node["rows"] for node in plan["nodes"] if node["host"] == speed.host) for speed in speeds]
@@ -104,7 +103,7 @@ def outlook(
     }
 
 
-def ways(plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, Way]:
+def ways(plan: Plan, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, Way]:
     """What each way of ddp_sync gives over this link; empty where there is nothing to choose."""
     if plan["world"] < 2 or link is None or plan["training"]["sync"] not in WIRE_BYTES or local_steps(plan):
         return {}
@@ -115,9 +114,7 @@ def ways(plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link],
     }
 
 
-def auto_sync(
-    plan: Mapping[str, Any], speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]
-) -> Optional[str]:
+def auto_sync(plan: Plan, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Optional[str]:
     """What ddp_sync auto takes over this link; None where that was not asked for, or there is nothing to choose."""
     if plan["world"] < 2 or link is None or asked(plan, "sync") != "auto" or local_steps(plan):
         return None
@@ -125,7 +122,7 @@ def auto_sync(
 
 
 def better(
-    plan: Mapping[str, Any],
+    plan: Plan,
     speeds: Sequence[Speed],
     link: Optional[Link],
     rows: Sequence[int],
@@ -157,7 +154,7 @@ def better(
     return found
 
 
-def advice(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[Finding]:
+def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
     """The findings that follow from a prediction."""
     master = plan["master"]["host"]
     words = {code: speed_text(entry["tokens_per_second"]) for code, entry in predicted["better"].items()}
@@ -215,7 +212,7 @@ def short(seconds: Optional[float]) -> str:
     return seconds_text(seconds) if seconds is None or seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
-def prediction_text(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> str:
+def prediction_text(plan: Plan, predicted: Mapping[str, Any]) -> str:
     """The prediction for people."""
     rows = [
         [
@@ -238,7 +235,7 @@ def prediction_text(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> st
     return "\n".join(["Expected", *lines])
 
 
-def ways_lines(plan: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> List[str]:
+def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> List[str]:
     """Every way of ddp_sync beside the one that is taken."""
     taken, auto = plan["training"]["sync"], asked(plan, "sync") == "auto"
     rows = [
@@ -252,7 +249,7 @@ def ways_lines(plan: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) 
     return table(["ddp_sync", "sent a step", "tok/s"], rows) if rows else []
 
 
-def why_line(plan: Mapping[str, Any], predicted: Mapping[str, Any]) -> List[str]:
+def why_line(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     """Why auto took the way of the plan."""
     best, taken = predicted.get("auto_sync"), plan["training"]["sync"]
     if not best:
