@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from ansible import constants, context
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 
 STORY = "nanochat.ddp.story"
 
@@ -27,7 +28,8 @@ def lacking(hosts: int, enough: int, chosen: bool) -> str:
     lines += [] if chosen else [f"stdout_callback = {STORY}"]
     if not lines:
         return ""
-    why = f"Ansible works on {enough} hosts at a time and the job has {hosts}, so the rest are followed only after these have ended"
+    at_a_time = f"Ansible works on {plural(enough, 'host')} at a time and the job has {hosts}"
+    why = f"{at_a_time}, so the rest are followed only after these have ended"
     told = why if few else "This collection has a display of its own, which shows the progress of a run"
     once = f" (for once: --forks {hosts})" if few else ""
     return f"{told}; add to ansible.cfg below [defaults]: {' and '.join(lines)}{once}"

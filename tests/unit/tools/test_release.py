@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import re
 import tarfile
 from pathlib import Path
 from types import ModuleType
@@ -80,3 +81,16 @@ def test_links_of_the_repository_lead_somewhere_on_the_site() -> None:
     )
     with pytest.raises(SystemExit, match="leads nowhere"):
         links.fitted("[a](no/such/page.md)", links.ROOT)
+
+
+def test_every_page_names_the_repository_as_galaxy_yml_does() -> None:
+    root = TOOLS.parent
+    address = tool("site_links").repository()
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob(".github/**/*.yml"), root / "galaxy.yml"]
+    named = {
+        f"{page.relative_to(root)}: {found}"
+        for page in pages
+        for found in re.findall(r"https?://[\w.-]+/[\w-]+/nanochat\.ddp", page.read_text(encoding="utf-8"))
+        if found != address
+    }
+    assert not named, f"galaxy.yml says {address}; named otherwise in {named}"
