@@ -33,11 +33,11 @@ def talks() -> Talks:
 
 def test_a_step_is_packed_of_whole_conversations_and_the_same_for_any_number_of_ranks(talks: Talks) -> None:
     alone, together = [], []
-    loaders = [ChatLoader(talks, lambda: [2, 4], rank, 2, LENGTH) for rank in range(2)]
-    whole = ChatLoader(talks, lambda: [6], 0, 2, LENGTH)
+    loaders = [ChatLoader(talks, lambda: [2, 4], rank, LENGTH) for rank in range(2)]
+    whole = ChatLoader(talks, lambda: [6], 0, LENGTH)
     for dummy in range(12):
-        alone += whole.step(3)
-        together += [*loaders[0].step(1), *loaders[1].step(2)]
+        alone += whole.step([2, 2, 2])
+        together += [*loaders[0].step([2]), *loaders[1].step([2, 2])]
         assert whole.last is not None and loaders[0].last is not None and loaders[1].last is not None
         counted = sum(int((targets != IGNORED).sum()) for dummy2, targets in alone[-3:])
         assert whole.last.counted == loaders[0].last.counted == counted
@@ -46,8 +46,8 @@ def test_a_step_is_packed_of_whole_conversations_and_the_same_for_any_number_of_
         assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
     assert whole.position()["epoch"] > 1
     # From its place alone a loader goes on with the same rows.
-    again = ChatLoader(talks, lambda: [6], 0, 6, LENGTH, whole.position())
-    assert torch.equal(again.step(1)[0][0], torch.cat([ids for ids, dummy in whole.step(3)]))
+    again = ChatLoader(talks, lambda: [6], 0, LENGTH, whole.position())
+    assert torch.equal(again.step([6])[0][0], torch.cat([ids for ids, dummy in whole.step([2, 2, 2])]))
 
 
 def test_each_conversation_comes_once_in_an_epoch_and_only_answers_are_targets(talks: Talks) -> None:

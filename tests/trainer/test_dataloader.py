@@ -232,7 +232,7 @@ def test_what_waited_for_a_row_is_dealt_too_and_a_lost_rank_is_replayed(tokens: 
         states.append(loader.state())
         loader.close()
     begun = {"rank": 1, "world": 2}
-    again = dataloader.replayed(tokens, SHARDS, begun, 2, 64, 5)
+    again = dataloader.replayed(tokens, SHARDS, begun, 10, 64)
     assert torch.equal(again["tokens"], states[1]["tokens"])
     assert again["cursor"] == states[1]["cursor"]
     shards = dataloader.dataset.inspect_split(SHARDS, "train", 1)

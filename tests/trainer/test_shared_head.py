@@ -33,7 +33,8 @@ from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
 from nanochat.optim_file import OURS_KEY
 from nanochat.schedule import StepSchedule
 from nanochat.settings import parse, shared_config
-from nanochat.shared_head import FIRST_TAG, SharedHead, fit_head, passes_of
+from nanochat.shared_head import FIRST_TAG, SharedHead, fit_head
+from nanochat.shares import passes_of
 from nanochat.sync import make_sync
 from nanochat.wire import WIRES
 
@@ -65,6 +66,7 @@ CASES = [
     Case("bf16", (3, 3), (1, 1), micro=3, matmul="bf16"),
     Case("exact", (2, 2, 2), (1, 1, 1), micro=2, chunk=2**14),
     Case("exact", (1, 2, 3), (1, 4, 2)),
+    Case("exact", (5, 2), (2, 1), micro=3, chunk=2**14),
     Case("exact", (4, 0, 2), (1, 1, 1), micro=2),
     Case("bf16", (1, 4, 1), (2, 1, 1)),
     Case("int8", (4, 0, 2), (1, 1, 1), micro=2),
@@ -95,7 +97,8 @@ def train(comm: Comm, case: Case, share: bool) -> Trained:
     torch.set_num_threads(1)
     model, sent = tiny_model(), count_head_bytes(comm)
     tokens = [rows * LENGTH for rows in case.rows]
-    passes = passes_of(tokens, case.micro * LENGTH)
+    each = passes_of(case.rows, case.micro, together=share)
+    passes = [[rows * LENGTH for rows in one] for one in zip(*each, strict=True)] if share else []
     head = None
     if share:
         wire = WIRES[case.mode][1].dtype
@@ -108,7 +111,7 @@ def train(comm: Comm, case: Case, share: bool) -> Trained:
     for dummy in range(case.steps):
         drawn = torch.randint(0, VOCABULARY, (sum(case.rows), LENGTH + 1), generator=generator)
         mine = drawn[sum(case.rows[: comm.rank]) :][: case.rows[comm.rank]]
-        batches = mine.split(case.micro) if len(mine) else ()
+        batches = [part for part in mine.split(each[comm.rank]) if len(part)]
         sync.offer_ids([part[:, :-1] for part in batches])
         token_ids, dummy_stop = sync.take_ids()
         optimizer.prepare(token_ids)
@@ -201,10 +204,6 @@ def test_parts_go_by_the_weights_and_the_last_takes_the_padding() -> None:
 def test_a_part_without_vocabulary_is_refused(vocab_size: int, padded: int, weights: list[int], rank: int) -> None:
     with pytest.raises(ValueError, match=rf"rank {rank} would have no part of a vocabulary of {vocab_size}"):
         part_bounds(vocab_size, padded, weights)
-
-
-def test_a_rank_with_fewer_rows_has_none_in_the_last_passes() -> None:
-    assert passes_of([4, 2, 0], 2) == [[2, 2, 0], [2, 0, 0]]
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))

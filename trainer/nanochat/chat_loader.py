@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Batches of conversations: whole ones packed into rows, of which only what the assistant says is to be learnt.
 
-    loader = ChatLoader(Talks(path, tokenizer), shares=lambda: [4, 4], rank=0, micro=2, length=512)
-    pairs = loader.step(2)       # this rank's micro-batches of the coming step
+    loader = ChatLoader(Talks(path, tokenizer), shares=lambda: [4, 4], rank=0, length=512)
+    pairs = loader.step([2, 2])  # this rank's micro-batches of the coming step
     loader.last.counted          # the targets of the whole step, over all ranks
     loader.position()            # all that is needed to go on
 
@@ -121,12 +121,11 @@ class ChatLoader:
         talks: Talks,
         shares: Callable[[], Sequence[int]],
         rank: int,
-        micro: int,
         length: int,
         position: Mapping[str, int] | None = None,
     ) -> None:
         """shares: the rows of all ranks in the coming step."""
-        self.talks, self.shares, self.rank, self.micro, self.length = talks, shares, rank, micro, length
+        self.talks, self.shares, self.rank, self.length = talks, shares, rank, length
         at = {**START, **(position or {})}
         self._epoch, self._index = at["epoch"], at["rg_idx"]
         if not (self._epoch >= 1 and 0 <= self._index <= len(talks)):
@@ -136,17 +135,17 @@ class ChatLoader:
             )
         self.last: ChatBatch | None = None
 
-    def step(self, batches: int) -> list[Pair]:
-        """The coming step's micro-batches of this rank, of which it has so many."""
+    def step(self, passes: Sequence[int]) -> list[Pair]:
+        """The coming step's micro-batches of this rank, of so many rows each."""
         shares = list(self.shares())
         packed = pack(self.talks, self._epoch, self._index, sum(shares), self.length)
         begin = sum(shares[: self.rank])
-        mine = slice(begin, begin + batches * self.micro)
+        mine = slice(begin, begin + shares[self.rank])
         counted = (packed.targets != IGNORED).sum(1)
         self._epoch, self._index = packed.epoch, packed.read
         cursor = Cursor(0, packed.read, packed.epoch, 0)
         self.last = ChatBatch(cursor, int(counted.sum()), int(counted[mine].sum()))
-        return split(packed.inputs[mine], packed.targets[mine], self.micro)
+        return split(packed.inputs[mine], packed.targets[mine], passes)
 
     def position(self) -> dict[str, int]:
         """Where the next step goes on, in the words of upstream's meta file; rg_idx counts conversations."""
@@ -161,9 +160,10 @@ class ChatLoader:
         """Nothing stays open."""
 
 
-def split(inputs: Tensor, targets: Tensor, micro: int) -> list[Pair]:
+def split(inputs: Tensor, targets: Tensor, passes: Sequence[int]) -> list[Pair]:
     """Rows as micro-batches."""
-    return list(zip(inputs.split(micro), targets.split(micro), strict=True)) if len(inputs) else []
+    sizes = list(passes)
+    return list(zip(inputs.split(sizes), targets.split(sizes), strict=True)) if len(inputs) else []
 
 
 def epoch_batches(talks: Talks, rank: int, world: int, micro: int, length: int) -> Iterator[Pair]:

@@ -89,8 +89,8 @@ class BatchSource(Protocol):
     def last(self) -> Any:
         """The batch handed out last, with a cursor; None before the first and where there are none."""
 
-    def step(self, batches: int) -> list[Pair]:
-        """Inputs and targets of all micro-batches of this rank in the coming step."""
+    def step(self, passes: Sequence[int]) -> list[Pair]:
+        """Inputs and targets of all micro-batches of this rank in the coming step, of so many rows each."""
 
     def position(self) -> dict[str, int]:
         """Where the batch handed out last was in the data, in upstream's three numbers."""
@@ -267,10 +267,6 @@ class Loader:
         self.last = self._ahead.take()
         return self.last.inputs, self.last.targets
 
-    def step(self, batches: int) -> list[Pair]:
-        """The next so many batches."""
-        return [self.next_batch() for dummy in range(batches)]
-
     def position(self) -> dict[str, int]:
         """The documents read last for the batch handed out last, in upstream's three numbers."""
         return self._handed_out().cursor.position()
@@ -292,15 +288,15 @@ class Loader:
 
 
 class NoRows:
-    """What stands for a loader on a rank that takes no rows; its place is where the rows are read."""
+    """What stands for a loader where nothing is trained."""
 
     last = None
 
     def __init__(self, position: Mapping[str, int] | None = None) -> None:
         self._position = dict(START if position is None else position)
 
-    def step(self, batches: int) -> list[Pair]:
-        if batches:
+    def step(self, passes: Sequence[int]) -> list[Pair]:
+        if passes:
             raise RuntimeError("this rank takes no rows")
         return []
 
@@ -352,20 +348,14 @@ def deal(states: Sequence[Mapping[str, Any]], shards: Sequence[dataset.Shard], r
     return {**place, **_flatten(cursor, waiting)}
 
 
-def replayed(
-    tokenizer: Tokenizer, folder: Path, state: Mapping[str, Any], rows: int, length: int, batches: int
-) -> dict[str, Any]:
-    """The state of a rank that nobody can ask any more: from its last one on, read as that rank has read."""
-    if "rank" not in state:
-        return {}  # it takes no rows
+def replayed(tokenizer: Tokenizer, folder: Path, state: Mapping[str, Any], rows: int, length: int) -> dict[str, Any]:
+    """The state of a rank that nobody can ask any more: from its last one on, read so many rows as that rank has read them."""
     rank, world = state["rank"], state["world"]
     shards = dataset.inspect_split(folder, "train", world)
-    packer = Packer(
-        tokenizer, DocumentReader(shards, rank, world), rows, length, min(MOST_THREADS, os.cpu_count() or 1)
-    )
+    packer = Packer(tokenizer, DocumentReader(shards, rank, world), 1, length, min(MOST_THREADS, os.cpu_count() or 1))
     if "cursor" in state:
         packer.resume_exactly(Cursor(*state["cursor"]), _unflatten(state))
-    for dummy in range(batches):
+    for dummy in range(rows):
         packer.batch()
     place = {"rank": rank, "world": world, "files": [shard.path.name for shard in shards]}
     return {**place, **_flatten(packer.cursor, packer.waiting.oldest_first())}

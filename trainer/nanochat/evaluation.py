@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Evaluation(Stage):
         run.journal.say(f"Evaluating the base model of step {step} in {folder}")
 
     def training_loader(
-        self, run: Run, position: Mapping[str, int] | None = None, state: Mapping[str, Any] | None = None
+        self, run: Run, position: Mapping[str, int] | None = None, states: Sequence[Mapping[str, Any]] | None = None
     ) -> BatchSource:
         return NoRows(START)
 

@@ -68,10 +68,13 @@ class FineTuning(Stage):
         run.journal.say(f"Fine-tuning the base model of step {step} in {settings.base_checkpoints}")
 
     def training_loader(
-        self, run: Run, position: Mapping[str, int] | None = None, state: Mapping[str, Any] | None = None
+        self, run: Run, position: Mapping[str, int] | None = None, states: Sequence[Mapping[str, Any]] | None = None
     ) -> BatchSource:
-        micro, length = run.settings.device_batch_size, run.settings.max_seq_len
-        return ChatLoader(self.talks, lambda: run.shares, run.comm.rank, micro, length, position or START)
+        length = run.settings.max_seq_len
+        return ChatLoader(self.talks, lambda: run.shares.rows, run.comm.rank, length, position or START)
+
+    def deal_again(self, run: Run, states: Sequence[Mapping[str, Any]]) -> None:
+        """The loader asks for the shares in every step."""
 
     def begun_places(self, run: Run) -> list[dict[str, Any]]:
         return [{} for dummy in range(run.comm.world)]

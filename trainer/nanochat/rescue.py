@@ -24,6 +24,7 @@ from nanochat.checkpoint_manager import NotSaved
 from nanochat.comm import Comm
 from nanochat.optim_file import MUON, OptimizerLayout
 from nanochat.resume import gather_states
+from nanochat.shares import stream_rows
 
 if TYPE_CHECKING:
     from nanochat.run import Run
@@ -41,9 +42,9 @@ class Places:
     ranks: list[Json] | None = None
 
 
-def begun_places(readers: Sequence[int], world: int) -> list[Json]:
+def begun_places(world: int) -> list[Json]:
     """The places of ranks that begin with the first document."""
-    return [{"rank": readers.index(rank), "world": len(readers)} if rank in readers else {} for rank in range(world)]
+    return [{"rank": rank, "world": world} for rank in range(world)]
 
 
 # -- saving
@@ -93,7 +94,7 @@ def loader_alone(run: Run) -> Json:
         "rank": run.comm.rank,
         "mine": {**run.feed.state(), "route": numerics.route()},
         "ranks": run.places.ranks,
-        "batches": [made * rows // run.settings.device_batch_size for rows in run.shares],
+        "rows": [made * rows for rows in stream_rows(run.shares.rows)],
     }
 
 
@@ -131,12 +132,12 @@ def merge_places(run: Run, loader: Mapping[str, Any]) -> list[Json]:
         return list(loader["ranks"])
     known = {int(state.pop("of")): state for state in told}
     places = []
-    for rank, batches in enumerate(loader["batches"]):
+    for rank, rows in enumerate(loader["rows"]):
         if rank not in known:
             if loader["ranks"] is None:
                 return []
-            micro, length = run.settings.device_batch_size, run.settings.max_seq_len
-            found = dataloader.replayed(run.tokenizer, run.data_dir, loader["ranks"][rank], micro, length, batches)
+            length = run.settings.max_seq_len
+            found = dataloader.replayed(run.tokenizer, run.data_dir, loader["ranks"][rank], rows, length)
             known[rank] = {**found, "route": loader["mine"]["route"]}
         places.append(known[rank])
     return places
@@ -144,12 +145,11 @@ def merge_places(run: Run, loader: Mapping[str, Any]) -> list[Json]:
 
 def dealt(run: Run, states: Sequence[Json]) -> list[Json] | None:
     """The places from which the ranks of this run go on exactly; None where those of the old ones are of no use here."""
-    readers, old = run.readers, [state for state in states if "cursor" in state]
+    world, old = run.comm.world, [state for state in states if "cursor" in state]
     files = [path.name for path in dataset.split_paths(run.data_dir, "train")]
     if not old or not all(dataloader.is_of(state, number, len(old), files) for number, state in enumerate(old)):
         return None
-    parts = old
-    if len(old) != len(readers):
-        shards = dataset.inspect_split(run.data_dir, "train", len(readers))
-        parts = [dataloader.deal(old, shards, number, len(readers)) for number in range(len(readers))]
-    return [parts[readers.index(rank)] if rank in readers else {} for rank in range(run.comm.world)]
+    if len(old) == world:
+        return old
+    shards = dataset.inspect_split(run.data_dir, "train", world)
+    return [dataloader.deal(old, shards, number, world) for number in range(world)]

@@ -9,9 +9,9 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from nanochat import checkpoint_manager as checkpoints
 from nanochat import common, dataloader, dataset, numerics, tokenizer
 from nanochat.agreement import agree, code_digest, file_digest, start_alike
+from nanochat.balance import Balancer, Shares
 from nanochat.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.comm import Comm
 from nanochat.common import BadCheckpoint, DtypeChoice
@@ -34,6 +35,7 @@ from nanochat.resume import Found, choose_step, fetch, folder_leader, gather_sta
 from nanochat.schedule import TrainingPlan
 from nanochat.settings import Settings, flag_of, rank_shares, refuse, shared_config, user_config
 from nanochat.shared_head import fit_head, make_head
+from nanochat.shares import passes_of
 from nanochat.stage import Stage, counted, model_config
 from nanochat.sync import Sync, make_sync
 from nanochat.tokenizer import Tokenizer
@@ -65,8 +67,9 @@ class Progress:
 class Feed:
     """This rank's micro-batches, a step at a time; what is read ahead has its token ids sent ahead."""
 
-    def __init__(self, sync: Sync, rows: int, settings: Settings) -> None:
-        self.sync, self.micro_batches = sync, rows // settings.device_batch_size
+    def __init__(self) -> None:
+        self.sync: Sync
+        self.passes: list[int] = []
         self.loader: BatchSource
         self.seconds = 0.0
         self._batches: list[Batch] | None = None
@@ -74,15 +77,19 @@ class Feed:
         self._taken: dataloader.Batch | None = None
         self._finished: dataloader.Batch | None = None  # the last one of the step that was finished last
 
-    def offer(self, stop: bool, save: bool) -> None:
+    def take_shares(self, sync: Sync, passes: Sequence[int]) -> None:
+        """From now on take so many rows in each pass."""
+        self.sync, self.passes = sync, [rows for rows in passes if rows]
+
+    def offer(self, stop: bool, save: bool, busy: float = 0.0) -> None:
         """Read the coming step's batches, unless that was done, and tell the other ranks what is in them."""
         if self._batches is not None:
             return
         begun = time.perf_counter()
-        self._batches = self.loader.step(self.micro_batches)
+        self._batches = self.loader.step(self.passes)
         self._position = self.loader.position()
         self.seconds += time.perf_counter() - begun
-        self.sync.offer_ids([ids for ids, dummy in self._batches], stop, save)
+        self.sync.offer_ids([ids for ids, dummy in self._batches], stop, save, busy)
 
     def take(self) -> tuple[list[Batch], dict[str, int]]:
         """The batches of this step and their place in the data."""
@@ -108,6 +115,14 @@ class Feed:
         return taken
 
 
+class Machinery(NamedTuple):
+    """What computes, updates and exchanges; made again when the shares of the ranks change."""
+
+    training: TrainingPass
+    optimizer: Optimizer
+    sync: Sync
+
+
 @dataclasses.dataclass
 class Run:
     """Everything that the loop in train.py works with."""
@@ -124,14 +139,14 @@ class Run:
     data_dir: Path
     checkpoints: Path
     writer: int  # the rank that writes checkpoints into this rank's folder
-    shares: list[int]
+    shares: Shares
     plan: TrainingPlan
     model: GPT
-    training: TrainingPass
-    optimizer: Optimizer
-    sync: Sync
+    machinery: Machinery
     progress: Progress
     feed: Feed
+    balancer: Balancer
+    busy_seconds: float = 0.0  # in the last step; 0 where that says nothing of the next ones
     saved: list[int] = dataclasses.field(default_factory=list)
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
     places: Places = dataclasses.field(default_factory=Places)
@@ -155,9 +170,35 @@ class Run:
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     @property
-    def readers(self) -> list[int]:
-        """The ranks that take rows, among which the data is shared out."""
-        return [rank for rank, rows in enumerate(self.shares) if rows]
+    def training(self) -> TrainingPass:
+        return self.machinery.training
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.machinery.optimizer
+
+    @property
+    def sync(self) -> Sync:
+        return self.machinery.sync
+
+    @property
+    def passes(self) -> list[int]:
+        """The rows of this rank in each pass of a step."""
+        together = self.settings.head == "shared"
+        return passes_of(self.shares.rows, self.settings.device_batch_size, together)[self.comm.rank]
+
+    def began_with(self) -> list[list[int]]:
+        """The shares as the settings have them."""
+        settings = self.settings
+        rows = rank_shares(settings, self.plan.total_batch_size, self.comm.world)
+        return [rows, list(settings.head_shares)]
+
+    def take_shares(self, shares: Shares) -> None:
+        """Go on with other shares: everything that depends on them is made again, without its state."""
+        self.shares = shares
+        self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul)
+        self.balancer, self.busy_seconds = new_balancer(self.model, shares), 0.0
+        self.feed.take_shares(self.sync, self.passes)
 
     def meta(self, position: Mapping[str, int]) -> dict[str, Any]:
         """What a checkpoint's meta file says, in upstream's names."""
@@ -175,6 +216,7 @@ class Run:
                 "min_val_bpb": progress.min_val_bpb,
                 "smooth_train_loss": progress.smooth_loss,
                 "total_training_time": progress.training_seconds,
+                **({"shares": [*self.shares, self.began_with()]} if self.settings.rebalance else {}),
             },
         }
 
@@ -203,25 +245,45 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
     check_memory(config, device, settings, shares, comm)
     model = GPT(config).to(device)
     model.init_weights()
-    rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
-    head = make_head(settings, comm, model, tokens_of_ranks, MATMUL_TYPES[matmul])
-    training = TrainingPass(model, matmul, head)
-    optimizer = Optimizer(model, rates.scaled(plan.lr_scale), matmul, head.rows if head else ALL_ROWS)
-    sync = (
-        make_local(settings, comm, training, optimizer, tokens_of_ranks)
-        if settings.local_steps
-        else make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks)
-    )
+    begun = first_shares(settings, shares)
+    machinery = make_machinery(settings, comm, model, plan, begun, matmul)
     run = Run(
         settings, stage, comm, journal, device, dtype, matmul, tokens, sizes, data_dir, folder,
-        folder_leader(comm, folder), shares, plan, model, training, optimizer, sync, Progress(), Feed(sync, shares[comm.rank], settings),
+        folder_leader(comm, folder), begun, plan, model, machinery, Progress(), Feed(), new_balancer(model, begun),
     )  # fmt: skip
+    run.feed.take_shares(run.sync, run.passes)
     say_setup(run, asked, f"{matmul} through {route}")
     restore(run)
-    if isinstance(sync, LocalSync):
-        sync.begin(run.progress.step, plan.num_iterations)
+    if isinstance(run.sync, LocalSync):
+        run.sync.begin(run.progress.step, plan.num_iterations)
     start_alike(comm, run.weights)
     return run
+
+
+def first_shares(settings: Settings, rows: list[int]) -> Shares:
+    """What the ranks begin with."""
+    return Shares(rows, list(settings.head_shares) or [1] * len(rows) if settings.head == "shared" else [])
+
+
+def make_machinery(
+    settings: Settings, comm: Comm, model: GPT, plan: TrainingPlan, shares: Shares, matmul: str
+) -> Machinery:
+    """All that depends on what the ranks have of a step."""
+    tokens_of_ranks = [rows * settings.max_seq_len for rows in shares.rows]
+    rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
+    head = make_head(settings, comm, model, shares, MATMUL_TYPES[matmul])
+    training = TrainingPass(model, matmul, head)
+    optimizer = Optimizer(model, rates.scaled(plan.lr_scale), matmul, head.rows if head else ALL_ROWS)
+    if settings.local_steps:
+        return Machinery(training, optimizer, make_local(settings, comm, training, optimizer, tokens_of_ranks))
+    speeds = shares.head if len(set(shares.head)) > 1 else ()
+    sync = make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks, speeds)
+    return Machinery(training, optimizer, sync)
+
+
+def new_balancer(model: GPT, shares: Shares) -> Balancer:
+    head_work = 6 * model.parameter_counts()["lm_head"] / model.flops_per_token()
+    return Balancer(shares, head_work if shares.head else 0.0)
 
 
 def facts(
@@ -295,11 +357,11 @@ def say_setup(run: Run, asked: Settings, products: str) -> None:
     say(f"Tokens : scaling parameters ratio: {tokens / scaling:.2f}")
     say(f"Total training FLOPs estimate: {flops * tokens:e}")
     say(f"Tokens / micro-batch / rank: {settings.device_batch_size} x {settings.max_seq_len} = {micro:,}")
-    steps = accumulations(settings, run.shares)
+    steps = accumulations(settings, run.shares.rows)
     say(f"Total batch size {plan.total_batch_size:,} => gradient accumulation steps: {steps}")
     if settings.core_metric_every > 0:
         say(f"CORE is not evaluated by this trainer (--core-metric-every {settings.core_metric_every})")
-    say(f"Ranks: {run.comm.world}, rows per step: {', '.join(map(str, run.shares))}, sync: {settings.sync}")
+    say(f"Ranks: {run.comm.world}, rows per step: {', '.join(map(str, run.shares.rows))}, sync: {settings.sync}")
     if run.training.shared_head is not None:
         parts = run.training.shared_head.sizes
         say(f"Head: shared out, rows of the vocabulary by rank: {', '.join(map(str, parts))}")
@@ -321,7 +383,7 @@ def say_local(run: Run, asked: Settings) -> None:
 
 def accumulations(settings: Settings, shares: list[int]) -> str:
     """Micro-batches in a step, by rank where they differ."""
-    each = [rows // settings.device_batch_size for rows in shares]
+    each = [len(one) for one in passes_of(shares, settings.device_batch_size, together=False)]
     return str(each[0]) if len(set(each)) == 1 else ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(each))
 
 
@@ -389,14 +451,24 @@ def take_up(run: Run, found: Found, files: int) -> None:
     check_not_over(run, found.step)
     check_same_model(run, meta, folder, found.step)
     load_weights(run, folder, found.step)
+    take_kept_shares(run, meta)
     states = places_of(run, restore_optimizer(run, folder, found, files))
     restore_progress(run.progress, meta, found.step)
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
         run.journal.say(f"Step {found.step} was made with products through {mine['route']}, which is not accurate here")
     run.places = Places(found.step, run.stage.dealt(run, states))
-    goes_on = run.places.ranks[comm.rank] if run.places.ranks else None
-    run.feed.loader = run.stage.training_loader(run, place_in_data(meta, states), goes_on)
+    run.feed.loader = run.stage.training_loader(run, place_in_data(meta, states), run.places.ranks)
+
+
+def take_kept_shares(run: Run, meta: Mapping[str, Any]) -> None:
+    """Go on with the shares that the checkpoint was made with, unless the settings have others than they had then."""
+    kept = (meta.get("loop_state") or {}).get("shares") if run.settings.rebalance else None
+    if kept is None or kept[2] != run.began_with() or bool(kept[1]) != bool(run.shares.head):
+        return
+    if kept[:2] != list(run.shares):
+        run.take_shares(Shares(*kept[:2]))
+        run.journal.say(f"Rows per step, as the ranks had come to share them out: {', '.join(map(str, kept[0]))}")
 
 
 def load_weights(run: Run, folder: Path, step: int) -> None:
@@ -427,7 +499,7 @@ def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapp
 
 def feedback_of(run: Run) -> list[Any]:
     """Whose error feedback it is: with other ranks or rows a rank sends something else in the same place."""
-    return [run.comm.rank, run.shares]
+    return [run.comm.rank, run.shares.rows]
 
 
 def restore_feedback(run: Run, kept: Mapping[str, Any] | None) -> None:

@@ -63,7 +63,7 @@ class Settings:
     target_flops: float = option(-1.0, "train for so many FLOPs; -1: from the ratio below")
     target_param_data_ratio: float = option(12.0, "train for so many tokens a parameter")
     # Optimization
-    device_batch_size: int = option(32, "rows in one forward and backward pass of one rank")
+    device_batch_size: int = option(32, "rows in one forward and backward pass of one rank, at most")
     total_batch_size: int = option(-1, "tokens in one optimizer step over all ranks; -1: from the scaling law")
     embedding_lr: float = option(0.3, "learning rate of the embeddings (AdamW)")
     unembedding_lr: float = option(0.008, "learning rate of the head (AdamW)")
@@ -107,6 +107,9 @@ class Settings:
     )
     matmul: str = option("auto", "matrix products: fp32, bf16, or auto (what the dtype says)", ("auto", "fp32", "bf16"))
     rank_rows: tuple[int, ...] = option((), 'rows that each rank takes in a step, as in "6,2" (default: equal shares)')
+    rebalance: bool = option(
+        False, "share rows and head out again while training when ranks turn out to be faster or slower than thought"
+    )
     run_dir: str = option("", "folder of metrics-rankN.jsonl and heartbeat-rankN.json (default: $NANOCHAT_BASE_DIR)")
     timeout_seconds: float = option(300.0, "longest wait for another rank")
     resume: bool = option(False, "resume from the newest checkpoint that all ranks have, or start if there is none")
@@ -272,6 +275,12 @@ def check(settings: Settings) -> None:
         )
     if settings.local_steps and settings.sync not in ("exact", "bf16"):
         refuse(settings, "local_steps", f"cannot go together with --sync {settings.sync}; take exact or bf16")
+    if settings.rebalance and settings.local_steps:
+        refuse(
+            settings,
+            "local_steps",
+            "cannot go together with --rebalance, since ranks do not wait for each other in a step",
+        )
     if settings.resume and settings.resume_from_step >= 0:
         refuse(settings, "resume_from_step", "cannot go together with --resume, which finds the step by itself")
     if settings.model_tag is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", settings.model_tag):
@@ -365,19 +374,12 @@ def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[i
 
 
 def _given_shares(settings: Settings, rows: int, world: int) -> list[int]:
-    shares, micro = list(settings.rank_rows), settings.device_batch_size
+    shares = list(settings.rank_rows)
     if len(shares) != world:
         refuse(settings, "rank_rows", f"names {len(shares)} rank(s), but this job has {world}")
     if sum(shares) != rows:
         want = f"a step of {rows * settings.max_seq_len} tokens has {rows} row(s)"
         refuse(settings, "rank_rows", f"adds up to {sum(shares)} row(s), but {want}")
-    for rank, share in enumerate(shares):
-        if share % micro:
-            refuse(
-                settings,
-                "rank_rows",
-                f"rank {rank} takes {share} row(s), not a multiple of --device-batch-size {micro}",
-            )
     return shares
 
 

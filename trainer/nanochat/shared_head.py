@@ -25,12 +25,14 @@ In training, the weights of the other parts are out of date here: `gather()` bri
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from nanochat.balance import Shares
 from nanochat.comm import Comm, Pending
 from nanochat.gradients import HEAD, product
 from nanochat.head import CACHED_BYTES, CHUNK_BYTES, row_slices
@@ -40,22 +42,17 @@ from nanochat.model import GPT, ModelConfig
 from nanochat.ops import IGNORED, SOFTCAP, tanh_product
 from nanochat.optim import Optimizer
 from nanochat.settings import Settings, refuse
+from nanochat.shares import passes_of
 from nanochat.wire import WIRES
 
 # Beyond all tags of the gradients.
 FIRST_TAG = 2**20
 
 
-def passes_of(tokens_of_ranks: Sequence[int], pass_tokens: int) -> list[list[int]]:
-    """The tokens of each rank in each pass of a step: a rank with fewer rows than others has no more in the last ones."""
-    count = max(tokens_of_ranks) // pass_tokens
-    return [[min(pass_tokens, max(0, t - number * pass_tokens)) for t in tokens_of_ranks] for number in range(count)]
-
-
-def even_slices(rows: int, row_bytes: int, limit: int) -> list[slice]:
-    """All rows, as many together as stay below the limit, and all slices of nearly one size."""
-    count = len(row_slices(rows, row_bytes, limit))
-    return [slice(rows * number // count, rows * (number + 1) // count) for number in range(count)]
+def even_slices(tokens: Sequence[int], row_bytes: int, limit: int) -> list[list[slice]]:
+    """All tokens of all ranks, as many together as stay below the limit: of each rank in each round nearly the same part."""
+    count = min(max(tokens), len(row_slices(sum(tokens), row_bytes, limit)))
+    return [[slice(t * n // count, t * (n + 1) // count) for t in tokens] for n in range(count)]
 
 
 def fit_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[int], device: str) -> Settings:
@@ -80,15 +77,14 @@ def fit_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[
     return dataclasses.replace(settings, head=head if able else "whole")
 
 
-def make_head(
-    settings: Settings, comm: Comm, model: GPT, tokens_of_ranks: Sequence[int], dtype: torch.dtype
-) -> SharedHead | None:
+def make_head(settings: Settings, comm: Comm, model: GPT, shares: Shares, dtype: torch.dtype) -> SharedHead | None:
     """This rank's part, if these settings (as fit_head gives them) share the head out."""
     if settings.head != "shared":
         return None
     config = model.config
-    bounds = part_bounds(config.vocab_size, config.padded_vocab_size, settings.head_shares or [1] * comm.world)
-    passes = passes_of(tokens_of_ranks, settings.device_batch_size * settings.max_seq_len)
+    bounds = part_bounds(config.vocab_size, config.padded_vocab_size, shares.head)
+    by_rank = passes_of(shares.rows, settings.device_batch_size, together=True)
+    passes = [[rows * settings.max_seq_len for rows in one] for one in zip(*by_rank, strict=True)]
     # What packing would do to hidden states has no place for error feedback: they go as the rows of the tables do.
     return SharedHead(comm, model, bounds, passes, WIRES[settings.sync][1].dtype, dtype)
 
@@ -103,25 +99,31 @@ class Target(NamedTuple):
 
 
 class Round:
-    """The rows that go through the head together: of each rank that has rows in this pass the same ones."""
+    """The rows that go through the head together, of each rank that has rows in it one after the other."""
 
-    def __init__(self, head: SharedHead, number: int, active: Sequence[int], rows: slice) -> None:
-        self.rows, self.active = rows, list(active)
-        self.size = rows.stop - rows.start
+    def __init__(self, head: SharedHead, number: int, slices: Sequence[slice]) -> None:
+        """slices: of the rows of each rank in this pass."""
+        self.rows = slices[head.comm.rank]
+        self.sizes = [one.stop - one.start for one in slices]
+        self.active = [rank for rank, size in enumerate(self.sizes) if size]
+        ends = list(itertools.accumulate(self.sizes))
+        self.places = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+        self.all = ends[-1]
         world, width, wire, get = head.comm.world, head.part.size(1), head.wire, head.buffers.get
-        name = f"round {number}"
-        # By rank: what the head sees, and its targets.
-        self.y = get(f"{name} y", len(active), self.size, width, dtype=wire)
-        self.targets = get(f"{name} targets", len(active), self.size, dtype=torch.int32)
-        # By the rank of the part, by the rank of the rows: sums of exponentials, and exponentials of the targets.
-        self.sums = get(f"{name} sums", world, len(active), 2, self.size)
+        name = f"round {number} of {self.sizes}"
+        # What the head sees, and its targets.
+        self.y = get(f"{name} y", self.all, width, dtype=wire)
+        self.targets = get(f"{name} targets", self.all, dtype=torch.int32)
+        self._sums = get(f"{name} sums", world, 2 * self.all)
         # By the rank of the part: the gradients of this rank's rows.
-        self.dy = get(f"{name} dy", world, self.size, width, dtype=wire)
+        self.dy = get(f"{name} dy", world, self.sizes[head.comm.rank], width, dtype=wire)
         self.arriving: dict[tuple[str, int, int], Pending] = {}
         self.found: dict[int, Target] = {}
 
-    def place(self, rank: int) -> int:
-        return self.active.index(rank)
+    def sums(self, part: int, rank: int) -> Tensor:
+        """Of the rows of a rank in the part of another: sums of exponentials, and exponentials of the targets."""
+        place = self.places[rank]
+        return self._sums[part, 2 * place.start : 2 * place.stop].view(2, self.sizes[rank])
 
 
 class SharedHead:
@@ -169,12 +171,10 @@ class SharedHead:
     def start_pass(self) -> None:
         """Be ready for what the others send: their rows may come while ours are still in the layers."""
         # What is sent lies in the buffers of the last pass until it has left.
-        self.comm.wait(*self._leaving)
-        self._leaving.clear()
+        self.settle()
         tokens = self.passes[self.number]
-        active = [rank for rank, count in enumerate(tokens) if count]
-        slices = even_slices(max(tokens), self.row_bytes * len(active), self.limit)
-        self.rounds = [Round(self, number, active, rows) for number, rows in enumerate(slices)]
+        slices = even_slices(tokens, self.row_bytes, self.limit)
+        self.rounds = [Round(self, number, one) for number, one in enumerate(slices)]
         for number, one in enumerate(self.rounds):
             self._expect(one, number)
 
@@ -188,10 +188,10 @@ class SharedHead:
 
         for rank in self.others:
             if rank in one.active:
-                receive("y", rank, rank, one.y[one.place(rank)], 0, "the hidden states")
-                receive("targets", rank, rank, one.targets[one.place(rank)], 1, "the targets")
+                receive("y", rank, rank, one.y[one.places[rank]], 0, "the hidden states")
+                receive("targets", rank, rank, one.targets[one.places[rank]], 1, "the targets")
             for about in one.active:
-                receive("sums", about, rank, one.sums[rank, one.place(about)], 3 + about, "the sums of logits")
+                receive("sums", about, rank, one.sums(rank, about), 3 + about, "the sums of logits")
             if self.comm.rank in one.active:
                 receive("dy", self.comm.rank, rank, one.dy[rank], 2, "the gradient of the hidden states")
 
@@ -201,7 +201,9 @@ class SharedHead:
     def loss_and_gradient(self, y: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """As of a whole head; y is this rank's rows of this pass."""
         for number, one in enumerate(self.rounds):
-            mine = one.place(self.comm.rank)
+            if self.comm.rank not in one.active:
+                continue
+            mine = one.places[self.comm.rank]
             one.y[mine].copy_(y[one.rows])
             one.targets[mine].copy_(targets[one.rows])
             self._send(one.targets[mine], number, 1, "the targets", self.others)
@@ -209,17 +211,19 @@ class SharedHead:
         loss = self.take_part(scale)
         d = self.buffers.get("d", *y.shape)
         for one in self.rounds:
-            self._sum_gradients(one, d[one.rows])
+            if self.comm.rank in one.active:
+                self._sum_gradients(one, d[one.rows])
         return loss, d.mul_(scale)
 
     def take_part(self, scale: float) -> Tensor:
         """Do what is this rank's to do in a pass; returns the loss of its rows, if it has any."""
         self.comm.enter("head")
         loss = torch.zeros((), device=self.weight.device)
+        most = max(one.all for one in self.rounds)
         for number, one in enumerate(self.rounds):
             order = [rank for rank in (self.comm.rank, *self.others) if rank in one.active]
-            self.logits = self.buffers.get("logits", len(order), one.size, self.real, dtype=self.dtype)
-            self.scaled = self.buffers.get("scaled", len(order), one.size, self.part.size(1), dtype=self.dtype)
+            self.logits = self.buffers.get("logits", most, self.real, dtype=self.dtype)[: one.all]
+            self.scaled = self.buffers.get("scaled", most, self.part.size(1), dtype=self.dtype)[: one.all]
             for rank in order:
                 self._exponentials(one, number, rank)
             for rank in sorted(order, key=lambda rank: (rank == self.comm.rank, order.index(rank))):
@@ -236,17 +240,18 @@ class SharedHead:
 
     def _exponentials(self, one: Round, number: int, rank: int) -> None:
         """Of a rank's rows in this part; their sums leave for all."""
-        place = one.place(rank)
+        place, size = one.places[rank], one.sizes[rank]
+        logits = self.logits[place]
         if rank != self.comm.rank:
             self.comm.wait(one.arriving.pop(("targets", rank, rank)), one.arriving.pop(("y", rank, rank)))
-        x = torch.mul(self._float(one.y[place]), 1 / SOFTCAP, out=self._operand("capped", one))
+        x = torch.mul(self._float(one.y[place]), 1 / SOFTCAP, out=self._operand("capped", size))
         wanted = one.targets[place].long() - self.rows.start
         inside = (wanted >= 0) & (wanted < self.real)
         columns = wanted.clamp(0, self.real - 1)
-        sums, t_at = one.sums[self.comm.rank, place], torch.empty(one.size)
-        for rows in row_slices(one.size, self.real * self.dtype.itemsize, CACHED_BYTES):
+        sums, t_at = one.sums(self.comm.rank, rank), torch.empty(size)
+        for rows in row_slices(size, self.real * self.dtype.itemsize, CACHED_BYTES):
             t = tanh_product(x[rows], self.operand)
-            e = torch.mul(t, SOFTCAP, out=self.logits[place, rows]).exp_()
+            e = torch.mul(t, SOFTCAP, out=logits[rows]).exp_()
             torch.sum(e, 1, dtype=torch.float32, out=sums[0, rows])
             at = columns[rows, None]
             sums[1, rows] = e.gather(1, at).squeeze(1).float() * inside[rows]
@@ -258,12 +263,12 @@ class SharedHead:
 
     def _gradient(self, one: Round, number: int, rank: int, scale: float) -> Tensor:
         """Of a rank's rows in this part: on its way to that rank, if it is another; returns the loss if it is this."""
-        place, own = one.place(rank), rank == self.comm.rank
+        place, size, own = one.places[rank], one.sizes[rank], rank == self.comm.rank
         self.comm.wait(*(one.arriving.pop(("sums", rank, other)) for other in self.others))
-        total, at_target = torch.zeros(one.size), torch.zeros(one.size)
-        for part in one.sums[:, place]:
-            total += part[0]
-            at_target += part[1]
+        total, at_target = torch.zeros(size), torch.zeros(size)
+        for part in range(self.comm.world):
+            total += one.sums(part, rank)[0]
+            at_target += one.sums(part, rank)[1]
         target = one.found.pop(rank)
         missing = (target.exponential - total[target.rows]) * (1 - target.t.square())
         self.logits[place].index_put_((target.rows, target.columns), missing.to(self.dtype))
@@ -280,7 +285,7 @@ class SharedHead:
         return (total.log() - at_target.log())[counted].sum() if own else torch.zeros(())
 
     def _own_dy(self, one: Round) -> Tensor:
-        return self.buffers.get(f"own dy from {one.rows.start}", one.size, self.part.size(1))
+        return self.buffers.get(f"own dy from {one.rows.start}", one.sizes[self.comm.rank], self.part.size(1))
 
     def _sum_gradients(self, one: Round, out: Tensor) -> None:
         """The gradient of this rank's rows: the parts in the order of the ranks, in float32."""
@@ -295,13 +300,12 @@ class SharedHead:
     def _float(self, x: Tensor) -> Tensor:
         return x if x.dtype == torch.float32 else x.float()
 
-    def _operand(self, name: str, one: Round) -> Tensor:
-        return self.buffers.get(name, one.size, self.part.size(1), dtype=self.dtype)
+    def _operand(self, name: str, size: int) -> Tensor:
+        return self.buffers.get(f"{name} {size}", size, self.part.size(1), dtype=self.dtype)
 
     def _weight_gradient(self, rows: slice) -> None:
         """Of some rows of this part, from the round that was worked off last."""
-        logits, scaled = self.logits.flatten(0, 1), self.scaled.flatten(0, 1)
-        product(logits[:, rows].t(), scaled, self.gradient[rows], add=self._written)
+        product(self.logits[:, rows].t(), self.scaled, self.gradient[rows], add=self._written)
 
     # -- the end of a step
 
@@ -322,6 +326,11 @@ class SharedHead:
             return
         self._broadcast_parts(self.weight, "the parts of lm_head.weight")
         self.current = True
+
+    def settle(self) -> None:
+        """Wait until what was sent has left."""
+        self.comm.wait(*self._leaving)
+        self._leaving.clear()
 
     def whole_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """AdamW's state of all parts. That of this rank's moves into it until the next step, since little would be

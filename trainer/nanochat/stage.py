@@ -9,7 +9,7 @@ Stage is pretraining; fine_tuning.py has the other one. All else (run.py, train.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,15 @@ import torch
 
 from nanochat import dataset
 from nanochat.common import UserError
-from nanochat.dataloader import START, BatchSource, Loader, NoRows, Pair
+from nanochat.dataloader import BatchSource, Loader, Pair
 from nanochat.engine import SAMPLE_PROMPTS, complete
 from nanochat.loss_eval import eval_steps
 from nanochat.model import GPT, ModelConfig
 from nanochat.rescue import begun_places, dealt
 from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
 from nanochat.settings import LIMITS, Settings
+from nanochat.shares import stream_rows
+from nanochat.streams import Streams
 
 if TYPE_CHECKING:
     from nanochat.run import Run
@@ -46,17 +48,20 @@ class Stage:
         """There is no checkpoint to go on from: the weights are drawn, and that was done."""
 
     def training_loader(
-        self, run: Run, position: Mapping[str, int] | None = None, state: Mapping[str, Any] | None = None
+        self, run: Run, position: Mapping[str, int] | None = None, states: Sequence[Mapping[str, Any]] | None = None
     ) -> BatchSource:
-        """This rank's batches to train on."""
-        readers = run.readers
-        if run.comm.rank not in readers:
-            return NoRows(position or START)
-        return shards_loader(run, "train", readers.index(run.comm.rank), len(readers), position=position, state=state)
+        """This rank's batches to train on; states: where the streams go on exactly, position: where they do so nearly."""
+        return Streams(run.comm.rank, run.shares.rows, opener(run, position, states))
+
+    def deal_again(self, run: Run, states: Sequence[Mapping[str, Any]]) -> None:
+        """The shares have changed between two steps; states: where the streams are."""
+        streams = run.feed.loader
+        if isinstance(streams, Streams):
+            streams.deal(run.shares.rows, opener(run, None, states))
 
     def begun_places(self, run: Run) -> list[dict[str, Any]]:
         """Where the ranks of a run that begins are in the data."""
-        return begun_places(run.readers, run.comm.world)
+        return begun_places(run.comm.world)
 
     def dealt(self, run: Run, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """Where the ranks of this run go on exactly, by the places of those that made a checkpoint."""
@@ -75,7 +80,7 @@ class Stage:
         """This rank's part of the batches to evaluate on, in which all ranks take part."""
         settings, comm = run.settings, run.comm
         steps = eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len, comm.world)
-        loader = shards_loader(run, "val", comm.rank, comm.world)
+        loader = shards_loader(run, "val", settings.device_batch_size, comm.rank)
         try:
             yield (loader.next_batch() for dummy in range(steps))
         finally:
@@ -87,11 +92,23 @@ class Stage:
             yield prompt, complete(run.model, run.tokenizer, prompt)
 
 
-def shards_loader(run: Run, split: str, rank: int, world: int, **place: Any) -> Loader:
+def opener(
+    run: Run, position: Mapping[str, int] | None, states: Sequence[Mapping[str, Any]] | None
+) -> Callable[[int], Loader]:
+    """What opens a stream of the shards for the rows that it gives to a step."""
+    rows = stream_rows(run.shares.rows)
+
+    def open_stream(stream: int) -> Loader:
+        state = states[stream] if states else None
+        return shards_loader(run, "train", rows[stream], stream, position=position, state=state)
+
+    return open_stream
+
+
+def shards_loader(run: Run, split: str, rows: int, rank: int, **place: Any) -> Loader:
     """One rank's batches out of the shards."""
-    micro, length = run.settings.device_batch_size, run.settings.max_seq_len
     return Loader(
-        run.tokenizer, run.data_dir, split, micro, length, rank, world,
+        run.tokenizer, run.data_dir, split, rows, run.settings.max_seq_len, rank, run.comm.world,
         patience=run.settings.timeout_seconds, interrupted=lambda: run.stop_asked, **place,
     )  # fmt: skip
 

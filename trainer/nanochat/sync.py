@@ -46,12 +46,23 @@ SMALL = 1024
 PORTIONS = 4
 DDP_BUCKET_BYTES = 25 * 2**20
 IDS_TAG, SMALL_TAG, FIRST_TAG = 1, 2, 10
+# Numbers before the token ids, and the unit of the seconds among them.
+TOLD = 2
+BUSY_UNIT, MOST_BUSY = 1e-4, 2**31 - 1
 
 
 def make_sync(
-    mode: str, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int]
+    mode: str,
+    comm: Comm,
+    training: TrainingPass,
+    optimizer: Optimizer,
+    tokens_of_ranks: Sequence[int],
+    speeds: Sequence[int] = (),
 ) -> Sync:
-    """The way of --sync; a process alone has nothing to exchange, and NCCL does all by all-reduce."""
+    """The way of --sync; a process alone has nothing to exchange, and NCCL does all by all-reduce.
+
+    speeds: of the ranks, by which Muon's work is shared out; by their tokens where there are none.
+    """
     if comm.world == 1:
         return Sync(comm, training, optimizer, tokens_of_ranks)
     cuda = next(training.model.parameters()).is_cuda
@@ -61,7 +72,7 @@ def make_sync(
         return DenseSync(comm, training, optimizer, tokens_of_ranks, overlap=mode == "ddp")
     wire, row_wire = WIRES[mode]
     if not cuda:
-        return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wire, row_wire)
+        return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wire, row_wire, speeds)
     if packs(mode):
         raise UserError(f"--sync {mode} is for CPUs on slow links; take exact or bf16 with a GPU.")
     return AllReduceSync(comm, training, optimizer, tokens_of_ranks, wire.dtype)
@@ -80,10 +91,11 @@ class Sync:
         self.owners: dict[str, int] = {}
         # What packing has left of this rank's gradients and updates, by parameter.
         self.feedback: dict[str, Tensor] = {}
-        # One more than the tokens: the first says whether this rank was asked to stop (1), or wants a checkpoint (2).
+        # Before the tokens: whether this rank was asked to stop (1), or wants a checkpoint (2), and how long it was busy.
         self.device = next(training.model.parameters()).device
-        self._ids = [torch.zeros(1 + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
+        self._ids = [torch.zeros(TOLD + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
         self.pending_ids: list[Pending] = []
+        self.busy = [0.0] * comm.world  # seconds of each rank in a step before; 0: it does not say
         self.save_asked = False  # after the step whose ids were taken last, by any rank
         # Whether an update has begun to change weights and is not done, so that they are of no step.
         self.changing = False
@@ -93,12 +105,14 @@ class Sync:
         """What the last micro-batch is to be told its gradients by; None where that is not needed."""
         return None
 
-    def offer_ids(self, ids: Sequence[Tensor], stop: bool = False, save: bool = False) -> None:
-        """Send this rank's token ids of the coming step to the others, and whether to stop or to save after it."""
+    def offer_ids(self, ids: Sequence[Tensor], stop: bool = False, save: bool = False, busy: float = 0.0) -> None:
+        """Send this rank's token ids of the coming step to the others, whether to stop or to save after it, and the seconds
+        in which this rank was busy in the last step that it has finished."""
         mine = self._ids[self.comm.rank]
         mine[0] = int(stop) + 2 * int(save)
+        mine[1] = min(round(busy / BUSY_UNIT), MOST_BUSY)
         if ids:
-            torch.cat([part.flatten().to("cpu", torch.int32) for part in ids], out=mine[1:])
+            torch.cat([part.flatten().to("cpu", torch.int32) for part in ids], out=mine[TOLD:])
         what = "the token ids"
         self.pending_ids = [self.comm.receive(self._ids[rank], rank, IDS_TAG, what) for rank in self.others]
         self.pending_ids += [self.comm.send(mine, rank, IDS_TAG, what) for rank in self.others]
@@ -108,7 +122,8 @@ class Sync:
         self.comm.wait(*self.pending_ids)
         stop = any(bool(ids[0] & 1) for ids in self._ids)
         self.save_asked = any(bool(ids[0] & 2) for ids in self._ids)
-        return unique_ids([ids[1:] for ids in self._ids]).long().to(self.device), stop
+        self.busy = [float(ids[1]) * BUSY_UNIT for ids in self._ids]
+        return unique_ids([ids[TOLD:] for ids in self._ids]).long().to(self.device), stop
 
     def start_step(self, token_ids: Tensor) -> None:
         """Make ready for the gradients of a step over these token ids."""
@@ -291,6 +306,7 @@ class OverlappedSync(Sync):
         tokens_of_ranks: Sequence[int],
         wire: Wire,
         row_wire: Plain,
+        speeds: Sequence[int] = (),
     ) -> None:
         super().__init__(comm, training, optimizer, tokens_of_ranks)
         self.wire, self.row_wire = wire, row_wire
@@ -299,7 +315,7 @@ class OverlappedSync(Sync):
         self.tables = [name for name in order if is_table(name)]
         matrices = optimizer.matrix_names
         self.small = [n for n in order if self.parameters[n].numel() < SMALL and n not in {*self.tables, *matrices}]
-        self.owners = share_out({n: self.parameters[n].shape for n in matrices}, tokens_of_ranks)
+        self.owners = share_out({n: self.parameters[n].shape for n in matrices}, speeds or tokens_of_ranks)
         self.owned = [n for n in order if self.owners.get(n) == comm.rank]
         size = -(-len(self.owned) // PORTIONS) or 1
         self.portions = [self.owned[start : start + size] for start in range(0, len(self.owned), size)]
@@ -369,7 +385,7 @@ class OverlappedSync(Sync):
         return self._send
 
     def start_step(self, token_ids: Tensor) -> None:
-        mine = [unique_ids([ids[1:]]).long() for ids in self._ids]
+        mine = [unique_ids([ids[TOLD:]]).long() for ids in self._ids]
         self.index = [torch.searchsorted(token_ids, ids) for ids in mine]
         for rank in self.trainers:
             if rank == self.comm.rank:
@@ -542,7 +558,7 @@ class OverlappedSync(Sync):
 
 
 def share_out(shapes: Mapping[str, torch.Size], speeds: Sequence[float]) -> dict[str, int]:
-    """The owner of each matrix, so that Muon's work is shared out as the rows of the batch are."""
+    """The owner of each matrix, so that Muon's work is shared out by the speeds."""
     able = [rank for rank, speed in enumerate(speeds) if speed]
     cost = {name: math.prod(shape) * min(shape) for name, shape in shapes.items()}
     load, owners = [0.0] * len(speeds), {}

@@ -23,6 +23,7 @@ from nanochat.checkpoint_manager import NotSaved
 from nanochat.common import UserError
 from nanochat.local import first_meeting
 from nanochat.loss_eval import bits_per_byte
+from nanochat.reshare import change_shares
 from nanochat.run import STEPS_NOT_TIMED, Batch, Run, checkpoint
 from nanochat.schedule import StepSchedule
 from nanochat.settings import user_config
@@ -89,7 +90,7 @@ def train_step(run: Run) -> bool:
     step, began = run.progress.step, time.perf_counter()
     run.comm.take_counters()
     run.comm.enter("data", step)
-    run.feed.offer(run.stop_asked, run.save_wanted)
+    run.feed.offer(run.stop_asked, run.save_wanted, run.busy_seconds)
     batches, position = run.feed.take()
     token_ids, stop = run.sync.take_ids()
     run.optimizer.prepare(token_ids)
@@ -98,15 +99,19 @@ def train_step(run: Run) -> bool:
     loss = forward_backward(run, batches, token_ids)
     # A head that is shared out waits for the others in the middle of a pass.
     passed = time.perf_counter() - passing - (run.comm.wait_seconds - waited)
-    if not stop and not saves(run, step + 1):
-        # The next step's token ids travel with this one's gradients; a checkpoint wants the loader where it is.
-        run.feed.offer(run.stop_asked, run.save_wanted)
+    shares = None if stop or not run.settings.rebalance else run.balancer.hear(run.sync.busy)
+    if not stop and not shares and not saves(run, step + 1):
+        # The next step's token ids travel with this one's gradients; a checkpoint wants the loader where it is, and so does
+        # a change of shares.
+        run.feed.offer(run.stop_asked, run.save_wanted, run.busy_seconds)
     total = run.sync.step(loss, StepSchedule.at(run.plan, step))
     if not math.isfinite(total):
         raise spoilt(run, total)
     wait, sent = run.comm.take_counters()
     finish_step(run, total, Timing(time.perf_counter() - began, run.feed.take_seconds(), passed, wait, sent), position)
     prove_checkpoint(run, step)
+    if shares:
+        change_shares(run, shares)
     return stop
 
 
@@ -140,13 +145,13 @@ def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> T
     """Gradients of all micro-batches; the last one tells the sync what is ready."""
     run.training.start_step(token_ids)
     run.sync.start_step(token_ids)
-    rows = run.shares[run.comm.rank] if run.settings.local_steps else sum(run.shares)
+    rows = run.shares.rows[run.comm.rank] if run.settings.local_steps else sum(run.shares.rows)
     scale = 1.0 / run.stage.targets(run, rows)
     loss = torch.zeros((), device=run.device)
     for number, (ids, targets) in enumerate(batches, start=1):
         on_ready = run.sync.on_ready if number == len(batches) else None
         loss += run.training.forward_backward(ids.to(run.device), targets.to(run.device), scale, on_ready)
-    for dummy in range(len(batches), max(run.shares) // run.settings.device_batch_size):
+    for dummy in range(len(batches), len(run.passes)):
         run.training.join_pass(scale)
     return loss
 
@@ -160,6 +165,7 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
     if step > STEPS_NOT_TIMED:
         progress.training_seconds += timing.total
     progress.step = step + 1
+    run.busy_seconds = max(0.0, timing.total - timing.wait - timing.data)
     run.feed.finish()
     typical = run.journal.seconds_per_step(timing.total)
     run.journal.heartbeat.step_seconds = typical

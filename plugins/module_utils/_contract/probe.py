@@ -184,6 +184,7 @@ class PastRun(TypedDict):
     exists: bool
     plan_digest: Optional[str]
     rows: Dict[str, int]
+    head_shares: Dict[str, int]
     cores: Dict[str, List[int]]
     sync: Optional[str]
     matmul: Optional[str]

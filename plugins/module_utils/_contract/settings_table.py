@@ -105,7 +105,7 @@ SETTINGS: list[Setting] = [
     ),
     *_rows(
         "The training", RUN,
-        ("ddp_device_batch", "int", None, {"low": 1, "empty": "the profile's, or less where the hosts share rows better so"},
+        ("ddp_device_batch", "int", None, {"low": 1, "empty": "the profile's, or what suits the hosts' shares"},
          "Rows in one pass through the model; more need more memory."),
         ("ddp_total_batch", "int", None, {"low": 1, "empty": "about the profile's, as the number of hosts divides it"},
          "Tokens in one step over all ranks."),
@@ -113,6 +113,8 @@ SETTINGS: list[Setting] = [
          "Steps of the whole run."),
         ("ddp_batch_split", "str", "auto", {"choices": ("auto", "equal", "threads", "speed")},
          "How a step's rows are shared out: equally, by threads, by speed (ddp_speed or as measured), or auto: by speed where known."),
+        ("ddp_rebalance", "bool", True, {},
+         "Whether shares follow the hosts' speeds while training (ddp_batch_split auto and speed; not with ddp_local_steps)."),
         ("ddp_eval_every", "int", None, {"low": -1, "empty": _PROFILE},
          "Steps between two measurements on the validation shard; -1 for none."),
         ("ddp_eval_tokens", "int", None, {"low": 1, "empty": _PROFILE},

@@ -34,8 +34,7 @@ def command(plan: Plan, host: str, generation: membership.Generation) -> List[st
     nodes = {node["host"]: node for node in plan["nodes"]}
     members = list(generation.members)
     weights = [float(nodes[member]["rows"]) for member in members]
-    device_batch = plan["training"]["device_batch"]
-    shares = batch.share(sum(plan["training"]["rows"]), device_batch, weights)
+    shares = batch.share(sum(plan["training"]["rows"]), weights)
     changed = {
         "--nnodes": str(len(members)),
         "--node-rank": str(members.index(host)),

@@ -9,8 +9,9 @@ from typing import Iterator, NamedTuple, Sequence
 
 # A total batch that nobody asked for may differ from the profile's by this much before passes are made smaller instead.
 NEAR = 1.5
-# A share-out of large passes is good enough at this part of the speed of a perfect one.
-GOOD = 0.95
+# Of a pass of unequal hosts that nobody has set: what it takes of memory is far below that of weights and optimizer.
+MOST_PASS_TOKENS = 8192
+HEAD_UNITS = 1000
 
 
 class BatchError(ValueError):
@@ -41,15 +42,26 @@ def plan_batch(asked: Asked, weights: Sequence[float], equal: bool = False, depl
     With `equal` no share may differ. `deployed` are the shares that a run has had so far, which it keeps where they fit.
     """
     rows = total_rows(asked, len(weights), equal)
-    unit = asked.device_batch if asked.told_device else 1
-    if deployed and sum(deployed) == rows and all(share % unit == 0 for share in deployed):
+    if deployed and sum(deployed) == rows:
         shares = list(deployed)
-    elif len(set(weights)) == 1 and rows % (len(weights) * unit) == 0:
+    elif len(set(weights)) == 1 and rows % len(weights) == 0:
         shares = [rows // len(weights)] * len(weights)
     else:
-        shares = best_shares(asked, rows, weights)
-    device = asked.device_batch if asked.told_device else largest_pass(asked.device_batch, shares)
-    return Batch(shares, device, rows * asked.sequence)
+        shares = share(rows, weights)
+    return Batch(shares, asked.device_batch if asked.told_device else pass_rows(asked, shares), rows * asked.sequence)
+
+
+def pass_rows(asked: Asked, shares: Sequence[int]) -> int:
+    """The most rows of a pass. Equal hosts keep to the profile's; unequal ones wait for one another in each pass, so that as few
+    as there is memory for are best."""
+    if len(set(shares)) == 1:
+        return max(size for size in range(1, asked.device_batch + 1) if shares[0] % size == 0)
+    return min(max(shares), max(asked.device_batch, MOST_PASS_TOKENS // asked.sequence))
+
+
+def head_shares(weights: Sequence[float]) -> list[int]:
+    """The parts of a head that is shared out by the weights of the hosts."""
+    return [max(1, round(HEAD_UNITS * weight / sum(weights))) for weight in weights]
 
 
 def multiples_near(value: int, unit: int) -> str:
@@ -62,11 +74,14 @@ def total_rows(asked: Asked, world: int, equal: bool) -> int:
     """Rows of a step over all ranks; refuses a batch that was asked for and does not divide."""
     if not asked.told_total:
         return adapted_rows(asked, world)
-    total, sequence, device_batch = asked.total_batch, asked.sequence, asked.device_batch if asked.told_device else 1
+    total, sequence = asked.total_batch, asked.sequence
+    # Unequal shares make do with a shorter last pass.
+    device_batch = asked.device_batch if asked.told_device and equal else 1
     unit = sequence * device_batch * (world if equal else 1)
     if total % unit or total < unit:
         names = [("ddp_sequence", sequence), ("ddp_device_batch", device_batch), (f"{world} hosts", world)]
-        used = [names[0], *([names[1]] if asked.told_device else []), *([names[2]] if equal and world > 1 else [])]
+        told = asked.told_device and equal
+        used = [names[0], *([names[1]] if told else []), *([names[2]] if equal and world > 1 else [])]
         product = " x ".join(str(number) for dummy, number in used) + (f" = {unit}" if len(used) > 1 else "")
         raise BatchError(
             f"ddp_total_batch {total} is not a multiple of {' x '.join(name for name, dummy in used)} = {product}; "
@@ -74,7 +89,7 @@ def total_rows(asked: Asked, world: int, equal: bool) -> int:
         )
     rows = total // sequence
     if rows // device_batch < world:
-        passes = f" of ddp_device_batch {device_batch}" if asked.told_device else ""
+        passes = f" of ddp_device_batch {device_batch}" if asked.told_device and equal else ""
         raise BatchError(
             f"ddp_total_batch {total} has too few rows for {world} hosts{passes}; "
             f"use {sequence * device_batch * world} or more."
@@ -109,38 +124,13 @@ def pass_sizes(asked: Asked) -> Iterator[int]:
         size //= 2
 
 
-def best_shares(asked: Asked, rows: int, weights: Sequence[float]) -> list[int]:
-    """Shares of passes that are as large as goes without losing speed by it."""
-    best: list[int] = []
-    for size in pass_sizes(asked):
-        if rows % size or rows // size < len(weights):
-            continue
-        found = share(rows, size, weights)
-        if not best or efficiency(found, weights) > efficiency(best, weights):
-            best = found
-        if efficiency(best, weights) >= GOOD:
-            break
-    return best
+def share(rows: int, weights: Sequence[float]) -> list[int]:
+    """Rows of each rank in proportion to the weights: at least one each, the sum exact.
 
-
-def efficiency(shares: Sequence[int], weights: Sequence[float]) -> float:
-    """The part of the ranks' whole speed that a step makes use of, since all wait for the last one."""
-    longest = max(rows / weight for rows, weight in zip(shares, weights))
-    return sum(shares) / (sum(weights) * longest)
-
-
-def largest_pass(device_batch: int, shares: Sequence[int]) -> int:
-    """The most rows up to device_batch by which every share can be passed."""
-    return max(size for size in range(1, device_batch + 1) if all(rows % size == 0 for rows in shares))
-
-
-def share(rows: int, device_batch: int, weights: Sequence[float]) -> list[int]:
-    """Rows of each rank in proportion to the weights: whole passes, at least one each, the sum exact.
-
-    Every further pass goes to the rank that would be done first with it, so that the slowest rank ends as early as can be.
+    Every further row goes to the rank that would be done first with it, so that the slowest rank ends as early as can be.
     """
-    passes = [1] * len(weights)
-    for _more in range(rows // device_batch - len(weights)):
-        rank = min(range(len(weights)), key=lambda at: ((passes[at] + 1) / weights[at], at))
-        passes[rank] += 1
-    return [count * device_batch for count in passes]
+    shares = [1] * len(weights)
+    for _more in range(rows - len(weights)):
+        rank = min(range(len(weights)), key=lambda at: ((shares[at] + 1) / weights[at], at))
+        shares[rank] += 1
+    return shares

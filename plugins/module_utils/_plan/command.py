@@ -174,15 +174,24 @@ def trainer_flags(
             own["tracker-uri"] = tracker_uri(run)
         if len(set(training["rows"])) > 1:
             own["rank-rows"] = ",".join(str(rows) for rows in training["rows"])
+        if training.get("head_shares"):
+            own["head-shares"] = ",".join(str(part) for part in training["head_shares"])
     words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
     if choice.ours and run["ddp_restarts"]:
         words.append("--save-on-loss")
+    if training.get("rebalance"):
+        words.append("--rebalance")
     return [*words, *(["--resume"] if choice.ours and run["ddp_resume"] else []), *run["ddp_extra_args"]]
 
 
 def flag_names(run: Mapping[str, Any], choice: Choice) -> list[str]:
     """The names of the flags that the plan itself gives to the trainer."""
-    words = trainer_flags({**run, "ddp_extra_args": []}, choice, "", {"rows": [1, 2], "head": "whole"})
+    words = trainer_flags(
+        {**run, "ddp_extra_args": []},
+        choice,
+        "",
+        {"rows": [1, 2], "head": "whole", "rebalance": True},
+    )
     return [word.split("=")[0] for word in words if word.startswith("--")]
 
 

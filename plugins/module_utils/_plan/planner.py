@@ -58,6 +58,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
     adapted,
     core_sets,
     cores_of,
+    parts_of_head,
     share_out,
     threads_of,
     weights_of,
@@ -118,6 +119,7 @@ class Planner:
         self.requirements = list(requirements)
         self.tolerant = tolerant
         self.here = here
+        self.head_parts: dict[str, int] = {}
         self.problems: list[Finding] = []
         self.findings: list[Finding] = []
         self.shape = model_size.Shape(
@@ -185,6 +187,7 @@ class Planner:
             return {}
         self.findings += adapted(self.settings, batch, len(self.hosts))
         self.settings.update(ddp_total_batch=batch.total_batch, ddp_device_batch=batch.device_batch)
+        self.head_parts = parts_of_head({**self.settings, "ddp_batch_split": self.split}, self.hosts, weights)
         return {host.name: rows for host, rows in zip(self.hosts, batch.rows)}
 
     @property
@@ -192,6 +195,13 @@ class Planner:
         """Only our own trainer knows unequal shares."""
         split = str(self.settings["ddp_batch_split"])
         return "equal" if split == "auto" and not self.choice.ours else split
+
+    @property
+    def rebalances(self) -> bool:
+        """Whether shares follow the speeds while it trains."""
+        run, choice = self.settings, self.choice
+        able = choice.ours and choice.device == "cpu" and len(self.hosts) > 1 and not run["ddp_local_steps"]
+        return bool(able and run["ddp_rebalance"] and self.split in ("auto", "speed"))
 
     def threads(self, host: Host) -> int:
         return threads_of(host, self.hosts)
@@ -222,6 +232,9 @@ class Planner:
         if section := stages.document(run, self.hosts, self.here):
             plan["stage"] = section
         shares = [rows[host.name] for host in by_rank]
+        parts = [self.head_parts.get(host.name, 1) for host in by_rank]
+        if plan["training"]["head"] == "shared" and len(set(parts)) > 1:
+            plan["training"]["head_shares"] = parts
         plan["nodes"] = [self.node(host, rank, plan, links, shares) for rank, host in enumerate(by_rank)]
         keeper = command.keeper(run, len(by_rank))
         if keeper:
@@ -254,6 +267,7 @@ class Planner:
             "flops": tokens * model["flops_per_token"],
             "sync": run["ddp_sync"] if self.choice.goes_on else "upstream",
             "head": self.head(shares),
+            "rebalance": self.rebalances,
             "asked": self.asked,
             "local_steps": run["ddp_local_steps"] if self.choice.ours else 0,
             "matmul": self.choice.matmul,
@@ -336,7 +350,8 @@ class Planner:
             "cores": cores_of(host, self.hosts) if self.choice.device == "cpu" else None,
             "core_sets": core_sets(host, self.hosts) if self.choice.ours and self.choice.device == "cpu" else [],
             "rows": shares[rank],
-            "accumulation": shares[rank] // self.settings["ddp_device_batch"],
+            "head_share": self.head_parts.get(host.name, 1),
+            "accumulation": -(-shares[rank] // self.settings["ddp_device_batch"]),
             "memory_bytes": self.memory(shares)["total"],
             "disk_bytes": self.disk_bytes(),
             "checkpoint_bytes": model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]),

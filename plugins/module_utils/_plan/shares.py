@@ -9,7 +9,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import CoreSet
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Asked, Batch, plan_batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Asked, Batch, head_shares, plan_batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours, same_machine
 
 # Hosts whose speeds differ by less are alike: a measurement is not exacter than that.
@@ -107,10 +107,11 @@ def measured_speed(host: Host) -> float | None:
     return float(speed) if isinstance(speed, (int, float)) and speed > 0 else None
 
 
-def deployed_rows(run: Mapping[str, Any], hosts: Sequence[Host]) -> dict[str, int]:
-    """The shares that the run has had so far: a run keeps them, or each new measurement would start it over."""
+def deployed_shares(run: Mapping[str, Any], hosts: Sequence[Host], what: str = "rows") -> dict[str, int]:
+    """The shares (rows, or head_shares) that the run has had so far: a run keeps them, or each new measurement would start it
+    over."""
     told = any(host.settings["ddp_speed"] for host in hosts)
-    found = [host.fact("run", "rows") or {} for host in hosts]
+    found = [host.fact("run", what) or {} for host in hosts]
     rows: dict[str, int] = found[0]
     if run["ddp_fresh"] or told or set(rows) != {host.name for host in hosts} or any(other != rows for other in found):
         return {}
@@ -127,9 +128,15 @@ def share_out(run: Mapping[str, Any], told: set[str], hosts: Sequence[Host], wei
         "ddp_device_batch" in told,
     )
     split = run["ddp_batch_split"]
-    deployed = deployed_rows(run, hosts) if split in ("speed", "auto") else {}
+    deployed = deployed_shares(run, hosts) if split in ("speed", "auto") else {}
     kept = [deployed[host.name] for host in hosts] if deployed else []
     return plan_batch(asked, weights.values, split == "equal", kept)
+
+
+def parts_of_head(run: Mapping[str, Any], hosts: Sequence[Host], weights: Weights) -> dict[str, int]:
+    """The weight of each host's part of a head that is shared out, which goes by speed as rows do, only finer."""
+    kept = deployed_shares(run, hosts, "head_shares") if run["ddp_batch_split"] in ("speed", "auto") else {}
+    return kept or {host.name: part for host, part in zip(hosts, head_shares(weights.values))}
 
 
 def adapted(run: Mapping[str, Any], batch: Batch, world: int) -> list[Finding]:

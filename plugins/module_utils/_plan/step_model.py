@@ -28,21 +28,21 @@ HIDDEN_SHARE, DDP_HIDDEN_SHARE = 0.57, 0.25
 
 
 class Speed(NamedTuple):
-    """One host's measured step: seconds of one pass of device_batch rows, of AdamW and of Muon."""
+    """One host's measured step: seconds of one pass of device_batch rows, of AdamW and of Muon; a shorter pass takes its part."""
 
     host: str
     pass_seconds: float
     adamw_seconds: float
     muon_seconds: float
 
-    def compute(self, passes: int) -> float:
+    def compute(self, passes: float) -> float:
         return self.pass_seconds * passes
 
     def optimizer(self, share: float) -> float:
         """Of Muon's matrices a rank has its share."""
         return self.adamw_seconds + self.muon_seconds * share
 
-    def alone(self, passes: int) -> float:
+    def alone(self, passes: float) -> float:
         return self.compute(passes) + self.optimizer(1.0)
 
 
@@ -140,7 +140,7 @@ def predict(
     training, world = plan["training"], plan["world"]
     kind = sync or training["sync"]
     apart = local_steps(plan) if local is None else local
-    passes = [share // training["device_batch"] for share in rows]
+    passes = [share / training["device_batch"] for share in rows]
     computing = [speed.compute(count) for speed, count in zip(speeds, passes)]
     sent = bytes_sent(plan, kind, apart)
     late = ROUNDS * link.latency_ms / 1000 / max(1, apart) if link else 0.0

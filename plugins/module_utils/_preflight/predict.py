@@ -77,7 +77,7 @@ def outlook(plan: Plan, speeds: Sequence[Speed], link: Optional[Link], radio: Se
     """One host against all, and what would be better: the prediction as everything else passes it on."""
     training = plan["training"]
     rows = [next(node["rows"] for node in plan["nodes"] if node["host"] == speed.host) for speed in speeds]
-    passes = sum(rows) // training["device_batch"]
+    passes = sum(rows) / training["device_batch"]
     best = min(speeds, key=lambda speed: speed.alone(passes))
     alone = training["total_batch"] / best.alone(passes)
     together = predict(plan, speeds, link, rows)
@@ -148,7 +148,7 @@ def better(
     if radio and link.mbit < GIGABIT:
         consider("use-cable", predict(plan, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio))
     weights = [1.0 / speed.pass_seconds for speed in speeds]
-    shares = batch.share(sum(rows), plan["training"]["device_batch"], weights)
+    shares = batch.share(sum(rows), weights)
     if trainer_of(plan) in (None, "ours"):
         consider("rows-unbalanced", predict(plan, speeds, link, shares), rows=shares)
     return found

@@ -112,7 +112,8 @@ def run_facts(folder: str) -> PastRun:
         "path": folder,
         "exists": os.path.isdir(folder),
         "plan_digest": text(plan, "digest"),
-        "rows": rows_of(plan),
+        "rows": shares_of(plan, "rows"),
+        "head_shares": shares_of(plan, "head_share"),
         "cores": cores_of(plan),
         "sync": text(section(plan, "training"), "sync"),
         "matmul": text(section(plan, "training"), "matmul"),
@@ -122,9 +123,9 @@ def run_facts(folder: str) -> PastRun:
     }
 
 
-def rows_of(plan: Document) -> dict[str, int]:
-    """The rows of each host under the plan that lies in the run's folder."""
-    return {str(node.get("host")): number(node, "rows") for node in items(plan, "nodes")}
+def shares_of(plan: Document, what: str) -> dict[str, int]:
+    """The rows of each host, or its part of the head, under the plan that lies in the run's folder."""
+    return {str(node.get("host")): number(node, what) for node in items(plan, "nodes")}
 
 
 def cores_of(plan: Document) -> dict[str, list[int]]:

@@ -30,9 +30,10 @@ PHASES = {
     "eval": "evaluating",
     "sample": "writing samples",
     "save": "saving",
+    "share": "sharing out rows again",
     "end": "ending",
 }
-PAUSES = ("eval", "sample", "save")  # what all ranks wait for between two steps
+PAUSES = ("eval", "sample", "save", "share")  # what all ranks wait for between two steps
 SLOW_STEP = 2.0  # where steps usually take this long, the line counts the seconds since the last one
 QUIET = 3.0  # and wherever there was no news for so long
 LONGEST_PAUSE = 25.0  # looks at a host are never further apart, unless there is nothing new to be seen

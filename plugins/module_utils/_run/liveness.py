@@ -69,6 +69,7 @@ PATIENCE: Dict[Optional[str], Patience] = {
     "eval": Patience("long", "long"),
     "sample": Patience("long", "long"),
     "save": Patience("long", "long"),
+    "share": Patience("timeout", "long"),
     "end": Patience("step", "timeout"),
     # A trainer that does not tell its phases evaluates and saves all the same.
     None: Patience("step", "long"),

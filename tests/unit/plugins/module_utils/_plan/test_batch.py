@@ -10,6 +10,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import (
     Asked,
     Batch,
     BatchError,
+    head_shares,
     plan_batch,
     share,
 )
@@ -25,7 +26,7 @@ def told(total=None, device=None):
 
 def test_equal_shares():
     assert plan_batch(told(2048, 2), [1.0, 1.0], True) == Batch([2, 2], 2, 2048)
-    assert share(4, 2, [1, 1]) == [2, 2]
+    assert share(4, [1, 1]) == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -38,22 +39,29 @@ def test_what_nobody_set_adapts_to_the_number_of_hosts(world, rows, device):
 
 @pytest.mark.parametrize(
     ("speeds", "rows", "device"),
-    [([3, 1], [3, 1], 1), ([1, 1], [2, 2], 2), ([2, 1], [3, 1], 1), ([4, 2, 1], [4, 1, 1], 1), ([1, 1.5], [2, 2], 2)],
+    [([3, 1], [3, 1], 3), ([1, 1], [2, 2], 2), ([2, 1], [3, 1], 3), ([4, 2, 1], [4, 1, 1], 4), ([1, 1.5], [2, 2], 2)],
 )
-def test_field_34_passes_become_smaller_where_that_uses_unequal_hosts_better(speeds, rows, device):
+def test_field_34_rows_are_shared_out_by_speed_and_each_share_goes_through_in_one_pass(speeds, rows, device):
     found = plan_batch(SMOKE, [float(one) for one in speeds])
     assert (found.rows, found.device_batch) == (rows, device)
 
 
-def test_a_large_batch_keeps_large_passes():
+def test_passes_of_unequal_hosts_have_a_limit():
     found = plan_batch(Asked(512, 512 * 64, 8, True, False), [3.0, 1.0])
-    assert (found.rows, found.device_batch) == ([48, 16], 8)
+    assert (found.rows, found.device_batch) == ([48, 16], 16)
+    assert plan_batch(Asked(512, 512 * 64, 2, True, True), [3.0, 1.0]).device_batch == 2
+
+
+def test_parts_of_the_head_are_finer_than_rows():
+    assert head_shares([3.0, 1.0]) == [750, 250]
+    assert head_shares([1.0, 1.0]) == [500, 500]
+    assert head_shares([10000.0, 1.0]) == [1000, 1]
 
 
 def test_a_run_keeps_the_shares_that_it_has_had():
     assert plan_batch(SMOKE, [1.0, 1.0], deployed=[3, 1]).rows == [3, 1]
     assert plan_batch(SMOKE, [3.0, 1.0], deployed=[2, 2]) == Batch([2, 2], 2, 2048)
-    assert plan_batch(told(device=2), [3.0, 1.0], deployed=[3, 1]).rows == [2, 2]
+    assert plan_batch(told(device=2), [3.0, 1.0], deployed=[3, 1]) == Batch([3, 1], 2, 2048)
     assert plan_batch(told(total=4096), [3.0, 1.0], deployed=[3, 1]).rows == [6, 2]
 
 
@@ -69,15 +77,15 @@ def test_nothing_that_was_not_asked_for_is_ever_refused(sequence, wanted, device
     weights = [1.0] * len(weights) if equal else weights
     found = plan_batch(Asked(sequence, sequence * wanted, device, False, told_device), weights, equal)
     assert found.total_batch == sum(found.rows) * sequence
-    assert all(rows > 0 and rows % found.device_batch == 0 for rows in found.rows)
-    assert found.device_batch == device if told_device else 1 <= found.device_batch <= device
+    assert all(rows > 0 for rows in found.rows)
+    assert found.device_batch == device if told_device else 1 <= found.device_batch <= max(found.rows)
     assert len(set(found.rows)) == 1 or not equal
 
 
 def test_field_17_faster_hosts_take_more_rows():
-    assert share(6, 2, [8, 4]) == [4, 2]
-    assert share(16, 2, [3.0, 1.0]) == [12, 4]
-    assert share(8, 2, [100, 1]) == [6, 2]
+    assert share(6, [8, 4]) == [4, 2]
+    assert share(16, [3.0, 1.0]) == [12, 4]
+    assert share(8, [100, 1]) == [7, 1]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,7 @@ def test_field_17_faster_hosts_take_more_rows():
         (1000, 2, 1, True, "= 512 x 2 = 1024; use 1024."),
         (2048, None, 3, True, "of ddp_sequence x 3 hosts = 512 x 3 = 1536; use 1536 or 3072."),
         (1000, None, 1, True, "ddp_total_batch 1000 is not a multiple of ddp_sequence = 512; use 512 or 1024."),
-        (1024, 2, 2, False, "has too few rows for 2 hosts of ddp_device_batch 2; use 2048 or more."),
+        (1024, 2, 2, True, "1024 is not a multiple of ddp_sequence x ddp_device_batch x 2 hosts"),
         (512, None, 2, False, "has too few rows for 2 hosts; use 1024 or more."),
     ],
 )
@@ -100,18 +108,17 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(total, devic
 
 
 @given(
-    device_batch=st.integers(1, 8),
     weights=st.lists(st.floats(0.01, 1000), min_size=1, max_size=12),
     more=st.integers(0, 60),
 )
-def test_shares_are_whole_passes_that_add_up_and_none_could_end_sooner(device_batch, weights, more):
-    rows = device_batch * (len(weights) + more)
-    shares = share(rows, device_batch, weights)
+def test_shares_add_up_and_none_could_end_sooner(weights, more):
+    rows = len(weights) + more
+    shares = share(rows, weights)
     assert sum(shares) == rows
-    assert all(part >= device_batch and part % device_batch == 0 for part in shares)
+    assert min(shares) >= 1
     slowest = max(range(len(weights)), key=lambda at: shares[at] / weights[at])
-    if shares[slowest] > device_batch:
-        # Handing one pass of the slowest to any other would make that one at least as slow.
+    if shares[slowest] > 1:
+        # Handing one row of the slowest to any other would make that one at least as slow.
         time = shares[slowest] / weights[slowest]
-        others = [(shares[at] + device_batch) / weights[at] for at in range(len(weights)) if at != slowest]
+        others = [(shares[at] + 1) / weights[at] for at in range(len(weights)) if at != slowest]
         assert all(other >= time * (1 - 1e-9) for other in others)

@@ -149,7 +149,7 @@ def test_field_17_rows_follow_threads_or_speed():
     split = {"ddp_total_batch": 6144, "ddp_batch_split": "threads"}
     outcome = make_plan(hosts(split))
     assert [entry["rows"] for entry in outcome.plan["nodes"]] == [8, 4]
-    assert [entry["accumulation"] for entry in outcome.plan["nodes"]] == [4, 2]
+    assert [entry["accumulation"] for entry in outcome.plan["nodes"]] == [1, 1]
     assert {flag(entry, "rank-rows") for entry in outcome.plan["nodes"]} == {"8,4"}
     speeds = {"ddp_total_batch": 8192, "ddp_batch_split": "speed"}
     measured = make_plan(
@@ -172,24 +172,29 @@ def test_field_34_any_number_of_hosts_with_nothing_set_is_fine(profile, split, s
         sequence = 512 if profile == "smoke" else 1024
         assert len(training["rows"]) == count
         assert training["total_batch"] == sum(training["rows"]) * sequence
-        assert all(rows > 0 and rows % training["device_batch"] == 0 for rows in training["rows"])
+        assert all(rows > 0 for rows in training["rows"]) and training["device_batch"] > 0
         assert 4 / 1.5 <= sum(training["rows"]) <= max(6, count)
 
 
 def test_field_34_unequal_hosts_share_by_their_measured_speed_with_nothing_set():
     outcome = make_plan(lan(2, speeds=(900.0, 300.0)))
-    assert (outcome.plan["training"]["rows"], outcome.plan["training"]["device_batch"]) == ([3, 1], 1)
+    assert (outcome.plan["training"]["rows"], outcome.plan["training"]["device_batch"]) == ([3, 1], 3)
+    assert [entry["accumulation"] for entry in outcome.plan["nodes"]] == [1, 1]
+    # Parts of the head are finer than rows.
+    assert outcome.plan["training"]["head_shares"] == [750, 250]
+    assert flag(outcome.plan["nodes"][0], "head-shares") == "750,250"
+    assert "--rebalance" in outcome.plan["nodes"][0]["argv"]
     assert flag(outcome.plan["nodes"][0], "rank-rows") == "3,1"
-    assert flag(outcome.plan["nodes"][0], "device-batch-size") == "1"
+    assert flag(outcome.plan["nodes"][0], "device-batch-size") == "3"
     [said] = [found for found in outcome.findings if found["code"] == "batch-adapted"]
-    assert said["seen"] == "for 2 hosts ddp_device_batch 1 (the profile has 2): rows 3, 1"
+    assert said["seen"] == "for 2 hosts ddp_device_batch 3 (the profile has 2): rows 3, 1"
     # Alike, or measured beside each other on one machine.
     assert make_plan(lan(2, speeds=(900.0, 850.0))).plan["training"]["rows"] == [2, 2]
     beside = one_machine()
     beside[0]["probe"]["measured"], beside[1]["probe"]["measured"] = {"tokens_per_second": 9}, {"tokens_per_second": 2}
     assert make_plan(beside).plan["training"]["rows"] == [2, 2]
     told = make_plan(lan(2, {"ddp_device_batch": 2}, (900.0, 300.0))).plan["training"]
-    assert (told["rows"], told["device_batch"]) == ([2, 2], 2)
+    assert (told["rows"], told["device_batch"]) == ([3, 1], 2)
 
 
 SETS = [{"name": "fast cores", "cpus": [0, 2]}, {"name": "all cores", "cpus": [0, 2, 4, 5]}]
@@ -246,7 +251,7 @@ def test_field_17_a_run_keeps_its_shares_whatever_is_measured_later():
     slow = {"run": before, "measured": {"tokens_per_second": 300}}
     assert make_plan(hosts(split, fast, slow)).plan["training"]["rows"] == [10, 6]
     # Unless it is started anew, other speeds are given, the shares no longer fit, or the hosts are others.
-    for change in ({"ddp_fresh": True}, {"ddp_total_batch": 16384}, {"ddp_device_batch": 4}):
+    for change in ({"ddp_fresh": True}, {"ddp_total_batch": 16384}):
         assert make_plan(hosts({**split, **change}, fast, slow)).plan["training"]["rows"] not in ([10, 6], [6, 10])
     assert make_plan(hosts(split, {**fast, "ddp_speed": 1}, {**slow, "ddp_speed": 1})).plan["training"]["rows"] == [
         8,
@@ -254,6 +259,24 @@ def test_field_17_a_run_keeps_its_shares_whatever_is_measured_later():
     ]
     torn = {**fast, "run": {**before, "rows": {}}}
     assert make_plan(hosts(split, torn, slow)).plan["training"]["rows"] == [12, 4]
+
+
+def test_a_run_keeps_its_parts_of_the_head_and_rebalancing_can_be_switched_off():
+    shares = {"rows": {"desktop": 10, "laptop": 6}, "head_shares": {"desktop": 600, "laptop": 400}}
+    before = {"exists": True, "session": None, "checkpoints": [5], **shares}
+    each = [{"run": before, "measured": {"tokens_per_second": speed}} for speed in (900, 300)]
+    split = {"ddp_total_batch": 8192, "ddp_head": "shared"}
+    assert make_plan(hosts(split, *each)).plan["training"]["head_shares"] == [600, 400]
+    assert make_plan(hosts({**split, "ddp_fresh": True}, *each)).plan["training"]["head_shares"] == [750, 250]
+    assert "head_shares" not in make_plan(hosts({**split, "ddp_head": "whole"}, *each)).plan["training"]
+    off = (
+        {"ddp_rebalance": False},
+        {"ddp_batch_split": "equal"},
+        {"ddp_batch_split": "threads"},
+        {"ddp_local_steps": 2},
+    )
+    for settings in off:
+        assert "--rebalance" not in make_plan(hosts(settings)).plan["nodes"][0]["argv"]
 
 
 def test_rows_go_with_the_rank_and_not_with_the_place_in_the_inventory():

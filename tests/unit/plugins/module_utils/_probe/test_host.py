@@ -182,6 +182,7 @@ def test_what_an_earlier_run_left(tmp_path):
         "exists": False,
         "plan_digest": None,
         "rows": {},
+        "head_shares": {},
         "cores": {},
         "sync": None,
         "matmul": None,

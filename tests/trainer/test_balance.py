@@ -1,0 +1,134 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who takes which rows, and when that changes: pure functions."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from nanochat.balance import DEAD_BAND, LOOK_SECONDS, WARM_UP, Balancer, Shares, fitting, step_seconds, work
+from nanochat.shares import passes_of, pieces, stream_rows
+
+
+def busy(shares: Shares, speeds: list[float], head_work: float) -> list[float]:
+    """The seconds of a step of ranks that do so much of the whole in a second."""
+    return [w / s for w, s in zip(work(shares, head_work), speeds, strict=True)]
+
+
+def heard(balancer: Balancer, seconds: list[float], most: float) -> tuple[Shares | None, float]:
+    """What the balancer comes to, and after how many seconds, in steps that all look the same."""
+    passed = 0.0
+    while passed < most:
+        passed += max(seconds)
+        if (found := balancer.hear(seconds)) is not None:
+            return found, passed
+    return None, passed
+
+
+@pytest.mark.parametrize("shares", [[4, 4], [7, 1], [0, 6], [1, 2, 3], [5, 0, 1, 6], [3, 3, 1]])
+def test_every_row_of_every_stream_is_taken_once_whatever_the_shares(shares: list[int]) -> None:
+    taken = [
+        (piece.stream, row)
+        for rank in range(len(shares))
+        for piece in pieces(shares, rank)
+        for row in range(piece.start, piece.stop)
+    ]
+    assert taken == [(stream, row) for stream, rows in enumerate(stream_rows(shares)) for row in range(rows)]
+    assert [sum(p.stop - p.start for p in pieces(shares, rank)) for rank in range(len(shares))] == shares
+
+
+def test_equal_shares_are_each_ranks_own_stream() -> None:
+    assert [pieces([3, 3, 3], rank) for rank in range(3)] == [[(rank, 0, 3)] for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("shares", "most", "together", "passes"),
+    [
+        ([4, 4], 2, True, [[2, 2], [2, 2]]),
+        ([6, 2], 3, True, [[3, 3], [1, 1]]),
+        ([6, 2], 3, False, [[3, 3], [2]]),
+        ([5, 1], 2, True, [[2, 2, 1], [1, 0, 0]]),
+        ([4, 0], 4, True, [[4], [0]]),
+        ([4, 0], 2, False, [[2, 2], []]),
+    ],
+)
+def test_passes(shares: list[int], most: int, together: bool, passes: list[list[int]]) -> None:
+    assert passes_of(shares, most, together) == passes
+
+
+@pytest.mark.parametrize(
+    ("speeds", "rows"),
+    [
+        ((1, 1), [6, 6]),
+        ((2, 1), [8, 4]),
+        ((3, 1), [9, 3]),
+        ((10, 1), [11, 1]),
+        ((4, 2, 1), [8, 3, 1]),
+        ((100, 1), [12, 0]),
+    ],
+)
+def test_rows_go_by_speed(speeds: tuple[float, ...], rows: list[int]) -> None:
+    assert fitting(Shares([12, *[0] * (len(speeds) - 1)], [1] * len(speeds)), speeds).rows == rows
+
+
+def test_a_rank_keeps_a_row_where_the_head_is_whole() -> None:
+    assert fitting(Shares([6, 6], []), (100, 1)) == Shares([11, 1], [])
+
+
+def test_a_slowed_rank_is_given_less_within_a_minute() -> None:
+    """Steps of a tenth of a second to twelve seconds, slowed to a half and to a tenth; then it stays as it is."""
+    for step, slowed in itertools.product((0.1, 1.0, 6.0, 12.0), (0.5, 0.1)):
+        shares, speeds = Shares([6, 6], [1, 1]), [0.5 / step, 0.5 / step]
+        balancer = Balancer(shares, 0.6)
+        assert heard(balancer, busy(shares, speeds, 0.6), 100 * step)[0] is None
+        speeds[1] *= slowed
+        found, seconds = heard(balancer, busy(shares, speeds, 0.6), 600)
+        assert found is not None and found.rows[1] < 6 and found.head[1] < found.head[0]
+        # A look is two steps at least, and one may have begun before.
+        assert seconds <= max(60, 6 * step / slowed)
+        again = Balancer(found, 0.6)
+        assert heard(again, busy(found, speeds, 0.6), 20 * LOOK_SECONDS)[0] is None
+        assert step_seconds(found, speeds, 0.6) < step_seconds(shares, speeds, 0.6) / (1 + DEAD_BAND)
+
+
+def test_small_differences_and_a_single_look_change_nothing() -> None:
+    shares = Shares([6, 6], [500, 500])
+    balancer = Balancer(shares, 0.6)
+    assert heard(balancer, [1.0, 1.15], 300)[0] is None
+    for dummy in range(5):
+        # One look out of balance, one in balance, in turns.
+        assert heard(balancer, [1.0, 2.0], 9.5)[0] is None
+        assert heard(balancer, [1.0, 1.0], 20)[0] is None
+
+
+def test_a_hiccup_of_one_step_does_not_count() -> None:
+    balancer = Balancer(Shares([6, 6], [1, 1]), 0.6)
+    for number in range(200):
+        assert balancer.hear([0.5, 5.0 if number % 10 == 0 else 0.5]) is None
+
+
+def test_steps_of_which_a_rank_tells_nothing_and_the_first_ones_are_left_out() -> None:
+    balancer = Balancer(Shares([6, 6], [1, 1]), 0.6)
+    for dummy in range(WARM_UP):
+        assert balancer.hear([100.0, 1.0]) is None
+    assert all(balancer.hear([0.0, 50.0]) is None for dummy in range(100))
+    assert all(balancer.hear([1.0, 1.0]) is None for dummy in range(100))
+
+
+def test_whatever_the_speeds_a_change_pays_and_then_there_is_none() -> None:
+    draw = random.Random(7)
+    for dummy in range(40):
+        world, total = draw.randint(2, 6), draw.randint(6, 64)
+        shares = fitting(Shares([total, *[0] * (world - 1)], [1] * world), [1.0] * world)
+        speeds = [draw.uniform(0.02, 1.0) for rank in range(world)]
+        head_work = draw.uniform(0.0, 0.8)
+        found, dummy_seconds = heard(Balancer(shares, head_work), busy(shares, speeds, head_work), 150)
+        if found is None:
+            continue
+        assert sum(found.rows) == total and min(found.rows) >= 0 and min(found.head) >= 1
+        assert step_seconds(found, speeds, head_work) < step_seconds(shares, speeds, head_work) / (1 + DEAD_BAND)
+        assert heard(Balancer(found, head_work), busy(found, speeds, head_work), 150)[0] is None
