@@ -40,7 +40,11 @@ class Model(TypedDict):
     flops_per_token: int
 
 
-class Training(TypedDict):
+class _Parts(TypedDict, total=False):
+    head_shares: List[int]
+
+
+class Training(_Parts):
     """How it is trained."""
 
     profile: str
@@ -56,6 +60,7 @@ class Training(TypedDict):
     head: str
     asked: Dict[str, str]
     local_steps: int
+    rebalance: bool
     matmul: str
     eval_every: int
     eval_tokens: int
@@ -139,6 +144,7 @@ class Node(_Kept):
     cores: Optional[List[int]]
     core_sets: List[CoreSet]
     rows: int
+    head_share: int
     accumulation: int
     memory_bytes: int
     disk_bytes: int

@@ -186,7 +186,7 @@ def test_what_an_earlier_run_left(tmp_path):
         "cores": {},
         "sync": None,
         "matmul": None,
-        "lineage": {"model": {}, "data": {}},
+        "lineage": {"model": {}, "stage": {}, "data": {}},
         "session": None,
         "checkpoints": [],
     }
