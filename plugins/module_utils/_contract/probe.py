@@ -178,7 +178,7 @@ class Folder(TypedDict):
 
 
 class PastRun(TypedDict):
-    """What an earlier start of the run left: parts of its plan, its session and its checkpoints."""
+    """What an earlier start of the run left: some of its plan, its session and its checkpoints."""
 
     path: str
     exists: bool

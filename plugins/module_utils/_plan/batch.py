@@ -60,7 +60,7 @@ def pass_rows(asked: Asked, shares: Sequence[int]) -> int:
 
 
 def head_shares(weights: Sequence[float]) -> list[int]:
-    """The parts of a head that is shared out by the weights of the hosts."""
+    """The parts of a head that is shared out, by the weights of the hosts."""
     return [max(1, round(HEAD_UNITS * weight / sum(weights))) for weight in weights]
 
 

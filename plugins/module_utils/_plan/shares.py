@@ -134,7 +134,7 @@ def share_out(run: Mapping[str, Any], told: set[str], hosts: Sequence[Host], wei
 
 
 def parts_of_head(run: Mapping[str, Any], hosts: Sequence[Host], weights: Weights) -> dict[str, int]:
-    """The weight of each host's part of a head that is shared out, which goes by speed as rows do, only finer."""
+    """The weight of each host's part of a head that is shared out: by speed, as rows are, only finer."""
     kept = deployed_shares(run, hosts, "head_shares") if run["ddp_batch_split"] in ("speed", "auto") else {}
     return kept or {host.name: part for host, part in zip(hosts, head_shares(weights.values))}
 
