@@ -30,7 +30,7 @@ HANG_UP = "hang-up-rank%d"  # asks a rank to end all its connections; read by th
 
 
 def command(plan: Plan, host: str, generation: membership.Generation) -> List[str]:
-    """The planned command, for the place that this host has in a generation. The batch stays; its rows are dealt again."""
+    """The planned command, for the place that this host has in a generation. The batch stays; its rows are dealt out again."""
     nodes = {node["host"]: node for node in plan["nodes"]}
     members = list(generation.members)
     weights = [float(nodes[member]["rows"]) for member in members]

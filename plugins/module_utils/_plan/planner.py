@@ -198,7 +198,7 @@ class Planner:
 
     @property
     def rebalances(self) -> bool:
-        """Whether shares follow the speeds while it trains."""
+        """Whether the shares follow the speeds while it trains."""
         run, choice = self.settings, self.choice
         able = choice.ours and choice.device == "cpu" and len(self.hosts) > 1 and not run["ddp_local_steps"]
         return bool(able and run["ddp_rebalance"] and self.split in ("auto", "speed"))

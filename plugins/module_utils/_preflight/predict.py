@@ -129,7 +129,7 @@ def better(
     radio: Sequence[str],
     now: Step,
 ) -> Dict[str, Dict[str, object]]:
-    """What would change the step enough to be said: code -> expected figures."""
+    """What would change a step enough to be said: code -> expected figures."""
     found: Dict[str, Dict[str, object]] = {}
 
     def consider(code: str, step: Step, **more: Any) -> None:

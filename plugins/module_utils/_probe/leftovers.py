@@ -124,7 +124,7 @@ def run_facts(folder: str) -> PastRun:
 
 
 def shares_of(plan: Document, what: str) -> dict[str, int]:
-    """The rows of each host, or its part of the head, under the plan that lies in the run's folder."""
+    """The rows of each host, or the weight of its part of the head, under the plan that lies in the run's folder."""
     return {str(node.get("host")): number(node, what) for node in items(plan, "nodes")}
 
 
