@@ -15,7 +15,7 @@ class Outcome(NamedTuple):
 
     task: Any
     host: Any
-    result: dict[str, Any]
+    result: dict[str, object]
 
 
 def with_outcome(report: Callable[..., None]) -> Callable[..., None]:
