@@ -198,9 +198,17 @@ class Hosts:
         return {host: on(host, script) for host in NAMES}
 
     def processes(self) -> dict[str, list[str]]:
-        """What runs on each host, without what only looks or waits for a user; names made up for one start are left out."""
-        ours = ("ps -eo", "bash -c", "sshd", "sed s", "sed -E", "catatonit", "podman-init")
-        script = f"ps -eo user:20,args --no-headers | grep -v {' '.join(f'-e {word!r}' for word in ours)} | sed -E 's/[0-9a-f]{{16,}}/ID/g'"
+        """What runs on each host, without what only looks or waits for a user; names made up for one start are left out.
+
+        With what has ended and is not asked for by its parent stands that parent.
+        """
+        ours = ("ps -eo", "bash -c", "sshd", "awk ", "sed -E", "catatonit", "podman-init")
+        script = (
+            "ps -eo pid=,ppid=,user:20=,args= | "
+            """awk '{ p = $1; of[p] = $2; $1 = $2 = ""; line[p] = $0 } END { for (p in line) """
+            """print line[p] (line[p] ~ /<defunct>/ ? ", of " line[of[p]] : "") }' | """
+            f"grep -v {' '.join(f'-e {word!r}' for word in ours)} | sed -E 's/[0-9a-f]{{16,}}/ID/g'"
+        )
         return {host: sorted(line.strip() for line in on(host, script).splitlines()) for host in NAMES}
 
     def trainer(self, host: str, run: str) -> int | None:
