@@ -251,7 +251,7 @@ PROFILES: dict[str, Settings] = {
         "ddp_save_every": 5,
         "ddp_data_source": "text",
         "ddp_data_shards": 3,
-        "ddp_sft_iterations": 60,
+        "ddp_sft_iterations": 200,
     },
     "real": {
         "ddp_depth": 8,

@@ -44,7 +44,7 @@ def test_a_fine_tuning_is_a_run_beside_that_of_the_base_model():
     one = plan["nodes"][0]
     argv = one["argv"]
     assert (plan["run"], one["run_dir"]) == ("d4-sft", "/home/lzw/nanochat-ddp/runs/d4-sft")
-    assert argv[argv.index("--") - 1] == "scripts.chat_sft" and plan["training"]["iterations"] == 60
+    assert argv[argv.index("--") - 1] == "scripts.chat_sft" and plan["training"]["iterations"] == 200
     assert "--base-checkpoints=/home/lzw/nanochat-ddp/runs/d4/base_checkpoints/d4" in argv
     assert "--conversations=/home/lzw/nanochat-ddp/runs/d4-sft/conversations.jsonl" in argv
     assert "--resume" in argv and not any(word.startswith("--model-step") for word in argv)
