@@ -166,7 +166,7 @@ def speeds_of(plan: Plan, measured: Mapping[str, Any]) -> List[Speed]:
 # What auto takes
 
 # By how little they round: those whose training held beside exact, see docs/performance.md.
-BY_EXACTNESS = ("exact", "bf16")
+BY_EXACTNESS = ("exact", "bf16", "int8")
 # What a way that rounds less may cost of the speed of the fastest.
 ALIKE = 0.95
 
