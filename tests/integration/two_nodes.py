@@ -60,5 +60,7 @@ def two_nodes(folder: Path, **settings: Any) -> Iterator[Play]:
         assert "Traceback" not in done.stdout + done.stderr
         return done.returncode, done.stdout
 
-    yield run
-    subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(folder)}, check=False)
+    try:
+        yield run
+    finally:
+        subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(folder)}, check=False)
