@@ -179,7 +179,7 @@ def trainer_flags(
     words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
     if choice.ours and run["ddp_restarts"]:
         words.append("--save-on-loss")
-    if training.get("rebalance"):
+    if choice.ours and training.get("rebalance"):
         words.append("--rebalance")
     return [*words, *(["--resume"] if choice.ours and run["ddp_resume"] else []), *run["ddp_extra_args"]]
 

@@ -55,7 +55,9 @@ def test_the_controller_is_asked_for_what_lies_there():
     run = {"ddp_data_source": "controller", "ddp_data_paths": ["/a", "/b"], "ddp_trainer_source": "~/nanochat"}
     asked = controller_questions(hosts(run))
     assert asked["folders"] == ["/a", "/b", "~/nanochat"] and asked["trainer"] == "~/nanochat"
-    assert {"--depth", "--total-batch-size"} < set(asked["flags"]) and "--sync" not in asked["flags"]
+    assert {"--depth", "--total-batch-size"} < set(asked["flags"])
+    # Flags that only our own trainer has are not looked for in a checkout.
+    assert not {"--sync", "--rebalance", "--rank-rows", "--head-shares", "--save-on-loss"} & set(asked["flags"])
     assert controller_questions(hosts({"ddp_trainer_source": "git@git.example.org:x/y"}))["git"]
 
 
