@@ -122,7 +122,7 @@ run_together() {
 }
 
 main() {
-    local parts=("$@") together part
+    local parts=("$@") together  # part is global: the trap names it after this function has ended
     [ ${#parts[@]} != 0 ] && [ "${parts[0]}" != all ] || parts=("${EVERY_TIME[@]}")
     for together in "${parts[@]}"; do
         for part in ${together//+/ }; do
