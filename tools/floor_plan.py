@@ -18,6 +18,8 @@ ROOM_HEIGHT, FLOOR_HEIGHT = 92, 116
 LINE = 15
 FLOORS = {2: "#dbeafe", 1: "#dcfce7", 0: "#fef3c7"}
 ABOVE = "plugins, roles, playbooks: drive the hosts, thin; never import torch"
+BETWEEN = "the run folder on each host: plan.json, env, run.sh, log, metrics, heartbeats, checkpoints"
+BELOW = "trainer/: PyTorch; flags and environment in, log, metrics and checkpoints out; never heard of Ansible"
 
 
 def rooms() -> dict[int, list[tuple[str, str]]]:
@@ -38,6 +40,11 @@ def text(x: float, y: float, words: str, size: int = 12, weight: str = "normal")
     return f'<text {place} fill="#0f172a">{html.escape(words)}</text>'
 
 
+def band(y: float, words: str, colour: str) -> list[str]:
+    """A box over the whole width, with one line in it."""
+    return [box(LEFT, y, WIDTH - 2 * LEFT, 40, colour), text(LEFT + 8, y + 25, words, 13, "bold")]
+
+
 def floor_of(floor: int, found: list[tuple[str, str]], top: float) -> Iterator[str]:
     """The rooms of a floor beside each other."""
     yield text(LEFT, top - 6, f"floor {floor}", 12, "bold")
@@ -53,32 +60,14 @@ def floor_of(floor: int, found: list[tuple[str, str]], top: float) -> Iterator[s
 def picture() -> str:
     """The house of the collection on the left wall of the run folder, the trainer on its other side; as an SVG."""
     floors = rooms()
-    lines = [box(LEFT, 20, WIDTH - 2 * LEFT, 40, "#e2e8f0"), text(LEFT + 8, 45, ABOVE, 13, "bold")]
+    lines = band(20, ABOVE, "#e2e8f0")
     top = 90.0
     for floor, found in floors.items():
         lines += floor_of(floor, found, top)
         top += FLOOR_HEIGHT
     lines += [text(LEFT, top + 2, "a room imports only from the floors below its own", 11)]
-    lines += [box(LEFT, top + 20, WIDTH - 2 * LEFT, 40, "#fce7f3")]
-    lines += [
-        text(
-            LEFT + 8,
-            top + 45,
-            "the run folder on each host: plan.json, env, run.sh, log, metrics, heartbeats, checkpoints",
-            13,
-            "bold",
-        )
-    ]
-    lines += [box(LEFT, top + 80, WIDTH - 2 * LEFT, 40, "#ede9fe")]
-    lines += [
-        text(
-            LEFT + 8,
-            top + 105,
-            "trainer/: PyTorch; flags and environment in, log, metrics and checkpoints out; never heard of Ansible",
-            13,
-            "bold",
-        )
-    ]
+    lines += band(top + 20, BETWEEN, "#fce7f3")
+    lines += band(top + 80, BELOW, "#ede9fe")
     size = f'viewBox="0 0 {WIDTH} {top + 140:.0f}" width="{WIDTH}" height="{top + 140:.0f}"'
     begin = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
     return "\n".join([begin, '<rect width="100%" height="100%" fill="#ffffff"/>', *lines, "</svg>", ""])

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from two_nodes import ROOT, command, end_sessions, environment, need_trainer, write_inventory
 
-ROOT = Path(__file__).resolve().parents[2]
-VENV = Path(os.environ.get("TRAINER_VENV") or Path.home() / ".cache/nanochat-ddp/tests-venv")
 RUNS = int(os.environ.get("BUSY_RUNS", "0"))
 PROCESSES = 24
+MODEL = {
+    "ddp_depth": 2, "ddp_aspect_ratio": 32, "ddp_head_dim": 32, "ddp_sequence": 64, "ddp_total_batch": 256,
+    "ddp_iterations": 30,
+}  # fmt: skip
 SECONDS = 600.0 if RUNS else 25.0
 IMPATIENT = () if RUNS else ("-e", "watch_stall_minimum=6")
 SPIN = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
@@ -54,36 +54,8 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.results = folder / "results"
-        (folder / "text").mkdir()
-        for number in range(40):
-            (folder / f"text/{number}.txt").write_text("".join(f"line {number} {row}\n" for row in range(200)))
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        variables: dict[str, Any] = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
-            "ddp_base_dir": f"{folder}/{{{{ inventory_hostname }}}}",
-            "ddp_venv_dir": str(VENV),
-            "ddp_python": os.path.realpath(VENV / "bin/python"),
-            "ddp_port": port,
-            "trainer_requirements": json.loads((VENV / ".nanochat-ddp.json").read_text())["requirements"],
-            "ddp_data_paths": [f"{folder}/text"],
-            "ddp_vocab_size": 300,
-            "ddp_depth": 2,
-            "ddp_aspect_ratio": 32,
-            "ddp_head_dim": 32,
-            "ddp_sequence": 64,
-            "ddp_total_batch": 256,
-            "ddp_iterations": 30,
-            "ddp_threads": 1,
-            "ddp_results_dir": str(self.results),
-        }
-        self.inventory = folder / "hosts.yml"
-        self.inventory.write_text(
-            yaml.safe_dump({"trainers": {"hosts": {"one": None, "two": None}, "vars": variables}})
-        )
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-        self.environment.update(ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), TMUX_TMPDIR=str(folder), NO_COLOR="1")
+        self.inventory = write_inventory(folder, **MODEL)
+        self.environment = environment(folder)
 
     def sessions(self) -> list[str]:
         """What tells this start of the run from the one before."""
@@ -92,12 +64,12 @@ class Job:
 
     def play(self, *words: str, meanwhile: Callable[[], object] = lambda: None) -> str:
         """What train.yml says; `meanwhile` is called once when both sessions have been started."""
-        command = [Path(sys.executable).parent / "ansible-playbook", "train.yml", "-i", self.inventory, *words]
+        argv = command(self.inventory, "train.yml", *words)
         before, called = self.sessions(), False
         log = self.folder / "log"
         with (
             log.open("w") as out,
-            subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=out, stderr=out) as playing,
+            subprocess.Popen(argv, cwd=ROOT, env=self.environment, stdout=out, stderr=out) as playing,
         ):
             while playing.poll() is None:
                 now = self.sessions()
@@ -111,10 +83,11 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    if not (VENV / ".nanochat-ddp.json").exists():
-        pytest.skip("needs the trainer's environment: ./test.sh trainer makes it")
-    yield Job(tmp_path)
-    subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(tmp_path)}, check=False)
+    need_trainer()
+    try:
+        yield Job(tmp_path)
+    finally:
+        end_sessions(tmp_path)
 
 
 def test_a_good_run_beside_much_other_work_raises_no_alarm(job: Job) -> None:

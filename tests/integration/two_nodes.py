@@ -20,15 +20,17 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = Path(os.environ.get("TRAINER_VENV") or Path.home() / ".cache/nanochat-ddp/tests-venv")
+STAMP = VENV / ".nanochat-ddp.json"
 Play = Callable[..., tuple[int, str]]
 
 
-@contextlib.contextmanager
-def two_nodes(folder: Path, **settings: Any) -> Iterator[Play]:
-    """Runs a playbook (train.yml) with further words and says how it ended; settings are added to those of a small model."""
-    stamp = VENV / ".nanochat-ddp.json"
-    if not stamp.exists():
-        pytest.skip("needs the trainer's environment")
+def need_trainer() -> None:
+    if not STAMP.exists():
+        pytest.skip("needs the trainer's environment: ./test.sh trainer makes it")
+
+
+def write_inventory(folder: Path, **settings: Any) -> Path:
+    """An inventory of both nodes, and the text that they train on; settings are added to those of a small model."""
     (folder / "text").mkdir()
     for number in range(40):
         (folder / f"text/{number}.txt").write_text("".join(f"line {number} {row}\n" for row in range(200)))
@@ -41,7 +43,7 @@ def two_nodes(folder: Path, **settings: Any) -> Iterator[Play]:
         "ddp_venv_dir": str(VENV),
         "ddp_python": os.path.realpath(VENV / "bin/python"),
         "ddp_port": port,
-        "trainer_requirements": json.loads(stamp.read_text())["requirements"],
+        "trainer_requirements": json.loads(STAMP.read_text())["requirements"],
         "ddp_data_paths": [f"{folder}/text"],
         "ddp_vocab_size": 300,
         "ddp_iterations": 3,
@@ -51,16 +53,36 @@ def two_nodes(folder: Path, **settings: Any) -> Iterator[Play]:
     }
     inventory = folder / "hosts.yml"
     inventory.write_text(yaml.safe_dump({"trainers": {"hosts": {"one": None, "two": None}, "vars": variables}}))
+    return inventory
+
+
+def command(inventory: Path, playbook: str, *words: str) -> list[str | Path]:
+    return [Path(sys.executable).parent / "ansible-playbook", playbook, "-i", inventory, *words]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """That of a playbook, whose sessions are those of this folder alone."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    return {**env, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "TMUX_TMPDIR": str(folder), "NO_COLOR": "1"}
+
+
+def end_sessions(folder: Path) -> None:
+    subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(folder)}, check=False)
+
+
+@contextlib.contextmanager
+def two_nodes(folder: Path, **settings: Any) -> Iterator[Play]:
+    """Runs a playbook (train.yml) with further words and says how it ended."""
+    need_trainer()
+    inventory, env = write_inventory(folder, **settings), environment(folder)
 
     def run(*words: str, playbook: str = "train.yml") -> tuple[int, str]:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-        env.update(ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), TMUX_TMPDIR=str(folder), NO_COLOR="1")
-        command = [Path(sys.executable).parent / "ansible-playbook", playbook, "-i", inventory, *words]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400, check=False)
+        argv = command(inventory, playbook, *words)
+        done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400, check=False)
         assert "Traceback" not in done.stdout + done.stderr
         return done.returncode, done.stdout
 
     try:
         yield run
     finally:
-        subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(folder)}, check=False)
+        end_sessions(folder)
