@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nanochat import conversation
 from nanochat.common import DataError
-from nanochat.dataloader import Cursor, Pair
+from nanochat.dataloader import Cursor, Pair, in_passes
 from nanochat.messages import Message
 from nanochat.ops import IGNORED
 from nanochat.tokenizer import Tokenizer
@@ -145,7 +145,7 @@ class ChatLoader:
         self._epoch, self._index = packed.epoch, packed.read
         cursor = Cursor(0, packed.read, packed.epoch, 0)
         self.last = ChatBatch(cursor, int(counted.sum()), int(counted[mine].sum()))
-        return split(packed.inputs[mine], packed.targets[mine], passes)
+        return in_passes(packed.inputs[mine], packed.targets[mine], passes)
 
     def position(self) -> dict[str, int]:
         """Where the next step goes on, in the words of upstream's meta file; rg_idx counts conversations."""
@@ -158,12 +158,6 @@ class ChatLoader:
 
     def close(self) -> None:
         """Nothing stays open."""
-
-
-def split(inputs: Tensor, targets: Tensor, passes: Sequence[int]) -> list[Pair]:
-    """Rows as micro-batches."""
-    sizes = list(passes)
-    return list(zip(inputs.split(sizes), targets.split(sizes), strict=True)) if len(inputs) else []
 
 
 def epoch_batches(talks: Talks, rank: int, world: int, micro: int, length: int) -> Iterator[Pair]:

@@ -82,6 +82,12 @@ class Batch(NamedTuple):
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
+def in_passes(inputs: torch.Tensor, targets: torch.Tensor, passes: Sequence[int]) -> list[Pair]:
+    """Rows as micro-batches of so many each; none where there are no rows."""
+    sizes = list(passes)
+    return list(zip(inputs.split(sizes), targets.split(sizes), strict=True)) if len(inputs) else []
+
+
 class BatchSource(Protocol):
     """Where one rank's batches come from, as far as the training loop knows it."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from nanochat.dataloader import Batch, Loader, Pair
+from nanochat.dataloader import Batch, Loader, Pair, in_passes
 from nanochat.shares import Piece, pieces
 
 # Opens a stream: its number, and the rows that it gives to a step.
@@ -56,7 +56,7 @@ class Streams:
             torch.cat([drawn[piece.stream][part][piece.start : piece.stop] for piece in self._pieces])
             for part in (0, 1)
         )
-        return list(zip(ids.split(list(passes)), targets.split(list(passes)), strict=True))
+        return in_passes(ids, targets, passes)
 
     def position(self) -> dict[str, int]:
         return self.own.position()
