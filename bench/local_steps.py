@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -25,6 +24,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from pieces import free_port
 
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
 ALONE = "alone"
@@ -61,10 +62,7 @@ def train(way: str, steps: int, folder: Path) -> dict[str, Any]:
         "--sample-every", "-1", "--core-metric-every", "-1", "--run-dir", str(folder / name), "--model-tag", name,
         "--sync", sync, "--local-steps", every or "0",
     ]  # fmt: skip
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "scripts.base_train", *flags],

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import statistics
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from curves import draw
 from local_steps import environment, prepare
+from pieces import free_port
 
 if TYPE_CHECKING:
     import torch
@@ -208,9 +208,7 @@ def work(folder: Path, one: Json) -> None:
 
 def measure(folder: Path, one: Json) -> Json:
     """One training by two processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     argv = [sys.executable, __file__, "--folder", str(folder), "--worker", json.dumps(one)]
     ranks = [
         subprocess.Popen(

@@ -116,6 +116,7 @@ def train(model: Model, rows: int, cycles: int) -> dict[str, Any]:
     from nanochat import numerics
     from nanochat.comm import connect
     from nanochat.common import Ranks, read_ranks
+    from nanochat.shares import spread
 
     numerics.setup()
     comm = connect(read_ranks(), "cpu", 600)
@@ -131,8 +132,7 @@ def train(model: Model, rows: int, cycles: int) -> dict[str, Any]:
     del alone
     speeds = comm.exchange("the speeds", speed, patient=True)
     each, head = shares(model, rows, speeds)
-    even = [rows // comm.world + (rank < rows % comm.world) for rank in range(comm.world)]
-    ways = {"equal": Way(comm, model, even), "auto": Way(comm, model, each, head)}
+    ways = {"equal": Way(comm, model, spread(rows, comm.world)), "auto": Way(comm, model, each, head)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     losses: dict[str, list[float]] = {name: [] for name in ways}
     for dummy in range(1 + cycles):
