@@ -117,6 +117,8 @@ def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Settings, d
         raise SettingsError(_told(problems, len(hosts)) + ([] if problems else differing))
     values = defaults(run_given.get("ddp_profile", "smoke"))
     values.update(run_given)
+    if "ddp_restarts" not in run_given and not can_restart(values):
+        values["ddp_restarts"] = 0
     run = {name: value for name, value in values.items() if TABLE[name].scope == RUN}
     of_host = {name: value for name, value in values.items() if TABLE[name].scope == HOST}
     each = {
@@ -124,6 +126,11 @@ def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Settings, d
         for host, own in given.items()
     }
     return run, each
+
+
+def can_restart(values: Mapping[str, Any]) -> bool:
+    """Whether a run of these settings goes on from where it was."""
+    return bool(values["ddp_trainer_source"] == "ours" and values["ddp_resume"])
 
 
 def told(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> set[str]:

@@ -132,7 +132,8 @@ class Keeper:
         if ended is not None:
             self.code = 1 if ended == membership.FAILED else 0
             self._give_way()
-            self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended)
+            error = self.rank.lasting_error() if ended == membership.FAILED else ""
+            self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended, error)
         elif self.rank.process is not None:
             self.own = self.own._replace(word=self.own.word._replace(steps=self.rank.steps()))
         order = self._asked(now)

@@ -405,8 +405,11 @@ def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
 # -- what happens to this host
 
 
-def rank_ended(own: Own, now: float, steps: int, how: str) -> Own:
-    """This host's rank is gone. how: FINISHED (the last step was made), STOPPED (asked to) or FAILED."""
+def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = "") -> Own:
+    """This host's rank is gone. how: FINISHED (the last step was made), STOPPED (asked to) or FAILED.
+
+    lasting_error: what it failed by, if starting it again would not change that.
+    """
     own = own._replace(word=own.word._replace(steps=steps, go=False))
     if how == FINISHED:
         return change(own, now, FINISHED)
@@ -417,6 +420,8 @@ def rank_ended(own: Own, now: float, steps: int, how: str) -> Own:
         return change(own, now, IDLE)._replace(clean=True)
     if how == STOPPED:
         return change(own, now, ASKING)
+    if lasting_error:
+        return change(own, now, FAILED, why=lasting_error)
     return change(own, now, IDLE, why="the rank of %s died" % own.word.host)
 
 

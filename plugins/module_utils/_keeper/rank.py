@@ -27,6 +27,11 @@ TAIL_BYTES = 65536
 LAST_WORDS_SECONDS = 8.0
 DISK_BYTES = 20e6  # that a slow disk writes in a second
 HANG_UP = "hang-up-rank%d"  # asks a rank to end all its connections; read by the trainer
+# Causes of an `end` event that another start would meet again: somebody has to see to them first.
+LASTING_CAUSES = (
+    "settings-differ", "data-differ", "torch-differs", "code-differs", "weights-differ", "non-finite-loss", "disk-full",
+    "bad-data", "bad-checkpoint", "bad-settings",
+)  # fmt: skip
 
 
 def command(plan: Plan, host: str, generation: membership.Generation) -> List[str]:
@@ -68,7 +73,7 @@ class Rank:
         self.places = {node["host"]: int(node["rank"]) for node in plan["nodes"]}
         self.number = self.places[host]
         self.process: Optional[subprocess.Popen[bytes]] = None
-        self.ends_at = 0.0
+        self.started_at = self.ends_at = 0.0
         me = os.getpid()
         marker = os.environ.get(processes.SESSION_VARIABLE, "")
         self.session = reaper.Session(marker, os.getuid(), (me, processes.start_ticks(me)))
@@ -84,6 +89,7 @@ class Rank:
         places = ",".join(str(self.places[member]) for member in generation.members)
         told = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number // len(self.places))}
         argv, environ = command(self.plan, self.host, generation), {**os.environ, **told}
+        self.started_at = time.time()
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
 
     def end(self, order: str, seconds: float) -> None:
@@ -114,6 +120,15 @@ class Rank:
         reason = self._last("end").get("reason") if code == 0 else None
         known = {"finished": membership.FINISHED, "stopped": membership.STOPPED}
         return known.get(str(reason), membership.FAILED)
+
+    def lasting_error(self) -> str:
+        """What the rank said when it ended by something that another start would not change; empty otherwise."""
+        end = self._last("end")
+        # A rank that was killed said nothing; what is there may be of an earlier start.
+        when = end.get("time")
+        if not isinstance(when, float) or when < self.started_at or end.get("cause") not in LASTING_CAUSES:
+            return ""
+        return str(end.get("error") or end["cause"])
 
     def steps(self) -> int:
         """Steps done, as the last line about one says."""

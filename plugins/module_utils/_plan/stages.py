@@ -38,7 +38,11 @@ def staged(run: Settings) -> Settings:
     """The settings as this stage means them."""
     if run["ddp_stage"] == SFT:
         return {**run, "ddp_iterations": run["ddp_sft_iterations"]}
-    return {**run, "ddp_iterations": 1, "ddp_local_steps": 0} if run["ddp_stage"] == EVAL else dict(run)
+    if run["ddp_stage"] == EVAL:
+        # It is over in minutes and keeps nothing to go on from.
+        alone = {"ddp_restarts": 0, "ddp_min_hosts": 0, "ddp_survive_reboot": False}
+        return {**run, "ddp_iterations": 1, "ddp_local_steps": 0, **alone}
+    return dict(run)
 
 
 def problems(run: Mapping[str, Any], ours: bool) -> Iterator[str]:

@@ -149,3 +149,21 @@ def test_each_setting_has_a_reason_of_one_line():
         assert setting.why.endswith("."), setting.name
         assert "\n" not in setting.why and len(setting.why) < 125, setting.name
         assert setting.default is not None or setting.empty, setting.name
+
+
+@pytest.mark.parametrize(
+    ("given", "restarts"),
+    [
+        ({}, 0),
+        ({"ddp_profile": "real"}, 3),
+        ({"ddp_profile": "real", "ddp_restarts": 0}, 0),
+        ({"ddp_restarts": 5}, 5),
+        ({"ddp_profile": "real", "ddp_resume": False}, 0),
+        ({"ddp_profile": "real", "ddp_trainer_source": "/srv/nanochat"}, 0),
+        # What somebody asks for stays, so that the plan can say why it cannot be.
+        ({"ddp_restarts": 5, "ddp_resume": False}, 5),
+    ],
+)
+def test_a_real_training_restarts_by_itself_where_its_trainer_can(given, restarts):
+    run, dummy = resolve([("desktop", given), ("laptop", given)])
+    assert run["ddp_restarts"] == restarts

@@ -15,6 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, MISSED
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import LASTING_CAUSES
 
 PLAN: dict[str, Any] = {
     "run": "d4",
@@ -285,6 +286,7 @@ def test_every_cause_of_the_trainer_has_a_code() -> None:
         pytest.skip("this trainer writes no causes")
     told = re.findall(r'^    [A-Z_]+ = "([a-z-]+)"$', source.read_text(encoding="utf-8"), re.M)
     assert sorted(told) == sorted(CODES)
+    assert set(LASTING_CAUSES) < set(told)
 
 
 def missed(cause: str, blamed: int) -> dict[str, Any]:

@@ -43,6 +43,9 @@ while step < 100000:
     time.sleep(0.1)
     step += 1
     say(kind="step", step=step)
+    if os.path.exists("spoil"):
+        say(kind="end", step=step, reason="error", cause="bad-data", error="the shard is damaged")
+        sys.exit(1)
     if os.path.exists("hang-up-rank" + place):
         sys.exit(2)
     if asked:
@@ -161,6 +164,18 @@ def test_a_rank_that_is_killed_is_started_again_with_all(hosts):
     (hosts.folder / "laptop/.session/stop").touch()
     assert [process.wait(PATIENCE) for process in hosts.running.values()] == [0, 0]
     assert [hosts.state(host)["state"] for host in ("desktop", "laptop")] == [membership.STOPPED] * 2
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_an_error_that_would_come_again_ends_the_run_on_all_hosts(hosts):
+    for host in ("desktop", "laptop"):
+        hosts.start(host)
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    (hosts.folder / "laptop/spoil").touch()
+    assert [process.wait(PATIENCE) for process in hosts.running.values()] == [1, 1]
+    assert [hosts.state(host)["state"] for host in ("desktop", "laptop")] == [membership.FAILED] * 2
+    assert hosts.state("laptop")["why"] == "the shard is damaged"
+    assert len(hosts.events("desktop", "start")) == 1
 
 
 @pytest.mark.parametrize("hosts", [1], indirect=True)

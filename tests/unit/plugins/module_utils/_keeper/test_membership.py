@@ -142,6 +142,17 @@ def test_three_deaths_at_one_step_end_it():
     assert (number, joined.word.why) == (8, "the run died 3 times at step 17")
 
 
+def test_what_another_start_would_not_change_is_not_tried_again():
+    own = trains(RULES, "desktop", ("desktop", "laptop"))
+    own = m.rank_ended(own, 108.0, 17, m.FAILED, "the shard is damaged")
+    assert (own.word.state, own.word.why) == (m.FAILED, "the shard is damaged")
+    # The others hear of it once their ranks have ended, too.
+    other = m.rank_ended(trains(RULES, "laptop", ("desktop", "laptop")), 108.0, 17, m.FAILED)
+    other, order = m.decide(RULES, other, heard(109, own.word), 109.0)
+    assert (other.word.state, order) == (m.FAILED, "")
+    assert other.word.why == "desktop gave up: the shard is damaged"
+
+
 def test_deaths_are_counted_within_an_hour_and_losses_are_not():
     own = m.Own(m.Word("desktop"))
     for number in range(2, 20, 2):

@@ -73,6 +73,12 @@ def test_an_evaluation_is_another_one_for_each_step():
     assert later["run"] == "d4-eval" and later["digest"] != plan["digest"]
 
 
+def test_an_evaluation_has_no_keepers():
+    asked = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_survive_reboot": True}
+    assert make_plan(having_trained("eval", **asked)).plan.get("keeper") is None
+    assert make_plan(having_trained("sft", **asked)).plan["keeper"]["restarts"] == 3
+
+
 @pytest.mark.parametrize("stage", ["sft", "eval"])
 def test_without_a_base_model_nothing_starts(stage):
     told = refusal(having_trained(stage, where=()))
