@@ -177,8 +177,19 @@ run:
       description: What the trainer is in the middle of.
       type: str
     phase_seconds:
-      description: For how long it is in this phase.
+      description: For how long it is in this phase or, of an evaluation, in this batch.
       type: float
+    batch:
+      description: The batch that an evaluation has come to.
+      type: int
+    batches:
+      description: How many batches the evaluation has on this rank, where that is known.
+      type: int
+    stage:
+      description: >-
+        Of a run that goes on from the model of another one, its C(stage) (V(sft) or V(eval)), the run that made the model (C(base)) and, of an
+        evaluation, the C(step) that is measured. An evaluation has no steps of its own.
+      type: dict
     collective:
       description: The collective operation it is in or was in last.
       type: raw

@@ -163,6 +163,7 @@ def test_an_evaluation_measures_what_the_training_measured(tmp_path: Path) -> No
     assert found == pytest.approx(wanted, rel=1e-6)
     end = job.events("end")[-1]
     assert (end["reason"], end["val_bpb"], end["identical"], end["step"]) == ("finished", found, True, 2)
+    assert job.events("start")[-1]["steps"] is None
     assert not list(tmp_path.glob("host*/evaluated_checkpoints/*/model_*"))
 
 

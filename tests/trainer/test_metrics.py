@@ -109,13 +109,18 @@ def test_field_19_the_heartbeat_says_what_is_being_done_and_since_when(tmp_path:
     wait_for(lambda: json.loads(path.read_text())["time"] > first["time"])
     second = json.loads(path.read_text())
     assert second["phase_since"] == first["phase_since"] <= first["time"]
+    heart.enter("eval", 500)
+    heart.evaluating(3, 40)
+    wait_for(lambda: json.loads(path.read_text())["batch"] == 3)
+    batch = json.loads(path.read_text())
+    assert (batch["phase"], batch["batches"]) == ("eval", 40) and batch["phase_since"] > first["phase_since"]
     heart.enter("end", 500)
     heart.close()
     last = json.loads(path.read_text())
     assert {name: last[name] for name in ("rank", "world", "step", "steps", "phase", "collective")} == {
         "rank": 1, "world": 2, "step": 500, "steps": 500, "phase": "end", "collective": 0,
     }  # fmt: skip
-    assert last["pid"] == os.getpid()
+    assert last["batch"] is None and last["pid"] == os.getpid()
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 

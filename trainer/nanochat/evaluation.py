@@ -22,6 +22,7 @@ class Evaluation(Stage):
     """Of a base model."""
 
     folder = "evaluated_checkpoints"
+    trains = False
 
     def __init__(self, settings: EvalSettings) -> None:
         self.settings = settings

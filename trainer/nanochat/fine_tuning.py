@@ -90,6 +90,9 @@ class FineTuning(Stage):
     def is_judged(self, settings: Settings) -> bool:
         return self.val_talks is not None
 
+    def eval_batches(self, run: Run) -> int | None:
+        return None
+
     @contextlib.contextmanager
     def evaluation(self, run: Run) -> Iterator[Iterator[Pair]]:
         if self.val_talks is None:

@@ -92,7 +92,7 @@ class Heartbeat:
         self.save_seconds: float | None = None
         self.meeting_in = 0
         # One tuple, so that the thread never sees half a change.
-        self._at = (0, "start", time.time(), 0)
+        self._at: tuple[int, str, float, int, int | None, int | None] = (0, "start", time.time(), 0, None, None)
         self._stop = threading.Event()
         self._warned = False
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,12 @@ class Heartbeat:
 
     def enter(self, phase: str, step: int, collective: int = 0) -> None:
         """Say what is being done; the signature is the one that Comm.on_phase calls."""
-        self._at = (step, phase, time.time(), collective)
+        self._at = (step, phase, time.time(), collective, None, None)
+
+    def evaluating(self, batch: int, batches: int | None) -> None:
+        """Say that an evaluation has come to this one of its batches, which is progress within the phase."""
+        step, phase, dummy, collective = self._at[:4]
+        self._at = (step, phase, time.time(), collective, batch, batches)
 
     def _run(self) -> None:
         while not self._stop.wait(self.every):
@@ -115,7 +120,7 @@ class Heartbeat:
                 hang_up(self.path.parent, self.rank)
 
     def _write(self) -> None:
-        step, phase, since, collective = self._at
+        step, phase, since, collective, batch, batches = self._at
         beat = {
             "time": time.time(),
             "pid": os.getpid(),
@@ -126,6 +131,8 @@ class Heartbeat:
             "phase": phase,
             "phase_since": since,
             "collective": collective,
+            "batch": batch,
+            "batches": batches,
             "step_seconds": self.step_seconds,
             "save_seconds": self.save_seconds,
             "meeting_in": self.meeting_in,

@@ -35,6 +35,7 @@ class Stage:
     """Pretraining on the shards."""
 
     folder = "base_checkpoints"
+    trains = True
 
     def plan(self, settings: Settings, config: ModelConfig) -> TrainingPlan:
         """Batch, steps and scaling."""
@@ -75,14 +76,17 @@ class Stage:
         """Whether there is something to evaluate on."""
         return True
 
+    def eval_batches(self, run: Run) -> int | None:
+        """How many batches this rank evaluates; None where only their end tells."""
+        settings = run.settings
+        return eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len, run.comm.world)
+
     @contextlib.contextmanager
     def evaluation(self, run: Run) -> Iterator[Iterator[Pair]]:
         """This rank's part of the batches to evaluate on, in which all ranks take part."""
-        settings, comm = run.settings, run.comm
-        steps = eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len, comm.world)
-        loader = shards_loader(run, "val", settings.device_batch_size, comm.rank)
+        loader = shards_loader(run, "val", run.settings.device_batch_size, run.comm.rank)
         try:
-            yield (loader.next_batch() for dummy in range(steps))
+            yield (loader.next_batch() for dummy in range(self.eval_batches(run) or 0))
         finally:
             loader.close()
 

@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from nanochat.agreement import check_identical, digests, whole_digest
 from nanochat.causes import Cause
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.common import UserError
+from nanochat.dataloader import Pair
 from nanochat.local import first_meeting
 from nanochat.loss_eval import bits_per_byte
 from nanochat.reshare import change_shares
@@ -53,14 +54,15 @@ def train(run: Run) -> str:
 def start_event(run: Run) -> None:
     """The first event of this attempt: what runs here, with what."""
     config, counts = dataclasses.asdict(run.model.config), run.model.parameter_counts()
+    steps = run.plan.num_iterations if run.stage.trains else None
     attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8))[0]
     run.journal.open_tracker(run.progress.resumed_from is not None)
-    run.journal.heartbeat.steps = run.plan.num_iterations
+    run.journal.heartbeat.steps = steps or 0
     run.journal.record(
         "start", run.progress.step, rank=run.comm.rank, world=run.comm.world, run=run.settings.run,
         model={"config": config, "parameters": counts, "flops_per_token": run.model.flops_per_token()},
         settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul,
-        steps=run.plan.num_iterations, total_batch_size=run.plan.total_batch_size,
+        steps=steps, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
         generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
     )  # fmt: skip
@@ -208,15 +210,21 @@ def evaluate(run: Run) -> None:
     begun, progress = time.perf_counter(), run.progress
     run.make_whole()
     with run.stage.evaluation(run) as batches:
-        bpb = bits_per_byte(
-            run.model, ((ids.to(run.device), targets.to(run.device)) for ids, targets in batches), run.token_bytes,
-            lambda totals: sum_patiently(run, totals),
-        )  # fmt: skip
+        told = told_batches(run, batches)
+        bpb = bits_per_byte(run.model, told, run.token_bytes, lambda totals: sum_patiently(run, totals))
     progress.val_bpb = bpb
     progress.min_val_bpb = min(bpb, progress.min_val_bpb)
     run.journal.say(f"Step {progress.step:05d} | Validation bpb: {bpb:.6f}")
     if run.comm.rank == 0:
         run.journal.record("eval", progress.step, val_bpb=bpb, seconds=time.perf_counter() - begun)
+
+
+def told_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
+    """The batches on the run's device; the heartbeat tells how far the evaluation is, which may take longer than all else."""
+    of = run.stage.eval_batches(run)
+    for number, (ids, targets) in enumerate(batches, start=1):
+        run.journal.heartbeat.evaluating(number, of)
+        yield ids.to(run.device), targets.to(run.device)
 
 
 def sum_patiently(run: Run, totals: Tensor) -> Tensor:

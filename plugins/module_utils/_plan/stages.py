@@ -117,6 +117,11 @@ def obstacles(run: Mapping[str, Any], hosts: Sequence[Host], plan: Plan, here: M
                 yield finding("base-differs", host.name, seen)
 
 
+def is_evaluation(plan: Plan) -> bool:
+    """Whether nothing is trained."""
+    return "stage" in plan and plan["stage"]["stage"] == EVAL
+
+
 def in_words(section: Stage) -> str:
     """A stage for people."""
     if section["stage"] == EVAL:

@@ -8,7 +8,13 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import MANY_HOSTS, alike, bytes_text, columns
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
+    MANY_HOSTS,
+    alike,
+    bytes_text,
+    columns,
+    plural,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import VENV_BYTES
 
@@ -52,6 +58,8 @@ def model_rows(model: Mapping[str, Any]) -> list[Sequence[str]]:
 
 def training_rows(plan: Plan) -> list[Sequence[str]]:
     training = plan["training"]
+    if stages.is_evaluation(plan):
+        return [("evaluation", evaluation(plan))]
     return [
         (
             "training",
@@ -65,6 +73,16 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
         ),
         *trainer_rows(plan["trainer"]),
     ]
+
+
+def evaluation(plan: Plan) -> str:
+    """What is measured, and in how many batches by each rank."""
+    tokens, rows, length = plan["training"]["eval_tokens"], plan["training"]["device_batch"], plan["model"]["sequence"]
+    batches = max(1, tokens // (rows * length * plan["world"]))
+    return (
+        f"{human(tokens)} tokens of the validation shard, {batches} x {plural(rows, 'row')} by each rank, "
+        f"products {plan['training']['matmul']}, gives up after {plan['timeout_seconds']} s without a rank"
+    )
 
 
 def sync(training: Mapping[str, Any]) -> str:

@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     loss_text,
     seconds_text,
     share_text,
     speed_text,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import (
+    batches_text,
+    is_evaluation,
+    progress_text,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import Row, by_rank, first_known, tells_nothing
 
@@ -49,6 +54,9 @@ def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
     `watched` for how long it is watched.
     """
     rows = by_rank(rows)
+    if any(is_evaluation(row["run"]) and row["run"].get("batch") for row in rows):
+        line = progress_text([row["run"] for row in rows])
+        return _with_bar(rows, line, width, unicode)
     if not any(row["run"].get("step") is not None for row in rows):
         watched = max(float(row.get("watched") or 0.0) for row in rows)
         return "starting%s: %s" % (" for %s" % whole_seconds(watched) if watched >= QUIET else "", phases_text(rows))
@@ -58,7 +66,10 @@ def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
     for name in DISPENSABLE:
         if width and len("  ".join(parts.values())) > width:
             parts.pop(name, None)
-    line = "  ".join(parts.values())
+    return _with_bar(rows, "  ".join(parts.values()), width, unicode)
+
+
+def _with_bar(rows: Sequence[Row], line: str, width: int, unicode: bool) -> str:
     drawn = _bar(rows, min(BAR[1], width - len(line) - 2), unicode) if width else ""
     return "%s  %s" % (drawn, line) if drawn else line
 
@@ -104,6 +115,8 @@ def _since_step(rows: Sequence[Row]) -> str:
         return "seen %s ago" % whole_seconds(looked)
     for row in rows:
         run = row["run"]
+        if run.get("batch") and _age(row) < QUIET:
+            return "evaluating, batch %s" % batches_text(run)
         if run.get("phase") in PAUSES and _age(row) < QUIET:
             return "%s for %s" % (PHASES[run["phase"]], whole_seconds((run.get("phase_seconds") or 0.0) + _age(row)))
     return "%s ago" % whole_seconds(min(ages))
@@ -143,10 +156,18 @@ def _done(rows: Sequence[Row]) -> int:
     return min(int(row["run"].get("done") or 0) for row in telling)
 
 
+def _progress(rows: Sequence[Row]) -> Tuple[int, int]:
+    """How many of how many steps or, of an evaluation, batches are made."""
+    evaluations = [row["run"] for row in rows if is_evaluation(row["run"]) and row["run"].get("batch")]
+    if evaluations:
+        return min(int(run["batch"]) for run in evaluations) - 1, int(evaluations[0].get("batches") or 0)
+    return _done(rows), int(first_known(rows, "steps") or 0)
+
+
 def _bar(rows: Sequence[Row], length: int, unicode: bool) -> str:
-    steps = first_known(rows, "steps")
+    done, steps = _progress(rows)
     if not steps or length < BAR[0]:
         return ""
     room = length if unicode else length - 2
-    full = min(room, room * _done(rows) // int(steps))
+    full = min(room, room * done // steps)
     return "█" * full + "░" * (room - full) if unicode else "[" + "#" * full + "." * (room - full) + "]"

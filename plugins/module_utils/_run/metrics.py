@@ -167,7 +167,7 @@ def _pace(steps: List[Event]) -> Optional[float]:
     return (_number(window[-1], "time") - _number(window[0], "time")) / done if done > 0 else None
 
 
-def _attempt(events: List[Event]) -> Tuple[int, List[Event]]:
+def newest_attempt(events: List[Event]) -> Tuple[int, List[Event]]:
     """How many times the run was started, and the events of its newest start."""
     starts = [index for index, event in enumerate(events) if event["kind"] == "start"]
     return len(starts), events[starts[-1] :] if starts else events
@@ -222,7 +222,7 @@ def _blamed(end: Event) -> Optional[List[int]]:
 
 def describe_events(events: List[Event]) -> Told:
     """Everything about the run that its metrics tell, the newest attempt's where it is about now."""
-    attempts, attempt = _attempt(events)
+    attempts, attempt = newest_attempt(events)
     all_steps = [event for event in events if event["kind"] == "step" and isinstance(event.get("step"), int)]
     steps = [event for event in attempt if event["kind"] == "step" and isinstance(event.get("step"), int)]
     start, end = _last(attempt, "start"), _last(attempt, "end")
@@ -235,7 +235,8 @@ def describe_events(events: List[Event]) -> Told:
         "world": whole(start, "world"),
         "step": number(steps[-1], "step") if steps else None,
         "done": number(steps[-1], "step") + 1 if steps else resumed or 0,
-        "steps": positive(start.get("steps")) or positive(section(start, "settings").get("num_iterations")),
+        # What only measures says that it has none.
+        "steps": positive(start.get("steps", section(start, "settings").get("num_iterations"))),
         "loss": finite(steps[-1].get("loss")) if steps else None,
         "diverged": bool(steps) and steps[-1].get("loss") is not None and finite(steps[-1].get("loss")) is None,
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,

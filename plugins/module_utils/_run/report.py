@@ -24,6 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import absences, read_members, steps_repeated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
@@ -223,11 +224,12 @@ def rank_end(rank: Rank) -> str:
 
 def happenings(run: Run) -> List[Happening]:
     """Starts, restarts, checkpoints, differing weights, ends and findings, in the order of time."""
-    found = [happening for rank in run.ranks for happening in _of_rank(rank)] + membership(run) + _told(run.findings)
+    stage = evaluated.stage_of(run.plan)
+    found = [event for rank in run.ranks for event in _of_rank(rank, stage)] + membership(run) + _told(run.findings)
     return sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"])))
 
 
-def _of_rank(rank: Rank) -> Iterator[Happening]:
+def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happening]:
     starts = repeated = 0
     for index, event in enumerate(rank.events):
         kind, severity, text = event["kind"], "info", ""
@@ -243,6 +245,8 @@ def _of_rank(rank: Rank) -> Iterator[Happening]:
             took = finite(event.get("seconds"))
             text = "checkpoint, " + bytes_text(finite(event.get("bytes")))
             text += " in " + seconds_text(took) if took else ""
+        elif kind == "eval" and evaluated.is_evaluation({"stage": stage}):
+            text = "measured %s" % evaluated.result_text(event)
         elif kind == "digest" and event.get("identical") is False:
             severity, text = "error", "weights differ between the ranks"
         elif kind == "end":
@@ -404,6 +408,7 @@ def page_data(run: Run, others: Sequence[Run] = ()) -> Document:
     times = [finite(event.get("time")) or 0.0 for rank in run.ranks for event in rank.events]
     return {
         "run": run.name,
+        "stage": evaluated.stage_of(run.plan),
         "digest": run.plan.get("digest"),
         "as_of": max(times, default=None),
         "world": run.plan.get("world") or start.get("world") or len(ranks),

@@ -29,6 +29,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import StageOf, is_evaluation, stage_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import events_of_log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
@@ -40,6 +41,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     Told,
     describe_events,
     finite,
+    newest_attempt,
     positive,
     read_events,
 )
@@ -92,6 +94,8 @@ class Beat(TypedDict):
     phase: Optional[str]
     phase_seconds: Optional[float]
     collective: object
+    batch: Optional[int]
+    batches: Optional[int]
 
 
 class Filed(TypedDict):
@@ -99,6 +103,7 @@ class Filed(TypedDict):
 
     plan_digest: Optional[str]
     trainer: Optional[str]
+    stage: Optional[StageOf]
     timeout_seconds: Optional[float]
     exit_code: Optional[int]
     signal: Optional[int]
@@ -187,6 +192,14 @@ def _eta(state: str, told: Told) -> Optional[float]:
     return float(max(0.0, (told["steps"] - told["done"]) * told["pace_seconds"]))
 
 
+NO_BEAT: Beat = {
+    "heartbeat_age": None,
+    "phase": None,
+    "phase_seconds": None,
+    "collective": None,
+    "batch": None,
+    "batches": None,
+}
 EMPTY: RunState = {
     "state": ABSENT,
     "run": None,
@@ -195,15 +208,13 @@ EMPTY: RunState = {
     "exit_code": None,
     "signal": None,
     "ended": None,
-    "heartbeat_age": None,
-    "phase": None,
-    "phase_seconds": None,
-    "collective": None,
+    **NO_BEAT,
     "eta_seconds": None,
     "idle_seconds": None,
     "busy": None,
     "session_age": None,
     "trainer": None,
+    "stage": None,
     "timeout_seconds": None,
     "step_age": None,
     "error": None,
@@ -239,6 +250,8 @@ def read_run(
     if not heartbeat:
         metrics = _or_of_log(metrics, session, log)
     told = _this_session(describe_events(metrics.events), session)
+    if is_evaluation({"stage": stage_of(plan)}):
+        told = _of_evaluation(told, metrics.events)
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
     tail = log_lines(log, max(200, lines)) if lines else []
     state, started = _host_state(session, alive, told, bool(metrics.events)), finite(session.get("started"))
@@ -272,11 +285,18 @@ def _of_plan_and_session(plan: Document, session: Document) -> Filed:
     return {
         "plan_digest": text(plan, "digest"),
         "trainer": trainer_of(plan),
+        "stage": stage_of(plan),
         "timeout_seconds": finite(plan.get("timeout_seconds")),
         "exit_code": whole(session, "exit_code"),
         "signal": whole(session, "signal"),
         "ended": finite(session.get("ended")),
     }
+
+
+def _of_evaluation(told: Told, events: List[Event]) -> Told:
+    """What an earlier evaluation in the same folder measured is not true of this one."""
+    measured = [event for event in newest_attempt(events)[1] if event["kind"] == "eval"]
+    return {**told, "steps": None, "val_bpb": finite(measured[-1].get("val_bpb")) if measured else None}
 
 
 def _or_of_log(metrics: Read, session: Document, log: str) -> Read:
@@ -329,6 +349,8 @@ def _this_session(told: Told, session: Document) -> Told:
 
 def _steps(told: Told, heartbeat: Document, plan: Document) -> Optional[int]:
     """How many steps the run has; from what was measured before what was planned."""
+    if is_evaluation({"stage": stage_of(plan)}):
+        return None
     return told["steps"] or positive(heartbeat.get("steps")) or positive(section(plan, "training").get("iterations"))
 
 
@@ -357,11 +379,13 @@ def _beat(heartbeat: Document, run: RunState, now: float) -> Beat:
     """Ages by this host's own clock, so that clocks which differ between hosts do no harm."""
     beat, since = finite(heartbeat.get("time")), finite(heartbeat.get("phase_since"))
     if beat is None or (run["started"] is not None and beat < run["started"]):
-        return {"heartbeat_age": None, "phase": None, "phase_seconds": None, "collective": None}
+        return NO_BEAT
     living = run["state"] == RUNNING
     return {
         "heartbeat_age": max(0.0, now - beat),
         "phase": text(heartbeat, "phase"),
         "phase_seconds": max(0.0, (now if living else beat) - since) if since is not None else None,
         "collective": heartbeat.get("collective"),
+        "batch": positive(heartbeat.get("batch")),
+        "batches": positive(heartbeat.get("batches")),
     }

@@ -22,6 +22,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     share_text,
     speed_text,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import (
     NO_HEARTBEAT,
     STALLED,
@@ -114,6 +115,10 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
     """What a run came to, one line a rank, and below it what holds for all ranks; a width of 0 sets no limit."""
     rows = by_rank(rows)
     lines = ["run %s" % (first_known(rows, "run") or DASH)]
+    runs = [row["run"] for row in rows]
+    if evaluated.are_evaluations(runs):
+        lines += fitting_table(evaluated.CLOSING, [_closing_row(row)[: len(evaluated.CLOSING)] for row in rows], width)
+        return "\n".join([*lines, *evaluated.result_lines(runs), "  " + identical_text(rows)])
     lines += fitting_table(CLOSING, [_closing_row(row) for row in rows], width)
     if any(row["run"].get("step") is not None for row in rows):
         lines.append("  " + identical_text(rows))
@@ -199,6 +204,8 @@ def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
         return "stalled %s" % since_text(idle)
     if state == "running" and waits_for_others(run):
         return "waiting (%s)" % run["membership"]["state"]
+    if state == "running" and evaluated.is_evaluation(run) and run.get("batch"):
+        return "evaluating"
     if state == "running" and run.get("step") is None:
         return "starting%s" % (" (%s)" % run["phase"] if run.get("phase") else "")
     return state
@@ -237,6 +244,11 @@ def _status_row(row: Row, mark: Optional[str]) -> List[str]:
         DASH if checkpoint.get("step") is None else "step %s" % checkpoint["step"],
         DASH if run.get("state") != "running" or mark else seconds_text(run.get("eta_seconds")),
     ]
+
+
+def _evaluation_row(row: Row, mark: Optional[str]) -> List[str]:
+    run = row["run"]
+    return [*_status_row(row, mark)[:3], evaluated.batches_text(run), loss_text(run.get("val_bpb"))]
 
 
 def clock_text(at: float) -> str:
@@ -298,7 +310,9 @@ def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0)
     names = run_names(rows)
     marked = marks(rows, stall_factor)
     lines = [_headline(rows, names, bool(marked))]
-    lines += fitting_table(STATUS, [_status_row(row, marked.get(row["host"])) for row in rows], width)
+    evaluates = evaluated.are_evaluations([row["run"] for row in rows])
+    heads, make_row = (evaluated.STATUS, _evaluation_row) if evaluates else (STATUS, _status_row)
+    lines += fitting_table(heads, [make_row(row, marked.get(row["host"])) for row in rows], width)
     for name in names[1:]:
         hosts = ", ".join(row["host"] for row in _of_run(rows, name))
         lines.append(

@@ -13,6 +13,11 @@ import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import (
+    batches_text,
+    is_evaluation,
+    result_text,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import (
     AWAY_SECONDS,
     Limits,
@@ -91,12 +96,16 @@ def judge(
         return _missing(own) if own.age > MISSING_GRACE else None
     # A trainer without metrics of our kind never says more; ours may take long to begin.
     silent = is_mute(own.run) and own.run.get("trainer") not in TELLING and own.age > MISSING_GRACE
+    if first_step and is_evaluation(own.run) and own.run.get("batch"):
+        return Verdict(STARTED, "has started (%s)" % _where(own.run))
     if first_step and (own.run.get("step") is not None or silent):
         return Verdict(STARTED, "training has started (%s)" % _where(own.run))
     return _orphaned(host, seen) or _stalled(host, seen, limits)
 
 
 def _ended(run: Mapping[str, Any]) -> Verdict:
+    if run["state"] == FINISHED and is_evaluation(run):
+        return Verdict(FINISHED, "finished%s" % (": " + result_text(run) if result_text(run) else " its part"))
     if run["state"] == FINISHED:
         return Verdict(FINISHED, "finished after %s steps" % run.get("done"))
     if run["state"] == STOPPED:
@@ -110,6 +119,8 @@ def _ended(run: Mapping[str, Any]) -> Verdict:
 
 
 def _where(run: Mapping[str, Any]) -> str:
+    if is_evaluation(run):
+        return "in batch %s of the evaluation" % batches_text(run) if run.get("batch") else "in the evaluation"
     done, steps = run.get("done") or 0, run.get("steps")
     return "%s of %s steps made" % (done, steps) if steps else "%s steps made" % done
 

@@ -293,24 +293,41 @@
 
   const continuation = ({ prompt, text }) => prompt && text && text.startsWith(prompt) ? text.slice(prompt.length) : text || '';
 
-  const drawWords = () => {
-    const one = lead.summary;
-    byId('title').textContent = `Run ${data.run}`;
-    byId('subtitle').textContent = [`${data.world} ${data.world === 1 ? 'rank' : 'ranks'}`, data.dtype && `${data.dtype}${data.dtype_reason ? ` (${data.dtype_reason})` : ''}`, data.digest && `plan ${data.digest}`, known(data.as_of) && `last event ${clock(data.as_of)}`].filter(Boolean).join(' · ');
+  const drawTrainingTiles = (one) => {
     tile('steps made', known(one.steps) ? `${number(one.done, 0)} of ${number(one.steps, 0)}` : number(one.done, 0));
     tile(`loss, from ${loss(one.first_loss)}`, loss(one.last_loss));
     tile('validation, bits per byte', loss(one.val_bpb));
     tile('tokens per second', speed(one.tokens_per_second));
-    if (several) {
-      tile('waited for other ranks', data.ranks.map((rank) => share(rank.summary.wait_share)).slice(0, 4).join(' / '));
-      tile('weights identical on all ranks', ...identical());
-    }
-    for (const host of data.missing) byId('notices').append(make('div', { class: 'notice' }, `${host} is part of the plan, but nothing was collected from it.`));
-    for (const rank of data.ranks.filter((rank) => rank.summary.end.startsWith('crashed'))) byId('notices').append(make('div', { class: 'notice' }, `${rank.summary.host} ${rank.summary.end}`));
+  };
+
+  const fillTrainingTable = () => {
     fillTable(byId('ranks'), ['rank', 'host', 'end', 'steps', 'first loss', 'last loss', 'tok/s', 'waited', 'sent', 'memory', 'starts'], data.ranks.map(({ summary }) => [
       String(summary.rank), summary.host, summary.end, known(summary.steps) ? `${summary.done}/${summary.steps}` : String(summary.done), loss(summary.first_loss), loss(summary.last_loss), speed(summary.tokens_per_second),
       `${seconds(summary.wait_seconds)} (${share(summary.wait_share)})`, bytes(summary.bytes_sent), bytes(summary.memory_bytes), String(summary.attempts),
     ]), [3, 4, 5, 6, 7, 8, 9, 10]);
+  };
+
+  const drawWords = () => {
+    const one = lead.summary;
+    byId('title').textContent = `Run ${data.run}`;
+    byId('subtitle').textContent = [`${data.world} ${data.world === 1 ? 'rank' : 'ranks'}`, data.dtype && `${data.dtype}${data.dtype_reason ? ` (${data.dtype_reason})` : ''}`, data.digest && `plan ${data.digest}`, known(data.as_of) && `last event ${clock(data.as_of)}`].filter(Boolean).join(' · ');
+    const measured = data.stage && data.stage.stage === 'eval';
+    if (measured) {
+      tile(`step ${data.stage.step} of the run ${data.stage.base}, bits per byte on the validation shard`, loss(one.val_bpb));
+    } else {
+      drawTrainingTiles(one);
+    }
+    if (several) {
+      if (!measured) tile('waited for other ranks', data.ranks.map((rank) => share(rank.summary.wait_share)).slice(0, 4).join(' / '));
+      tile('weights identical on all ranks', ...identical());
+    }
+    for (const host of data.missing) byId('notices').append(make('div', { class: 'notice' }, `${host} is part of the plan, but nothing was collected from it.`));
+    for (const rank of data.ranks.filter((rank) => rank.summary.end.startsWith('crashed'))) byId('notices').append(make('div', { class: 'notice' }, `${rank.summary.host} ${rank.summary.end}`));
+    if (measured) {
+      fillTable(byId('ranks'), ['rank', 'host', 'end', 'starts'], data.ranks.map(({ summary }) => [String(summary.rank), summary.host, summary.end, String(summary.attempts)]), [3]);
+    } else {
+      fillTrainingTable();
+    }
     const samples = data.ranks.flatMap((rank) => rank.samples);
     if (samples.length) section('samples', 'Samples', ...samples.slice(-12).reverse().map((sample) => make('div', {}, make('p', { class: 'quiet' }, `step ${number(sample.step, 0)}`), make('blockquote', {}, make('b', {}, sample.prompt || ''), continuation(sample)))));
     if (data.others.length) {

@@ -67,7 +67,10 @@ def test_an_evaluation_is_another_one_for_each_step():
     plan = make_plan(known).plan
     argv = plan["nodes"][1]["argv"]
     assert argv[argv.index("--") - 1] == "scripts.base_eval" and "--model-step=10" in argv
-    assert "measures step 10 of the run d4" in render(plan)
+    told = render(plan)
+    assert "measures step 10 of the run d4" in told and "steps of" not in told and "saves" not in told
+    tokens, rows = plan["training"]["eval_tokens"], plan["training"]["device_batch"]
+    assert f"{tokens // (rows * 512 * 2)} x {rows} rows by each rank" in told
     known[0]["probe"]["base_run"]["checkpoints"] = [10, 15]
     later = make_plan(known).plan
     assert later["run"] == "d4-eval" and later["digest"] != plan["digest"]

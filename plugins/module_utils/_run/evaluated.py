@@ -1,0 +1,68 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What people read about a run that only measures a model (ddp_stage eval): it makes no steps, and one figure comes of it."""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, Optional, Sequence, TypedDict
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section, text, whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, loss_text
+
+EVALUATION = "eval"
+CLOSING = ("host", "rank", "state")
+STATUS = ("host", "rank", "state", "batches", "val bpb")
+Run = Mapping[str, Any]  # what run_info returned
+
+
+class StageOf(TypedDict):
+    """What is done with the model of another run (ddp_stage), and with which step of it where that is settled."""
+
+    stage: Optional[str]
+    base: Optional[str]
+    step: Optional[int]
+
+
+def stage_of(plan: Document) -> Optional[StageOf]:
+    """What a plan says of its stage; None of a base model."""
+    stage = section(plan, "stage")
+    return {"stage": text(stage, "stage"), "base": text(stage, "base"), "step": whole(stage, "step")} if stage else None
+
+
+def is_evaluation(run: Run) -> bool:
+    """Whether it measures a model and trains none."""
+    return (run.get("stage") or {}).get("stage") == EVALUATION
+
+
+def are_evaluations(runs: Sequence[Run]) -> bool:
+    """The same of all hosts that tell of a run."""
+    known = [run for run in runs if run.get("run") and run.get("state") is not None]
+    return bool(known) and all(is_evaluation(run) for run in known)
+
+
+def batches_text(run: Run) -> str:
+    """The batch that a rank has come to, and of how many."""
+    if not run.get("batch"):
+        return DASH
+    return "%s/%s" % (run["batch"], run["batches"]) if run.get("batches") else str(run["batch"])
+
+
+def progress_text(runs: Sequence[Run]) -> str:
+    """Where the slowest rank is; empty before the first batch."""
+    slowest = min((run for run in runs if run.get("batch")), key=lambda run: int(run["batch"]), default=None)
+    return "evaluating, batch %s" % batches_text(slowest) if slowest else ""
+
+
+def result_text(run: Run) -> str:
+    """What came of it on this rank: the first one has the sum of all."""
+    return "" if run.get("val_bpb") is None else "%s bits per byte" % loss_text(run["val_bpb"])
+
+
+def result_lines(runs: Sequence[Run]) -> List[str]:
+    """The figure, and what it is of."""
+    found = next((run for run in runs if run.get("val_bpb") is not None), None)
+    if found is None:
+        return ["  nothing was measured"]
+    stage = found["stage"]
+    return ["  step %s of the run %s: %s of the validation shard" % (stage["step"], stage["base"], result_text(found))]
