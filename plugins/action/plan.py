@@ -66,6 +66,8 @@ class ActionModule(JudgingAction):
             here["checkout"] = checkout_problems(asked["trainer"], asked["flags"]) if asked["trainer"] else {}
             if asked["conversations"] is not None:
                 here["conversations"] = conversations.facts(asked["conversations"], os.environ)
+            if asked["held_out"] is not None:
+                here["held_out"] = conversations.facts(asked["held_out"], os.environ)
             outcome = make_plan(hosts, requirements(), options["tolerant"], here)
         except PlanError as error:
             return {"failed": True, "msg": str(error), "problems": error.findings}

@@ -172,10 +172,12 @@ class ConversationFacts(Conversations):
 class _OfStage(TypedDict, total=False):
     step: Optional[int]
     conversations: Conversations
+    held_out: Conversations
 
 
 class Stage(_OfStage):
-    """What is done with the model of another run, the base; an evaluation is of a step, a fine-tuning has conversations."""
+    """What is done with the model of another run, the base; an evaluation is of a step, a fine-tuning has conversations,
+    and where such are held out others to be evaluated on."""
 
     stage: str
     base: str
@@ -239,6 +241,7 @@ class ControllerQuestion(TypedDict):
     flags: List[str]
     results: str
     conversations: Optional[str]
+    held_out: Optional[str]
 
 
 class _Probed(TypedDict, total=False):

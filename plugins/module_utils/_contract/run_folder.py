@@ -32,6 +32,7 @@ PREVIOUS = "previous"
 # Where each stage of training saves: a base model, and one that was fine-tuned on conversations.
 CHECKPOINTS = ("base_checkpoints", "chatsft_checkpoints")
 CONVERSATIONS = "conversations.jsonl"
+HELD_OUT = "conversations-val.jsonl"
 # Trainers that write metrics and heartbeats into the run folder, see trainer_of.
 TELLING = ("ours", "joined")
 

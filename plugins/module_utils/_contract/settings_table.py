@@ -189,6 +189,8 @@ SETTINGS: list[Setting] = [
         "Fine-tuning (ddp_stage sft)", RUN,
         ("ddp_sft_data", "str", None, {"empty": "a few exchanges that come with the trainer"},
          "File of conversations on the controller: a JSON list of role and content in each line."),
+        ("ddp_sft_val_data", "str", None, {"empty": "no evaluation"},
+         "The same of conversations that are not learnt from: ddp_eval_every and the end say the bits per byte of their answers."),
         ("ddp_sft_iterations", "int", None, {"low": 1, "empty": _PROFILE},
          "Steps of the fine-tuning."),
     ),

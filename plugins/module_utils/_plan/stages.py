@@ -13,8 +13,12 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan, Stage
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import CHECKPOINTS, CONVERSATIONS
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Conversations, Plan, Stage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    CHECKPOINTS,
+    CONVERSATIONS,
+    HELD_OUT,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import Settings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 
@@ -53,6 +57,8 @@ def problems(run: Mapping[str, Any], ours: bool) -> Iterator[str]:
             f"ddp_stage is {stage}, which only this collection's own trainer knows; set ddp_trainer_source to ours: it goes on "
             "from a checkout's checkpoints."
         )
+    if stage == SFT and run["ddp_sft_val_data"] and run["ddp_eval_every"] < 1:
+        yield "ddp_sft_val_data is set, but ddp_eval_every is -1, so nothing would be evaluated; set ddp_eval_every, 50 for instance."
     if len(name) > LONGEST_NAME:
         yield f"ddp_run with ddp_stage {stage} makes the name {name}, which is longer than {LONGEST_NAME} letters; shorten ddp_run."
 
@@ -72,6 +78,8 @@ def flags(run: Mapping[str, Any], run_dir: str, step: int | None) -> dict[str, o
         told["model-step"] = step
     if run["ddp_stage"] == SFT:
         told["conversations"] = os.path.join(run_dir, CONVERSATIONS)
+        if run["ddp_sft_val_data"]:
+            told["val-conversations"] = os.path.join(run_dir, HELD_OUT)
     return told
 
 
@@ -84,13 +92,15 @@ def document(run: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, A
     if stage == EVAL:
         section["step"] = max(base_steps(hosts), default=None)
     if stage == SFT:
-        told = here.get("conversations") or {}
-        section["conversations"] = {
-            "path": told.get("path", ""),
-            "sha256": told.get("sha256"),
-            "count": told.get("count", 0),
-        }
+        section["conversations"] = named(here.get("conversations") or {})
+        if run["ddp_sft_val_data"]:
+            section["held_out"] = named(here.get("held_out") or {})
     return section
+
+
+def named(told: Mapping[str, Any]) -> Conversations:
+    """A file of conversations as the controller saw it."""
+    return {"path": told.get("path", ""), "sha256": told.get("sha256"), "count": told.get("count", 0)}
 
 
 def base_steps(hosts: Sequence[Host]) -> list[int]:
@@ -103,8 +113,9 @@ def obstacles(run: Mapping[str, Any], hosts: Sequence[Host], plan: Plan, here: M
     stage, name = run["ddp_stage"], base_name(run)
     if stage == BASE:
         return
-    for problem in (here.get("conversations") or {}).get("problems", []):
-        yield finding("conversations-broken", "", f"ddp_sft_data: {problem}")
+    for setting, told in (("ddp_sft_data", here.get("conversations")), ("ddp_sft_val_data", here.get("held_out"))):
+        for problem in (told or {}).get("problems", []):
+            yield finding("conversations-broken", "", f"{setting}: {problem}")
     if any(host.fact("run", "checkpoints") for host in hosts):
         return
     if not base_steps(hosts):
@@ -127,5 +138,11 @@ def in_words(section: Stage) -> str:
     if section["stage"] == EVAL:
         step, base = section["step"], section["base"]
         return f"measures step {step} of the run {base} on the validation shard, and trains nothing"
-    talks = section["conversations"]
-    return f"fine-tunes the model of the run {section['base']} on {talks['count']} conversations of {talks['path']}"
+    talks, held_out = section["conversations"], section.get("held_out")
+    beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
+    return f"fine-tunes the model of the run {section['base']} on {talks['count']} conversations of {talks['path']}{beside}"
+
+
+def evaluates(plan: Plan) -> bool:
+    """Whether there is something to evaluate on: the validation shard, or conversations that are held out."""
+    return "stage" not in plan or plan["stage"]["stage"] != SFT or "held_out" in plan["stage"]

@@ -57,7 +57,9 @@ def model_rows(model: Mapping[str, Any]) -> list[Sequence[str]]:
 
 
 def training_rows(plan: Plan) -> list[Sequence[str]]:
-    training = plan["training"]
+    training: dict[str, Any] = {**plan["training"]}
+    if not stages.evaluates(plan):
+        training["eval_every"] = -1
     if stages.is_evaluation(plan):
         return [("evaluation", evaluation(plan))]
     return [

@@ -145,6 +145,7 @@ class Results(TypedDict):
 class _Looked(TypedDict, total=False):
     checkout: Mapping[str, Any]  # what its checks found, by _trainer/checkout.py
     conversations: ConversationFacts
+    held_out: ConversationFacts
 
 
 class Here(_Looked):

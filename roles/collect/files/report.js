@@ -242,6 +242,7 @@
 
   const lead = data.ranks[0];
   const several = data.ranks.length > 1;
+  const tunes = data.stage && data.stage.stage === 'sft';
   const hostName = (rank) => `rank ${rank.summary.rank}, ${rank.summary.host}`;
   const perRank = (key, map = (value) => value) => data.ranks.filter((rank) => rank.columns[key]).map((rank) => ({
     name: hostName(rank), color: rankColor(data.ranks.indexOf(rank)), x: rank.columns.step, y: rank.columns[key].map((value, at) => known(value) ? map(value, rank, at) : null),
@@ -262,7 +263,7 @@
       ], { show: loss, tick: (value) => number(value, 2), marks, wide: true, height: 280 });
     }
     const evals = [[data.run, lead.evals, 0], ...data.others.map((other, at) => [other.run, other.evals, at + 2])];
-    chart('Validation', 'Bits per byte on the validation shard; lower is better.', evals.map(([name, list, color]) => ({
+    chart('Validation', `Bits per byte ${tunes ? 'of the answers in held-out conversations' : 'on the validation shard'}; lower is better.`, evals.map(([name, list, color]) => ({
       name: evals.length > 1 ? name : '', color: rankColor(color), x: list.map((one) => one.step), y: list.map((one) => one.val_bpb), dots: list.length < 60,
     })), { show: loss, tick: (value) => number(value, 2) });
     if (table.tokens_per_second) {
@@ -296,7 +297,7 @@
   const drawTrainingTiles = (one) => {
     tile('steps made', known(one.steps) ? `${number(one.done, 0)} of ${number(one.steps, 0)}` : number(one.done, 0));
     tile(`loss, from ${loss(one.first_loss)}`, loss(one.last_loss));
-    tile('validation, bits per byte', loss(one.val_bpb));
+    if (!tunes || known(one.val_bpb)) tile(tunes ? 'held-out conversations, bits per byte' : 'validation, bits per byte', loss(one.val_bpb));
     tile('tokens per second', speed(one.tokens_per_second));
   };
 

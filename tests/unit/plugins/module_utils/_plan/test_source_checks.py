@@ -50,7 +50,15 @@ def test_only_the_host_that_has_the_data_is_asked_for_its_folders():
 
 
 def test_the_controller_is_asked_for_what_lies_there():
-    nothing = {"folders": [], "git": None, "trainer": None, "flags": [], "results": "runs", "conversations": None}
+    nothing = {
+        "folders": [],
+        "git": None,
+        "trainer": None,
+        "flags": [],
+        "results": "runs",
+        "conversations": None,
+        "held_out": None,
+    }
     assert controller_questions(hosts()) == nothing
     run = {"ddp_data_source": "controller", "ddp_data_paths": ["/a", "/b"], "ddp_trainer_source": "~/nanochat"}
     asked = controller_questions(hosts(run))

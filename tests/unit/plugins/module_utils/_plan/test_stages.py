@@ -55,6 +55,25 @@ def test_a_fine_tuning_is_a_run_beside_that_of_the_base_model():
     assert controller_questions(known)["conversations"] == ""
 
 
+def test_conversations_can_be_held_out_to_evaluate_on():
+    held_out = {**TALKS, "path": "/held.jsonl", "count": 3}
+    known = having_trained("sft", ddp_sft_val_data="/held.jsonl")
+    plan = make_plan(known, here={**HERE, "held_out": held_out}).plan
+    assert plan["stage"]["held_out"] == {"path": "/held.jsonl", "sha256": "ab" * 32, "count": 3}
+    assert "--val-conversations=/home/lzw/nanochat-ddp/runs/d4-sft/conversations-val.jsonl" in plan["nodes"][0]["argv"]
+    told = render(plan)
+    assert "and evaluates it on the 3 of /held.jsonl" in told and "evaluates every 250" in told
+    assert controller_questions(known)["held_out"] == "/held.jsonl"
+    # Without any there is nothing to evaluate on, and other ones are no reason to begin again.
+    without = make_plan(having_trained("sft"), here=HERE).plan
+    assert "no evaluation" in render(without) and "evaluates" not in render(without)
+    assert lineage.differences(plan, without) == []
+    broken = {**HERE, "held_out": {**held_out, "problems": ["/held.jsonl, line 2: it is no JSON"]}}
+    assert "ddp_sft_val_data: /held.jsonl, line 2: it is no JSON" in refusal(known, broken)
+    never = having_trained("sft", ddp_sft_val_data="/held.jsonl", ddp_eval_every=-1)
+    assert "ddp_eval_every is -1, so nothing would be evaluated" in refusal(never)
+
+
 def test_a_base_model_knows_nothing_of_stages():
     plan = make_plan(hosts()).plan
     assert "stage" not in plan and not [word for word in plan["nodes"][0]["argv"] if "base-checkpoints" in word]
