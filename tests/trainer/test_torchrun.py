@@ -93,3 +93,31 @@ def test_a_rank_whose_agent_is_killed_saves_and_ends(tmp_path: Path) -> None:
     wait_until(lambda: bool(job.events("end")))
     assert job.events("end")[-1]["reason"] == "stopped"
     agent.communicate(timeout=ranks.PATIENCE_SECONDS)
+
+
+def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """The agent of a host whose rank is done gets SIGTERM; that of the other host would wait half a minute for it."""
+    script, port = tmp_path / "script.py", ranks.free_port()
+    script.write_text(
+        "import os, pathlib, time\n"
+        f"here = pathlib.Path({str(tmp_path)!r})\n"
+        "(here / ('began-' + os.environ['RANK'])).touch()\n"
+        "while os.environ['RANK'] == '0' and not (here / 'end').exists(): time.sleep(0.05)\n"
+    )
+    agents = [
+        subprocess.Popen(
+            [
+                sys.executable, "-m", "scripts.torchrun", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
+                "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60", str(script),
+            ],
+            cwd=ranks.TRAINER, stderr=subprocess.PIPE, text=True,
+        )
+        for node in (0, 1)
+    ]  # fmt: skip
+    wait_until(lambda: all((tmp_path / f"began-{node}").exists() for node in (0, 1)))
+    waits = Path(f"/proc/{agents[1].pid}/status")
+    wait_until(lambda: bool(int(re.search(r"SigIgn:\s*(\w+)", waits.read_text())[1], 16) & 1 << (signal.SIGTERM - 1)))
+    agents[1].send_signal(signal.SIGTERM)
+    (tmp_path / "end").touch()
+    assert [lines_of(agent) for agent in agents] == [[], []]
+    assert [agent.returncode for agent in agents] == [0, 0]

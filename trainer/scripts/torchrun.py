@@ -15,6 +15,7 @@ import signal
 import sys
 
 from torch.distributed import DistError
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
@@ -25,10 +26,18 @@ EXIT_BARRIER_SECONDS = 30
 EXIT_ERROR = 1
 
 
+class Agent(LocalElasticAgent):
+    """An agent that, once its own ranks have ended well, is not kept from telling those of the other hosts."""
+
+    def _exit_barrier(self) -> None:
+        # Whoever stops all hosts one after the other finds here an agent without ranks; ended by that, it would be waited for.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        super()._exit_barrier()  # type: ignore[no-untyped-call]
+
+
 def main() -> int:
-    patient = api.LocalElasticAgent  # type: ignore[attr-defined]
     api.LocalElasticAgent = functools.partial(  # type: ignore[attr-defined,assignment]
-        patient, exit_barrier_timeout=EXIT_BARRIER_SECONDS
+        Agent, exit_barrier_timeout=EXIT_BARRIER_SECONDS
     )
     try:
         run(parse_args(sys.argv[1:]))
