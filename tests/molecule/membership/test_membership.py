@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trio import HOSTS, RUN, Trio, cut, mend, name, on, podman
+from trio import HOSTS, RUN, Trio, boot, cut, mend, name, on, podman
 
 ALL = tuple(HOSTS)
 SAVE_EVERY = 200
@@ -84,7 +84,7 @@ def test_field_35_the_master_reboots(trio):
     podman("stop", "-t", "0", name("desktop"))
     trio.wait_for("laptop", "attic")
     trio.note("the master is switched off", begun, "laptop")
-    podman("start", name("desktop"))
+    boot("desktop")
     begun = time.time()
     trio.played("nanochat.ddp.join", target="desktop")
     trio.wait_for(*ALL)
@@ -120,7 +120,7 @@ def test_a_host_that_was_off_during_a_stop_does_not_begin_again(trio):
     podman("stop", "-t", "0", name("laptop"))
     trio.wait_for("desktop", "attic")
     trio.played("nanochat.ddp.stop", target="desktop,attic")
-    podman("start", name("laptop"))
+    boot("laptop")
     trio.played("nanochat.ddp.join", target="laptop")
     time.sleep(20)
     assert trio.members("laptop")[0] == "idle"

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -43,6 +45,18 @@ def cut(host: str, *sources: str) -> None:
 
 def mend(host: str) -> None:
     on(host, "nft delete table inet cut")
+
+
+def boot(host: str) -> None:
+    """Switch a host on, and wait until it can be reached over ssh: it comes back with another MAC address."""
+    podman("start", name(host))
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((ADDRESS[host], 22), 2):
+            return True
+        return False
+
+    until(f"{host} to be reached over ssh", answers, PATIENCE)
 
 
 class Trio(Lab):
@@ -120,4 +134,4 @@ class Trio(Lab):
         self.played("nanochat.ddp.stop")
 
 
-__all__ = ["ADDRESS", "HOSTS", "RUN", "Trio", "cut", "mend", "name", "on", "podman", "until"]
+__all__ = ["ADDRESS", "HOSTS", "RUN", "Trio", "boot", "cut", "mend", "name", "on", "podman", "until"]
