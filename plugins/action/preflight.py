@@ -23,8 +23,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict im
     advice,
     outlook,
     prediction_text,
-    slowest_link,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import by_peer, slowest_link
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.text import findings_text, links_text, summary
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import JudgingAction, keep
 
@@ -176,7 +176,8 @@ def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
         for nic in evidence.fact(host, "nics") or []
         if nic["name"] == nics[host] and nic["kind"] == "wifi"
     ]
-    return outlook(evidence.plan, speeds, link, radio)
+    links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
+    return outlook(evidence.plan, speeds, link, radio, links)
 
 
 def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:

@@ -12,6 +12,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import words
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import comparison_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_lines, worth_of_runs
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
@@ -41,11 +42,29 @@ def rows_of(results: Any) -> list[run_table.Row]:
 
 
 def closing_table(results: Any, prediction: Mapping[str, Any] | None = None) -> str:
-    """The table at the end, and below it what was expected beside what happened."""
+    """The table at the end, and below it what each host was worth and what was expected beside what happened."""
     rows = rows_of(results)
     happened = {row["host"]: row["run"] for row in rows}
     beside = comparison_text(prediction, happened) if prediction else ""
-    return run_table.closing_table(rows, width()) + (f"\n{beside}" if beside else "")
+    return "\n".join([run_table.closing_table(rows, width()), *worth(rows), *([beside] if beside else [])])
+
+
+def worth(rows: list[run_table.Row]) -> list[str]:
+    """What each host is worth, in lines below a table."""
+    return [f"  {line}" for line in worth_lines({row["host"]: row["run"] for row in rows})]
+
+
+def status_table(results: Any, stall_factor: float = 5.0) -> str:
+    """The status screen, and below it what each host is worth."""
+    rows = rows_of(results)
+    return "\n".join([run_table.status_table(rows, width(), float(stall_factor)), *worth(rows)])
+
+
+def status_data(results: Any, stall_factor: float = 5.0) -> dict[str, object]:
+    """The same for programs."""
+    rows = rows_of(results)
+    without = worth_of_runs({row["host"]: row["run"] for row in rows})
+    return {**run_table.status_data(rows, float(stall_factor)), "tokens_per_second_without": without}
 
 
 class FilterModule:
@@ -55,10 +74,6 @@ class FilterModule:
         """What templates may use."""
         return {
             "closing_table": closing_table,
-            "status_table": lambda results, stall_factor=5.0: run_table.status_table(
-                rows_of(results), width(), float(stall_factor)
-            ),
-            "status_data": lambda results, stall_factor=5.0: run_table.status_data(
-                rows_of(results), float(stall_factor)
-            ),
+            "status_table": status_table,
+            "status_data": status_data,
         }

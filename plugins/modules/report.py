@@ -73,7 +73,9 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import ReportError, make_report
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_of_runs
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import ReportError
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import make_report
 
 
 def write(module: AnsibleModule, path: str, text: str) -> bool:
@@ -103,7 +105,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        text = make_report(module.params["runs"], module.params["page"])
+        text = make_report(module.params["runs"], module.params["page"], worth_of_runs)
         changed = write(module, module.params["dest"], text)
     except (ReportError, OSError) as error:
         module.fail_json(msg="The report %s could not be made. %s" % (module.params["dest"], error))

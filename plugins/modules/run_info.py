@@ -155,6 +155,27 @@ run:
     steps_counted:
       description: How many steps the mean speed and the share of waiting are made of.
       type: int
+    rows:
+      description: Rows of a step that this host takes now; before the first step those of the plan.
+      type: int
+    rows_before:
+      description: Its rows before they were changed last in the newest attempt, where they were.
+      type: int
+    rows_changed:
+      description: The first step with the rows of now, where they were others before.
+      type: int
+    compute_seconds:
+      description: Median time of forward and backward passes in the newest steps with these rows.
+      type: float
+    optimizer_seconds:
+      description: Median time of the optimizer in the same steps.
+      type: float
+    links:
+      description: What the last rehearsal measured from this host, by the name of the other host - Mbit/s and milliseconds.
+      type: dict
+    plan_facts:
+      description: What the speed of a step depends on of the plan. Only rank 0 has it.
+      type: dict
     previous:
       description: The outputs that a fresh start set aside last. C(path), C(checkpoint) (their newest step) and C(count) of such generations.
       type: dict

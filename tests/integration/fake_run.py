@@ -40,6 +40,7 @@ def step_event(step: int, rank: int, at: float, seconds: float = 0.5, batch: int
         "forward_backward_seconds": seconds * 0.6,
         "wait_seconds": wait,
         "optimizer_seconds": seconds * 0.08,
+        "rows": 2,
         "data_seconds": seconds * 0.01,
         "bytes_sent": 24_000_000 + step,
         "memory_bytes": 1_200_000_000 + 1000 * step,

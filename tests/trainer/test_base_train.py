@@ -23,7 +23,7 @@ LINE = re.compile(
 )
 STEP_KEYS = {
     "loss", "loss_smooth", "seconds", "tokens_per_second", "forward_backward_seconds", "wait_seconds",
-    "optimizer_seconds", "data_seconds", "bytes_sent", "memory_bytes", "lr_multiplier", "epoch",
+    "optimizer_seconds", "data_seconds", "bytes_sent", "memory_bytes", "lr_multiplier", "epoch", "rows",
 }  # fmt: skip
 
 

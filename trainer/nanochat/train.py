@@ -182,7 +182,7 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
         "step", step, loss=loss, loss_smooth=smooth, seconds=timing.total, tokens_per_second=speed,
         forward_backward_seconds=timing.forward_backward, wait_seconds=timing.wait,
         optimizer_seconds=timing.optimizer, data_seconds=timing.data, bytes_sent=timing.bytes_sent,
-        lr_multiplier=multiplier, epoch=position["epoch"],
+        lr_multiplier=multiplier, epoch=position["epoch"], rows=run.shares.rows[run.comm.rank],
     )  # fmt: skip
 
 

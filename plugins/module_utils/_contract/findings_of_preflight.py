@@ -361,6 +361,13 @@ KINDS: Dict[str, Kind] = {
         "Train on one host: ansible-playbook train.yml -i INVENTORY -e target=HOST",
         (16, 25),
     ),
+    "host-costs-more": Kind(
+        WARNING,
+        "A host costs more than it brings",
+        "Each step waits for its link or for its share of the work, and takes longer than the others would need by themselves.",
+        "Leave it out: ansible-playbook train.yml -i INVENTORY -e target=HOST,HOST with the others' names.",
+        (16, 17, 25),
+    ),
     "use-bf16-wire": Kind(
         INFO,
         "Sending bfloat16 would make each step shorter",

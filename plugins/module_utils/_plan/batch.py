@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Iterator, NamedTuple, Sequence
 
 # A total batch that nobody asked for may differ from the profile's by this much before passes are made smaller instead.
@@ -130,7 +131,11 @@ def share(rows: int, weights: Sequence[float]) -> list[int]:
     Every further row goes to the rank that would be done first with it, so that the slowest rank ends as early as can be.
     """
     shares = [1] * len(weights)
-    for _more in range(rows - len(weights)):
-        rank = min(range(len(weights)), key=lambda at: ((shares[at] + 1) / weights[at], at))
+    # When each rank would be done with one row more.
+    due = [(2 / weight, at) for at, weight in enumerate(weights)]
+    heapq.heapify(due)
+    for dummy in range(rows - len(weights)):
+        rank = due[0][1]
         shares[rank] += 1
+        heapq.heapreplace(due, ((shares[rank] + 1) / weights[rank], rank))
     return shares

@@ -76,6 +76,12 @@ def most_matrices(plan: Plan) -> float:
     return max(1 / max(1, int(plan["world"])), 1 / (3 * max(1, int(plan["model"]["depth"]))))
 
 
+def muon_share(plan: Plan, sync: Optional[str] = None, local: Optional[int] = None) -> float:
+    """The share of Muon's matrices that the rank which updates most of them has in a step."""
+    kind, apart = sync or plan["training"]["sync"], local_steps(plan) if local is None else local
+    return most_matrices(plan) if kind in WIRE_BYTES and not apart else 1.0
+
+
 def bytes_sent(plan: Plan, sync: Optional[str] = None, local: Optional[int] = None) -> int:
     """Bytes that the rank which sends most sends in a step: of the embeddings its own tokens' rows to every other rank, of
     the layers' matrices gradients to their owners and its own updates to all, of all else what a ring sends, which passes
@@ -147,7 +153,7 @@ def predict(
     wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + late if link and world > 1 else 0.0
     slowest = max(computing)
     overlapped = kind in (*WIRE_BYTES, "ddp") and not apart
-    updates = [speed.optimizer(most_matrices(plan) if overlapped and kind != "ddp" else 1.0) for speed in speeds]
+    updates = [speed.optimizer(muon_share(plan, kind, apart)) for speed in speeds]
     hidden = (DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE) * (slowest + max(updates))
     felt = max(FELT_SHARE * wire, wire - hidden) if overlapped else wire
     seconds = slowest + felt + max(updates)

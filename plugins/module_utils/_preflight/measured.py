@@ -11,7 +11,7 @@ from typing import Any, Mapping, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import slowest_link
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import by_peer, slowest_link
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
 
 # Another set of processors than the usual one has to be faster by this much; a measurement is not exacter.
@@ -61,5 +61,13 @@ def with_link(
     plan need to know which way of ddp_sync is best."""
     training, rate = plan["training"], finite((last_object(gloo) or {}).get("bandwidth_mbit"))
     link = slowest_link({"": {"links": links}}, rate)
-    kept = {"link": link._asdict()} if link else {}
+    names = host_by_address(plan)
+    peers = by_peer({**one, "host": names[one["address"]]} for one in links if one.get("address") in names)
+    kept = {"link": link._asdict(), "links": {peer: list(one) for peer, one in peers.items()}} if link else {}
     return {**measured, **kept, "subject": subject(plan["model"], training["device_batch"], training["matmul"])}
+
+
+def host_by_address(plan: Plan) -> dict[str, str]:
+    """The hosts that have an address for themselves."""
+    places = [str(node.get("address")) for node in plan["nodes"]]
+    return {place: node["host"] for place, node in zip(places, plan["nodes"]) if places.count(place) == 1}

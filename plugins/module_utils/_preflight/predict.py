@@ -18,7 +18,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import byt
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import WIRE_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    WIRE_SHARE,
     Link,
     Speed,
     Step,
@@ -26,6 +25,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
     choose_sync,
     local_steps,
     predict,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import (
+    COSTS,
+    Team,
+    best_team,
+    without_each,
 )
 
 PAYS = 1.1  # below this gain the trouble of several hosts is not worth it
@@ -35,8 +41,6 @@ LOCAL_STEPS = 10
 LOCAL_PAYS = 1.3
 LOCAL_MEETINGS = 10
 GIGABIT = 940.0
-# Below this the line is the limit, and a short all-reduce would understate it; above it is what Gloo's copying makes of it.
-FAST_LINE = 2000.0
 
 
 class Share(TypedDict):
@@ -68,13 +72,20 @@ class Outlook(TypedDict):
     link_mbit: Optional[float]
     latency_ms: Optional[float]
     hosts: Dict[str, Share]
+    without: Dict[str, float]
+    fewer: Optional[Dict[str, object]]
+    links: Dict[str, Dict[str, List[float]]]
     better: Dict[str, Dict[str, object]]
     ways: Dict[str, Way]
     auto_sync: Optional[str]
 
 
-def outlook(plan: Plan, speeds: Sequence[Speed], link: Optional[Link], radio: Sequence[str] = ()) -> Outlook:
-    """One host against all, and what would be better: the prediction as everything else passes it on."""
+def outlook(
+    plan: Plan, speeds: Sequence[Speed], link: Optional[Link], radio: Sequence[str] = (), links: Optional[Links] = None
+) -> Outlook:
+    """One host against all, and what would be better: the prediction as everything else passes it on. `link` is the slowest,
+    `links` are those between any two hosts."""
+    links = links or {}
     training = plan["training"]
     rows = [next(node["rows"] for node in plan["nodes"] if node["host"] == speed.host) for speed in speeds]
     passes = sum(rows) / training["device_batch"]
@@ -97,10 +108,20 @@ def outlook(plan: Plan, speeds: Sequence[Speed], link: Optional[Link], radio: Se
             speed.host: {"tokens_per_second": round(training["total_batch"] / speed.alone(passes), 1), "rows": share}
             for speed, share in zip(speeds, rows)
         },
+        "without": without_each(plan, speeds, links, rows),
+        "fewer": fewer(best_team(plan, speeds, links, rows), together),
+        "links": {host: {peer: list(one) for peer, one in of.items()} for host, of in links.items()},
         "better": better(plan, speeds, link, rows, radio, together),
         "ways": ways(plan, speeds, link, rows),
         "auto_sync": auto_sync(plan, speeds, link, rows),
     }
+
+
+def fewer(team: Optional[Team], now: Step) -> Optional[Dict[str, object]]:
+    """The hosts that are faster without the rest; None where all together are as fast."""
+    if team is None or team.tokens_per_second < COSTS * now.tokens_per_second:
+        return None
+    return {"hosts": team.hosts, "tokens_per_second": team.tokens_per_second}
 
 
 def ways(plan: Plan, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, Way]:
@@ -160,9 +181,12 @@ def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
     words = {code: speed_text(entry["tokens_per_second"]) for code, entry in predicted["better"].items()}
     now = speed_text(predicted["tokens_per_second"])
     found = []
+    costs = leave_out(plan, predicted)
     # Nodes of one machine share its cores: they show how it works, and nobody expects them to be faster.
     is_one_machine = len({node["address"] for node in plan["nodes"]}) < 2
-    if not is_one_machine and predicted["gain"] < PAYS:
+    if costs is not None:
+        found.append(costs)
+    elif not is_one_machine and predicted["gain"] < PAYS:
         host, one = predicted["one_host"], speed_text(predicted["one_host_tokens_per_second"])
         seen = f"{now} tok/s on all hosts, {one} on {host} alone"
         remedy = f"Train on {host} alone: ansible-playbook train.yml -i INVENTORY -e target={host}"
@@ -189,22 +213,19 @@ def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def slowest_link(tries: Mapping[str, Mapping[str, Any]], gloo_mbit: Optional[float] = None) -> Optional[Link]:
-    """The link that every step waits for; of a fast one Gloo's own figure, where one was measured and is lower."""
-    links = [link for tried in tries.values() for link in tried.get("links") or [] if link.get("bandwidth_mbit")]
-    if not links:
+def leave_out(plan: Plan, predicted: Mapping[str, Any]) -> Optional[Finding]:
+    """Hosts that cost more than they bring, with what to type; None where there are none, or where one host alone is best."""
+    team = predicted.get("fewer")
+    if not team or team["tokens_per_second"] < PAYS * predicted["one_host_tokens_per_second"]:
         return None
-    rate = min(rate_of(link, gloo_mbit) for link in links)
-    if gloo_mbit and rate > FAST_LINE:
-        rate = min(rate, gloo_mbit / WIRE_SHARE)
-    return Link(round(rate, 1), max(link["latency_ms"] or 0.0 for link in links))
-
-
-def rate_of(link: Mapping[str, Any], gloo_mbit: Optional[float] = None) -> float:
-    """What goes through while both ends send, as they do in a step: where they share the air it is half. Both ends send in an
-    all-reduce, too; a busy processor makes either measurement too low, so the better one counts."""
-    one_way, both_ways = float(link["bandwidth_mbit"]), link.get("duplex_mbit")
-    return min(one_way, max(both_ways, (gloo_mbit or 0.0) / WIRE_SHARE)) if both_ways else one_way
+    gone = [node["host"] for node in plan["nodes"] if node["host"] not in team["hosts"]]
+    now, then = speed_text(predicted["tokens_per_second"]), speed_text(team["tokens_per_second"])
+    seen = f"without {' and '.join(gone)} {then} tok/s, with {'it' if len(gone) == 1 else 'them'} {now}"
+    line = f"ansible-playbook train.yml -i INVENTORY -e target={','.join(team['hosts'])}"
+    remedy = f"Train without {'it' if len(gone) == 1 else 'them'}: {line}"
+    if predicted["better"].get("use-cable"):
+        remedy += "; or connect it by cable"
+    return finding("host-costs-more", ", ".join(gone), seen, remedy=remedy)
 
 
 def short(seconds: Optional[float]) -> str:
@@ -220,10 +241,11 @@ def prediction_text(plan: Plan, predicted: Mapping[str, Any]) -> str:
             speed_text(entry["tokens_per_second"]),
             str(entry["rows"]),
             short(predicted["wait_seconds"].get(host)),
+            speed_text((predicted.get("without") or {}).get(host)),
         ]
         for host, entry in predicted["hosts"].items()
     ]
-    lines = table(["host", "tok/s alone", "rows", "waits a step"], rows)
+    lines = table(["host", "tok/s alone", "rows", "waits a step", "tok/s without it"], rows)
     if plan["world"] > 1:
         lines.append(
             f"  all together: {speed_text(predicted['tokens_per_second'])} tok/s, {predicted['gain']:.2f} times "

@@ -53,7 +53,17 @@ class Speeds(TypedDict):
     steps_counted: int
 
 
-class Told(Speeds):
+class Share(TypedDict):
+    """What this rank has of a step now, and how long it is busy with it."""
+
+    rows: Optional[int]
+    rows_before: Optional[int]
+    rows_changed: Optional[int]
+    compute_seconds: Optional[float]
+    optimizer_seconds: Optional[float]
+
+
+class Told(Speeds, Share):
     """What metrics tell about a run; what they do not tell is None. The keys are described in run_info."""
 
     rank: Optional[int]
@@ -192,6 +202,21 @@ def _speeds(steps: List[Event]) -> Speeds:
     }
 
 
+def share_of(steps: List[Event]) -> Share:
+    """The rows of a rank now and before they changed last, and the usual seconds of its newest steps with them."""
+    rows = whole(steps[-1], "rows") if steps else None
+    begun = next((at for at in range(len(steps) - 1, -1, -1) if whole(steps[at], "rows") != rows), -1) + 1
+    # A first step, and one after a change, touches memory for the first time.
+    steady = steps[begun + 1 :][-RECENT_STEPS:] if rows is not None else []
+    return {
+        "rows": rows,
+        "rows_before": whole(steps[begun - 1], "rows") if begun else None,
+        "rows_changed": whole(steps[begun], "step") if begun and rows is not None else None,
+        "compute_seconds": median([_number(step, "forward_backward_seconds") for step in steady]),
+        "optimizer_seconds": median([_number(step, "optimizer_seconds") for step in steady]),
+    }
+
+
 def _mean_bytes(steps: List[Event]) -> Optional[int]:
     sent = [_number(step, "bytes_sent") for step in steps if "bytes_sent" in step]
     return round(sum(sent) / len(sent)) if sent else None
@@ -257,4 +282,5 @@ def describe_events(events: List[Event]) -> Told:
         "stepped": finite(steps[-1].get("time")) if steps else None,
         "started": finite(start.get("time")),
         **_speeds(steps),
+        **share_of(steps),
     }

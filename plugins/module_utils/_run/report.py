@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypedDict
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -20,20 +20,20 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     number,
     section,
     whole,
-    words,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import absences, read_members, steps_repeated
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run, folder_name, load_run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.happenings import happenings
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     Event,
     describe_events,
     finite,
-    parse_events,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED
+
+# What each host is worth, by what run_info would tell of each: host -> tokens per second without it.
+Worth = Callable[[Mapping[str, Mapping[str, Any]]], Mapping[str, float]]
 
 # Of every step these columns are shown; a column that no step has is left out.
 COLUMNS = (
@@ -46,33 +46,9 @@ COLUMNS = (
     "data_seconds",
     "bytes_sent",
     "memory_bytes",
+    "rows",
 )
 PARTS = ("report.html", "report.css", "report.js")
-
-
-class ReportError(Exception):
-    """There is nothing to report on; the text is for the user."""
-
-
-class Rank(NamedTuple):
-    """What was collected of one host."""
-
-    host: str
-    rank: int
-    events: List[Event]
-    session: Document
-    lines: List[str]
-
-
-class Run(NamedTuple):
-    """What was collected of a run."""
-
-    name: str
-    plan: Document
-    ranks: List[Rank]
-    prediction: Document
-    findings: List[Document]
-    members: Sequence[Document] = ()  # what the keeper wrote down that trained most often
 
 
 class Summary(TypedDict):
@@ -91,6 +67,7 @@ class Summary(TypedDict):
     wait_share: Optional[float]
     bytes_sent: Optional[int]
     memory_bytes: Optional[int]
+    rows: Optional[int]
     identical: Optional[bool]
     digest: Optional[str]
     attempts: int
@@ -105,72 +82,6 @@ class RankData(TypedDict):
     checkpoints: List[Document]
     samples: List[Document]
     lines: List[str]
-
-
-class Happening(TypedDict):
-    """One line of what happened; the time of what no file tells is unknown."""
-
-    time: Optional[float]
-    step: Any
-    host: str
-    severity: str
-    text: str
-
-
-def load_rank(folder: str, plan: Document) -> Optional[Rank]:
-    """One host's folder; None when nothing in it tells of a run."""
-    found = (re.match(r"metrics-rank(\d+)\.jsonl$", name) for name in sorted(os.listdir(folder)))
-    metrics = {int(match.group(1)): os.path.join(folder, match.group(0)) for match in found if match}
-    session = read_object(os.path.join(folder, "session.json"))
-    if not metrics and not session:
-        return None
-    # A host whose rank has changed has files of both; the newest start says which it is.
-    host = os.path.basename(folder)
-    planned = [number(node, "rank") for node in items(plan, "nodes") if folder_name(node) == host]
-    named = re.search(r"-rank(\d+)$", str(session.get("session") or ""))
-    rank = planned[0] if planned else int(named.group(1)) if named else min(metrics, default=0)
-    rank = rank if rank in metrics else min(metrics, default=rank)
-    events: List[Event] = []
-    if rank in metrics and os.path.isfile(metrics[rank]):
-        with open(metrics[rank], "rb") as stream:
-            events = parse_events(stream.read())
-    lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
-    return Rank(host, rank, events, session, lines)
-
-
-def folder_name(node: Document) -> str:
-    """Where collect puts what it brings from a host."""
-    return str(node.get("host")).replace("/", "_")
-
-
-def newest_plan(folders: Sequence[str]) -> Document:
-    """The plan of the newest start; folders of hosts that have left keep that of an earlier one."""
-    newest: Tuple[float, Document] = (-1.0, {})
-    for folder in folders:
-        plan = read_object(os.path.join(folder, "plan.json"))
-        started = finite(read_object(os.path.join(folder, "session.json")).get("started")) or 0.0
-        if plan and started > newest[0]:
-            newest = (started, plan)
-    return newest[1]
-
-
-def load_run(path: str) -> Run:
-    """A folder RUN/ with a folder for each host."""
-    if not os.path.isdir(path):
-        raise ReportError("There is no folder %s: was the run collected, and is its name right?" % path)
-    folders = sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
-    plan = newest_plan(folders)
-    members = {folder_name(node) for node in items(plan, "nodes")}
-    there = [folder for folder in folders if os.path.basename(folder) in members] or folders
-    ranks = [rank for rank in (load_rank(folder, plan) for folder in there) if rank is not None]
-    if not ranks:
-        raise ReportError("No folder below %s holds metrics or a session: collect the run first." % path)
-    # The rehearsal before the newest start knows it best; collecting keeps a copy where the results lie elsewhere.
-    rehearsal = read_object(os.path.join(path, "rehearsal.json"))
-    prediction = section(rehearsal, "prediction") or read_object(os.path.join(path, "prediction.json"))
-    by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
-    told = max(map(read_members, there), key=lambda events: sum(event.get("what") == "training" for event in events))
-    return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction, items(rehearsal, "findings"), told)
 
 
 # -- series ---------------------------------------------------------------------------------------------------------
@@ -208,7 +119,7 @@ def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
     return found
 
 
-# -- what happened ----------------------------------------------------------------------------------------------------
+# -- figures ----------------------------------------------------------------------------------------------------------
 
 
 def rank_end(rank: Rank) -> str:
@@ -220,73 +131,6 @@ def rank_end(rank: Rank) -> str:
     if told["end_reason"] == "error" or (code not in (None, 0)):
         return "crashed: %s" % (told["end_error"] or error_line(rank.lines) or "code %s" % code)
     return str(told["end_reason"] or ("finished" if code == 0 else "no end was recorded"))
-
-
-def happenings(run: Run) -> List[Happening]:
-    """Starts, restarts, checkpoints, differing weights, ends and findings, in the order of time."""
-    stage = evaluated.stage_of(run.plan)
-    found = [event for rank in run.ranks for event in _of_rank(rank, stage)] + membership(run) + _told(run.findings)
-    return sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"])))
-
-
-def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happening]:
-    starts = repeated = 0
-    for index, event in enumerate(rank.events):
-        kind, severity, text = event["kind"], "info", ""
-        if kind == "start":
-            starts += 1
-            resumed = event.get("resumed_from")
-            text = "started" if starts == 1 and resumed is None else "started again"
-            text += " from step %s" % resumed if resumed is not None else ""
-            again = steps_repeated(rank.events[: index + 1]) - repeated
-            repeated += again
-            text += "; %d steps are made again" % again if again else ""
-        elif kind == "checkpoint":
-            took = finite(event.get("seconds"))
-            text = "checkpoint, " + bytes_text(finite(event.get("bytes")))
-            text += " in " + seconds_text(took) if took else ""
-        elif kind == "eval" and evaluated.is_evaluation({"stage": stage}):
-            text = "measured %s" % evaluated.result_text(event)
-        elif kind == "digest" and event.get("identical") is False:
-            severity, text = "error", "weights differ between the ranks"
-        elif kind == "end":
-            severity = "error" if event.get("reason") == "error" else "info"
-            text = ": ".join(str(word) for word in (event.get("reason"), event.get("error")) if word)
-        if text:
-            yield Happening(
-                time=finite(event.get("time")), step=event.get("step"), host=rank.host, severity=severity, text=text
-            )
-
-
-def _told(findings: Sequence[Event]) -> List[Happening]:
-    """What the rehearsal before the newest start found, each once; when, it did not write."""
-    told: Dict[Tuple[str, str], Happening] = {}
-    for finding in findings:
-        host, text = str(finding.get("host")), "%s: %s" % (finding.get("code"), finding.get("seen"))
-        severity = str(finding.get("severity", "info"))
-        told.setdefault((host, text), Happening(time=None, step=None, host=host, severity=severity, text=text))
-    return list(told.values())
-
-
-def membership(run: Run) -> List[Happening]:
-    """Hosts that left and came back, and who trained together in each generation."""
-    found: List[Happening] = []
-
-    def add(time: float, host: str, severity: str, text: str) -> None:
-        found.append(Happening(time=time, step=None, host=host, severity=severity, text=text))
-
-    for one in absences(run.members):
-        add(one.left, one.host, "warning", "left the run%s" % (" (%s)" % one.why if one.why else ""))
-        if one.back is not None:
-            add(one.back, one.host, "info", "back in the run")
-    for event in run.members:
-        if event.get("what") == "training":
-            members = ", ".join(words(event, "members"))
-            add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % (event.get("generation"), members))
-    return found
-
-
-# -- figures ----------------------------------------------------------------------------------------------------------
 
 
 def summary(rank: Rank, steps: Sequence[Event]) -> Summary:
@@ -306,6 +150,7 @@ def summary(rank: Rank, steps: Sequence[Event]) -> Summary:
         "wait_share": told["wait_share"],
         "bytes_sent": sum(int(finite(step.get("bytes_sent")) or 0) for step in steps) if steps else None,
         "memory_bytes": max((int(finite(step.get("memory_bytes")) or 0) for step in steps), default=None),
+        "rows": told["rows"],
         "identical": told["identical"],
         "digest": told["digest"],
         "attempts": told["attempts"],
@@ -399,7 +244,24 @@ def other_data(run: Run) -> Document:
     }
 
 
-def page_data(run: Run, others: Sequence[Run] = ()) -> Document:
+def worth_rows(run: Run, worth: Worth) -> List[List[Any]]:
+    """Rows of (host, tokens per second without it, with it) at the end of the run."""
+    hosts = {folder_name(node): str(node.get("host")) for node in items(run.plan, "nodes")}
+    links = section(run.prediction, "links")
+    told = {
+        hosts[rank.host]: {
+            **describe_events(rank.events),
+            "links": section(links, hosts[rank.host]),
+            "plan_facts": run.plan,
+        }
+        for rank in run.ranks
+        if rank.host in hosts
+    }
+    now = next((one["tokens_per_second"] for one in told.values() if one["tokens_per_second"]), None)
+    return [[host, speed, now] for host, speed in worth(told).items()] if now else []
+
+
+def page_data(run: Run, others: Sequence[Run] = (), worth: Worth = lambda runs: {}) -> Document:
     """All that the page shows."""
     ranks = [rank_data(rank) for rank in run.ranks]
     start = next((event for event in reversed(run.ranks[0].events) if event["kind"] == "start"), {})
@@ -418,6 +280,7 @@ def page_data(run: Run, others: Sequence[Run] = ()) -> Document:
         "ranks": ranks,
         "happenings": happenings(run),
         "compared": compared(run, ranks),
+        "worth": worth_rows(run, worth),
         "plan": plan_rows(run.plan),
         "others": [other_data(other) for other in others],
     }
@@ -439,11 +302,11 @@ def render(data: Document, parts: Dict[str, str]) -> str:
     return page
 
 
-def make_report(runs: Sequence[str], page: str) -> str:
+def make_report(runs: Sequence[str], page: str, worth: Worth = lambda runs: {}) -> str:
     """The page about the first of these folders, compared with the rest."""
     loaded = [load_run(path) for path in runs]
     parts = {}
     for name in PARTS:
         with open(os.path.join(page, name), encoding="utf-8") as stream:
             parts[name] = stream.read()
-    return render(page_data(loaded[0], loaded[1:]), parts)
+    return render(page_data(loaded[0], loaded[1:], worth), parts)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import time
-from typing import List, Optional, TypedDict
+from typing import Dict, List, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
+    items,
     number,
     section,
     text,
@@ -110,7 +111,14 @@ class Filed(TypedDict):
     ended: Optional[float]
 
 
-class RunState(Told, Beat, Filed):
+class Planned(TypedDict):
+    """What the speed of a step depends on."""
+
+    plan_facts: Optional[Document]
+    links: Dict[str, object]
+
+
+class RunState(Told, Beat, Filed, Planned):
     """What one host's share of a run is doing, as run_info returns it and describes it."""
 
     state: str
@@ -224,6 +232,8 @@ EMPTY: RunState = {
     "sampled": False,
     "previous": None,
     "stop_seconds": None,
+    "plan_facts": None,
+    "links": {},
     **describe_events([]),
 }
 
@@ -259,6 +269,8 @@ def read_run(
         **run,
         **told,
         **_of_plan_and_session(plan, session),
+        **_planned(plan, rank),
+        "rows": told["rows"] if told["rows"] is not None else whole(_node(plan, rank), "rows"),
         "state": state,
         "rank": rank if rank is not None else told["rank"],
         "world": told["world"] or whole(heartbeat, "world") or whole(plan, "world"),
@@ -297,6 +309,21 @@ def _of_evaluation(told: Told, events: List[Event]) -> Told:
     """What an earlier evaluation in the same folder measured is not true of this one."""
     measured = [event for event in newest_attempt(events)[1] if event["kind"] == "eval"]
     return {**told, "steps": None, "val_bpb": finite(measured[-1].get("val_bpb")) if measured else None}
+
+
+def _node(plan: Document, rank: Optional[int]) -> Document:
+    return next((node for node in items(plan, "nodes") if node.get("rank") == rank), {})
+
+
+def _planned(plan: Document, rank: Optional[int]) -> Planned:
+    """The links as a rehearsal measured them from here; the plan's part is told by its first rank alone."""
+    place = text(_node(plan, rank), "base_dir")
+    links = section(read_object(os.path.join(place, "measured.json")), "links") if place else {}
+    if rank != 0 or not items(plan, "nodes"):
+        return {"plan_facts": None, "links": links}
+    nodes = [{key: node.get(key) for key in ("host", "rank", "address", "rows")} for node in items(plan, "nodes")]
+    parts = {part: section(plan, part) for part in ("model", "training")}
+    return {"plan_facts": {"world": whole(plan, "world"), "nodes": nodes, **parts}, "links": links}
 
 
 def _or_of_log(metrics: Read, session: Document, log: str) -> Read:

@@ -79,7 +79,7 @@ def identical_text(rows: Sequence[Row]) -> str:
 
 # -- the table at the end -------------------------------------------------------------------------------------------------
 
-CLOSING = ("host", "rank", "state", "steps", "first loss", "last loss", "val bpb", "tok/s", "waited", "memory")
+CLOSING = ("host", "rank", "state", "steps", "rows", "first loss", "last loss", "val bpb", "tok/s", "waited", "memory")
 
 
 def tells_nothing(run: Mapping[str, Any]) -> bool:
@@ -93,6 +93,21 @@ def steps_text(run: Mapping[str, Any]) -> str:
     return "%s/%s" % (DASH if tells_nothing(run) else run.get("done") or 0, run.get("steps"))
 
 
+def rows_text(run: Mapping[str, Any]) -> str:
+    """The rows of a step that a host has now."""
+    return DASH if run.get("rows") is None else str(run["rows"])
+
+
+def changed_rows_lines(rows: Sequence[Row]) -> List[str]:
+    """That shares of rows have changed while training, where they have."""
+    steps = {row["run"]["rows_changed"] for row in rows if row["run"].get("rows_changed") is not None}
+    if not steps:
+        return []
+    changed = [row for row in rows if row["run"].get("rows_changed") is not None]
+    parts = ["%s %s -> %s" % (row["host"], row["run"]["rows_before"], row["run"]["rows"]) for row in changed]
+    return ["  rows were changed while training, last at step %s: %s" % (max(steps), ", ".join(parts))]
+
+
 def _closing_row(row: Row) -> List[str]:
     run = row["run"]
     steps = run.get("steps")
@@ -102,6 +117,7 @@ def _closing_row(row: Row) -> List[str]:
         DASH if run.get("rank") is None else str(run["rank"]),
         str(row.get("verdict") or run.get("state") or "not seen"),
         steps_text(run) if steps else str(run.get("done") or DASH),
+        rows_text(run),
         loss_text(run.get("first_loss")),
         "not a number" if run.get("diverged") else loss_text(run.get("last_loss")),
         loss_text(run.get("val_bpb")),
@@ -125,6 +141,7 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
         slow = slowest(rows)
         if slow is not None:
             lines.append("  the others wait for %s, which waits least itself" % slow["host"])
+        lines += changed_rows_lines(rows)
     return "\n".join([*lines, *_checkpoint_lines(rows), *_previous_lines(rows)])
 
 
@@ -179,6 +196,7 @@ STATUS = (
     "rank",
     "state",
     "step",
+    "rows",
     "loss",
     "val bpb",
     "tok/s",
@@ -235,6 +253,7 @@ def _status_row(row: Row, mark: Optional[str]) -> List[str]:
         DASH if run.get("rank") is None else str(run["rank"]),
         state_text(run, mark) if row.get("reachable", True) else "no answer",
         steps_text(run) if steps else DASH,
+        rows_text(run),
         "not a number" if run.get("diverged") else loss_text(run.get("loss") or run.get("last_loss")),
         loss_text(run.get("val_bpb")),
         speed_text(run.get("tokens_per_second")) if run.get("state") == "running" else DASH,
@@ -318,7 +337,7 @@ def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0)
         lines.append(
             "  %s: the newest run there is %s, not %s (-e ddp_run=%s shows that one)" % (hosts, name, names[0], name)
         )
-    lines += membership_lines(rows)
+    lines += [*changed_rows_lines(rows), *membership_lines(rows)]
     slow = None if marked or len(names) > 1 else slowest(rows)
     if slow is not None:
         lines.append("  slow one: %s (it waits least, so the others wait for it)" % slow["host"])

@@ -250,7 +250,7 @@
 
   const drawCharts = () => {
     const table = lead.columns;
-    const marks = data.happenings.filter((one) => known(one.step) && (/^(checkpoint|started again)/.test(one.text) || one.severity === 'error')).filter((one) => one.host === lead.summary.host || one.severity === 'error').map((one) => ({ step: one.step, text: `step ${one.step}, ${one.host}: ${one.text}` }));
+    const marks = data.happenings.filter((one) => known(one.step) && (/^(checkpoint|started again|rows of)/.test(one.text) || one.severity === 'error')).filter((one) => one.host === lead.summary.host || one.severity === 'error').map((one) => ({ step: one.step, text: `step ${one.step}, ${one.host}: ${one.text}` }));
     if (table.loss) {
       const beta = table.step.length > 500 ? 0.98 : 0.9;
       const others = data.others.filter((other) => other.columns.loss).map((other, at) => ({
@@ -278,6 +278,7 @@
       chart(`Where the time of ${hostName(rank)} went`, 'Seconds of a step.', PARTS.map(([key, name, color]) => ({ name, color, x: groups.step, y: groups[key] })), { stacked: true, show: seconds });
     });
     chart('Waiting', 'Share of each step that a rank waited for the others. The one that waits least is the slow one.', perRank('wait_seconds', (value, rank, at) => rank.columns.seconds && rank.columns.seconds[at] ? value / rank.columns.seconds[at] : null), { show: share, zero: true });
+    if (data.ranks.some((rank) => new Set(rank.columns.rows).size > 1)) chart('Rows', 'Rows of a step that each rank took; they follow the speeds of the hosts.', perRank('rows'), { show: (value) => number(value, 0), zero: true });
     chart('Sent', 'Bytes that a rank sent in a step.', perRank('bytes_sent'), { show: bytes, zero: true });
     chart('Bandwidth', 'What a rank sent over the whole time of the step, in Mbit/s.', perRank('bytes_sent', (value, rank, at) => rank.columns.seconds && rank.columns.seconds[at] ? 8e-6 * value / rank.columns.seconds[at] : null), { show: (value) => `${number(value, value < 10 ? 2 : 0)} Mbit/s`, tick: (value) => number(value, value < 10 ? 1 : 0), zero: true });
     chart('Memory', 'Resident memory of a rank.', perRank('memory_bytes'), { show: bytes, zero: true });
@@ -302,10 +303,10 @@
   };
 
   const fillTrainingTable = () => {
-    fillTable(byId('ranks'), ['rank', 'host', 'end', 'steps', 'first loss', 'last loss', 'tok/s', 'waited', 'sent', 'memory', 'starts'], data.ranks.map(({ summary }) => [
-      String(summary.rank), summary.host, summary.end, known(summary.steps) ? `${summary.done}/${summary.steps}` : String(summary.done), loss(summary.first_loss), loss(summary.last_loss), speed(summary.tokens_per_second),
+    fillTable(byId('ranks'), ['rank', 'host', 'end', 'steps', 'rows', 'first loss', 'last loss', 'tok/s', 'waited', 'sent', 'memory', 'starts'], data.ranks.map(({ summary }) => [
+      String(summary.rank), summary.host, summary.end, known(summary.steps) ? `${summary.done}/${summary.steps}` : String(summary.done), number(summary.rows, 0), loss(summary.first_loss), loss(summary.last_loss), speed(summary.tokens_per_second),
       `${seconds(summary.wait_seconds)} (${share(summary.wait_share)})`, bytes(summary.bytes_sent), bytes(summary.memory_bytes), String(summary.attempts),
-    ]), [3, 4, 5, 6, 7, 8, 9, 10]);
+    ]), [3, 4, 5, 6, 7, 8, 9, 10, 11]);
   };
 
   const drawWords = () => {
@@ -338,6 +339,9 @@
     if (data.compared.length) {
       const show = (what, value) => what.startsWith('bytes') ? bytes(value) : what.startsWith('seconds') ? seconds(value) : number(value, value < 100 ? 2 : 0);
       section('predicted', 'Predicted and measured', scroll(fillTable(make('table'), ['what', 'host', 'expected', 'measured', 'measured / expected'], data.compared.map(([what, host, plan, measured]) => [what.replace(/^bytes (of )?/, ''), host, show(what, plan), show(what, measured), plan ? share(measured / plan) : '–']), [2, 3, 4])));
+    }
+    if (data.worth.length) {
+      section('worth', 'What each host was worth', make('p', { class: 'quiet' }, 'Tokens per second that the others would have had without it, as its last steps and the links let expect.'), scroll(fillTable(make('table'), ['host', 'without it', 'with it'], data.worth.map(([host, without, all]) => [host, speed(without), speed(all)]), [1, 2])));
     }
     if (data.happenings.length) {
       section('happenings', 'What happened', scroll(fillTable(make('table'), ['time', 'step', 'host', 'what'], data.happenings.map((event) => [clock(event.time), known(event.step) ? number(event.step, 0) : '', event.host || '', make('span', { class: event.severity }, event.text)]), [1])));

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import load_run
 from ansible_collections.nanochat.ddp.plugins.modules import report as module
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
@@ -142,7 +143,7 @@ def test_a_host_that_left_is_no_rank_any_more_and_a_changed_rank_is_the_new_one(
     fake_run.write_json(run / "node2" / "plan.json", plan)
     fake_run.write_history(run / "node2", fake_run.history(0, 1, 60, 9e8), 0)
     fake_run.write_json(run / "node2" / "session.json", fake_run.session_of(0, 4e9, ended=4e9 + 5, exit_code=0))
-    loaded = report.load_run(str(run))
+    loaded = load_run(str(run))
     assert [(rank.host, rank.rank) for rank in loaded.ranks] == [("node2", 0)]
     assert report.made_steps(loaded.ranks[0].events)[-1]["step"] == 59
 
@@ -165,7 +166,7 @@ def test_the_environment_is_not_in_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["prediction.json", "rehearsal.json"])
 def test_predictions_stand_beside_what_was_measured(tmp_path: Path, name: str) -> None:
     path = collected(tmp_path)
-    rows = report.page_data(report.load_run(str(path)))["compared"]
+    rows = report.page_data(load_run(str(path)))["compared"]
     assert rows[0] == ["parameters", "", 36_700_200, 36_700_200]
     assert ["bytes of memory", "node1", 1_500_000_000, 1_200_039_000] in rows
     assert len(rows) == 3
@@ -177,11 +178,37 @@ def test_predictions_stand_beside_what_was_measured(tmp_path: Path, name: str) -
     }
     whole = {"run": "d4", "findings": [], "prediction": expected}
     fake_run.write_json(path / name, whole if name == "rehearsal.json" else expected)
-    rows = report.page_data(report.load_run(str(path)))["compared"]
+    rows = report.page_data(load_run(str(path)))["compared"]
     assert ["tokens per second", "", 5000.0, 4096.0] in rows
     assert ["seconds of a step", "", 0.4, 0.5] in rows
     assert ["seconds waited in a step", "node2", 0.2, pytest.approx(0.15)] in rows
     assert ["bytes sent in a step", "node1", 20_000_000, 24_000_019.5] in rows
+
+
+def test_new_shares_and_what_each_host_was_worth_are_in_the_page(tmp_path: Path) -> None:
+    path = collected(tmp_path)
+    for rank, (host, rows) in enumerate((("node1", 6), ("node2", 2))):
+        events = fake_run.history(rank, 2, 40, 1e9)
+        for event in events:
+            if event["kind"] == "step":
+                event["rows"] = 4 if event["step"] < 20 else rows
+        changed = {"rows": [6, 2], "before": [4, 4], "head": [], "before_head": [], "speeds": [0.75, 0.25]}
+        at = next(number for number, event in enumerate(events) if event.get("step") == 20)
+        events.insert(at, {"kind": "shares", "time": 1e9 + 10, "step": 20, **changed, "seconds": 0.5})
+        fake_run.write_history(path / host, events, rank)
+    seen: list[Any] = []
+
+    def worth(runs: Any) -> dict[str, float]:
+        seen.append(runs)
+        return {"node2": 400.0}
+
+    data = report.page_data(load_run(str(path)), (), worth)
+    assert [rank["summary"]["rows"] for rank in data["ranks"]] == [6, 2]
+    assert data["ranks"][1]["columns"]["rows"] == [4] * 20 + [2] * 20
+    told = [one["text"] for one in data["happenings"] if one["text"].startswith("rows of")]
+    assert told == ["rows of the ranks are now 6, 2 (before: 4, 4) since they work at speeds of 75, 25 % of all"]
+    assert data["worth"] == [["node2", 400.0, data["ranks"][0]["summary"]["tokens_per_second"]]]
+    assert seen[0]["node2"]["rows_changed"] == 20
 
 
 def test_module_writes_once_and_says_so(run_module: Any, tmp_path: Path) -> None:

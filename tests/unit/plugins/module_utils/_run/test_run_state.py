@@ -329,3 +329,28 @@ def test_weights_that_differed_once_are_never_called_identical() -> None:
         is True
     )
     assert metrics.describe_events([start])["identical"] is None
+
+
+def test_shares_are_those_of_the_newest_step_and_of_the_plan_before_the_first(folder: Folder) -> None:
+    folder.put("measured.json", {"links": {"b": [940.0, 0.2]}})
+    nodes = [
+        {
+            "host": "a",
+            "rank": 0,
+            "rows": 4,
+            "base_dir": str(folder.path),
+            "run_dir": str(folder.path),
+            "env": {"TOKEN": "x"},
+        }
+    ]
+    folder.put("plan.json", {"world": 1, "nodes": nodes, "model": {"depth": 4}, "training": {"sync": "exact"}})
+    run = folder.read()
+    assert (run["rows"], run["rows_changed"], run["links"]) == (4, None, {"b": [940.0, 0.2]})
+    assert run["plan_facts"]["nodes"] == [{"host": "a", "rank": 0, "address": None, "rows": 4}]
+    folder.put("session.json", session())
+    folder.metrics(start(), *(step(n, rows=4 if n < 3 else 6, forward_backward_seconds=float(n)) for n in range(6)))
+    run = folder.read()
+    assert (run["rows"], run["rows_before"], run["rows_changed"]) == (6, 4, 3)
+    # Without the first step after the change.
+    assert (run["compute_seconds"], run["optimizer_seconds"]) == (4.5, 0.0)
+    assert folder.read(rank=1)["plan_facts"] is None

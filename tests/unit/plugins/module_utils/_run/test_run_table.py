@@ -311,3 +311,15 @@ def test_before_the_first_step_the_phases_are_told() -> None:
     assert live_line(rows) == "starting: a waiting for the others; b prepared"
     rows = [{**row("h%d" % rank, rank, step=None, phase="sync"), "watched": 61.0} for rank in range(6)]
     assert live_line(rows) == "starting for 1 min 01 s: 6 hosts making the first step"
+
+
+def test_rows_have_a_column_and_a_change_has_a_line() -> None:
+    rows = [
+        row("a", 0, rows=6, rows_before=4, rows_changed=20),
+        row("b", 1, rows=2, rows_before=4, rows_changed=20),
+        row("c", 2, rows=4),
+    ]
+    for text in (run_table.status_table(rows), run_table.closing_table(rows)):
+        assert "rows" in text.splitlines()[1].split()
+        assert "  rows were changed while training, last at step 20: a 4 -> 6, b 4 -> 2" in text.splitlines()
+    assert "changed" not in run_table.status_table([row("a", 0, rows=2), row("b", 1, rows=2)])

@@ -17,6 +17,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import closing_table, rows_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import data_sets, run_facts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
+    collected,
     files,
     find,
     folder,
@@ -170,7 +171,7 @@ def look_everywhere(base: Path) -> None:
             assert "ddp_fresh" in str(error) or "Is a directory" in str(error)
     try:
         report.make_report([str(base / "runs")], PAGE)
-    except report.ReportError as error:
+    except collected.ReportError as error:
         assert "collect" in str(error)
 
 

@@ -1,0 +1,49 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the links between the hosts carry in a step, by what was measured of each. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Mapping, Optional
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import WIRE_SHARE, Link
+
+# Below this the line is the limit, and a short all-reduce would understate it; above it is what Gloo's copying makes of it.
+FAST_LINE = 2000.0
+
+# From a host to its peers.
+Links = Mapping[str, Mapping[str, Link]]
+
+
+def slowest_link(tries: Mapping[str, Mapping[str, Any]], gloo_mbit: Optional[float] = None) -> Optional[Link]:
+    """The link that every step waits for; of a fast one Gloo's own figure, where one was measured and is lower."""
+    links = [link for tried in tries.values() for link in tried.get("links") or [] if link.get("bandwidth_mbit")]
+    if not links:
+        return None
+    rate = min(rate_of(link, gloo_mbit) for link in links)
+    if gloo_mbit and rate > FAST_LINE:
+        rate = min(rate, gloo_mbit / WIRE_SHARE)
+    return Link(round(rate, 1), max(link["latency_ms"] or 0.0 for link in links))
+
+
+def rate_of(link: Mapping[str, Any], gloo_mbit: Optional[float] = None) -> float:
+    """What goes through while both ends send, as they do in a step: where they share the air it is half. Both ends send in an
+    all-reduce, too; a busy processor makes either measurement too low, so the better one counts."""
+    one_way, both_ways = float(link["bandwidth_mbit"]), link.get("duplex_mbit")
+    return min(one_way, max(both_ways, (gloo_mbit or 0.0) / WIRE_SHARE)) if both_ways else one_way
+
+
+def by_peer(links: Iterable[Mapping[str, Any]]) -> Dict[str, Link]:
+    """The links of one host that were measured, each {host, bandwidth_mbit, duplex_mbit, latency_ms}."""
+    known = [link for link in links if link.get("bandwidth_mbit")]
+    return {str(link["host"]): Link(round(rate_of(link), 1), float(link.get("latency_ms") or 0.0)) for link in known}
+
+
+def slowest_between(links: Links, hosts: Iterable[str]) -> Optional[Link]:
+    """The link that these hosts would wait for by themselves; None where none between them was measured."""
+    there = set(hosts)
+    found = [link for host in sorted(there) for peer, link in links.get(host, {}).items() if peer in there]
+    if not found:
+        return None
+    return Link(min(link.mbit for link in found), max(link.latency_ms for link in found))

@@ -1,0 +1,148 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What each host is worth: the speed that the others would have without it. Pure functions.
+
+The same model of a step gives it before a run, from the rehearsal's measurements, and while it trains, from those of its own steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, cast
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import speed_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, muon_share, predict
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links, slowest_between
+
+# The others have to be faster by this much without a host before it is said that it costs more than it brings.
+COSTS = 1.08
+MOST_ROWS = 100_000
+# Of more hosts than this only those are told that cost more than they bring.
+FEW_HOSTS = 4
+
+
+class Team(NamedTuple):
+    """The hosts that stay, and the speed that they have."""
+
+    hosts: List[str]
+    tokens_per_second: float
+
+
+def team_speed(
+    plan: Plan, speeds: Sequence[Speed], links: Links, rows: Sequence[int], hosts: Sequence[str]
+) -> Optional[float]:
+    """Tokens per second of some of the hosts with all rows of a step; None where their links are not known."""
+    stay = [(speed, share) for speed, share in zip(speeds, rows) if speed.host in hosts]
+    link = slowest_between(links, hosts)
+    if not stay or (link is None and len(stay) > 1):
+        return None
+    weights = [1.0 / speed.pass_seconds if follows_speed(plan) else float(share) for speed, share in stay]
+    if not all(weight > 0 for weight in weights):
+        return None
+    shares = batch.share(sum(rows), weights)
+    return predict(part_of(plan, dict(zip(hosts_of(stay), shares))), [one for one, dummy in stay], link, shares)[1]
+
+
+def hosts_of(stay: Sequence[Any]) -> List[str]:
+    return [speed.host for speed, dummy in stay]
+
+
+def follows_speed(plan: Plan) -> bool:
+    """Whether the hosts' rows come to follow their speed."""
+    training = plan["training"]
+    return training.get("batch_split") in ("auto", "speed") or bool(training.get("rebalance"))
+
+
+def part_of(plan: Plan, rows: Mapping[str, int]) -> Plan:
+    """The same plan for these hosts alone, with so many rows each."""
+    nodes = [{**node, "rows": rows[node["host"]]} for node in plan["nodes"] if node["host"] in rows]
+    return cast(Plan, {**plan, "world": len(nodes), "nodes": nodes})
+
+
+def neighbours(plan: Plan) -> List[str]:
+    """The nodes that share a machine with others: without one of these the rest would have its processors, which no
+    measurement tells of."""
+    places = [node.get("address") for node in plan["nodes"]]
+    return [node["host"] for node in plan["nodes"] if places.count(node.get("address")) > 1]
+
+
+def without_each(plan: Plan, speeds: Sequence[Speed], links: Links, rows: Sequence[int]) -> Dict[str, float]:
+    """Tokens per second of the others without each host, as far as that is known."""
+    hosts = [speed.host for speed in speeds]
+    beside = neighbours(plan)
+    found: Dict[str, float] = {}
+    for host in hosts:
+        others = [other for other in hosts if other != host]
+        speed = team_speed(plan, speeds, links, rows, others) if others and host not in beside else None
+        if speed is not None:
+            found[host] = round(speed, 1)
+    return found
+
+
+def best_team(plan: Plan, speeds: Sequence[Speed], links: Links, rows: Sequence[int]) -> Optional[Team]:
+    """The fastest of the teams of two and more that are left without one host, without those of the slowest links (a second host
+    on Wi-Fi would hide what the first costs), or without the slowest hosts. None where nothing is known."""
+    hosts, beside = [speed.host for speed in speeds], set(neighbours(plan))
+    of_links = sorted(hosts, key=lambda host: -max((link.mbit for link in links.get(host, {}).values()), default=0.0))
+    of_speed = [speed.host for speed in sorted(speeds, key=lambda speed: speed.pass_seconds)]
+    tried = [[other for other in hosts if other != host] for host in hosts]
+    tried += [order[:count] for order in (of_links, of_speed) for count in range(2, len(hosts) - 1)]
+    found: List[Team] = []
+    for some in tried:
+        stay = [host for host in hosts if host in some]
+        if len(stay) > 1 and not beside - set(stay):
+            speed = team_speed(plan, speeds, links, rows, stay)
+            found += [] if speed is None else [Team(stay, round(speed, 1))]
+    return max(found, key=lambda team: team.tokens_per_second, default=None)
+
+
+# While a run trains
+
+
+def speed_seen(plan: Plan, host: str, run: Mapping[str, Any]) -> Optional[Speed]:
+    """A host's speed by its own newest steps. What it spends in the optimizer is taken for its share of Muon, which is most of it."""
+    rows, computing, optimizer = run.get("rows"), run.get("compute_seconds"), run.get("optimizer_seconds")
+    if not rows or not computing or optimizer is None:
+        return None
+    return Speed(host, computing * plan["training"]["device_batch"] / rows, 0.0, optimizer / muon_share(plan))
+
+
+def worth_of_runs(runs: Mapping[str, Mapping[str, Any]]) -> Dict[str, float]:
+    """Tokens per second without each host, by what run_info tells of each; empty unless all hosts of the plan tell theirs."""
+    plan = next((cast(Plan, run["plan_facts"]) for run in runs.values() if run.get("plan_facts")), None)
+    try:
+        return _worth_of_runs(plan, runs) if plan else {}
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        # The plan's file there is of another version, or damaged; a status must not fail for that.
+        return {}
+
+
+def _worth_of_runs(plan: Plan, runs: Mapping[str, Mapping[str, Any]]) -> Dict[str, float]:
+    hosts = [node["host"] for node in plan["nodes"]]
+    there = [runs[host] for host in hosts if host in runs]
+    # While a host is away, the figures are those of other shares.
+    if len(hosts) < 2 or len(there) < len(hosts) or any(run.get("world") != len(hosts) for run in there):
+        return {}
+    speeds = [speed for speed in (speed_seen(plan, host, runs[host]) for host in hosts) if speed]
+    rows = [int(runs[host].get("rows") or 0) for host in hosts]
+    if len(speeds) < len(hosts) or sum(rows) > MOST_ROWS:
+        return {}
+    links = {host: {peer: Link(*pair) for peer, pair in runs[host]["links"].items()} for host in hosts}
+    return without_each(plan, speeds, links, rows)
+
+
+def worth_lines(runs: Mapping[str, Mapping[str, Any]]) -> List[str]:
+    """What each host is worth, for people; of many hosts those that cost more than they bring."""
+    without = worth_of_runs(runs)
+    now = next((run["tokens_per_second"] for run in runs.values() if run.get("tokens_per_second")), None)
+    if not now:
+        return []
+    lines = []
+    for host, speed in without.items():
+        costs = speed >= COSTS * now
+        if costs or len(runs) <= FEW_HOSTS:
+            line = "without %s %s tok/s, with it %s" % (host, speed_text(speed), speed_text(now))
+            lines.append(line + (": it costs more than it brings" if costs else ""))
+    return lines

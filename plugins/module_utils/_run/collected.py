@@ -1,0 +1,102 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What was collected of a run: a folder for each host, read back."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
+    Document,
+    items,
+    number,
+    section,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import read_members
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, parse_events
+
+
+class ReportError(Exception):
+    """There is nothing to report on; the text is for the user."""
+
+
+class Rank(NamedTuple):
+    """What was collected of one host."""
+
+    host: str
+    rank: int
+    events: List[Event]
+    session: Document
+    lines: List[str]
+
+
+class Run(NamedTuple):
+    """What was collected of a run."""
+
+    name: str
+    plan: Document
+    ranks: List[Rank]
+    prediction: Document
+    findings: List[Document]
+    members: Sequence[Document] = ()  # what the keeper wrote down that trained most often
+
+
+def load_rank(folder: str, plan: Document) -> Optional[Rank]:
+    """One host's folder; None when nothing in it tells of a run."""
+    found = (re.match(r"metrics-rank(\d+)\.jsonl$", name) for name in sorted(os.listdir(folder)))
+    metrics = {int(match.group(1)): os.path.join(folder, match.group(0)) for match in found if match}
+    session = read_object(os.path.join(folder, "session.json"))
+    if not metrics and not session:
+        return None
+    # A host whose rank has changed has files of both; the newest start says which it is.
+    host = os.path.basename(folder)
+    planned = [number(node, "rank") for node in items(plan, "nodes") if folder_name(node) == host]
+    named = re.search(r"-rank(\d+)$", str(session.get("session") or ""))
+    rank = planned[0] if planned else int(named.group(1)) if named else min(metrics, default=0)
+    rank = rank if rank in metrics else min(metrics, default=rank)
+    events: List[Event] = []
+    if rank in metrics and os.path.isfile(metrics[rank]):
+        with open(metrics[rank], "rb") as stream:
+            events = parse_events(stream.read())
+    lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
+    return Rank(host, rank, events, session, lines)
+
+
+def folder_name(node: Document) -> str:
+    """Where collect puts what it brings from a host."""
+    return str(node.get("host")).replace("/", "_")
+
+
+def newest_plan(folders: Sequence[str]) -> Document:
+    """The plan of the newest start; folders of hosts that have left keep that of an earlier one."""
+    newest: Tuple[float, Document] = (-1.0, {})
+    for folder in folders:
+        plan = read_object(os.path.join(folder, "plan.json"))
+        started = finite(read_object(os.path.join(folder, "session.json")).get("started")) or 0.0
+        if plan and started > newest[0]:
+            newest = (started, plan)
+    return newest[1]
+
+
+def load_run(path: str) -> Run:
+    """A folder RUN/ with a folder for each host."""
+    if not os.path.isdir(path):
+        raise ReportError("There is no folder %s: was the run collected, and is its name right?" % path)
+    folders = sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
+    plan = newest_plan(folders)
+    members = {folder_name(node) for node in items(plan, "nodes")}
+    there = [folder for folder in folders if os.path.basename(folder) in members] or folders
+    ranks = [rank for rank in (load_rank(folder, plan) for folder in there) if rank is not None]
+    if not ranks:
+        raise ReportError("No folder below %s holds metrics or a session: collect the run first." % path)
+    # The rehearsal before the newest start knows it best; collecting keeps a copy where the results lie elsewhere.
+    rehearsal = read_object(os.path.join(path, "rehearsal.json"))
+    prediction = section(rehearsal, "prediction") or read_object(os.path.join(path, "prediction.json"))
+    by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
+    told = max(map(read_members, there), key=lambda events: sum(event.get("what") == "training" for event in events))
+    return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction, items(rehearsal, "findings"), told)

@@ -1,0 +1,105 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What happened in a run, in the order of time: starts, restarts, checkpoints, new shares, who left and came back, ends."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import absences, steps_repeated
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite
+
+
+class Happening(TypedDict):
+    """One line of what happened; the time of what no file tells is unknown."""
+
+    time: Optional[float]
+    step: Any
+    host: str
+    severity: str
+    text: str
+
+
+def happenings(run: Run) -> List[Happening]:
+    """Starts, restarts, checkpoints, differing weights, ends and findings, in the order of time."""
+    stage = evaluated.stage_of(run.plan)
+    found = [event for rank in run.ranks for event in _of_rank(rank, stage)] + membership(run) + _told(run.findings)
+    return sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"])))
+
+
+def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happening]:
+    starts = repeated = 0
+    for index, event in enumerate(rank.events):
+        kind, severity, text = event["kind"], "info", ""
+        if kind == "start":
+            starts += 1
+            resumed = event.get("resumed_from")
+            text = "started" if starts == 1 and resumed is None else "started again"
+            text += " from step %s" % resumed if resumed is not None else ""
+            again = steps_repeated(rank.events[: index + 1]) - repeated
+            repeated += again
+            text += "; %d steps are made again" % again if again else ""
+        elif kind == "checkpoint":
+            took = finite(event.get("seconds"))
+            text = "checkpoint, " + bytes_text(finite(event.get("bytes")))
+            text += " in " + seconds_text(took) if took else ""
+        elif kind == "eval" and evaluated.is_evaluation({"stage": stage}):
+            text = "measured %s" % evaluated.result_text(event)
+        elif kind == "shares" and rank.rank == 0:
+            text = new_shares(event)
+        elif kind == "digest" and event.get("identical") is False:
+            severity, text = "error", "weights differ between the ranks"
+        elif kind == "end":
+            severity = "error" if event.get("reason") == "error" else "info"
+            text = ": ".join(str(word) for word in (event.get("reason"), event.get("error")) if word)
+        if text:
+            yield Happening(
+                time=finite(event.get("time")), step=event.get("step"), host=rank.host, severity=severity, text=text
+            )
+
+
+def new_shares(event: Event) -> str:
+    """That the ranks have other rows of a step than before."""
+    rows, before = (", ".join(map(str, listed(event, key))) for key in ("rows", "before"))
+    speeds = ", ".join("%.0f" % (100 * one) for one in listed(event, "speeds") if finite(one) is not None)
+    why = " since they work at speeds of %s %% of all" % speeds if speeds else ""
+    return "rows of the ranks are now %s (before: %s)%s" % (rows, before, why)
+
+
+def listed(event: Event, key: str) -> List[Any]:
+    """What stands there, if it is a list."""
+    found = event.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _told(findings: Sequence[Event]) -> List[Happening]:
+    """What the rehearsal before the newest start found, each once; when, it did not write."""
+    told: Dict[Tuple[str, str], Happening] = {}
+    for finding in findings:
+        host, text = str(finding.get("host")), "%s: %s" % (finding.get("code"), finding.get("seen"))
+        severity = str(finding.get("severity", "info"))
+        told.setdefault((host, text), Happening(time=None, step=None, host=host, severity=severity, text=text))
+    return list(told.values())
+
+
+def membership(run: Run) -> List[Happening]:
+    """Hosts that left and came back, and who trained together in each generation."""
+    found: List[Happening] = []
+
+    def add(time: float, host: str, severity: str, text: str) -> None:
+        found.append(Happening(time=time, step=None, host=host, severity=severity, text=text))
+
+    for one in absences(run.members):
+        add(one.left, one.host, "warning", "left the run%s" % (" (%s)" % one.why if one.why else ""))
+        if one.back is not None:
+            add(one.back, one.host, "info", "back in the run")
+    for event in run.members:
+        if event.get("what") == "training":
+            members = ", ".join(words(event, "members"))
+            add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % (event.get("generation"), members))
+    return found
