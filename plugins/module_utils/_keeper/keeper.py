@@ -68,6 +68,7 @@ class Keeper:
         self.own = self._remembered()
         self.terms = 0
         self.code = 0
+        self.cause = ""  # of the generation that is being made
 
     # -- what survives this process
 
@@ -195,7 +196,10 @@ class Keeper:
         if (word.state, word.generation, word.hears) == (was.state, was.generation, was.hears):
             return
         if (word.state, word.generation) != (was.state, was.generation):
-            self._tell(word.state, word.why)
+            self.cause = word.why or self.cause
+            self._tell(word.state, self.cause)
+            if word.state == membership.TRAINING:
+                self.cause = ""
         for host in sorted(set(was.hears) - set(word.hears)):
             self._tell("lost", "%s is not heard any more" % host, about=host)
         for host in sorted(set(word.hears) - set(was.hears)):

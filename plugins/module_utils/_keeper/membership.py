@@ -65,6 +65,7 @@ class Word(NamedTuple):
     regroup: int = 0  # this generation is ended only to begin a new one
     over: int = 0  # the generation that has fewer steps than this host's and is to give way
     left: Tuple[str, ...] = ()  # hosts that were taken out by hand
+    stopping: bool = False  # a user stops the run: its rank finishes the step, as all ranks then do
     why: str = ""
 
 
@@ -342,7 +343,8 @@ def broken(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
         one = heard.get(host)
         if now - max(one.at if one else 0.0, own.since) > rules.lost:
             return "%s is not heard" % host
-        if one is None or one.word.state in (FINISHED, STOPPED):
+        if one is None or one.word.state in (FINISHED, STOPPED) or one.word.stopping:
+            # Its rank has told the others, so this host's ends in the same step, or has ended.
             continue
         word = one.word
         if word.started > mine.number or word.promised > mine.number:
@@ -429,8 +431,8 @@ def asked_to_end(own: Own, now: float, state: str, why: str) -> Tuple[Own, str]:
     """A user stops the run (STOPPED) or takes this host out of it (LEFT)."""
     if own.word.state in (TRAINING, ENDING):
         order = FINISH_STEP if own.word.state == TRAINING else ""
-        regroup = own.word.started if state == LEFT else 0
-        return change(own, now, ENDING, why=why, regroup=regroup)._replace(then=state, clean=True), order
+        told = {"regroup": own.word.started if state == LEFT else 0, "stopping": state == STOPPED}
+        return change(own, now, ENDING, why=why, **told)._replace(then=state, clean=True), order
     return change(own, now, state, why=why), ""
 
 

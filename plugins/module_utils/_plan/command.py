@@ -127,8 +127,8 @@ def add_keeper(run: Mapping[str, Any], node: Node, before: Sequence[Node]) -> No
     """Where a node's keeper listens, and what its session runs then in the place of torchrun."""
     shared = sum(other["address"] == node["address"] for other in before)
     node["keeper_port"] = run["ddp_keeper_port"] + shared
-    # Any host may become the master.
-    node["open_ports"] = [run["ddp_port"], node["keeper_port"]]
+    # Any host may become the master; nodes of one machine share the rendezvous port, which the first of them tries.
+    node["open_ports"] = [*([] if shared else [run["ddp_port"]]), node["keeper_port"]]
     node["session_argv"] = [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")]
 
 

@@ -18,7 +18,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import
     is_evaluation,
     progress_text,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import Row, by_rank, first_known, tells_nothing
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
+    Row,
+    by_rank,
+    clock_text,
+    first_known,
+    tells_nothing,
+)
 
 # -- the line while it runs -----------------------------------------------------------------------------------------------
 
@@ -38,7 +44,8 @@ PHASES = {
     "share": "sharing out rows again",
     "end": "ending",
 }
-PAUSES = ("eval", "sample", "save", "share")  # what all ranks wait for between two steps
+# What all ranks wait for between two steps, a start after the first one included.
+PAUSES = ("eval", "sample", "save", "share", "start", "rendezvous", "agree", "resume", "data")
 SLOW_STEP = 2.0  # where steps usually take this long, the line counts the seconds since the last one
 QUIET = 3.0  # and wherever there was no news for so long
 LONGEST_PAUSE = 25.0  # looks at a host are never further apart, unless there is nothing new to be seen
@@ -106,6 +113,9 @@ def _waiting(rows: Sequence[Row], named: bool) -> str:
 
 def _since_step(rows: Sequence[Row]) -> str:
     """How long ago the last step was made, or what all wait for since; nothing where steps are quick and news is fresh."""
+    again = _between_generations(rows)
+    if again:
+        return again
     ages = [row["run"]["step_age"] + _age(row) for row in rows if row["run"].get("step_age") is not None]
     usual, looked = first_known(rows, "step_seconds") or 0.0, min(map(_age, rows))
     if not ages or (usual < SLOW_STEP and min(ages) < QUIET):
@@ -120,6 +130,30 @@ def _since_step(rows: Sequence[Row]) -> str:
         if run.get("phase") in PAUSES and _age(row) < QUIET:
             return "%s for %s" % (PHASES[run["phase"]], whole_seconds((run.get("phase_seconds") or 0.0) + _age(row)))
     return "%s ago" % whole_seconds(min(ages))
+
+
+def _between_generations(rows: Sequence[Row]) -> str:
+    """Why no rank runs, where keepers start them; nothing while one does."""
+    told = [row["run"]["membership"] for row in rows if row["run"].get("membership")]
+    if not told or any(one["state"] == "training" for one in told):
+        return ""
+    why = next((one["why"] for one in told if one["why"]), "")
+    what = "waiting for hosts" if all(one["state"] == "idle" for one in told) else "starting again"
+    return "%s (%s)" % (what, why) if why else what
+
+
+def regrouped(rows: Sequence[Row], known: int) -> Tuple[int, str]:
+    """The newest generation that trains, and a line about it where it is newer than the one that is known."""
+    told = [row["run"]["membership"] for row in rows if row["run"].get("membership")]
+    training = [one for one in told if one["state"] == "training"]
+    if not training:
+        return known, ""
+    newest = max(training, key=lambda one: int(one["generation"] or 0))
+    number, why = int(newest["generation"] or 0), next((one["why"] for one in training if one["why"]), "")
+    if number <= known:
+        return known, ""
+    line = "%s  generation %d: %s" % (clock_text(float(newest["since"])), number, ", ".join(newest["members"]))
+    return number, "%s (%s)" % (line, why) if why else line
 
 
 def whole_seconds(seconds: float) -> str:

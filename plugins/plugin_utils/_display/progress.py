@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line, regrouped
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import Terminal
 
@@ -36,6 +36,7 @@ class Progress:
         self._steps = steps
         self._line = ("", 0.0)
         self._host_width = 0
+        self._generation = 1  # the first one is no news
 
     @property
     def unfinished(self) -> bool:
@@ -60,6 +61,9 @@ class Progress:
             "reachable": seen.get("reachable") is not False,
         }
         self._steps.forget_task()
+        self._generation, news = regrouped(list(self.rows.values()), self._generation)
+        if news:
+            self._steps.tell(news)
         if self._terminal.quiet:
             return
         if final and seen.get("verdict"):

@@ -142,6 +142,17 @@ def test_three_deaths_at_one_step_end_it():
     assert (number, joined.word.why) == (8, "the run died 3 times at step 17")
 
 
+def test_who_is_not_asked_to_stop_yet_waits_for_its_rank_to_end_with_the_others():
+    laptop, order = m.asked_to_end(trains(RULES, "laptop", ("desktop", "laptop")), 110.0, m.STOPPED, "it was stopped")
+    assert (laptop.word.state, order) == (m.ENDING, m.FINISH_STEP)
+    desktop, order = m.decide(RULES, trains(RULES, "desktop", ("desktop", "laptop")), heard(110, laptop.word), 110.0)
+    assert (desktop.word.state, order) == (m.TRAINING, "")
+    desktop = m.rank_ended(desktop, 112.0, 20, m.STOPPED)
+    laptop = m.rank_ended(laptop, 112.0, 20, m.STOPPED)
+    desktop, order = m.decide(RULES, desktop, heard(113, laptop.word), 113.0)
+    assert (desktop.word.state, order) == (m.STOPPED, "")
+
+
 def test_what_another_start_would_not_change_is_not_tried_again():
     own = trains(RULES, "desktop", ("desktop", "laptop"))
     own = m.rank_ended(own, 108.0, 17, m.FAILED, "the shard is damaged")

@@ -12,7 +12,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule, rows_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
 
@@ -259,6 +259,37 @@ def test_the_live_line_goes_by_the_slowest_rank_and_tells_all_shares() -> None:
 def test_who_was_seen_before_its_first_step_does_not_set_the_live_line_back() -> None:
     rows = [row("a", 0, step=39, done=40, steps=80), row("b", 1, step=None, done=0, phase="agree", steps=80)]
     assert live_line(rows).startswith("step 40/80")
+
+
+def member(state: str, generation: int, *members: str, why: str = "") -> dict[str, Any]:
+    told = {"state": state, "generation": generation, "members": list(members), "why": why, "since": 1000.0}
+    return {**told, "hears": [], "away": [], "repeated": 0}
+
+
+def test_the_live_line_says_why_no_rank_runs_while_keepers_start_them_again() -> None:
+    died = member("idle", 1, "a", "b", why="the rank of b died")
+    rows = [row("a", 0, membership=died), row("b", 1, membership=member("offered", 2, "a", "b"))]
+    assert live_line(rows).startswith("step 5/10, starting again (the rank of b died)  loss")
+    rows = [row("a", 0, membership=member("idle", 1, "a", "b", why="b is not heard"))]
+    assert live_line(rows).startswith("step 5/10, waiting for hosts (b is not heard)  loss")
+    again = member("training", 2, "a", "b")
+    rows = [
+        row("a", 0, membership=again, phase="resume", phase_seconds=2.0, step_age=9.0),
+        row("b", 1, membership=again),
+    ]
+    assert "reading the checkpoint for 2 s" in live_line(rows)
+
+
+def test_a_generation_that_follows_another_is_told_once() -> None:
+    rows = [row("a", 0, membership=member("training", 1, "a", "b"))]
+    assert regrouped(rows, 1) == (1, "")
+    rows[0]["run"]["membership"] = member("ending", 1, "a", "b", why="b is not heard")
+    assert regrouped(rows, 1) == (1, "")
+    rows[0]["run"]["membership"] = member("training", 2, "a", why="b is not heard")
+    number, line = regrouped(rows, 1)
+    assert number == 2 and re.fullmatch(r".*\d\d:\d\d  generation 2: a \(b is not heard\)", line)
+    assert regrouped(rows, 2) == (2, "")
+    assert regrouped([row("a", 0)], 1) == (1, "")
 
 
 def test_a_narrow_live_line_leaves_out_what_matters_least() -> None:
