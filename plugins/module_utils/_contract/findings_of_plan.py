@@ -137,6 +137,12 @@ KINDS: Dict[str, Kind] = {
         "Every host takes whole passes of whole rows, so what nobody set of the batch follows the number and speed of the hosts.",
         "Nothing to do; ddp_total_batch and ddp_device_batch say it otherwise.",
     ),
+    "python-made": Kind(
+        INFO,
+        "A Python is made for the trainer",
+        "The host has none that PyTorch runs on. uv makes one below the base folder, once and without root; nothing else there is changed.",
+        "Nothing to do; ddp_python names another one, and ddp_python_mirror another place to take it from than GitHub.",
+    ),
     "threads-over-cores": Kind(
         WARNING,
         "More threads than cores",

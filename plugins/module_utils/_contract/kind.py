@@ -13,8 +13,10 @@ INFO = "info"
 
 # Versions of Python for the trainer, by how sure it is that every package has a wheel for them.
 PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 10), (3, 14))
-# Makes a Python below the user's home, where the probe looks for it; uv's wheel runs on any Linux with an older Python.
-MAKE_PYTHON = "python3 -m venv ~/uv && ~/uv/bin/pip install uv==0.13.9 && ~/uv/bin/uv python install 3.12"
+# What makes a Python where none fits, and which.
+UV, MADE_PYTHON = "uv==0.13.9", "3.12"
+# The same by hand, below the user's home, where the probe looks for it; uv's wheel runs on any Linux with an older Python.
+MAKE_PYTHON = f"python3 -m venv ~/uv && ~/uv/bin/pip install {UV} && ~/uv/bin/uv python install {MADE_PYTHON}"
 
 
 class Kind(NamedTuple):

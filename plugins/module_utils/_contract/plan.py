@@ -104,6 +104,8 @@ class Trainer(_Joined):
     torch: str
     index: str
     python: str
+    uv: str
+    python_mirror: str
     requirements: List[str]
     tracker_requirements: List[str]
     offline: bool

@@ -25,6 +25,9 @@ SESSION_FILES = ".session"
 MANIFEST = "manifest.json"
 DEPLOYED = ".deployed.json"
 WHEELS = ".wheels.json"
+# A Python that was made since the host had none that is new enough: its folder, the mark in it, and the interpreter.
+PYTHON_FOLDER, PYTHON_MARK = "python", ".made.json"
+PYTHON_IN_FOLDER = "current/bin/python3"
 # What a step of training takes on this host.
 MEASURED = "measured.json"
 # Earlier generations of a run's outputs, numbered.

@@ -169,6 +169,8 @@ SETTINGS: list[Setting] = [
          "Version of PyTorch on every host; ranks of different versions may disagree."),
         ("ddp_torch_index", "str", "auto", {"pattern": r"auto|default|https?://\S+|file://\S+"},
          "Where torch comes from: PyTorch's own CPU index when it answers (auto), the default index (default), or a URL."),
+        ("ddp_python_mirror", "str", None, {"pattern": r"(https?|file)://\S+", "empty": "GitHub"},
+         "From where uv takes a Python for a host that has none of 3.10 or newer."),
     ),
     *_rows(
         "The data", RUN,

@@ -152,6 +152,7 @@ PATTERN_HELP = {
     "ddp_window_pattern": "the letters S and L, for example SSSL",
     "ddp_torch": "a version, for example 2.13.0",
     "ddp_torch_index": "auto, default, or a URL",
+    "ddp_python_mirror": "a URL that begins with http://, https:// or file://",
     "ddp_data_url": "a URL that begins with http:// or https://",
     "ddp_base_dir": "an absolute path, or one that begins with ~",
     "ddp_venv_dir": "an absolute path, or one that begins with ~",

@@ -10,11 +10,12 @@ from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import INFO, MAKE_PYTHON
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import INFO, MADE_PYTHON, MAKE_PYTHON
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
+    made_python,
     neighbours,
     pythons,
     same_machine,
@@ -103,7 +104,7 @@ def python(host: Host, node: Node, oldest: str) -> list[Finding]:
         have = ", ".join(fitting) or "none"
         seen = f"ddp_python is {wanted} on {host.name}, which is no Python of {oldest} or newer there; those that are: {have}"
         return [finding("python-too-old", host.name, seen)]
-    if not fitting:
+    if not fitting and not node["python"]:
         own = host.fact("python", "version")
         seen = f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs"
         how = f"Its user makes one without root, which is then found by itself: {MAKE_PYTHON}"
@@ -274,7 +275,7 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
     here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
     if here[0].name != host.name:
         return []
-    found = []
+    found = [about_python(host, node)] if node["python"] == made_python(node["base_dir"]) else []
     threads = sum(nodes[other.name]["threads"] for other in here)
     cores = host.fact("cpu", "available") or threads
     physical = host.fact("cpu", "available_physical") or cores
@@ -306,6 +307,17 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
             )
         )
     return found
+
+
+def about_python(host: Host, node: Node) -> Finding:
+    """That a Python of our own is used there, or comes to be."""
+    own, there = host.fact("python", "version"), node["python"] in [one["executable"] for one in pythons(host, (3, 0))]
+    seen = f"{host.name} has no Python of 3.10 or newer of its own (its is {own}): "
+    if there:
+        seen += f"the trainer's is made with {MADE_PYTHON} in {node['python']}"
+    else:
+        seen += f"uv makes {MADE_PYTHON} once below {node['base_dir']}/python, from about 35 MB that it downloads from GitHub"
+    return finding("python-made", host.name, seen)
 
 
 def shortened(command: str) -> str:

@@ -10,6 +10,10 @@ import os
 from typing import Any, Mapping, NamedTuple, Sequence, Union
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    PYTHON_FOLDER,
+    PYTHON_IN_FOLDER,
+)
 
 USABLE = ("wired", "wifi")
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
@@ -107,6 +111,16 @@ def version_of(entry: Mapping[str, Any]) -> tuple[int, int]:
 def pythons(host: Host, oldest: tuple[int, int]) -> list[Mapping[str, Any]]:
     """The host's interpreters that are new enough."""
     return [entry for entry in host.fact("python", "candidates") or [] if version_of(entry) >= oldest]
+
+
+def made_python(base: str) -> str:
+    """The interpreter that is made below the base folder where there is none."""
+    return os.path.join(base, PYTHON_FOLDER, PYTHON_IN_FOLDER)
+
+
+def makes_python(host: Host, offline: bool) -> bool:
+    """Whether one may be made there, for which uv downloads it."""
+    return bool(host.probe) and not offline
 
 
 def neighbours(host: Host, hosts: Sequence[Host]) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import PYTHONS
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import PYTHONS, UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
     Controller,
     Given,
@@ -44,6 +44,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
     Link,
     home_expanded,
+    made_python,
+    makes_python,
     pythons,
     ranks,
     version_of,
@@ -312,6 +314,8 @@ class Planner:
             "torch": run["ddp_torch"],
             "index": run["ddp_torch_index"],
             "python": ".".join(str(part) for part in OLDEST_PYTHON),
+            "uv": UV,
+            "python_mirror": run["ddp_python_mirror"] or "",
             "requirements": [f"torch=={run['ddp_torch']}", *others, *(() if self.choice.ours else UPSTREAM_PACKAGES)],
             "tracker_requirements": tracker,
             "offline": run["ddp_trainer_offline"],
@@ -342,7 +346,7 @@ class Planner:
             # This collection's own trainer, whatever trains.
             "tools_dir": os.path.join(base, "trainer" if self.choice.ours else "tools"),
             "venv_dir": venv,
-            "python": self.python(host),
+            "python": self.python(host, base),
             "session": f"nanochat-{self.choice.name}-rank{rank}",
             "device": self.choice.device,
             "dtype": self.choice.dtype,
@@ -386,7 +390,7 @@ class Planner:
         shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
         return kept * model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]) + shards
 
-    def python(self, host: Host) -> str | None:
+    def python(self, host: Host, base: str) -> str | None:
         """The interpreter to make the trainer's environment with; one version for all hosts if there is one."""
         wanted = host.settings["ddp_python"]
         if wanted:
@@ -396,7 +400,9 @@ class Planner:
         common = set.intersection(*each) if each else set()
         used = host.fact("python", "version")
         order = sorted(candidates, key=lambda entry: preference(entry, common, used))
-        return str(order[0]["executable"]) if order else None
+        if order:
+            return str(order[0]["executable"])
+        return made_python(base) if makes_python(host, self.settings["ddp_trainer_offline"]) else None
 
 
 def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, bool, int]:

@@ -12,6 +12,10 @@ import sys
 from typing import Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe, Python, Pythons, VenvFacts
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    PYTHON_FOLDER,
+    PYTHON_IN_FOLDER,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import (
@@ -74,7 +78,7 @@ def probe(
     prefix = {"root": [], "passwordless": [find("sudo") or "sudo", "-n"]}.get(rights)
     return {
         "host": host(),
-        "python": {**pythons(run, find, expand(python) if python else None), "venv": venv_facts(venv)},
+        "python": {**pythons(run, find, expand(python) if python else None, base), "venv": venv_facts(venv)},
         "cpu": cpu(),
         "memory": memory(),
         "disk": disk(base),
@@ -110,11 +114,12 @@ def expand(path: str) -> str:
 # Software
 
 
-def python_paths(find: Find, wanted: str | None) -> list[str]:
+def python_paths(find: Find, wanted: str | None, base: str) -> list[str]:
     """Interpreters worth asking, each once; pyenv's shims are slow and only lead to others of the list."""
     home = os.path.expanduser("~")
     named = [find("python3.%d" % minor) for minor in (15, 14, 13, 12, 11, 10)] + [find("python3"), sys.executable]
     patterns = (
+        os.path.join(glob.escape(base), PYTHON_FOLDER, PYTHON_IN_FOLDER),
         home + "/.local/bin/python3.1?",
         home + "/.pyenv/versions/*/bin/python3",
         home + "/.local/share/uv/python/*/bin/python3",
@@ -131,10 +136,10 @@ def python_paths(find: Find, wanted: str | None) -> list[str]:
     return list(unique.values())[:12]
 
 
-def pythons(run: Run, find: Find, wanted: str | None) -> Pythons:
+def pythons(run: Run, find: Find, wanted: str | None, base: str) -> Pythons:
     """The interpreter that runs this, those that could make the trainer's environment, and where the library's sources lie."""
     candidates: list[Python] = []
-    for path in python_paths(find, wanted):
+    for path in python_paths(find, wanted, base):
         code, out, _dummy = run([path, "-I", "-S", "-c", PYTHON_CHECK])
         version = re.match(r"\s*(\d+\.\d+\.\d+)", out)
         if version:

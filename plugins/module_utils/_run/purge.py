@@ -16,6 +16,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     MANIFEST,
     MEASURED,
     PLAN,
+    PYTHON_FOLDER,
+    PYTHON_MARK,
     RUN_NAME,
     SESSION,
     SESSION_FILES,
@@ -65,6 +67,9 @@ def look(base: str, run: str, everything: bool) -> Findings:
         remove += [path for path in _deployed(os.path.join(base, parent)) if os.path.lexists(path)]
     if os.path.isdir(tracker):
         (remove if _is_tracker(tracker) else stay).append(tracker)
+    python = os.path.join(base, PYTHON_FOLDER)
+    if os.path.isdir(python):
+        (remove if read_object(os.path.join(python, PYTHON_MARK)) else stay).append(python)
     measured = os.path.join(base, MEASURED)
     if os.path.isfile(measured) and read_object(measured):
         remove.append(measured)

@@ -62,7 +62,7 @@ def find_interpreter(run: Run, find: Callable[[str], str | None], wanted: str, m
     seen = []
     for name in [wanted] if wanted else INTERPRETERS:
         path = name if os.path.isabs(name) else find(name)
-        found = _ask(run, path) if path else None
+        found = ask_interpreter(run, path) if path else None
         if found is None:
             if wanted:
                 seen.append(f"{wanted} is not there or does not run")
@@ -78,7 +78,8 @@ def find_interpreter(run: Run, find: Callable[[str], str | None], wanted: str, m
     )
 
 
-def _ask(run: Run, path: str) -> Interpreter | None:
+def ask_interpreter(run: Run, path: str) -> Interpreter | None:
+    """What a Python says of itself; None of what is none, or does not run."""
     rc, out, _err = run([path, "-c", ASK_INTERPRETER])
     try:
         told = json.loads(out) if rc == 0 else None

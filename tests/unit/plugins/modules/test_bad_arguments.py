@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 MODULES = (
-    "doctor_info", "env_file", "host_info", "peer_check", "peer_firewall", "peer_responder", "purge", "report", "run_files",
+    "doctor_info", "env_file", "host_info", "made_python", "peer_check", "peer_firewall", "peer_responder", "purge", "report", "run_files",
     "run_folder", "run_info",
     "run_log", "shard_fetch", "shard_import", "shard_links", "shard_manifest", "shard_server", "shard_sync",
     "tmux_session", "trainer_files", "trainer_venv", "trainer_wheels",

@@ -51,6 +51,8 @@ def base(tmp_path: Path) -> Path:
     put(base / "trainer" / "nanochat" / "__pycache__" / "model.cpython-311.pyc")
     put(base / "tracker" / "env", "# Written by nanochat.ddp.env_file. Read it with: ...\n")
     put(base / "tracker" / "mlflow.db")
+    put(base / "python" / ".made.json", '{"made_by": "uv"}')
+    put(base / "python" / "cpython-3.12.9" / "bin" / "python3")
     put(base / "measured.json", '{"tokens_per_second": 4}')
     return base
 

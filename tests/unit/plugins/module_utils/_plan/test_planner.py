@@ -607,10 +607,6 @@ def test_our_own_running_session_holds_its_port_rightly():
         ),
         ({"disk": {**laptop()["disk"], "writable": False}}, "but xiaoxin cannot write in"),
         (
-            {"python": {**laptop()["python"], "candidates": [], "version": "3.9.2"}},
-            "laptop has no Python of 3.10 or newer (its own is 3.9.2), which the trainer needs; its user makes one without root",
-        ),
-        (
             {"ddp_python": "/opt/python9"},
             "ddp_python is /opt/python9 on laptop, which is no Python of 3.10 or newer there",
         ),
@@ -624,6 +620,33 @@ def test_our_own_running_session_holds_its_port_rightly():
 def test_a_host_that_cannot_take_part_is_refused(change, sentence):
     problems = refusal(hosts({}, two=change))
     assert any(sentence in problem for problem in problems), problems
+
+
+def test_a_python_is_made_where_none_is_new_enough_unless_there_is_no_network():
+    old = {"python": {**laptop()["python"], "candidates": [], "version": "3.9.2"}}
+    (problem,) = refusal(hosts({"ddp_trainer_offline": True}, two=old))
+    assert (
+        "laptop has no Python of 3.10 or newer (its own is 3.9.2), which the trainer needs; its user makes one"
+        in problem
+    )
+    first = make_plan(hosts({"ddp_python_mirror": "file:///mnt/mirror"}, two=old))
+    made = "/home/xiaoxin/nanochat-ddp/python/current/bin/python3"
+    assert [node["python"] for node in first.plan["nodes"]] == ["/usr/bin/python3.11", made]
+    assert first.plan["trainer"]["python_mirror"] == "file:///mnt/mirror"
+    (told,) = [one for one in first.findings if one["code"] == "python-made"]
+    assert "uv makes 3.12 once below /home/xiaoxin/nanochat-ddp/python" in told["seen"]
+    # With the made one at hand the plan is the same.
+    old["python"]["candidates"] = [{"executable": made, "version": "3.12.9", "venv_module": True}]
+    again = make_plan(hosts({"ddp_python_mirror": "file:///mnt/mirror"}, two=old))
+    assert again.plan["digest"] == first.plan["digest"]
+    assert "the trainer's is made with 3.12 in" in next(
+        one["seen"] for one in again.findings if one["code"] == "python-made"
+    )
+
+
+def test_hosts_of_arm_alone_are_allowed():
+    one, two = ({"host": {**probe()["host"], "arch": "aarch64"}} for probe in (desktop, laptop))
+    assert "architecture-differs" not in {one["code"] for one in make_plan(hosts({}, one, two)).findings}
 
 
 def test_data_and_checkpoints_that_are_there_need_no_room_again():

@@ -357,7 +357,7 @@ def test_what_is_denied_without_either_is_not_blamed_on_them():
         ("disk", {"writable": False}, "folder-read-only"),
         ("disk", {"free": 10**6}, "disk-short"),
         ("memory", {"total": 10**8, "available": 10**8}, "memory-short"),
-        ("python", {"candidates": [], "version": "3.8.10"}, "python-too-old"),
+        ("python", {"candidates": [], "version": "3.8.10"}, "python-made"),
         ("host", {"arch": "aarch64"}, "architecture-differs"),
     ],
 )

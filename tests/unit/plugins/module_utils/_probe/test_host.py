@@ -136,8 +136,8 @@ def test_pythons_that_are_too_old_are_no_candidates(tmp_path, monkeypatch):
         str(fine): (0, "3.12.1\n", ""),
         "/bare": (1, "3.11.2\n", "No module named ensurepip"),
     }
-    monkeypatch.setattr(info, "python_paths", lambda find, wanted: list(seen))
-    found = info.pythons(lambda argv: seen[argv[0]], lambda name: None, None)
+    monkeypatch.setattr(info, "python_paths", lambda find, wanted, base: list(seen))
+    found = info.pythons(lambda argv: seen[argv[0]], lambda name: None, None, str(tmp_path))
     assert found["candidates"] == [
         {"executable": str(fine), "version": "3.12.1", "venv_module": True},
         {"executable": "/bare", "version": "3.11.2", "venv_module": False},
@@ -147,7 +147,7 @@ def test_pythons_that_are_too_old_are_no_candidates(tmp_path, monkeypatch):
 
 def test_shims_of_pyenv_are_left_out(tmp_path):
     shim = tmp_path / "shims"
-    assert str(shim / "python3") not in info.python_paths(lambda name: str(shim / name), None)
+    assert str(shim / "python3") not in info.python_paths(lambda name: str(shim / name), None, str(tmp_path))
 
 
 def test_old_pythons_of_pyenv_are_not_even_asked(tmp_path, monkeypatch):
@@ -155,12 +155,19 @@ def test_old_pythons_of_pyenv_are_not_even_asked(tmp_path, monkeypatch):
     for version in ("3.6.15", "3.9.18", "3.12.1"):
         (tmp_path / ".pyenv/versions" / version / "bin").mkdir(parents=True)
         (tmp_path / ".pyenv/versions" / version / "bin/python3").write_text(version)
-    paths = [path for path in info.python_paths(lambda name: None, None) if str(tmp_path) in path]
+    paths = [
+        path for path in info.python_paths(lambda name: None, None, str(tmp_path / "base")) if str(tmp_path) in path
+    ]
     assert paths == [str(tmp_path / ".pyenv/versions/3.12.1/bin/python3")]
+    # One that was made for the trainer is found where the plan wants it.
+    (tmp_path / "base/python/current/bin").mkdir(parents=True)
+    (tmp_path / "base/python/current/bin/python3").write_text("made")
+    made = str(tmp_path / "base/python/current/bin/python3")
+    assert made in info.python_paths(lambda name: None, None, str(tmp_path / "base"))
 
 
 def test_whether_a_python_can_make_environments_is_asked_of_it():
-    found = info.pythons(run, lambda name: sys.executable, sys.executable)
+    found = info.pythons(run, lambda name: sys.executable, sys.executable, "/nowhere")
     own = [entry for entry in found["candidates"] if entry["executable"] == sys.executable]
     version = ".".join(str(part) for part in sys.version_info[:3])
     assert own == [{"executable": sys.executable, "version": version, "venv_module": True}]

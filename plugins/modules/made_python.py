@@ -1,0 +1,119 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: made_python
+short_description: Make a Python for the trainer where a host has none that is new enough
+version_added: 0.1.0
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+description:
+  - Makes a Python of its own with uv, once, in a folder and without root. Nothing else of the host is changed.
+  - uv downloads it, about 35 MB, from the releases of python-build-standalone on GitHub or from a mirror of them.
+attributes:
+  check_mode:
+    description: Says whether a Python would be made, and changes nothing.
+    support: full
+  diff_mode:
+    description: A Python is not shown.
+    support: none
+  idempotent:
+    description: A Python that is there and runs is left alone.
+    support: full
+options:
+  host:
+    description: Name of this host in messages; by default its own host name.
+    type: str
+  path:
+    description: The folder. The interpreter comes to be C(current/bin/python3) in it.
+    type: path
+    required: true
+  wheels_dir:
+    description: The folder with the wheel of uv, as M(nanochat.ddp.trainer_wheels) fetches it.
+    type: path
+    required: true
+  mirror:
+    description: A mirror of the releases as a URL, V(file:///FOLDER) for one on this host; by default what uv's own settings and C(UV_PYTHON_INSTALL_MIRROR) say.
+    type: str
+    default: ''
+  lacking:
+    description: Why there is no wheel of uv, for the message of the failure; by default there is one.
+    type: str
+    default: ''
+"""
+
+EXAMPLES = r"""
+- name: Make a Python
+  nanochat.ddp.made_python:
+    path: /mnt/data/nanochat/python
+    wheels_dir: /mnt/data/nanochat/wheels/uv
+"""
+
+RETURN = r"""
+python:
+  description: The interpreter.
+  returned: success
+  type: str
+  sample: /mnt/data/nanochat/python/current/bin/python3
+reason:
+  description: Why it failed, in one word.
+  returned: failure
+  type: str
+  sample: python
+"""
+
+import os
+import platform
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PYTHON_IN_FOLDER
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import VenvError
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.made_python import RunWith, is_made, make
+
+
+def runner(module: object) -> RunWith:
+    """Runs programs with an addition to the environment; what cannot be run ends with 127."""
+
+    def run(argv: list[str], environ: dict[str, str]) -> tuple[int, str, str]:
+        try:
+            rc, out, err = module.run_command(  # type: ignore[attr-defined]
+                argv, environ_update={**environ, "LC_ALL": "C.UTF-8"}, handle_exceptions=False
+            )
+        except OSError as why:
+            return 127, "", f"{argv[0]}: {why.strerror}"
+        return int(rc), str(out), str(err)
+
+    return run
+
+
+def main() -> None:
+    """Make it unless it is there."""
+    module = checked_module(
+        argument_spec=dict(
+            host=dict(type="str"),
+            path=dict(type="path", required=True),
+            wheels_dir=dict(type="path", required=True),
+            mirror=dict(type="str", default=""),
+            lacking=dict(type="str", default=""),
+        ),
+        supports_check_mode=True,
+    )
+    given, run = module.params, runner(module)
+    host, folder = given["host"] or platform.node(), given["path"].rstrip("/")
+    try:
+        lacks = not is_made(run, folder)
+        if lacks and not module.check_mode:
+            make(run, folder, given["wheels_dir"], host, given["mirror"], given["lacking"])
+    except VenvError as why:
+        module.fail_json(msg=str(why), reason=why.reason)
+    except OSError as why:
+        module.fail_json(msg=f"{host}: {why.filename or folder}: {why.strerror or why}", reason="folder")
+    module.exit_json(changed=lacks, python=os.path.join(folder, PYTHON_IN_FOLDER))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Three hosts that have little in common train one model; see tests/molecule/mixed/molecule.yml."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+from conftest import wait_for
+
+HOME = {"attic": "/home/lzw", "cellar": "/home/xiao xin", "desk": "/home/xiaoxin"}
+USER = {"attic": "lzw", "cellar": "xiaoxin", "desk": "xiaoxin"}
+HOSTS = list(HOME)
+
+# The tests tell one story and are played in this order.
+
+
+def events(lab, host, kind):
+    folder = f"'{HOME[host]}/nanochat-ddp/runs/mixed'"
+    lines = lab.on(host, f"cat {folder}/metrics-rank{HOSTS.index(host)}.jsonl").splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("host", "release", "shell", "python"),
+    [("attic", "11", "fish", "3.9"), ("cellar", "12", "zsh", "3.11"), ("desk", "13", "bash", "3.13")],
+)
+def test_the_hosts_differ_as_they_are_meant_to(lab, host, release, shell, python):
+    assert lab.on(host, "cat /etc/debian_version").startswith(f"{release}.")
+    assert (
+        lab.on(host, f"getent passwd {USER[host]}")
+        .rstrip()
+        .endswith(f":{HOME[host]}:/usr/bin/{shell}".replace("/usr/bin/bash", "/bin/bash"))
+    )
+    assert lab.on(host, "python3 --version").startswith(f"Python {python}.")
+
+
+def test_the_ways_in_differ_as_they_are_meant_to(lab):
+    assert "noexec" in lab.on("desk", "grep ' /tmp ' /proc/mounts")
+    # With the key that the scenario's ssh settings name.
+    direct = ["ssh", "-F", os.environ["TEST_SSH_CONFIG"], "-o", "BatchMode=yes"]
+    for where in ("lzw@10.89.79.11", "xiaoxin@10.89.79.12", "xiaoxin@10.89.79.13"):
+        assert subprocess.run([*direct, where, "true"], capture_output=True, check=False).returncode == 255, where
+
+
+def test_the_three_train_one_model(lab):
+    said = lab.play()
+    assert "weights identical on all 3 ranks" in said
+    for host in HOSTS:
+        (end,) = events(lab, host, "end")
+        assert (end["reason"], end["steps"], end["identical"]) == ("finished", 20, True)
+    assert len({events(lab, host, "digest")[-1]["digest"] for host in HOSTS}) == 1
+
+
+def test_the_same_again_changes_nothing(lab):
+    lab.play()
+    assert "changed: nothing" in lab.play()
+
+
+def test_restart_goes_on_from_the_checkpoints(lab):
+    lab.play("--tags", "restart", "-e", "watch=false", "-e", "ddp_iterations=40")
+    wait_for("the end", lambda: set(lab.states().values()) == {"finished"})
+    for host in HOSTS:
+        assert events(lab, host, "start")[-1]["resumed_from"] == 20
+        assert events(lab, host, "step")[-1]["step"] == 39
+
+
+def test_status_shows_all_three(lab):
+    said = lab.play(playbook="status")
+    for host in HOSTS:
+        assert host in said
+    assert "40/40" in said
+
+
+def test_reset_leaves_nothing_that_runs(lab):
+    lab.play("-e", "ddp_purge=all", playbook="reset")
+    for host in HOSTS:
+        assert lab.on(host, f"find '{HOME[host]}/nanochat-ddp' -type f | head") == ""
+        assert lab.on(host, "tmux list-sessions 2>/dev/null || true", user=USER[host]) == ""
