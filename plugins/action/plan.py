@@ -63,7 +63,8 @@ class ActionModule(JudgingAction):
             asked = controller_questions(hosts)
             # A repository may take its time to answer, and looking at a run or stopping it needs none.
             here = look({**asked, "git": None} if options["tolerant"] else asked, os.environ)
-            here["checkout"] = checkout_problems(asked["trainer"], asked["flags"]) if asked["trainer"] else {}
+            if asked["trainer"]:
+                here["checkout"] = checkout_problems(asked["trainer"], asked["flags"], asked["script"])
             if asked["conversations"] is not None:
                 here["conversations"] = conversations.facts(asked["conversations"], os.environ)
             if asked["held_out"] is not None:

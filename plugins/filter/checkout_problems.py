@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.stages import BASE, SCRIPTS
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems
-
-SCRIPT = "scripts.base_train"
 
 
 def checkout_problems(folder: str, argv: Sequence[str]) -> Dict[str, List[str]]:
     """What stands against starting a checkout with a rank's command."""
-    own = list(argv[argv.index(SCRIPT) + 1 :]) if SCRIPT in argv else []
-    return problems(folder, [word.split("=")[0] for word in own if word.startswith("--") and word != "--"])
+    script = next((word for word in argv if word in SCRIPTS.values()), SCRIPTS[BASE])
+    own = list(argv[argv.index(script) + 1 :]) if script in argv else []
+    return problems(folder, [word.split("=")[0] for word in own if word.startswith("--") and word != "--"], script)
 
 
 class FilterModule:

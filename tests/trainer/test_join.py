@@ -29,19 +29,24 @@ PATIENCE_SECONDS = 400.0
 class Checkout:
     """A user's checkout, and hosts with folders of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, script: str = "scripts.base_train") -> None:
+        self.script = script
         self.folder, self.path = folder, folder / "checkout"
         shutil.copytree(STAND_IN, self.path, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ranks.HERE.parents[1] / "bench" / "baseline_model.py", self.path / "nanochat")
 
     def start(self, world: int, flags: Sequence[str], own: Sequence[str] = ()) -> list[forked.Python]:
+        """What stands as {host} in flags of the launcher's own is the folder of each rank's host."""
         port = ranks.free_port()
-        argv = [str(JOIN), "--timeout-seconds", "200", *own, "scripts.base_train", *flags]
         places = [{"LOCAL_RANK": "0", "PYTHONPATH": "", **self.base(rank)} for rank in range(world)]
         return [
-            forked.Python(argv, self.path, ranks.environment(rank, world, port, place), rank)
+            forked.Python(self.argv(rank, flags, own), self.path, ranks.environment(rank, world, port, place), rank)
             for rank, place in enumerate(places)
         ]
+
+    def argv(self, rank: int, flags: Sequence[str], own: Sequence[str]) -> list[str]:
+        own = [word.format(host=self.folder / f"host{rank}") for word in own]
+        return [str(JOIN), "--timeout-seconds", "200", *own, self.script, *flags]
 
     def base(self, rank: int) -> dict[str, str]:
         return {"NANOCHAT_BASE_DIR": str(self.folder / f"host{rank}")}
@@ -153,6 +158,46 @@ def test_the_files_are_those_of_the_checkout_itself(tmp_path: Path) -> None:
     assert set(torch.load(checkout.checkpoints(0) / "optim_000006_rank0.pt")) == {"state", "param_groups"}
     checkout.run(2, "--depth=3", own=["--resume"])
     assert [event["resumed_from"] for event in checkout.events("start", 1)] == [6]
+
+
+AFTER_BASE = (
+    "--base-checkpoints={host}-base/base_checkpoints/d3",
+    "--base-checkpoints={host}-mid/mid_checkpoints/d3",
+)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory, together: dict[str, Checkout]) -> dict[int, Checkout]:
+    """Fine-tunings of the same base model, which lies on the first host only, by the number of ranks."""
+    found = {}
+    for world in (1, 2):
+        found[world] = Checkout(tmp_path_factory.mktemp("tuned"), "scripts.chat_sft")
+        shutil.copytree(together["exact"].folder / "host0", found[world].folder / "host0-base")
+        flags = ["--model-tag=d3", f"--device-batch-size={4 // world}", "--eval-every=2"]
+        outs = found[world].run(world, *flags, own=AFTER_BASE)
+        assert "goes on from step 8 in" in outs[0] and "Loaded optimizer state" in outs[0]
+    return found
+
+
+def test_what_follows_the_base_model_is_trained_together_too(tuned: dict[int, Checkout]) -> None:
+    checkout = tuned[2]
+    assert len(checkout.losses()) == 4
+    # With half of the rows on each rank, and the momentum of the base model on both.
+    assert checkout.losses() == pytest.approx(tuned[1].losses(), rel=1e-4)
+    digests = [checkout.events("digest", rank)[-1]["digest"] for rank in range(2)]
+    assert digests[0] == digests[1] and [event["step"] for event in checkout.events("eval")] == [0, 2, 4]
+    for rank in range(2):
+        assert (checkout.folder / f"host{rank}/chatsft_checkpoints/d3/model_000004.pt").exists()
+        # Only found there, and no checkpoint of this run.
+        assert (checkout.folder / f"host{rank}/base_checkpoints/d3").is_symlink()
+    assert not (checkout.folder / "host0-mid").exists()
+
+
+def test_without_a_base_model_nothing_follows(tmp_path: Path) -> None:
+    (result,) = Checkout(tmp_path, "scripts.chat_sft").fails(1, own=AFTER_BASE)
+    assert "no rank has a checkpoint in" in result.err and "train a base model first" in result.err
+    (result,) = Checkout(tmp_path / "none", "scripts.mid_train").fails(1, own=AFTER_BASE)
+    assert "holds no scripts/mid_train.py" in result.err
 
 
 def test_what_does_not_fit_is_told_in_a_sentence(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import contextlib
 import importlib
 import inspect
 import os
+import re
 import runpy
 import signal
 import sys
@@ -57,6 +58,14 @@ def parser() -> argparse.ArgumentParser:
         "--sync", default="exact", choices=("exact", "bf16", "dense"), help="as base_train --help has it"
     )
     result.add_argument("--resume", action="store_true", help="go on from the newest checkpoint that a rank has whole")
+    result.add_argument(
+        "--base-checkpoints",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="of mid_train and chat_sft: .../base_checkpoints/TAG of another run, whose newest model they go on from; every rank "
+        "is given it. Once for each folder that they may read; those that no rank has are passed over",
+    )
     result.add_argument("--keep-checkpoints", type=int, default=2, help="older ones go; -1: all are kept")
     result.add_argument("script", help="a module of the checkout: scripts.base_train")
     result.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags")
@@ -125,6 +134,8 @@ def run(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: 
     collectives = ours["nanochat.join.collectives"].Collectives(comm, wire)
     script = ours["nanochat.join.script"].Script(comm, journal, collectives, options.sync, options.keep_checkpoints)
     arguments = [*options.arguments, *resume_flags(ours, options, settings, comm, script)]
+    if options.base_checkpoints:
+        arguments += begin_with(ours, options, comm, script)
     make_room(ours)
     script.install()
     if comm.world > 1:
@@ -171,6 +182,45 @@ def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: An
     resume.fetch(comm, folder, found, leader)
     script.resumed_from, script.saved = found.step, [found.step]
     return [f"--resume-from-step={found.step}"]
+
+
+def begin_with(ours: dict[str, Any], options: argparse.Namespace, comm: Any, script: Any) -> list[str]:
+    """Put the newest checkpoints of another run where the script looks for them, on every rank; returns its flag for the step."""
+    resume, common, begun = ours["nanochat.resume"], ours["nanochat.common"], None
+    comm.enter("resume", 0)
+    for folder in (Path(one) for one in options.base_checkpoints):
+        if not any(comm.exchange("the folders to begin with", folder.is_dir())):
+            continue
+        leader = resume.folder_leader(comm, folder)
+        found = resume.choose_step(comm, folder, -1)
+        if found is None:
+            continue
+        resume.fetch(comm, folder, found, leader)
+        place(folder, common.base_dir() / folder.parent.name / folder.name, common.UserError)
+        script.bases[folder.parent.name] = begun = (folder, found.step)
+    if begun is None:
+        raise common.UserError(
+            f"no rank has a checkpoint in {' or '.join(options.base_checkpoints)}, which {options.script} is to go on from; "
+            "train a base model first."
+        )
+    script.journal.say(f"{options.script} goes on from step {begun[1]} in {begun[0]}")
+    source = (Path.cwd() / (options.script.replace(".", "/") + ".py")).read_text(encoding="utf-8", errors="replace")
+    named = any(flag.startswith("--model-step") for flag in options.arguments)
+    # Without it each rank would take the newest that it has itself, be it whole or not.
+    return [f"--model-step={begun[1]}"] if re.search("model[-_]step", source) and not named else []
+
+
+def place(folder: Path, link: Path, error: type[Exception]) -> None:
+    """Let a folder be found under another name."""
+    if link.resolve() == folder.resolve():
+        return
+    if link.exists() and not link.is_symlink():
+        raise error(
+            f"{link} holds checkpoints of its own, so that those of {folder} cannot be put there; move it away."
+        )
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.resolve())
 
 
 def call(name: str, arguments: list[str], error: type[Exception]) -> None:

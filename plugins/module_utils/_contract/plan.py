@@ -175,11 +175,12 @@ class _OfStage(TypedDict, total=False):
     step: Optional[int]
     conversations: Conversations
     held_out: Conversations
+    script: str
 
 
 class Stage(_OfStage):
     """What is done with the model of another run, the base; an evaluation is of a step, a fine-tuning has conversations,
-    and where such are held out others to be evaluated on."""
+    and where such are held out others to be evaluated on; a checkout's script brings data of its own."""
 
     stage: str
     base: str
@@ -240,6 +241,7 @@ class ControllerQuestion(TypedDict):
     folders: List[str]
     git: Optional[str]
     trainer: Optional[str]
+    script: str
     flags: List[str]
     results: str
     conversations: Optional[str]

@@ -32,8 +32,8 @@ PYTHON_IN_FOLDER = "current/bin/python3"
 MEASURED = "measured.json"
 # Earlier generations of a run's outputs, numbered.
 PREVIOUS = "previous"
-# Where each stage of training saves: a base model, and one that was fine-tuned on conversations.
-CHECKPOINTS = ("base_checkpoints", "chatsft_checkpoints")
+# Where each stage of training saves: a base model, one that was fine-tuned on conversations, and what some checkouts make in between.
+CHECKPOINTS = ("base_checkpoints", "chatsft_checkpoints", "mid_checkpoints")
 CONVERSATIONS = "conversations.jsonl"
 HELD_OUT = "conversations-val.jsonl"
 # Trainers that write metrics and heartbeats into the run folder, see trainer_of.
@@ -61,7 +61,10 @@ def plain_run_name(name: Any) -> str:
 def checkpoint_steps(run_dir: str) -> List[int]:
     """The steps of the checkpoints in a run folder or in one of its earlier generations, in order."""
     patterns = [os.path.join(glob.escape(run_dir), folder, "*", "meta_*.json") for folder in CHECKPOINTS]
-    found = (re.search(r"meta_(\d+)\.json$", path) for pattern in patterns for path in glob.glob(pattern))
+    paths = [path for pattern in patterns for path in glob.glob(pattern)]
+    # A link leads to the run whose model this one began with.
+    own = [path for path in paths if not os.path.islink(os.path.dirname(path))]
+    found = (re.search(r"meta_(\d+)\.json$", path) for path in own)
     return sorted({int(match.group(1)) for match in found if match})
 
 

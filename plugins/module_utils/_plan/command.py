@@ -20,6 +20,15 @@ SPINS = "20000"
 FLIGHT_RECORD_ENTRIES = "2000"
 
 
+# What the scripts of a checkout know that go on from a base model.
+LATER_FLAGS = (
+    "run", "model-tag", "device-type", "max-seq-len", "num-iterations", "device-batch-size", "total-batch-size", "eval-every",
+    "eval-tokens",
+)  # fmt: skip
+# Scores for which they would download tests, and let one rank work for long.
+UNMEASURED = {stages.SFT: {"chatcore-every": -1}}
+
+
 class Choice(NamedTuple):
     """What all ranks have in common and no setting says alone."""
 
@@ -29,11 +38,17 @@ class Choice(NamedTuple):
     device: str
     dtype: str
     matmul: str
+    stage: str
+
+    @property
+    def together(self) -> bool:
+        """Whether the ranks train one model also on CPUs."""
+        return self.ours or self.joined
 
     @property
     def goes_on(self) -> bool:
         """Whether it finds the newest checkpoint by itself, and removes older ones."""
-        return self.ours or self.joined
+        return self.ours or (self.joined and self.stage == BASE)
 
 
 def choose(run: Mapping[str, Any], hosts: Sequence[Host]) -> Choice:
@@ -49,7 +64,7 @@ def choose(run: Mapping[str, Any], hosts: Sequence[Host]) -> Choice:
         matmul = "bf16" if dtype == "bfloat16" or (device == "cpu" and ours and rounds_products(run, hosts)) else "fp32"
     # On GPUs a checkout joins its ranks itself.
     joined = not ours and device == "cpu" and run["ddp_trainer_join"]
-    return Choice(run_name(run), ours, joined, device, dtype, matmul)
+    return Choice(run_name(run), ours, joined, device, dtype, matmul, str(run["ddp_stage"]))
 
 
 def rounds_products(run: Mapping[str, Any], hosts: Sequence[Host]) -> bool:
@@ -68,7 +83,7 @@ def argv(run: Mapping[str, Any], choice: Choice, node: Node, plan: Plan) -> list
     script = ["-m", SCRIPTS[run["ddp_stage"]], "--"]
     if choice.joined:
         agent = [os.path.join(scripts, "torchrun.py")]
-        script = [os.path.join(scripts, "join.py"), "--", *join_flags(run, node, plan), SCRIPTS[BASE]]
+        script = [os.path.join(scripts, "join.py"), "--", *join_flags(run, choice, node, plan), SCRIPTS[choice.stage]]
     return [
         os.path.join(node["venv_dir"], "bin", "python"),
         *agent,
@@ -87,7 +102,7 @@ def argv(run: Mapping[str, Any], choice: Choice, node: Node, plan: Plan) -> list
     ]
 
 
-def join_flags(run: Mapping[str, Any], node: Node, plan: Plan) -> list[str]:
+def join_flags(run: Mapping[str, Any], choice: Choice, node: Node, plan: Plan) -> list[str]:
     """The flags of the launcher that joins a checkout's ranks."""
     flags = {
         "run-dir": node["run_dir"],
@@ -97,7 +112,9 @@ def join_flags(run: Mapping[str, Any], node: Node, plan: Plan) -> list[str]:
     }
     if run["ddp_tracker"] == "mlflow":
         flags.update({"tracker": "mlflow", "tracker-uri": tracker_uri(run)})
-    return [*(f"--{name}={value}" for name, value in flags.items()), *(["--resume"] if run["ddp_resume"] else [])]
+    begin = [f"--base-checkpoints={folder}" for folder in stages.folders_to_begin_with(run, node["run_dir"])]
+    resume = ["--resume"] if run["ddp_resume"] and choice.goes_on else []
+    return [*(f"--{name}={value}" for name, value in flags.items()), *begin, *resume]
 
 
 def tracker_uri(run: Mapping[str, Any]) -> str:
@@ -139,7 +156,8 @@ def trainer_flags(
     named = choice.ours or run["ddp_tracker"] == "wandb"
     flags = {
         "run": choice.name if named else "dummy",
-        "model-tag": choice.name,
+        # A checkout's later scripts read and write under the name of the base model.
+        "model-tag": choice.name if choice.ours else stages.base_name(run),
         "device-type": choice.device,
         "depth": run["ddp_depth"],
         "aspect-ratio": run["ddp_aspect_ratio"],
@@ -155,6 +173,9 @@ def trainer_flags(
         "sample-every": run["ddp_sample_every"],
         "save-every": run["ddp_save_every"],
     }
+    if not choice.ours and choice.stage != BASE:
+        # They have shape and schedule from the checkpoint, and save at their end.
+        flags = {name: value for name, value in flags.items() if name in LATER_FLAGS} | UNMEASURED.get(choice.stage, {})
     own: dict[str, object] = {}
     if choice.ours:
         own = {

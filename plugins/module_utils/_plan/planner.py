@@ -161,7 +161,7 @@ class Planner:
         ]
         if self.problems or (obstacles and not self.tolerant):
             raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
-        if self.choice.device == "cpu" and not self.choice.goes_on and len(self.hosts) > 1:
+        if self.choice.device == "cpu" and not self.choice.together and len(self.hosts) > 1:
             seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(self.hosts)} ranks would train a model of its own"
             self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
         commit = source_checks.commit(self.settings["ddp_trainer_source"], self.here)
@@ -231,7 +231,7 @@ class Planner:
             "trainer": self.trainer(),
             "nodes": [],
         }
-        if section := stages.document(run, self.hosts, self.here):
+        if section := stages.document(run, self.hosts, self.here, self.choice.ours):
             plan["stage"] = section
         shares = [rows[host.name] for host in by_rank]
         parts = [self.head_parts.get(host.name, 1) for host in by_rank]
@@ -267,7 +267,7 @@ class Planner:
             "tokens": tokens,
             "tokens_per_parameter": round(tokens / model["parameters"]["total"], 4),
             "flops": tokens * model["flops_per_token"],
-            "sync": run["ddp_sync"] if self.choice.goes_on else "upstream",
+            "sync": run["ddp_sync"] if self.choice.together else "upstream",
             "head": self.head(shares),
             "rebalance": self.rebalances,
             "asked": self.asked,

@@ -73,11 +73,12 @@ def controller_questions(hosts: Sequence[Given]) -> ControllerQuestion:
     git = source if source != "ours" and is_git(source) else None
     trainer = None if source == "ours" or git else source
     folders: list[str] = [*(run["ddp_data_paths"] if is_here else []), *([trainer] if trainer else [])]
-    fine_tunes = run["ddp_stage"] == stages.SFT
+    fine_tunes = run["ddp_stage"] == stages.SFT and source == "ours"
     return {
         "folders": folders,
         "git": git,
         "trainer": trainer,
+        "script": stages.SCRIPTS[run["ddp_stage"]],
         "flags": [] if source == "ours" else command.flag_names(run, command.choose(run, ())),
         "results": run["ddp_results_dir"],
         "conversations": (run["ddp_sft_data"] or "") if fine_tunes else None,

@@ -31,7 +31,7 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
     """Everything that does not fit; what is set for the whole run is no single host's."""
     sentences = [
         *model_problems(shape),
-        *stages.problems(run, choice.ours),
+        *stages.problems(run, choice.ours, choice.joined),
         *schedule_problems(run),
         *port_problems(run),
         *keeper_problems(run, hosts, choice),

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a run does with a model (ddp_stage): make it, fine-tune it on conversations, or measure it.
 
-A stage other than base is a run of its own, beside that of the base model: NAME-sft and NAME-eval.
+A stage other than base is a run of its own, beside that of the base model: NAME-sft, NAME-eval and NAME-mid. A nanochat checkout
+whose ranks are joined has sft and mid by scripts of its own, with data of their own.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import Settings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 
-BASE, SFT, EVAL = "base", "sft", "eval"
-SCRIPTS = {BASE: "scripts.base_train", SFT: "scripts.chat_sft", EVAL: "scripts.base_eval"}
+BASE, MID, SFT, EVAL = "base", "mid", "sft", "eval"
+SCRIPTS = {BASE: "scripts.base_train", MID: "scripts.mid_train", SFT: "scripts.chat_sft", EVAL: "scripts.base_eval"}
+# Folders of a run, besides that of the base model, from which later scripts of some checkouts go on.
+BETWEEN = {SFT: (MID, "mid_checkpoints")}
 LONGEST_NAME = 48
 
 
@@ -49,14 +52,25 @@ def staged(run: Settings) -> Settings:
     return dict(run)
 
 
-def problems(run: Mapping[str, Any], ours: bool) -> Iterator[str]:
-    """What does not go with a stage."""
+def problems(run: Mapping[str, Any], ours: bool, joined: bool) -> Iterator[str]:
+    """What does not go with a stage; joined: the ranks of a checkout are."""
     stage, name = run["ddp_stage"], run_name(run)
-    if stage != BASE and not ours:
+    if stage == EVAL and not ours:
         yield (
-            f"ddp_stage is {stage}, which only this collection's own trainer knows; set ddp_trainer_source to ours: it goes on "
-            "from a checkout's checkpoints."
+            "ddp_stage is eval, which only this collection's own trainer knows; set ddp_trainer_source to ours: it reads a "
+            "checkout's checkpoints."
         )
+    if stage == MID and ours:
+        yield "ddp_stage is mid, which only a nanochat checkout with scripts/mid_train.py knows; name one with ddp_trainer_source."
+    if stage in (MID, SFT) and not ours and not joined:
+        yield (
+            f"ddp_stage is {stage}, for which the ranks of a checkout must be joined; that takes ddp_trainer_join and CPUs "
+            "(ddp_device)."
+        )
+    if stage == SFT and not ours:
+        for setting in ("ddp_sft_data", "ddp_sft_val_data"):
+            if run[setting]:
+                yield f"{setting} is set, but the scripts/chat_sft.py of a checkout has conversations of its own; take it out."
     if stage == SFT and run["ddp_sft_val_data"] and run["ddp_eval_every"] < 1:
         yield "ddp_sft_val_data is set, but ddp_eval_every is -1, so nothing would be evaluated; set ddp_eval_every, 50 for instance."
     if len(name) > LONGEST_NAME:
@@ -83,12 +97,27 @@ def flags(run: Mapping[str, Any], run_dir: str, step: int | None) -> dict[str, o
     return told
 
 
-def document(run: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]) -> Stage | None:
+def folders_to_begin_with(run: Mapping[str, Any], run_dir: str) -> list[str]:
+    """The checkpoint folders of other runs that a checkout's script goes on from, as far as they are there."""
+    base, name = base_dir_of(run, run_dir), base_name(run)
+    if base is None:
+        return []
+    found = [os.path.join(base, CHECKPOINTS[0], name)]
+    if run["ddp_stage"] in BETWEEN:
+        stage, folder = BETWEEN[run["ddp_stage"]]
+        found.append(os.path.join(f"{base}-{stage}", folder, name))
+    return found
+
+
+def document(run: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any], ours: bool) -> Stage | None:
     """The plan's section, none for a base model. The step is told where another one makes another run of it."""
     stage = run["ddp_stage"]
     if stage == BASE:
         return None
     section: Stage = {"stage": stage, "base": base_name(run)}
+    if not ours:
+        section["script"] = SCRIPTS[stage]
+        return section
     if stage == EVAL:
         section["step"] = max(base_steps(hosts), default=None)
     if stage == SFT:
@@ -138,6 +167,9 @@ def in_words(section: Stage) -> str:
     if section["stage"] == EVAL:
         step, base = section["step"], section["base"]
         return f"measures step {step} of the run {base} on the validation shard, and trains nothing"
+    if "script" in section:
+        script = section["script"].replace(".", "/") + ".py"
+        return f"goes on from the model of the run {section['base']} with {script} of the checkout, which has data of its own"
     talks, held_out = section["conversations"], section.get("held_out")
     beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
     return f"fine-tunes the model of the run {section['base']} on {talks['count']} conversations of {talks['path']}{beside}"
@@ -145,4 +177,4 @@ def in_words(section: Stage) -> str:
 
 def evaluates(plan: Plan) -> bool:
     """Whether there is something to evaluate on: the validation shard, or conversations that are held out."""
-    return "stage" not in plan or plan["stage"]["stage"] != SFT or "held_out" in plan["stage"]
+    return "conversations" not in plan.get("stage", {}) or "held_out" in plan["stage"]

@@ -10,7 +10,7 @@ import os
 import re
 from typing import Any, Optional, Sequence
 
-SCRIPT = os.path.join("scripts", "base_train.py")
+BASE_TRAIN = "scripts.base_train"
 CHECKPOINTS = os.path.join("nanochat", "checkpoint_manager.py")
 # What the launcher puts around the checkout's functions takes these parameters, in this order.
 PARAMETERS = {
@@ -19,22 +19,23 @@ PARAMETERS = {
 }
 
 
-def problems(folder: str, flags: Sequence[str]) -> dict[str, list[str]]:
-    """What stands against training with a checkout, as ends of sentences: whether its ranks are joined or not, and only if they are."""
-    folder = os.path.abspath(os.path.expanduser(folder))
-    script = _read(os.path.join(folder, SCRIPT))
+def problems(folder: str, flags: Sequence[str], module: str = BASE_TRAIN) -> dict[str, list[str]]:
+    """What stands against training with a script of a checkout, as ends of sentences: whether its ranks are joined or not, and only if
+    they are."""
+    folder, name = os.path.abspath(os.path.expanduser(folder)), module.replace(".", os.sep) + ".py"
+    script = _read(os.path.join(folder, name))
     if script is None:
-        return {"script": [f"has no {SCRIPT} that can be read"], "join": []}
-    return {"script": list(_script_problems(script, flags)), "join": _join_problems(folder)}
+        return {"script": [f"has no {name} that can be read"], "join": []}
+    return {"script": list(_script_problems(name, script, flags)), "join": _join_problems(folder)}
 
 
-def _script_problems(script: str, flags: Sequence[str]) -> Sequence[str]:
+def _script_problems(name: str, script: str, flags: Sequence[str]) -> Sequence[str]:
     try:
         ast.parse(script)
     except (SyntaxError, ValueError) as error:
-        return [f"has a {SCRIPT} that is no Python ({error})"]
+        return [f"has a {name} that is no Python ({error})"]
     unknown = [flag for flag in flags if not _names(script, flag)]
-    return [f"has a {SCRIPT} that knows no {', '.join(unknown)}"] if unknown else []
+    return [f"has a {name} that knows no {', '.join(unknown)}"] if unknown else []
 
 
 def _names(script: str, flag: str) -> bool:

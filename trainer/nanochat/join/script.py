@@ -36,6 +36,7 @@ from nanochat.train import due
 
 EVERY = ("eval_every", "core_metric_every", "sample_every", "save_every", "chatcore_every")
 SAVE_PARAMETERS = ["checkpoint_dir", "step", "model_data", "optimizer_data", "meta_data", "rank"]
+STATE_PARAMETERS = ["source", "device", "rank", "model_tag", "step"]
 LOAD_PARAMETERS = ["checkpoint_dir", "step", "device", "load_optimizer", "rank"]
 SMOOTHING = 0.9
 
@@ -50,6 +51,8 @@ class Script:
         self.stop_asked, self.stopping = False, False
         self.resumed_from: int | None = None
         self.saved: list[int] = []
+        # The checkpoints of other runs that it goes on from, by the name of their kind: folder and step.
+        self.bases: dict[str, tuple[Path, int]] = {}
         self.losses: list[Tensor] = []
         self.losses_known = False
         self.smooth = 0.0
@@ -112,6 +115,7 @@ class Script:
         known: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
             "save_checkpoint": (SAVE_PARAMETERS, lambda dummy: self.save),
             "load_checkpoint": (LOAD_PARAMETERS, self.load),
+            "load_optimizer_state": (STATE_PARAMETERS, self.load_state),
             "evaluate_bpb": ([], self.evaluate),
         }
         for name, (parameters, replacement) in known.items():
@@ -285,17 +289,34 @@ class Script:
             model_data, dummy, meta = original(checkpoint_dir, step, device)
             if not load_optimizer:
                 return model_data, None, meta
-            folder, files = Path(checkpoint_dir), {}
-            for one in checkpoints.optimizer_ranks(folder, step):
-                file, dummy = checkpoints.load_optimizer(folder, step, one)
-                files[one] = file
-                if OptimizerLayout.is_complete(file):
-                    return model_data, {FILES_KEY: {one: file}}, meta
+            files = optimizer_files(Path(checkpoint_dir), step)
             if not files:
-                raise UserError(f"the checkpoint of step {step} in {folder} has no optim_{step:06d}_rank*.pt.")
+                raise UserError(f"the checkpoint of step {step} in {checkpoint_dir} has no optim_{step:06d}_rank*.pt.")
             return model_data, {FILES_KEY: files}, meta
 
         return loaded
+
+    def load_state(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The checkout's load_optimizer_state, of a run of any number of ranks; None where the checkpoint has none."""
+
+        def loaded(source: str, *arguments: Any, **options: Any) -> Any:
+            kind = next((kind for kind in self.bases if kind.startswith(source)), None)
+            if kind is None:
+                return original(source, *arguments, **options)
+            files = optimizer_files(*self.bases[kind])
+            return {FILES_KEY: files} if files else None
+
+        return loaded
+
+
+def optimizer_files(folder: Path, step: int) -> dict[int, Any]:
+    """What holds the optimizer of a checkpoint: the file of any rank of ours, or those of all ranks, by rank."""
+    files = {}
+    for rank in checkpoints.optimizer_ranks(folder, step):
+        files[rank] = checkpoints.load_optimizer(folder, step, rank)[0]
+        if OptimizerLayout.is_complete(files[rank]):
+            return {rank: files[rank]}
+    return files
 
 
 class Stopped(Exception):

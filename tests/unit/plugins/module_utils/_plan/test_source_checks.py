@@ -54,6 +54,7 @@ def test_the_controller_is_asked_for_what_lies_there():
         "folders": [],
         "git": None,
         "trainer": None,
+        "script": "scripts.base_train",
         "flags": [],
         "results": "runs",
         "conversations": None,

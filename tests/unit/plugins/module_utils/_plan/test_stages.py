@@ -123,10 +123,45 @@ def test_what_was_begun_goes_on_without_its_base_model_but_not_with_other_conver
     assert "the file of ddp_sft_data was one with SHA-256 abababab..." in refusal(known, other)
 
 
+CHECKOUT = {"ddp_trainer_source": "/home/me/nanochat"}
+THERE = {"folders": {"/home/me/nanochat": {"path": "/home/me/nanochat", "kind": "folder", "trainer": True}}}
+
+
+@pytest.mark.parametrize(("stage", "script"), [("sft", "scripts.chat_sft"), ("mid", "scripts.mid_train")])
+def test_a_checkout_goes_on_with_scripts_of_its_own(stage, script):
+    known = having_trained(stage, **CHECKOUT)
+    plan = make_plan(known, here=THERE).plan
+    one = plan["nodes"][0]
+    argv = one["argv"]
+    own, flags = argv[argv.index("--") + 1 : argv.index(script)], argv[argv.index(script) + 1 :]
+    assert (plan["run"], plan["training"]["resume"], plan["training"]["sync"]) == (f"d4-{stage}", False, "exact")
+    runs = "/home/lzw/nanochat-ddp/runs"
+    assert f"--base-checkpoints={runs}/d4/base_checkpoints/d4" in own and "--resume" not in own
+    assert (f"--base-checkpoints={runs}/d4-mid/mid_checkpoints/d4" in own) is (stage == "sft")
+    assert "--model-tag=d4" in flags and not [flag for flag in flags if flag.startswith(("--depth", "--save-every"))]
+    assert ("--chatcore-every=-1" in flags) is (stage == "sft")
+    assert f"goes on from the model of the run d4 with {script.replace('.', '/')}.py of the checkout" in render(plan)
+    asked = controller_questions(known)
+    assert (asked["script"], asked["conversations"]) == (script, None)
+    assert [flag.split("=")[0] for flag in flags] == asked["flags"]
+
+
+def test_a_script_that_the_checkout_lacks_is_refused():
+    here = {**THERE, "checkout": {"script": ["has no scripts/mid_train.py that can be read"], "join": []}}
+    told = refusal(having_trained("mid", **CHECKOUT), here)
+    assert "ddp_trainer_source is /home/me/nanochat, which has no scripts/mid_train.py that can be read" in told
+
+
 def test_what_does_not_go_with_a_stage():
-    told = refusal(having_trained("sft", ddp_run="a" * 46, ddp_trainer_source="/home/me/nanochat"))
-    assert "ddp_stage is sft, which only this collection's own trainer knows" in told
+    told = refusal(having_trained("eval", ddp_run="a" * 46, **CHECKOUT))
+    assert "ddp_stage is eval, which only this collection's own trainer knows" in told
     assert "which is longer than 48 letters" in told
+    told = refusal(having_trained("sft", **CHECKOUT, ddp_trainer_join=False, ddp_sft_data="/talks.jsonl"))
+    assert "for which the ranks of a checkout must be joined" in told
+    assert "ddp_sft_data is set, but the scripts/chat_sft.py of a checkout has conversations of its own" in told
+    assert "ddp_stage is mid, which only a nanochat checkout with scripts/mid_train.py knows" in refusal(
+        having_trained("mid")
+    )
 
 
 def test_conversations_are_judged_on_the_controller(tmp_path):

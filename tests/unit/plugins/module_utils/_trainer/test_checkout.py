@@ -34,6 +34,25 @@ def test_one_that_fits(folder):
     assert checkout_problems(str(folder), argv) == {"script": [], "join": []}
 
 
+def test_a_script_that_follows_the_base_model(folder):
+    argv = [
+        "python",
+        "torchrun.py",
+        "join.py",
+        "--",
+        "--sync=exact",
+        "scripts.chat_sft",
+        "--model-tag=d4",
+        "--chatcore-every=-1",
+    ]
+    assert checkout_problems(str(folder), argv) == {"script": [], "join": []}
+    found = checkout_problems(str(folder), [*argv, "--depth=4"])
+    assert found["script"] == ["has a scripts/chat_sft.py that knows no --depth"]
+    assert checkout.problems(str(folder), [], "scripts.mid_train")["script"] == [
+        "has no scripts/mid_train.py that can be read"
+    ]
+
+
 def test_a_flag_that_the_script_does_not_know(folder):
     found = checkout_problems(str(folder), ["scripts.base_train", "--", "--depth=4", "--twist=3", "--dept=4"])
     assert found["script"] == ["has a scripts/base_train.py that knows no --twist, --dept"]
