@@ -4,12 +4,14 @@
 """A nanochat checkout whose ranks are joined, beside our own trainer: two nodes with a core each and a link of a known rate.
 
     sudo python bench/joined_checkout.py --base ~/.cache/nanochat-ddp/node1/runs/d4      # the stand-in of the tests
-    sudo python bench/joined_checkout.py --base RUN_FOLDER --checkout ~/nanochat --write joined.json
+    sudo python bench/joined_checkout.py --base RUN_FOLDER --checkout ~/nanochat --write joined.json --rounds 1
+    python bench/joined_checkout.py --show joined.json   # all tables that were written there
 
 The ways take turns, a short run of all steps each, and every round compares them with the plain Gloo way of the same round
 (join.py --sync dense: every gradient whole, as a group put into the checkout by hand sends them), so that a busy machine treats
 them alike. A step counts from the second one on; each way's seconds are the median of its steps, on the slower node, and its
-ratio the median over the rounds. --base is a run folder with data/ and tokenizer/. The stand-in's model is small and fixed, and
+ratio the median over the rounds. With --write the rounds are added to those that the file has of the same checkout and rate, so
+that they can be made one by one. --base is a run folder with data/ and tokenizer/. The stand-in's model is small and fixed, and
 ours is given the nearest shape; a real checkout takes the flags that ours takes. Needs root, iproute2 and two cores.
 """
 
@@ -31,9 +33,8 @@ from two_nodes import ADDRESSES, MALLOC, PORT, namespaces, shape
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINER = ROOT / "trainer"
-PLAIN = "joined dense"
-OWN = ("exact", "bf16")
-JOINED = ("dense", "exact", "bf16")
+PLAIN, STAND_IN_NAME = "joined dense", "stand-in"
+WAYS = (PLAIN, "joined exact", "joined bf16", "joined int8", "ours exact", "ours bf16", "ours int8")
 FLAGS = {
     "device-type": "cpu", "depth": 4, "aspect-ratio": 64, "head-dim": 64, "max-seq-len": 512, "device-batch-size": 2,
     "total-batch-size": 2048, "eval-every": -1, "core-metric-every": -1, "sample-every": -1, "window-pattern": "SSSL",
@@ -98,43 +99,65 @@ def seconds_of(metrics: Path) -> float:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every way in every round."""
-    ways = [*(f"joined {sync}" for sync in JOINED), *(f"ours {sync}" for sync in OWN)]
-    found: dict[str, list[float]] = {way: [] for way in ways}
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as place, namespaces() as names:
         shape(names, arguments.rate)
         checkout = arguments.checkout or stand_in(Path(place))
         flags = FLAGS if arguments.checkout else STAND_IN
         for number in range(arguments.rounds):
-            for way in ways:
+            for way in WAYS:
                 found[way].append(run(way, names, checkout, arguments.base, flags, arguments.steps))
                 print(f"round {number + 1}: {way} {found[way][-1]:.3f} s/step", file=sys.stderr, flush=True)
-    return {"checkout": str(arguments.checkout or "stand-in"), "rate": arguments.rate, "seconds": found}
+    return {
+        "checkout": arguments.checkout.name if arguments.checkout else STAND_IN_NAME,
+        "rate": arguments.rate,
+        "seconds": found,
+    }
 
 
-def table(result: dict[str, Any]) -> str:
+def added(file: Path, fresh: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a file holds, with these rounds after those of the same checkout and rate."""
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    for one in kept:
+        if (one["checkout"], one["rate"]) == (fresh["checkout"], fresh["rate"]):
+            for way, seconds in fresh["seconds"].items():
+                one["seconds"].setdefault(way, []).extend(seconds)
+            return list(kept)
+    return [*kept, fresh]
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
     """The results for people."""
-    seconds = result["seconds"]
     lines = ["| checkout | link | way | s/step | speed beside plain Gloo |", "|---|---|---|---|---|"]
-    for way, each in seconds.items():
-        ratio = statistics.median(plain / one for plain, one in zip(seconds[PLAIN], each, strict=True))
-        name = Path(result["checkout"]).name
-        lines.append(f"| {name} | {result['rate']} | {way} | {statistics.median(each):.3f} | {ratio:.2f} |")
+    for result in results:
+        seconds = result["seconds"]
+        for way, each in seconds.items():
+            ratio = statistics.median(plain / one for plain, one in zip(seconds[PLAIN], each, strict=True))
+            told = f"{statistics.median(each):.3f} | {ratio:.2f}"
+            lines.append(f"| {result['checkout']} | {result['rate']} | {way} | {told} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A joined checkout beside our trainer and beside plain Gloo.")
-    parser.add_argument("--base", type=Path, required=True, help="a run folder with data/ and tokenizer/")
+    parser.add_argument("--base", type=Path, help="a run folder with data/ and tokenizer/")
     parser.add_argument("--checkout", type=Path, help="a nanochat checkout (default: the tests' stand-in)")
     parser.add_argument("--rate", default="1gbit", help="the link's rate as tc writes it")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8, help="steps of each run")
-    parser.add_argument("--write", type=Path, help="file for the results as JSON")
+    parser.add_argument("--write", type=Path, help="file for the results as JSON, beside those that it holds")
+    parser.add_argument("--show", type=Path, help="only print the tables of such a file")
     arguments = parser.parse_args()
-    result = measure(arguments)
+    if arguments.show:
+        print(table(json.loads(arguments.show.read_text(encoding="utf-8"))))
+        return
+    if arguments.base is None:
+        parser.error("--base: name a run folder with data/ and tokenizer/")
+    results = [measure(arguments)]
     if arguments.write:
-        arguments.write.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(table(result))
+        results = added(arguments.write, results[0])
+        arguments.write.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(table(results))
 
 
 if __name__ == "__main__":

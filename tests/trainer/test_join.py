@@ -88,7 +88,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkout]:
     """Whole runs of two ranks, by the way of exchange."""
-    checkouts = {sync: Checkout(tmp_path_factory.mktemp(sync)) for sync in ("exact", "dense")}
+    checkouts = {sync: Checkout(tmp_path_factory.mktemp(sync)) for sync in ("exact", "dense", "int8")}
     for sync, checkout in checkouts.items():
         outs = checkout.run(2, "--eval-every=4", own=["--sync", sync])
         assert "COMPUTE_DTYPE: torch.float32" in outs[0]
@@ -113,6 +113,18 @@ def test_field_21_two_ranks_train_what_one_would(sync: str, alone: list[float], 
     assert [event["step"] for event in checkout.events("eval")] == [0, 4, 8]
     kept = ["-x", "__pycache__", "-x", "baseline_model.py"]
     assert subprocess.run(["diff", "-r", STAND_IN, checkout.path, *kept], check=False).returncode == 0
+
+
+def test_packed_gradients_train_the_same_on_both_ranks_and_nearly_what_one_would(
+    alone: list[float], together: dict[str, Checkout]
+) -> None:
+    checkout = together["int8"]
+    assert checkout.losses() == pytest.approx(alone, rel=0.02)
+    told = [checkout.events("digest", rank)[-1] for rank in range(2)]
+    assert told[0]["digest"] == told[1]["digest"] and told[0]["step"] == STEPS
+    sent = {sync: checkout.events("step")[-1]["bytes_sent"] for sync, checkout in together.items()}
+    # The rows of tables travel in 16 bits, the gradients of matrices in 8, and what Muon has updated in 32.
+    assert sent["int8"] < 0.6 * sent["exact"]
 
 
 def test_of_embeddings_rows_travel_and_not_tables(together: dict[str, Checkout]) -> None:

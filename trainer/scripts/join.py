@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--tracker", default="none", choices=("none", "mlflow", "wandb"))
     result.add_argument("--tracker-uri", default="")
     result.add_argument(
-        "--sync", default="exact", choices=("exact", "bf16", "dense"), help="as base_train --help has it"
+        "--sync", default="exact", choices=("exact", "bf16", "int8", "dense"), help="as base_train --help has it"
     )
     result.add_argument("--resume", action="store_true", help="go on from the newest checkpoint that a rank has whole")
     result.add_argument(
@@ -129,9 +129,7 @@ def check_checkout(script: str, error: type[Exception]) -> None:
 
 def run(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: Any, journal: Any) -> str:
     """The script from its first line to its last; returns why it ended."""
-    torch = importlib.import_module("torch")
-    wire = torch.bfloat16 if options.sync == "bf16" else torch.float32
-    collectives = ours["nanochat.join.collectives"].Collectives(comm, wire)
+    collectives = ours["nanochat.join.collectives"].Collectives(comm, options.sync)
     script = ours["nanochat.join.script"].Script(comm, journal, collectives, options.sync, options.keep_checkpoints)
     arguments = [*options.arguments, *resume_flags(ours, options, settings, comm, script)]
     if options.base_checkpoints:

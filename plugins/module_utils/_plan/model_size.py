@@ -112,7 +112,7 @@ def memory(
         # Where the ranks meet after local steps: what was, what changed, the mean and its momentum.
         "meeting": FLOAT * 4 * (counts["total"] - tables) if local else 0,
         # What packing has left of each gradient of a matrix.
-        "feedback": FLOAT * (counts["lm_head"] - apart + counts["transformer_matrices"]) if ours and packs(sync) else 0,
+        "feedback": FLOAT * (counts["lm_head"] - apart + counts["transformer_matrices"]) if packs(sync) else 0,
         "runtime": RUNTIME_BYTES,
     }
     parts["total"] = sum(parts.values())

@@ -22,7 +22,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size impo
 )
 
 # What the launcher that joins a checkout's ranks knows (trainer/scripts/join.py).
-JOINED_SYNC = ("exact", "bf16", "dense")
+JOINED_SYNC = ("exact", "bf16", "int8", "dense")
 TORCHRUN_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 PLAN_ENV = ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", "GLOO_SOCKET_IFNAME")
 
@@ -145,7 +145,7 @@ def local_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice
 
 
 def packing_problems(run: Mapping[str, Any], shape: Shape, choice: Choice) -> Iterator[str]:
-    if not choice.ours or not packs(run["ddp_sync"]):
+    if not choice.together or not packs(run["ddp_sync"]):
         return
     if choice.device == "cuda":
         yield f"ddp_sync is {run['ddp_sync']}, which is for CPUs on slow links; with ddp_device cuda use exact or bf16."

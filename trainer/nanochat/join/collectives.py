@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nanochat.comm import Comm, Pending
+from nanochat.wire import BLOCK, LEAST_BLOCK, WIRES, Plain, Wire
 
 NAMES = (
     "all_reduce",
@@ -54,10 +55,16 @@ class Work:
 
 
 class Collectives:
-    """The replacements, over one Comm; `wire` is the type in which gradients travel."""
+    """The replacements, over one Comm; gradients travel as a way of --sync has it.
 
-    def __init__(self, comm: Comm, wire: torch.dtype = torch.float32) -> None:
-        self.comm, self.wire, self.alone = comm, wire, False
+    What packing leaves of a gradient is kept under its place among the exchanges of a step, which is the same in every step.
+    """
+
+    def __init__(self, comm: Comm, sync: str = "exact") -> None:
+        self.comm, self.alone = comm, False
+        self.wire, self.row_wire = WIRES.get(sync, WIRES["exact"])
+        self._feedback: dict[Any, Tensor] = {}
+        self._step: tuple[Any, int] = (None, 0)
         self.others = [rank for rank in range(comm.world) if rank != comm.rank]
         self._tag = 0
         self._originals: dict[str, Any] = {}
@@ -81,6 +88,19 @@ class Collectives:
             yield
         finally:
             self.alone = False
+
+    def start_step(self, optimizer: Any) -> None:
+        """The exchanges that follow are those of a step of this optimizer, in their usual order."""
+        self._step = (optimizer, 0)
+
+    def _fed(self, values: Tensor, wire: Wire, rank: int) -> Tensor | None:
+        """What packing has left of what was sent to a rank from this place before."""
+        if isinstance(wire, Plain):
+            return None
+        place = (*self._step, rank)
+        if place not in self._feedback or self._feedback[place].shape != values.shape:
+            self._feedback[place] = torch.zeros_like(values)
+        return self._feedback[place]
 
     def next_tag(self) -> int:
         """Every rank makes its exchanges in the same order, so that the same number means the same exchange."""
@@ -123,8 +143,9 @@ class Collectives:
         if self.alone:
             output.copy_(input.view_as(output))
             return self._returned(Work(self.comm, []), async_op)
-        shares = list(input.detach().reshape(self.comm.world, -1).unbind(0))
-        work = self.sum_shares(shares, output.detach().view(-1), op == dist.ReduceOp.AVG)
+        columns = input.size(-1) if input.dim() > 1 and not input.size(-1) % LEAST_BLOCK else 1
+        shares = list(input.detach().reshape(self.comm.world, -1, columns).unbind(0))
+        work = self.sum_shares(shares, output.detach().view(-1, columns), op == dist.ReduceOp.AVG)
         return self._returned(work, async_op)
 
     def all_gather_into_tensor(
@@ -147,20 +168,55 @@ class Collectives:
     # -- what they are made of
 
     def sum_shares(self, shares: list[Tensor], into: Tensor, mean: bool) -> Work:
-        """Send every rank its share; `into` becomes the sum of what is ours, in float32 and in the order of the ranks."""
+        """Send every rank its share, a matrix; `into` becomes the sum of what is ours, in float32 and in the order of the ranks."""
         comm, tag, what = self.comm, self.next_tag(), "a share of the gradients"
-        mine = shares[comm.rank].to(self.wire)
-        arriving = {rank: torch.empty(mine.shape, dtype=self.wire) for rank in self.others}
+        wire = self.wire_of(shares[comm.rank])
+        self._step = (self._step[0], self._step[1] + 1)
+        arriving = {rank: self._message(wire, into) for rank in self.others}
         pending = [comm.receive(buffer, rank, tag, what) for rank, buffer in arriving.items()]
-        pending += [comm.send(shares[rank].to(self.wire).contiguous(), rank, tag, what) for rank in self.others]
+        pending += [comm.send(self.written(shares[rank], wire, rank), rank, tag, what) for rank in self.others]
+        # Ours does not travel, so there is nothing to pack; but a plain type rounds all shares alike.
+        own = shares[comm.rank].to(wire.dtype) if isinstance(wire, Plain) else shares[comm.rank]
 
         def finish() -> None:
-            total = torch.zeros(mine.shape, dtype=torch.float32)
+            total = torch.zeros(into.shape, dtype=torch.float32)
             for rank in range(comm.world):
-                total += arriving.get(rank, mine)
+                total = wire.add(arriving[rank], total) if rank in arriving else total.add_(own.view_as(total))
             into.copy_(total.div_(comm.world) if mean else total)
 
         return Work(comm, pending, finish)
+
+    def share_out(self, mine: Tensor, into: list[Tensor]) -> Work:
+        """Give every rank our matrix, and take theirs; of all the same comes out everywhere, rounded or packed as it travels."""
+        comm, wire = self.comm, self.wire_of(mine)
+        self._step = (self._step[0], self._step[1] + 1)
+        messages = [self._message(wire, mine) for dummy in range(comm.world)]
+        messages[comm.rank] = self.written(mine, wire, comm.rank)
+        work = self.gather(messages, messages[comm.rank])
+
+        def finish() -> None:
+            work.wait()
+            for message, place in zip(messages, into, strict=True):
+                wire.read(message, place)
+
+        return Work(comm, [], finish)
+
+    def wire_of(self, matrix: Tensor) -> Wire:
+        """The way's own, or that of rows where too few values could share a scale."""
+        return self.wire if isinstance(self.wire, Plain) or not matrix.size(1) % LEAST_BLOCK else self.row_wire
+
+    def written(self, values: Tensor, wire: Wire, rank: int) -> Tensor:
+        """What carries a matrix to a rank."""
+        values = values.contiguous()
+        if wire.dtype == values.dtype:
+            return values
+        message = self._message(wire, values)
+        wire.write(values, message, self._fed(values, wire, rank))
+        return message
+
+    @staticmethod
+    def _message(wire: Wire, matrix: Tensor) -> Tensor:
+        return torch.empty(wire.length(*matrix.shape), dtype=wire.dtype)
 
     def gather(self, parts: list[Tensor], mine: Tensor) -> Work:
         """Give every rank what is ours, and take what is theirs into the parts."""
@@ -169,6 +225,11 @@ class Collectives:
         pending = [comm.receive(parts[rank], rank, tag, what) for rank in self.others]
         pending += [comm.send(mine, rank, tag, what) for rank in self.others]
         return Work(comm, pending)
+
+
+def in_blocks(flat: Tensor, world: int) -> list[Tensor]:
+    """A share for each rank of a number of values that divides by BLOCK x world, as matrices that pack well."""
+    return list(flat.view(world, -1, BLOCK).unbind(0))
 
 
 def _divide(tensor: Tensor, count: int) -> None:

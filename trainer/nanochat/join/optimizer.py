@@ -8,6 +8,9 @@ looks to them like a world of one, from gradients that were averaged before: of 
 a rank's tokens touched. Those of Muon are shared out by the optimizer itself, through our collectives. An optimizer
 whose groups say no kind, and `dense`, exchange all that the optimizer asks for.
 
+With int8 the gradients are packed as our own trainer packs them, those of Muon's matrices and of large others; what the optimizer
+itself gathers are weights, which must arrive as they are. What packing has left is not saved: a resumed run begins without it.
+
 What it saves and loads has the layout of optim_file.py, with the parts of all ranks.
 """
 
@@ -20,8 +23,9 @@ import torch
 from torch import Tensor
 
 from nanochat.common import UserError
-from nanochat.join.collectives import Collectives, Work
+from nanochat.join.collectives import Collectives, Work, in_blocks
 from nanochat.optim_file import ADAMW, MUON, OptimizerLayout, Unusable
+from nanochat.wire import BLOCK
 
 SMALL = 1024
 FILES_KEY = "nanochat_ddp_files"
@@ -73,6 +77,7 @@ class Joined:
     def step(self, pack: Tensor) -> Tensor:
         """One update; pack: numbers whose sum over the ranks is to come back."""
         groups = self.optimizer.param_groups
+        self.collectives.start_step(self)
         if not self.whole:
             total = self._sum_small([pack])[0]
             self.original["step"]()
@@ -99,7 +104,7 @@ class Joined:
         shares = [self._start_large(p.grad) for p in large]
         if tables:
             self._average_rows(tables)
-        gathers = [self._start_gather(p.grad, *share) for p, share in zip(large, shares, strict=True)]
+        gathers = [self._start_gather(*share) for share in shares]
         totals = self._sum_small([pack, *(p.grad for p in small)])
         for p, total in zip(small, totals[1:], strict=True):
             p.grad.copy_(total / self.comm.world)
@@ -124,23 +129,22 @@ class Joined:
 
     def _start_large(self, gradient: Tensor) -> tuple[Work, Tensor]:
         """Send every rank its share of a gradient."""
-        each = -(-gradient.numel() // self.comm.world)
-        flat = torch.zeros(each * self.comm.world)
+        unit = BLOCK * self.comm.world
+        flat = torch.zeros(-(-gradient.numel() // unit) * unit)
         flat[: gradient.numel()] = gradient.detach().flatten()
-        share = torch.empty(each)
-        return self.collectives.sum_shares(list(flat.view(self.comm.world, -1).unbind(0)), share, mean=True), share
+        shares = in_blocks(flat, self.comm.world)
+        share = torch.empty_like(shares[0])
+        return self.collectives.sum_shares(shares, share, mean=True), share
 
-    def _start_gather(self, gradient: Tensor, work: Work, share: Tensor) -> tuple[Work, Tensor]:
+    def _start_gather(self, work: Work, share: Tensor) -> tuple[Work, Tensor]:
         """Give our summed share to all; what comes of all is rounded alike everywhere."""
         work.wait()
-        flat = torch.empty(len(share) * self.comm.world, dtype=self.collectives.wire)
-        parts = list(flat.view(self.comm.world, -1).unbind(0))
-        parts[self.comm.rank].copy_(share)
-        return self.collectives.gather(parts, parts[self.comm.rank]), flat
+        flat = torch.empty(share.numel() * self.comm.world)
+        return self.collectives.share_out(share, in_blocks(flat, self.comm.world)), flat
 
     def _average_rows(self, tables: Sequence[Any]) -> None:
         """The rows that any rank has touched; all others are zero everywhere."""
-        comm, wire = self.comm, self.collectives.wire
+        comm, wire = self.comm, self.collectives.row_wire.dtype
         mine = self.touched.take(tables)
         self._read = self._read or self._agreed(len(mine))
         if len(mine) != self._read:

@@ -320,8 +320,11 @@ def test_field_21_the_ranks_of_a_checkout_are_joined():
     assert all(re.search("[=<]", one) for one in plan["trainer"]["requirements"])
     assert plan["trainer"]["joined"] and plan["training"]["resume"] and plan["training"]["sync"] == "bf16"
     assert "nanochat of /home/me/nanochat, unchanged; its ranks are joined to train one model" in render(plan)
-    problems = refusal(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int8"}))
-    assert len(problems) == 1 and "it must be exact or bf16 or dense" in problems[0]
+    packed = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int8"})).plan
+    assert "--sync=int8" in packed["nodes"][0]["argv"]
+    assert packed["nodes"][0]["memory_bytes"] > plan["nodes"][0]["memory_bytes"]
+    problems = refusal(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int4"}))
+    assert len(problems) == 1 and "it must be exact or bf16 or int8 or dense" in problems[0]
     with_mlflow = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_tracker": "mlflow"})).plan
     assert flag(with_mlflow["nodes"][0], "tracker-uri") == "http://127.0.0.1:5000"
     on_cards = {"ddp_trainer_source": "/home/me/nanochat", "ddp_device": "cuda"}
