@@ -104,6 +104,16 @@ def test_field_21_a_checkout_that_is_not_changed_trains_one_model(play, tmp_path
     assert code == 0 and "5/5" in told, told
     assert [event["resumed_from"] for run in runs for event in events(run, "start")] == [None, 3, None, 3]
 
+    # Its own chat_sft goes on from there.
+    code, told = play(*joined, "-e", "ddp_stage=sft", "-e", "ddp_sft_iterations=2")
+    assert code == 0 and "weights identical on both ranks" in told, told
+    tuned = [tmp_path / host / "runs/d4-sft" for host in ("one", "two")]
+    assert all((run / "chatsft_checkpoints/d4/model_000002.pt").exists() for run in tuned)
+    log = (tuned[0] / "log/rank0.log").read_text()
+    assert "scripts.chat_sft goes on from step 5 in" in log and "Loaded optimizer state" in log
+    code, told = play(*joined, "-e", "ddp_stage=mid")
+    assert code != 0 and "has no scripts/mid_train.py that can be read" in " ".join(told.split()), told
+
 
 def test_a_checkout_of_other_calls_is_refused_before_anything_starts(play, tmp_path, stand_in):
     (stand_in / "nanochat/checkpoint_manager.py").write_text("def save_checkpoint(model, path):\n    pass\n")

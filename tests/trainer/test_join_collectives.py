@@ -1,0 +1,108 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What arrives of a checkout's gradients by each way of exchange; the ranks take turns in this process."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nanochat.comm import Comm
+from nanochat.join.collectives import Collectives, in_blocks
+
+WORLD = 2
+STEPS = 30
+
+
+class Post:
+    """A Comm whose messages lie in a letter box until whoever waits for them comes."""
+
+    world, phase = WORLD, "sync"
+    letters: ClassVar[dict[tuple[int, int, int], Tensor]] = {}
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def send(self, tensor: Tensor, to: int, tag: int, what: str) -> Any:
+        self.letters[self.rank, to, tag] = tensor.clone().flatten()
+        return lambda: None
+
+    def receive(self, buffer: Tensor, source: int, tag: int, what: str) -> Any:
+        return lambda: buffer.view(-1).copy_(self.letters.pop((source, self.rank, tag)))
+
+    def wait(self, *pending: Any) -> None:
+        for take in pending:
+            take()
+
+
+def ranks_of(sync: str) -> list[Collectives]:
+    return [Collectives(cast(Comm, Post(rank)), sync) for rank in range(WORLD)]
+
+
+def gradients(step: int, *shape: int) -> list[Tensor]:
+    """Of each rank; some blocks far smaller than others."""
+    generator = torch.Generator().manual_seed(step)
+    sizes = torch.logspace(-4, 0, shape[0]).view(-1, *[1] * (len(shape) - 1))
+    return [torch.randn(*shape, generator=generator) * sizes for dummy in range(WORLD)]
+
+
+def scattered(ranks: list[Collectives], each: list[Tensor]) -> Tensor:
+    """The mean as reduce_scatter_tensor gives it, the shares of all ranks one after the other."""
+    outputs = [torch.empty(len(each[0]) // WORLD, *each[0].shape[1:]) for dummy in ranks]
+    works = [
+        rank.reduce_scatter_tensor(output, mine, op=dist.ReduceOp.AVG, async_op=True)
+        for rank, output, mine in zip(ranks, outputs, each, strict=True)
+    ]
+    for work in works:
+        assert work is not None
+        work.get_future().wait()
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize(("sync", "off"), [("exact", 0.0), ("bf16", 2**-8), ("int8", 2**-5)])
+def test_the_mean_arrives_as_well_as_the_way_can_carry_it(sync: str, off: float) -> None:
+    each = gradients(0, 8, 16, 64)
+    wanted, found = sum(each) / WORLD, scattered(ranks_of(sync), each)
+    assert ((found - wanted).abs().amax((1, 2)) <= off * wanted.abs().amax((1, 2))).all()
+
+
+def test_what_packing_leaves_comes_with_the_next_step() -> None:
+    ranks, wanted, found, worst = ranks_of("int8"), torch.zeros(8, 64), torch.zeros(8, 64), 0.0
+    for step in range(STEPS):
+        each = gradients(step, 8, 64)
+        for rank in ranks:
+            rank.start_step("optimizer")
+        once = scattered(ranks, each)
+        worst = max(worst, float((once - sum(each) / WORLD).abs().max()))
+        wanted += sum(each) / WORLD
+        found += once
+        # A second matrix of the step has a place of its own.
+        scattered(ranks, gradients(step + 1000, 8, 64))
+    assert worst > 0
+    # Without it the errors of thirty steps would add up.
+    assert float((found - wanted).abs().max()) <= 1.5 * worst
+
+
+def test_all_ranks_hold_the_same_bits_of_what_is_shared_out() -> None:
+    for sync in ("exact", "bf16", "int8"):
+        mine = gradients(7, WORLD * 3, 128)[0]
+        parts, found = in_blocks(mine.flatten(), WORLD), [torch.zeros(mine.numel()) for dummy in range(WORLD)]
+        works = [
+            rank.share_out(part, in_blocks(into, WORLD))
+            for rank, part, into in zip(ranks_of(sync), parts, found, strict=True)
+        ]
+        for work in works:
+            work.wait()
+        assert torch.equal(*found), sync
+        assert torch.equal(found[0], mine.flatten()) is (sync == "exact")
+
+
+def test_where_too_few_values_would_share_a_scale_sixteen_bits_travel() -> None:
+    each = gradients(3, 8, 10)
+    found = scattered(ranks_of("int8"), each)
+    assert torch.equal(found, scattered(ranks_of("bf16"), each))
