@@ -153,8 +153,40 @@ def trainer_flags(
     run: Mapping[str, Any], choice: Choice, run_dir: str, training: Mapping[str, Any], base_step: int | None = None
 ) -> list[str]:
     """The trainer's own flags; somebody else's trainer gets none but those of nanochat."""
+    flags = flags_of_all(run, choice)
+    if not choice.ours:
+        return [*(f"--{name}={value}" for name, value in flags.items()), *run["ddp_extra_args"]]
+    own: dict[str, object] = {
+        "sync": run["ddp_sync"],
+        "head": training["head"],
+        "local-steps": run["ddp_local_steps"],
+        "matmul": choice.matmul,
+        "run-dir": run_dir,
+        "timeout-seconds": run["ddp_timeout"],
+        "keep-checkpoints": run["ddp_keep_checkpoints"],
+        "tracker": run["ddp_tracker"],
+        **stages.flags(run, run_dir, base_step),
+    }
+    if minutes := save_minutes(run, choice):
+        own["save-minutes"] = minutes
+    if run["ddp_tracker"] == "mlflow":
+        own["tracker-uri"] = tracker_uri(run)
+    if len(set(training["rows"])) > 1:
+        own["rank-rows"] = ",".join(str(rows) for rows in training["rows"])
+    if training.get("head_shares"):
+        own["head-shares"] = ",".join(str(part) for part in training["head_shares"])
+    words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
+    if run["ddp_restarts"]:
+        words.append("--save-on-loss")
+    if training.get("rebalance"):
+        words.append("--rebalance")
+    return [*words, *(["--resume"] if run["ddp_resume"] else []), *run["ddp_extra_args"]]
+
+
+def flags_of_all(run: Mapping[str, Any], choice: Choice) -> dict[str, object]:
+    """Those that nanochat's own scripts have."""
     named = choice.ours or run["ddp_tracker"] == "wandb"
-    flags = {
+    flags: dict[str, object] = {
         "run": choice.name if named else "dummy",
         # A checkout's later scripts read and write under the name of the base model.
         "model-tag": choice.name if choice.ours else stages.base_name(run),
@@ -176,33 +208,7 @@ def trainer_flags(
     if not choice.ours and choice.stage != BASE:
         # They have shape and schedule from the checkpoint, and save at their end.
         flags = {name: value for name, value in flags.items() if name in LATER_FLAGS} | UNMEASURED.get(choice.stage, {})
-    own: dict[str, object] = {}
-    if choice.ours:
-        own = {
-            "sync": run["ddp_sync"],
-            "head": training["head"],
-            "local-steps": run["ddp_local_steps"],
-            "matmul": choice.matmul,
-            "run-dir": run_dir,
-            "timeout-seconds": run["ddp_timeout"],
-            "keep-checkpoints": run["ddp_keep_checkpoints"],
-            "tracker": run["ddp_tracker"],
-            **stages.flags(run, run_dir, base_step),
-        }
-        if minutes := save_minutes(run, choice):
-            own["save-minutes"] = minutes
-        if run["ddp_tracker"] == "mlflow":
-            own["tracker-uri"] = tracker_uri(run)
-        if len(set(training["rows"])) > 1:
-            own["rank-rows"] = ",".join(str(rows) for rows in training["rows"])
-        if training.get("head_shares"):
-            own["head-shares"] = ",".join(str(part) for part in training["head_shares"])
-    words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
-    if choice.ours and run["ddp_restarts"]:
-        words.append("--save-on-loss")
-    if choice.ours and training.get("rebalance"):
-        words.append("--rebalance")
-    return [*words, *(["--resume"] if choice.ours and run["ddp_resume"] else []), *run["ddp_extra_args"]]
+    return flags
 
 
 def flag_names(run: Mapping[str, Any], choice: Choice) -> list[str]:

@@ -259,9 +259,7 @@ def read_run(
     metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit)
     if not heartbeat:
         metrics = _or_of_log(metrics, session, log)
-    told = _this_session(describe_events(metrics.events), session)
-    if is_evaluation({"stage": stage_of(plan)}):
-        told = _of_evaluation(told, metrics.events)
+    told = _told(metrics.events, session, plan)
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
     tail = log_lines(log, max(200, lines)) if lines else []
     state, started = _host_state(session, alive, told, bool(metrics.events)), finite(session.get("started"))
@@ -305,8 +303,11 @@ def _of_plan_and_session(plan: Document, session: Document) -> Filed:
     }
 
 
-def _of_evaluation(told: Told, events: List[Event]) -> Told:
-    """What an earlier evaluation in the same folder measured is not true of this one."""
+def _told(events: List[Event], session: Document, plan: Document) -> Told:
+    """What metrics tell of the session; what an earlier evaluation in the same folder measured is not true of this one."""
+    told = _this_session(describe_events(events), session)
+    if not is_evaluation({"stage": stage_of(plan)}):
+        return told
     measured = [event for event in newest_attempt(events)[1] if event["kind"] == "eval"]
     return {**told, "steps": None, "val_bpb": finite(measured[-1].get("val_bpb")) if measured else None}
 
