@@ -136,8 +136,7 @@ def run(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: 
         arguments += begin_with(ours, options, comm, script)
     make_room(ours)
     script.install()
-    if comm.world > 1:
-        collectives.install()
+    collectives.install()
     put_around(script)
     signal.signal(signal.SIGTERM, lambda *dummy: setattr(script, "stop_asked", True))
     try:

@@ -61,7 +61,8 @@ class Collectives:
     """
 
     def __init__(self, comm: Comm, sync: str = "exact") -> None:
-        self.comm, self.alone = comm, False
+        # A rank without others may be asked as well: under torchrun scripts think of themselves as one of several.
+        self.comm, self.alone = comm, comm.world == 1
         self.wire, self.row_wire = WIRES.get(sync, WIRES["exact"])
         self._feedback: dict[Any, Tensor] = {}
         self._step: tuple[Any, int] = (None, 0)
@@ -83,11 +84,11 @@ class Collectives:
     @contextlib.contextmanager
     def world_of_one(self) -> Iterator[None]:
         """Let whoever asks believe that this rank is the only one."""
-        self.alone = True
+        before, self.alone = self.alone, True
         try:
             yield
         finally:
-            self.alone = False
+            self.alone = before
 
     def start_step(self, optimizer: Any) -> None:
         """The exchanges that follow are those of a step of this optimizer, in their usual order."""
