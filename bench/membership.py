@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How soon a run goes on after a rank or a host is lost or comes back, and how many steps are made again.
+"""How soon a run goes on after a rank or a host is lost or comes back, how many steps are made again, and what keepers cost.
 
     python bench/membership.py
     python bench/membership.py --write membership.json
@@ -45,6 +45,7 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder, self.keepers = folder, {}
         self.table: list[dict[str, Any]] = []
+        self.keeper_percent = 0.0
         port, ports = pieces.free_port(), [pieces.free_port() for dummy in HOSTS]
         self.plan = {
             "timeout_seconds": 60,
@@ -150,9 +151,23 @@ class Lab:
         print(f"| {what} | {row['seconds']} s | {row['lost']} |", flush=True)
         self.table.append(row)
 
+    def uneventful(self, seconds: float) -> float:
+        """What the keepers take of a core while nothing happens, in percent; the most of them."""
+        before = [processor_seconds(one.pid) for one in self.keepers.values()]
+        begun = time.monotonic()
+        time.sleep(seconds)
+        used = [processor_seconds(one.pid) - was for one, was in zip(self.keepers.values(), before, strict=True)]
+        return 100 * max(used) / (time.monotonic() - begun)
+
     def close(self) -> None:
         for host in self.keepers:
             self.signal_all(host, signal.SIGKILL)
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def story(lab: Lab) -> None:
@@ -160,6 +175,8 @@ def story(lab: Lab) -> None:
     for host in HOSTS:
         lab.start(host)
     lab.goes_on(0.0, *HOSTS)
+    lab.keeper_percent = lab.uneventful(30.0)
+    print(f"while nothing happens a keeper takes {lab.keeper_percent:.2f} % of a core\n")
     print("| what | until the next step | steps made again |\n|---|---|---|")
     lab.happen("kill -9 of a rank", lambda: os.kill(lab.rank_pid("laptop"), signal.SIGKILL), *HOSTS)
     lab.happen("a host freezes", lambda: lab.signal_all("laptop", signal.SIGSTOP), "desktop")
@@ -182,7 +199,10 @@ def main() -> None:
         digests = {lab.events(host, "digest")[-1]["digest"] for host in HOSTS}
         print(f"weights at the last save: {'identical' if len(digests) == 1 else 'DIFFERENT'}")
     if given.write:
-        given.write.write_text(json.dumps({"cores": os.cpu_count(), "events": lab.table}, indent=2) + "\n")
+        given.write.write_text(
+            json.dumps({"cores": os.cpu_count(), "keeper_percent": lab.keeper_percent, "events": lab.table}, indent=2)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

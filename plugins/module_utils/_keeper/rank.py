@@ -72,6 +72,8 @@ class Rank:
         # By which its files are named in every generation: those of the plan.
         self.places = {node["host"]: int(node["rank"]) for node in plan["nodes"]}
         self.number = self.places[host]
+        self._metrics = self.path(f"metrics-rank{self.number}.jsonl")
+        self._counted: Tuple[Tuple[int, int], int] = ((-1, 0), 0)
         self.process: Optional[subprocess.Popen[bytes]] = None
         self.started_at = self.ends_at = 0.0
         me = os.getpid()
@@ -131,9 +133,16 @@ class Rank:
         return str(end.get("error") or end["cause"])
 
     def steps(self) -> int:
-        """Steps done, as the last line about one says."""
-        last = self._last("step")
-        return number(last, "step") + 1 if "step" in last else 0
+        """Steps done, as the last line about one says; the keeper asks several times a second."""
+        try:
+            written = os.stat(self._metrics)
+        except OSError:
+            return 0
+        seen = (written.st_size, written.st_mtime_ns)
+        if seen != self._counted[0]:
+            last = self._last("step")
+            self._counted = (seen, number(last, "step") + 1 if "step" in last else 0)
+        return self._counted[1]
 
     def set_apart(self, generation: int) -> List[str]:
         """Put aside the checkpoints made since the last start: of two parts of a run that trained apart, this one lost."""
@@ -153,7 +162,7 @@ class Rank:
     def _last(self, kind: str) -> Document:
         """The newest event of a kind among the last ones of this start."""
         try:
-            with open(self.path(f"metrics-rank{self.number}.jsonl"), "rb") as file:
+            with open(self._metrics, "rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
                 lines = file.read().splitlines()
         except OSError:
