@@ -47,9 +47,15 @@ def mend(host: str) -> None:
     on(host, "nft delete table inet cut")
 
 
+def start_cron(host: str) -> None:
+    """What the init of a machine does at boot; the file by which cron knows that it is none lies in memory there."""
+    on(host, "rm -f /run/crond.reboot /run/crond.pid; cron")
+
+
 def boot(host: str) -> None:
     """Switch a host on, and wait until it can be reached over ssh: it comes back with another MAC address."""
     podman("start", name(host))
+    start_cron(host)
 
     def answers() -> bool:
         with contextlib.suppress(OSError), socket.create_connection((ADDRESS[host], 22), 2):
@@ -91,6 +97,11 @@ class Trio(Lab):
     def members(self, host: str) -> tuple[str | None, list[str]]:
         told = json.loads(self.read(host, "members.json") or "{}")
         return told.get("state"), told.get("members", [])
+
+    def keeper_started(self, host: str) -> float:
+        """When the newest keeper of a host began; 0 if none has."""
+        events = map(json.loads, self.read(host, "members.jsonl").split("\n")[:-1])
+        return max((event["time"] for event in events if event["what"] == "keeper started"), default=0.0)
 
     def pid(self, host: str) -> int:
         rank = list(HOSTS).index(host)
@@ -134,4 +145,18 @@ class Trio(Lab):
         self.played("nanochat.ddp.stop")
 
 
-__all__ = ["ADDRESS", "HOSTS", "RUN", "Trio", "boot", "cut", "mend", "name", "on", "podman", "until"]
+__all__ = [
+    "ADDRESS",
+    "HOSTS",
+    "PATIENCE",
+    "RUN",
+    "Trio",
+    "boot",
+    "cut",
+    "mend",
+    "name",
+    "on",
+    "podman",
+    "start_cron",
+    "until",
+]
