@@ -30,7 +30,7 @@ step "mypy: plugins"
 COLLECTIONS=$ROOT/.ansible/collections
 (cd "$COLLECTIONS" && MYPYPATH=$COLLECTIONS mypy --config-file "$ROOT/pyproject.toml" ansible_collections/nanochat/ddp/plugins)
 
-step "mypy: trainer and bench"
+step "mypy: trainer"
 # One -p an entry: the trainer is found from its own folder, as it is when it runs.
 (cd trainer && "$TRAINER_VENV/bin/python" -m mypy --config-file ../pyproject.toml nanochat scripts)
 
