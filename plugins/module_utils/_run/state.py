@@ -282,10 +282,15 @@ def read_run(
         "stop_seconds": stop_seconds(metrics.events, heartbeat, plan) if alive else None,
         "membership": _membership(run_dir, started, metrics.events) if session.get("ended") is None else None,
     }
-    run["eta_seconds"] = _eta(state, run)
+    return _timed(run, heartbeat, now)
+
+
+def _timed(run: RunState, heartbeat: Document, now: float) -> RunState:
+    """The same with what depends on the clock."""
+    run["eta_seconds"] = _eta(run["state"], run)
     run = {**run, **_beat(heartbeat, run, now)}
     run["idle_seconds"] = _idle(run, now)
-    if state == RUNNING:
+    if run["state"] == RUNNING:
         run["session_age"], run["step_age"] = _age(run["started"], now), _age(run["stepped"], now)
     return run
 
