@@ -26,6 +26,7 @@ build() {
 # base RELEASE: the bare system.
 base() {
     local root=$CACHE/image-root-mixed
+    podman image exists "$NAME-base:$1" && return
     rm -rf "$root"
     debootstrap --variant=minbase --include=ca-certificates "$1" "$root" "$MIRROR"
     tar -C "$root" -c . | podman import - "$NAME-base:$1"
@@ -38,7 +39,7 @@ bullseye() {
 FROM $TRAINED AS trained
 RUN $APT patchelf && mkdir /libraries && cp /usr/bin/python3.11 / \
     && for file in /usr/bin/python3.11 /usr/lib/python3.11/lib-dynload/*.so; do ldd \$file; done | awk '\$3 ~ "^/" { print \$3 }' | sort -u | xargs cp -Lt /libraries \
-    && cp -L /lib64/ld-linux-x86-64.so.2 /libraries \
+    && dpkg -L libc6 | grep '^/lib/.*\.so' | xargs cp -Lt /libraries && cp -L /lib64/ld-linux-x86-64.so.2 /libraries \
     && patchelf --set-interpreter /opt/bookworm/ld-linux-x86-64.so.2 --force-rpath --set-rpath /opt/bookworm /python3.11
 FROM $NAME-base:bullseye
 RUN $APT $HOST_PACKAGES fish && $USERS && chsh -s /usr/bin/fish lzw && echo 'Port 2222' >>/etc/ssh/sshd_config
@@ -49,7 +50,6 @@ COPY --from=trained /opt/trainer-venv /opt/trainer-venv
 RUN ln -sf /usr/bin/python3.11 /opt/trainer-venv/bin/python3
 CMD ["/usr/sbin/sshd", "-D", "-e"]
 CONTAINERFILE
-    podman rmi "$NAME-base:bullseye"
 }
 
 bookworm() {
@@ -71,7 +71,6 @@ COPY --from=trained /opt/trainer-venv /opt/trainer-venv
 RUN ln -sf /usr/bin/python3.11 /opt/trainer-venv/bin/python3
 CMD ["/usr/sbin/sshd", "-D", "-e"]
 CONTAINERFILE
-    podman rmi "$NAME-base:trixie"
 }
 
 EMPTY=$(mktemp -d)
