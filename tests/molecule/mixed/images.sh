@@ -40,7 +40,8 @@ FROM $TRAINED AS trained
 RUN $APT patchelf && mkdir /libraries && cp /usr/bin/python3.11 / \
     && for file in /usr/bin/python3.11 /usr/lib/python3.11/lib-dynload/*.so; do ldd \$file; done | awk '\$3 ~ "^/" { print \$3 }' | sort -u | xargs cp -Lt /libraries \
     && dpkg -L libc6 | grep '^/lib/.*\.so' | xargs cp -Lt /libraries && cp -L /lib64/ld-linux-x86-64.so.2 /libraries \
-    && patchelf --set-interpreter /opt/bookworm/ld-linux-x86-64.so.2 --force-rpath --set-rpath /opt/bookworm /python3.11
+    && for library in libdl.so.2 libpthread.so.0 librt.so.1 libutil.so.1 libm.so.6; do patchelf --add-needed \$library /python3.11; done \
+    && patchelf --force-rpath --set-rpath /opt/bookworm /python3.11 && patchelf --set-interpreter /opt/bookworm/ld-linux-x86-64.so.2 /python3.11
 FROM $NAME-base:bullseye
 RUN $APT $HOST_PACKAGES fish && $USERS && chsh -s /usr/bin/fish lzw && echo 'Port 2222' >>/etc/ssh/sshd_config
 COPY --from=trained /libraries /opt/bookworm
