@@ -17,6 +17,7 @@ import subprocess
 import sys
 from typing import Callable, List, NamedTuple, Tuple, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, number, whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, read_object, write_whole
@@ -160,12 +161,18 @@ def launch_of(run_dir: str) -> Launch:
     return cast(Launch, read_object(os.path.join(run_dir, SESSION_FILES, LAUNCH)))
 
 
+def runs(record: Document) -> bool:
+    """Whether the session of a record is still there. The boot alone does not tell: a container keeps that of its machine."""
+    same_boot = record.get("boot_id") == processes.boot_id()
+    return same_boot and processes.alive(number(record, "pid"), whole(record, "pid_start"))
+
+
 def to_start(run_dir: str) -> List[str]:
     """The command of a session that did not end before the machine did; empty where nothing is to be started."""
     folder = os.path.join(run_dir, SESSION_FILES)
     launch, record = launch_of(run_dir), read_object(os.path.join(run_dir, SESSION))
     over = record.get("ended") is not None or record.get("stopped") or os.path.exists(os.path.join(folder, "stop"))
-    if not launch or not record or over or record.get("boot_id") == processes.boot_id():
+    if not launch or not record or over or runs(record):
         return []
     return [sys.executable, "-B", "-E", "-s", os.path.join(folder, "runner.py"), folder]
 
