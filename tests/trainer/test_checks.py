@@ -10,9 +10,13 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
+
+from scripts import gloo_check
 
 TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 TINY = [
@@ -83,6 +87,13 @@ def test_a_rank_that_starts_late_is_waited_for():
         first.wait(8)
     second = start("scripts.gloo_check", *words, RANK="1", **place)
     assert [answer(first)["phase"], answer(second)["phase"]] == ["done", "done"]
+
+
+def test_the_slowest_start_gives_the_time_that_all_have_to_connect():
+    store = HashStore()
+    store.set("started-1", "7.5")
+    assert gloo_check.slowest_start(store, 0, 2, 1.0) == 7.5
+    assert 0 < gloo_check.seconds_since_start() < time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def test_what_torchrun_would_set_is_asked_for():

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ def join(environ: Mapping[str, str], timeout: float) -> tuple[int, int]:
         address = environ["MASTER_ADDR"]
     except (KeyError, ValueError) as error:
         raise PhaseError("start", f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed ({error})") from error
+    started = seconds_since_start()
     limit = timedelta(seconds=max(timeout, float(environ.get("NANOCHAT_START_SECONDS") or 0)))
     serves = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     store = in_phase(
@@ -73,12 +75,28 @@ def join(environ: Mapping[str, str], timeout: float) -> tuple[int, int]:
         lambda: TCPStore(address, port, world, serves, limit, wait_for_workers=True, multi_tenant=True),
     )
     prefixed = PrefixStore("gloo-check", store)
-    short = timedelta(seconds=max(2.0, timeout / 5))
+    slowest = in_phase("rendezvous", lambda: slowest_start(prefixed, rank, world, started))
+    short = timedelta(seconds=max(2.0, timeout / 5, slowest))
     in_phase(
         "connecting",
         lambda: dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=world, timeout=short),
     )
     return rank, world
+
+
+def seconds_since_start() -> float:
+    """How long this process has run, most of it importing PyTorch; 0 where the system does not tell."""
+    told = Path("/proc/self/stat")
+    if not told.exists():
+        return 0.0
+    ticks = int(told.read_text(encoding="utf-8").rpartition(") ")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def slowest_start(store: PrefixStore, rank: int, world: int, seconds: float) -> float:
+    """What the slowest rank took to start: hosts that are so busy need as long for other things, too."""
+    store.set(f"started-{rank}", str(seconds))
+    return max(float(store.get(f"started-{other}")) for other in range(world))
 
 
 def check_sums(rank: int, world: int) -> None:
