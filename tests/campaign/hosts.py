@@ -200,13 +200,15 @@ class Hosts:
     def processes(self) -> dict[str, list[str]]:
         """What runs on each host, without what only looks or waits for a user; names made up for one start are left out.
 
-        With what has ended and is not asked for by its parent stands that parent.
+        With what has ended and is not asked for by its parent stands that parent. The program of a pane that tmux keeps on
+        show is left out: it has ended, and tmux 3.3 at times asks for it only when the next one ends.
         """
         ours = ("ps -eo", "bash -c", "sshd", "awk ", "sed -E", "catatonit", "podman-init")
         script = (
             "ps -eo pid=,ppid=,user:20=,args= | "
             """awk '{ p = $1; of[p] = $2; $1 = $2 = ""; line[p] = $0 } END { for (p in line) """
-            """print line[p] (line[p] ~ /<defunct>/ ? ", of " line[of[p]] : "") }' | """
+            """{ ended = line[p] ~ /<defunct>/; if (!ended || line[of[p]] !~ /tmux/) """
+            """print line[p] (ended ? ", of " line[of[p]] : "") } }' | """
             f"grep -v {' '.join(f'-e {word!r}' for word in ours)} | sed -E 's/[0-9a-f]{{16,}}/ID/g'"
         )
         return {host: sorted(line.strip() for line in on(host, script).splitlines()) for host in NAMES}
