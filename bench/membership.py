@@ -46,6 +46,7 @@ class Lab:
         self.folder, self.keepers = folder, {}
         self.table: list[dict[str, Any]] = []
         self.keeper_percent = 0.0
+        self.first = HOSTS[0]  # of those that train
         port, ports = pieces.free_port(), [pieces.free_port() for dummy in HOSTS]
         self.plan = {
             "timeout_seconds": 60,
@@ -136,9 +137,10 @@ class Lab:
 
     def happen(self, what: str, do: Callable[[], None], *members: str) -> None:
         """Do something between two saves, and note when those that are left went on."""
-        since = len(self.events(members[0], "step"))
-        while len(self.events(members[0], "step")) < since + SAVE_EVERY // 2:
+        since = len(self.events(self.first, "step"))
+        while len(self.events(self.first, "step")) < since + SAVE_EVERY // 2:
             time.sleep(0.1)
+        self.first = members[0]
         begun = time.time()
         do()
         start, first = self.goes_on(begun, *members)
