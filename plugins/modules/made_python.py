@@ -37,7 +37,9 @@ options:
     type: path
     required: true
   mirror:
-    description: A mirror of the releases as a URL, V(file:///FOLDER) for one on this host; by default what uv's own settings and C(UV_PYTHON_INSTALL_MIRROR) say.
+    description:
+      - A mirror of the releases as a URL, V(file:///FOLDER) for one on this host.
+      - By default what uv's own settings and C(UV_PYTHON_INSTALL_MIRROR) say.
     type: str
     default: ''
   lacking:
