@@ -62,7 +62,7 @@ def test_field_21_it_trains_to_its_end_and_what_it_does_not_do_is_told(play, tmp
     assert "weights not compared on both ranks" in told
     rows = [line.split() for line in told.splitlines() if line.split()[2:3] == ["finished"]]
     assert [row[:4] for row in rows] == [["one", "0", "finished", "3/3"], ["two", "1", "finished", "-/3"]]
-    assert rows[0][4:6] == ["9.0000", "7.0000"]
+    assert rows[0][4:7] == ["2", "9.0000", "7.0000"]
     log = (tmp_path / "one/runs/d4/log/rank0.log").read_text()
     assert "shards: shard_00000.parquet shard_00001.parquet shard_00002.parquet\ncompiled with >=0:eager" in log
     assert (tmp_path / "two/runs/d4/base_checkpoints/d4/optim_000003_rank1.pt").exists()
