@@ -23,6 +23,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
     by_rank,
     clock_text,
     first_known,
+    memberships,
     tells_nothing,
 )
 
@@ -134,7 +135,7 @@ def _since_step(rows: Sequence[Row]) -> str:
 
 def _between_generations(rows: Sequence[Row]) -> str:
     """Why no rank runs, where keepers start them; nothing while one does."""
-    told = [row["run"]["membership"] for row in rows if row["run"].get("membership")]
+    told = memberships(rows).values()
     if not told or any(one["state"] == "training" for one in told):
         return ""
     why = next((one["why"] for one in told if one["why"]), "")
@@ -144,7 +145,7 @@ def _between_generations(rows: Sequence[Row]) -> str:
 
 def regrouped(rows: Sequence[Row], known: int) -> Tuple[int, str]:
     """The newest generation that trains, and a line about it where it is newer than the one that is known."""
-    told = [row["run"]["membership"] for row in rows if row["run"].get("membership")]
+    told = memberships(rows).values()
     training = [one for one in told if one["state"] == "training"]
     if not training:
         return known, ""

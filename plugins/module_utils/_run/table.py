@@ -353,9 +353,14 @@ def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0)
     return "\n".join(lines)
 
 
+def memberships(rows: Sequence[Row]) -> Dict[str, Any]:
+    """What the keepers say of who trains, by host; empty where there are none."""
+    return {row["host"]: row["run"]["membership"] for row in rows if row["run"].get("membership")}
+
+
 def membership_lines(rows: Sequence[Row]) -> List[str]:
     """Who trains now, and why whoever else does not; nothing where no keeper runs."""
-    told = {row["host"]: row["run"]["membership"] for row in rows if row["run"].get("membership")}
+    told = memberships(rows)
     newest = max(told.values(), key=lambda one: (one["state"] == "training", one["generation"]), default=None)
     lines = []
     if newest is not None and newest["state"] == "training":
