@@ -68,28 +68,15 @@ reason:
   sample: python
 """
 
+import functools
 import os
 import platform
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PYTHON_IN_FOLDER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import VenvError
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.made_python import RunWith, is_made, make
-
-
-def runner(module: object) -> RunWith:
-    """Runs programs with an addition to the environment; what cannot be run ends with 127."""
-
-    def run(argv: list[str], environ: dict[str, str]) -> tuple[int, str, str]:
-        try:
-            rc, out, err = module.run_command(  # type: ignore[attr-defined]
-                argv, environ_update={**environ, "LC_ALL": "C.UTF-8"}, handle_exceptions=False
-            )
-        except OSError as why:
-            return 127, "", f"{argv[0]}: {why.strerror}"
-        return int(rc), str(out), str(err)
-
-    return run
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.made_python import is_made, make
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import run_with
 
 
 def main() -> None:
@@ -104,7 +91,7 @@ def main() -> None:
         ),
         supports_check_mode=True,
     )
-    given, run = module.params, runner(module)
+    given, run = module.params, functools.partial(run_with, module)
     host, folder = given["host"] or platform.node(), given["path"].rstrip("/")
     try:
         lacks = not is_made(run, folder)

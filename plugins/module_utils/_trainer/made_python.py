@@ -14,7 +14,7 @@ from typing import Callable
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, MAKE_PYTHON, UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
     VenvError,
     ask_interpreter,
@@ -73,10 +73,7 @@ def unpack(wheels: str, folder: str, host: str) -> str:
             f"{host}: {wheels} has no wheel of uv that can be read ({why!r}). {by_hand()}", "wheels"
         ) from None
     tool = os.path.join(folder, "uv")
-    with open(tool + ".new", "wb") as file:
-        file.write(content)
-    os.chmod(tool + ".new", 0o755)
-    os.replace(tool + ".new", tool)
+    write_whole(tool, content, 0o755)
     return tool
 
 

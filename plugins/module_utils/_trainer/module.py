@@ -65,15 +65,17 @@ def wish_of(given: Mapping[str, Any]) -> Wish:
     )
 
 
+def run_with(module: Any, argv: list[str], environ: Mapping[str, str]) -> tuple[int, str, str]:
+    """Runs a program with an addition to its environment; what cannot be run ends with 127."""
+    try:
+        rc, out, err = module.run_command(
+            argv, environ_update={**environ, "LC_ALL": "C.UTF-8"}, handle_exceptions=False
+        )
+    except OSError as why:
+        return 127, "", f"{argv[0]}: {why.strerror}"
+    return int(rc), str(out), str(err)
+
+
 def runner(module: Any) -> Callable[[list[str]], tuple[int, str, str]]:
     """Runs programs in pip's environment."""
-    environ = {**PIP_ENVIRONMENT, "LC_ALL": "C.UTF-8"}
-
-    def run(argv: list[str]) -> tuple[int, str, str]:
-        try:
-            rc, out, err = module.run_command(argv, environ_update=environ, handle_exceptions=False)
-        except OSError as why:
-            return 127, "", f"{argv[0]}: {why.strerror}"
-        return int(rc), str(out), str(err)
-
-    return run
+    return lambda argv: run_with(module, argv, PIP_ENVIRONMENT)
