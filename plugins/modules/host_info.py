@@ -160,6 +160,11 @@ probe:
       type: dict
       returned: success
       sample: {kills: false, lingers: true}
+    transfer:
+      description: Ansible's folder and the login shell, where both together keep Ansible from copying files to the host. Else C(null).
+      type: dict
+      returned: success
+      sample: {folder: /home/xiao xin/.ansible/tmp, shell: /bin/bash}
     security:
       description: State of SELinux and AppArmor, and the label under which this login's processes run.
       type: dict
@@ -248,7 +253,10 @@ def main() -> None:
         path = module.get_bin_path(name, opt_dirs=["/usr/sbin", "/sbin", "/usr/local/sbin"])
         return str(path) if path else None
 
-    module.exit_json(changed=False, probe=probe(run, find, **module.params))
+    # As Ansible's settings and the inventory say.
+    module.exit_json(
+        changed=False, probe=probe(run, find, **module.params, remote_tmp=module._remote_tmp or "~/.ansible/tmp")
+    )
 
 
 if __name__ == "__main__":

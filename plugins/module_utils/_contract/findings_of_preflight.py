@@ -283,6 +283,14 @@ KINDS: Dict[str, Kind] = {
         (12,),
         ("tmux: command not found",),
     ),
+    "transfer-stuck": Kind(
+        ERROR,
+        "Ansible cannot copy files to a host",
+        "Its folder there has a blank in its path and the login shell prints something; either alone does no harm.",
+        "Set ansible_remote_tmp of that host to a folder without a blank, or let the shell's start-up file print only for people.",
+        (),
+        ("dd: unrecognized operand",),
+    ),
     "python-too-old": Kind(
         ERROR,
         "A host has no Python that PyTorch runs on",

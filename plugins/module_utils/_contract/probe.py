@@ -228,6 +228,7 @@ class Probe(TypedDict):
     processes: List[TrainingProcess]
     limits: Dict[str, Optional[int]]
     logout: Dict[str, bool]
+    transfer: Optional[Dict[str, str]]  # folder and login shell, where Ansible cannot copy files to here
     security: Dict[str, str]
     ephemeral: Dict[str, int]
     gpus: List[Dict[str, str]]

@@ -90,7 +90,23 @@ def tools(host: Host, node: Node, oldest: str) -> list[Finding]:
         seen = f"{host.name} has no tmux, in which training runs"
         remedy = "Its owner installs it with: sudo apt-get install tmux"
         found.append(finding("no-tmux", host.name, seen, remedy=remedy))
-    return found + python(host, node, oldest)
+    return found + file_transfer(host) + python(host, node, oldest)
+
+
+def file_transfer(host: Host) -> list[Finding]:
+    """Found now, or the play would end when it copies its first file, minutes later."""
+    stuck = host.fact("transfer")
+    if not stuck:
+        return []
+    seen = (
+        f"Ansible cannot copy files to {host.name}: its folder there, {stuck['folder']}, has a blank in its path, and the login shell "
+        f"({stuck['shell']}) prints something at every login, also where nobody types, so that sftp and scp fail"
+    )
+    remedy = (
+        f"Give that host a folder without a blank in the inventory, as ansible_remote_tmp: /var/tmp/ansible-{host.fact('host', 'user')}, "
+        "or let the shell's start-up file print only for people (in bash: [[ $- == *i* ]] || return, before what prints)."
+    )
+    return [finding("transfer-stuck", host.name, seen, remedy=remedy)]
 
 
 def python(host: Host, node: Node, oldest: str) -> list[Finding]:

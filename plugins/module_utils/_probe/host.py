@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import glob
 import os
+import pwd
 import re
 import sys
-from typing import Sequence
+from typing import Dict, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe, Python, Pythons, VenvFacts
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
@@ -67,8 +68,9 @@ def probe(
     peers: Sequence[str] = (),
     folders: Sequence[str] = (),
     base_run: str | None = None,
+    remote_tmp: str = "~/.ansible/tmp",
 ) -> Probe:
-    """All facts of this host; base_run is the name of the run whose model this one goes on from."""
+    """All facts of this host; base_run is the name of the run whose model this one goes on from, remote_tmp Ansible's folder."""
     base = expand(base_dir)
     venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
     ip_tool = find("ip")
@@ -94,6 +96,7 @@ def probe(
         "logout": logind(run, user_name(os.getuid()))._asdict()
         if find("loginctl")
         else {"kills": False, "lingers": False},
+        "transfer": transfer(run, expand(remote_tmp)),
         "security": security(),
         "ephemeral": ephemeral(),
         "gpus": gpus(),
@@ -183,6 +186,19 @@ def sudo(run: Run, find: Find) -> str:
         return "root"
     tool = find("sudo")
     return "passwordless" if tool and run([tool, "-n", "true"])[0] == 0 else "none"
+
+
+def transfer(run: Run, folder: str) -> Optional[Dict[str, str]]:
+    """Ansible's folder and the login shell, where files cannot be copied to here.
+
+    Where a login shell prints something by itself, sftp and scp fail. The way that Ansible then has left, dd, takes no folder with
+    a blank in its path. Only there the shell is started, as sshd does: with a level of its own, or bash would read no start-up file.
+    """
+    if not re.search(r"\s", folder) or "SSH_CONNECTION" not in os.environ:
+        return None
+    shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+    dummy_code, out, dummy_err = run(["env", "-u", "SHLVL", shell, "-c", ":"])
+    return {"folder": folder, "shell": shell} if out else None
 
 
 def tmux(run: Run, find: Find) -> dict[str, str | None]:

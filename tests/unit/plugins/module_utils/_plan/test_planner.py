@@ -610,6 +610,10 @@ def test_our_own_running_session_holds_its_port_rightly():
         ),
         ({"disk": {**laptop()["disk"], "writable": False}}, "but xiaoxin cannot write in"),
         (
+            {"transfer": {"folder": "/home/xiao xin/.ansible/tmp", "shell": "/bin/bash"}},
+            "ansible_remote_tmp: /var/tmp/ansible-xiaoxin",
+        ),
+        (
             {"ddp_python": "/opt/python9"},
             "ddp_python is /opt/python9 on laptop, which is no Python of 3.10 or newer there",
         ),
