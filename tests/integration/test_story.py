@@ -391,6 +391,12 @@ def test_no_matching_host_is_explained(stage: Stage) -> None:
     assert "is there a group `trainers`" in stage.play([{"hosts": "nobody", "tasks": []}])
 
 
+def test_a_word_that_reset_does_not_know_is_refused_before_anything_is_stopped(stage: Stage) -> None:
+    told = stage.play("playbooks/reset.yml", "-e", "ddp_purge=runs", code=2, ANSIBLE_STDOUT_CALLBACK="default")
+    assert re.search(r"ddp_purge is \W*runs\W*; it must be run", told)
+    assert re.findall(r"TASK \[(.*)\]", told) == ["Refuse what reset does not know"]
+
+
 WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_doctor": ""}]}]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import ranks
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nanochat import gradients
 from nanochat.agreement import check_identical, digests
-from nanochat.comm import connect
+from nanochat.comm import Comm, connect
 from nanochat.common import Ranks
 from nanochat.fused import TrainingPass
 from nanochat.model import GPT, ModelConfig
@@ -25,9 +25,6 @@ from nanochat.optim import LearningRates, Optimizer
 from nanochat.schedule import StepSchedule
 from nanochat.sync import make_buckets, make_sync, share_out
 from nanochat.wire import block
-
-if TYPE_CHECKING:
-    from nanochat.comm import Comm
 
 HERE = "test_sync"
 LENGTH, VOCABULARY, STEPS = 32, 300, 4
@@ -153,6 +150,12 @@ def test_packed_matrices_are_a_byte_or_half_of_one_a_value(
     scales = sum(p.numel() // block(p.size(1)) for p in dense)
     saved = sum(p.numel() * (16 - bits) // 8 for p in dense) - 2 * scales
     assert fewer == [STEPS * saved] * 2
+
+
+def test_a_rank_alone_tells_when_it_updates() -> None:
+    told: list[tuple[str, int]] = []
+    train(Comm(Ranks(0, 0, 1), 5.0, on_phase=lambda phase, step, collective: told.append((phase, step))), "exact", [1])
+    assert told == [("optimizer", 0)] * STEPS
 
 
 def drift(comm: Comm) -> None:

@@ -74,6 +74,19 @@ def test_the_demo_uses_the_configuration_of_the_checkout_wherever_it_lies():
     assert Path(done.stdout.split()[-1]).samefile(ROOT / "ansible.cfg")
 
 
+def test_packages_and_python_that_are_missing_are_named_in_one_sentence():
+    """Whoever has no sudo goes to the administrator once."""
+    nothing_there = "find_python() { return 1; }; dpkg-query() { return 1; }; apt-get() { :; }"
+    no_root = "id() { echo 1000; }; sudo() { return 1; }"
+    script = f". tools/bootstrap.sh; {nothing_there}; {no_root}; need_packages tmux iproute2"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "These packages are missing: tmux iproute2 python3 python3-venv. "
+        "Install them with: sudo apt-get install tmux iproute2 python3 python3-venv"
+    ]
+
+
 def test_whatever_is_left_out_the_plan_is_not():
     """--skip-tags of any step leaves the one from which all others know the hosts and what to do on them."""
     [train] = [play for name, play in plays() if name == "train.yml"]

@@ -128,7 +128,8 @@ def test_field_02_without_root_nothing_fails_and_nothing_changes(run_module, ipt
 
 
 def test_none_is_left_alone(run_module, iptables):
-    assert run_module(peer_firewall, backend="none", **OPEN)["changed"] is False
+    result = run_module(peer_firewall, backend="none", **OPEN)
+    assert (result["changed"], result["active"]) == (False, False)
     assert iptables.changes == []
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import CATALOGUE
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, MISSED
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, MISSED, death_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import LASTING_CAUSES
 
@@ -366,6 +366,23 @@ def test_the_bundle_has_no_secrets() -> None:
     assert told["plan"]["nodes"][0]["env"] == {"OMP_NUM_THREADS": "4", "MY_TOKEN": "***"}
     assert told["hosts"]["desktop"]["run"]["last_lines"] == ["login with *** failed"]
     assert told["hosts"]["laptop"] == "gave no answer within 25 s"
+
+
+def test_a_secret_within_another_leaves_nothing_of_either() -> None:
+    words = {"desktop": result_of(rank("laptop", {"last_lines": ["s3cr3t-key and s3cr, yes"]}))}
+    told = bundle(PLAN, words, [{"SHORT": "s3cr", "LONG": "s3cr3t-key", "FLAG": "yes"}])
+    assert told["hosts"]["desktop"]["run"]["last_lines"] == ["*** and ***, yes"]
+
+
+@pytest.mark.parametrize(("who", "is_echo"), [([1], True), ([0], False), ([0, 1], False), ([], False)])
+def test_a_rank_that_blames_only_others_died_of_them(who: list[int], is_echo: bool) -> None:
+    told = {"run": {"end_cause": "settings-differ", "end_blames": who}}
+    assert death_of(told, 0).is_echo is is_echo
+
+
+@pytest.mark.parametrize("end", [{"signal": 9}, {"exit_code": 137}, {"exit_code": -9}])
+def test_a_rank_that_was_killed_is_told_as_such(end: dict[str, int]) -> None:
+    assert death_of({"run": {"ended": 5.0, **end}}, 0).code == "rank-killed"
 
 
 def test_a_failed_module_is_never_told_as_a_host_out_of_reach() -> None:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall import firewalld, iptables, nftables, rules, ufw
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, settle
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, carry_out_step, settle
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Step
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import Packets
 from hypothesis import given
 from hypothesis import strategies as st
@@ -241,6 +243,7 @@ IN = "-P INPUT ACCEPT\n-A INPUT "
         ("-P INPUT ACCEPT\n-N mine\n-A INPUT -j mine\n-A mine -s 192.168.1.11/32 -j DROP\n", True),
         (F2B + "-A f2b-sshd -s 1.2.3.4/32 -j REJECT\n-A f2b-sshd -j RETURN\n", False),
         ("-P INPUT ACCEPT\n-N KUBE-FIREWALL\n-A INPUT -j KUBE-FIREWALL\n-A KUBE-FIREWALL -j DROP\n", False),
+        ("-P INPUT ACCEPT\n-N mine\n-A INPUT -j mine\n", False),
         ("-P INPUT ACCEPT\n-N a\n-N b\n-A INPUT -j a\n-A a -g b\n-A b -j a\n", False),
         ("-P INPUT ACCEPT\n-P FORWARD DROP\n-A FORWARD -j DROP\n", False),
         ("", False),
@@ -297,6 +300,11 @@ def test_saved_rules_get_ours_at_the_head_of_input_and_lose_them_without_a_trace
     assert lines[lines.index(":INPUT DROP [0:0]") + 1].endswith("-j ACCEPT")
     assert MARK in lines[lines.index(":INPUT DROP [0:0]") + 1]
     assert iptables.saved_with(with_it, MARK, []) == SAVED
+
+
+def test_saved_rules_without_a_filter_table_stay_as_they_are():
+    nat = SAVED.partition("*filter")[0]
+    assert iptables.saved_with(nat, MARK, [iptables.words_of(FOUR, 32, MARK)]) == nat
 
 
 def test_iptables_survives_a_reboot_where_saved_rules_are_loaded(tmp_path):
@@ -439,6 +447,24 @@ def test_a_table_that_only_looks_like_iptables_is_native():
     ]
 
 
+@pytest.mark.parametrize(
+    ("version", "opened"), [("v1.8.9 (nf_tables)", "iptables"), ("v1.8.9 (legacy)", "nftables+iptables")]
+)
+def test_a_table_of_iptables_is_opened_by_the_tool_that_keeps_it(version, opened):
+    answers = {
+        f"{tool}_{asked}": told
+        for tool in ("iptables", "ip6tables")
+        for asked, told in (("version", version), ("w_S", "-P INPUT DROP\n"))
+    }
+    nft = json.dumps({"nftables": [base("INPUT", "drop", "filter", "ip")]})
+    assert settle(script(nft=nft, **answers), request())["backend"] == opened
+
+
+@pytest.mark.parametrize("iptables", [True, False])
+def test_what_firewalld_keeps_in_nftables_is_its_own(iptables):
+    assert ruleset(base("filter_INPUT", "drop", "firewalld"), iptables=iptables).blocking([PACKETS]) == []
+
+
 def change_nft(objects, *wanted, root="/nowhere"):
     return nftables.Nftables(script(nft=json.dumps({"nftables": objects})), MARK, root).change(list(wanted))
 
@@ -542,6 +568,13 @@ def test_firewalld_puts_a_rule_in_the_zone_of_the_interface_now_and_for_good():
         ["--permanent", "--zone=public"],
     ]
     assert change.persistent
+
+
+def test_a_firewalld_that_runs_is_opened():
+    zones = {"firewallcmd_listallzones": ZONES, "firewallcmd_permanent_listallzones": ZONES}
+    run = script(firewallcmd_state="running\n", firewallcmd_getdefaultzone="public\n", **zones)
+    result = settle(run, request())
+    assert (result["backend"], result["active"], len(result["commands"])) == ("firewalld", True, 2)
 
 
 def test_firewalld_brings_each_of_the_two_rule_sets_to_what_is_wanted():
@@ -691,3 +724,36 @@ def test_field_02_a_root_that_may_not_is_treated_as_none(monkeypatch):
     assert result["needs_root"]
     assert "not permitted" in result["message"]
     assert result["commands"][0].startswith("sudo nft insert rule ")
+
+
+def test_field_02_without_root_the_owner_gets_the_commands_that_close_again(monkeypatch):
+    monkeypatch.setattr(ufw.Ufw, "suspected", lambda self: True)
+    result = settle(script(), request(root=False, present=False))
+    assert result["commands"] == ["sudo ufw delete allow from 192.168.1.11 to any port 29500 proto tcp"]
+
+
+# Files of the owner's
+
+
+def test_a_file_is_replaced_whole_and_keeps_its_mode(tmp_path):
+    path = tmp_path / "rules.v4"
+    path.write_text("old\n")
+    path.chmod(0o640)
+    carry_out_step(script(), Step(["sh"], str(path), "new \udce4\n"))
+    assert path.read_bytes() == b"new \xe4\n"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "rules.v4"
+    path.write_text("old\n")
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(rules.FirewallError, match=f"cannot write {path}: No space left"):
+        carry_out_step(script(), Step(["sh"], str(path), "new\n"))
+    assert path.read_text() == "old\n"
+    assert list(tmp_path.iterdir()) == [path]
