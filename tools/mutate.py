@@ -100,7 +100,7 @@ def mutations(tree: ast.Module) -> Iterator[Mutation]:
 
 
 def said(tree: ast.Module) -> set[int]:
-    """Nodes that only make words: type annotations, messages of errors, what is said and __all__."""
+    """Nodes that only make words: type annotations, messages of errors and what is said."""
     spoken = set()
     for node in ast.walk(tree):
         parts: list[ast.AST | None] = []
@@ -110,6 +110,8 @@ def said(tree: ast.Module) -> set[int]:
             parts = [node.returns, *node.decorator_list]
         elif isinstance(node, ast.JoinedStr | ast.Assert):
             parts = [node]
+        elif isinstance(node, ast.ClassDef):
+            parts = [keyword.value for keyword in node.keywords]
         spoken |= {id(inner) for part in parts if part is not None for inner in ast.walk(part)}
     return {number for number, node in enumerate(ast.walk(tree)) if id(node) in spoken}
 
@@ -296,10 +298,10 @@ def main() -> int:
         name: try_file(name, arguments.budget, arguments.seed, arguments.quick, arguments.again)
         for name in arguments.files
     }
-    for name, verdicts in scores.items():
-        killed = sum(verdict.killed for verdict in verdicts)
-        print(f"{name}: {killed} of {len(verdicts)} killed")
-    return int(any(not verdict.killed for verdicts in scores.values() for verdict in verdicts))
+    every = [verdict for verdicts in scores.values() for verdict in verdicts]
+    for name, verdicts in [*scores.items(), *([("all", every)] if len(scores) > 1 else [])]:
+        print(f"{name}: {sum(verdict.killed for verdict in verdicts)} of {len(verdicts)} killed")
+    return int(not all(verdict.killed for verdict in every))
 
 
 if __name__ == "__main__":
