@@ -53,6 +53,11 @@ TESTS = {
     "plugins/module_utils/_contract/run_folder.py": [f"{ROOMS}/_run/test_run_folder.py", f"{ROOMS}/_run/test_run_state.py"],
     "plugins/module_utils/_firewall": [f"{ROOMS}/_firewall", f"{UNIT}/modules/test_peer_firewall.py"],
     "plugins/module_utils/_session": [f"{ROOMS}/_session", f"{UNIT}/modules/test_tmux_session.py"],
+    "plugins/module_utils/_session/boot.py": [f"{UNIT}/modules/test_session_boot.py"],
+    "plugins/module_utils/_session/launch.py": [f"{UNIT}/action/test_judging_actions.py"],
+    # What runs processes is tried with some of its own.
+    "plugins/module_utils/_session/session.py": [f"{UNIT}/modules/test_tmux_session.py", "tests/integration/test_tmux_session.py"],
+    "plugins/module_utils/_session/runner.py": ["tests/integration/test_tmux_session.py"],
     "plugins/module_utils/_doctor": [f"{ROOMS}/_doctor", f"{UNIT}/modules/test_doctor_info.py"],
     "trainer/nanochat/comm.py": ["tests/trainer/test_comm.py", "tests/trainer/test_frozen.py"],
     "trainer/nanochat/rendezvous.py": ["tests/trainer/test_comm.py"],

@@ -9,7 +9,6 @@ run had ended or was stopped.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import shutil
@@ -22,7 +21,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, read_object, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import LAUNCH, Launch
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import LAUNCH, Launch, label_of
 
 SYSTEMD, CRON, NONE = "systemd", "cron", "none"
 CRON_NAMES = ("cron", "crond", "cronie", "fcron", "busybox")
@@ -191,5 +190,4 @@ def main(run_dir: str) -> None:
     path = shutil.which("tmux", path=os.environ.get("PATH", "") + ":/usr/local/bin:/usr/bin:/bin")
     if path is None:
         raise SystemExit("tmux is not installed, so %s is not started again" % launch["session"])
-    label = hashlib.sha256(os.fsencode(os.path.abspath(run_dir))).hexdigest()[:16]
-    tmux.Tmux(run, path).start(str(launch["session"]), "%s.%s" % (label, launch["id"]), run_dir, argv)
+    tmux.Tmux(run, path).start(str(launch["session"]), "%s.%s" % (label_of(run_dir), launch["id"]), run_dir, argv)

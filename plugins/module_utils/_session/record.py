@@ -5,9 +5,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from typing import Dict, List, Optional, TypedDict
 
 LAUNCH = "launch.json"
+
+
+def label_of(state_dir: str) -> str:
+    """By what tmux tells for which folder a session runs: a session is known by it when it is started, and when it is after a reboot."""
+    return hashlib.sha256(os.fsencode(os.path.abspath(state_dir))).hexdigest()[:16]
 
 
 class Given(TypedDict):

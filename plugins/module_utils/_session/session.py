@@ -35,6 +35,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session.record impor
     Launch,
     Record,
     Status,
+    label_of,
 )
 
 ABSENT = "absent"
@@ -72,7 +73,7 @@ class Session:
         self.script = os.path.join(self.state_dir, "run.sh")
         self.program = os.path.join(self.folder, "runner.py")
         self.tmux = tmux
-        self.label = hashlib.sha256(os.fsencode(self.state_dir)).hexdigest()[:16]
+        self.label = label_of(self.state_dir)
 
     @property
     def server(self) -> tmux_utils.Tmux:

@@ -51,6 +51,25 @@ def test_a_run_under_the_same_plan_is_kept_and_any_other_started(judge):
     assert (told["decision"], told["changed"]) == ("start", False) and "plan is new" in told["reason"]
 
 
+@pytest.mark.parametrize(
+    ("states", "options", "decision"),
+    [
+        (("finished", "finished"), {}, "keep"),
+        (("finished", "finished"), {"fresh": True}, "start"),
+        (("running", "running"), {"fresh": True}, "start"),
+        (("running", "crashed"), {}, "start"),
+        (("finished", "running"), {}, "start"),
+        (("absent", "absent"), {}, "start"),
+        (("stopped", "stopped"), {}, "start"),
+    ],
+)
+def test_only_what_runs_or_has_finished_on_every_host_is_left_alone(judge, states, options, decision):
+    evidence = {host: run_of(state) for host, state in zip(("desktop", "laptop"), states)}
+    told = judge(launch_decision, plan=PLAN, evidence=evidence, **options)
+    assert told["decision"] == decision
+    assert ("ddp_fresh=true" in told["reason"]) == (decision == "keep")
+
+
 @pytest.mark.parametrize("evidence", [{"desktop": run_of("running")}, {"desktop": run_of("running"), "laptop": {}}])
 def test_a_host_without_evidence_is_never_taken_for_one_where_nothing_was_found(judge, evidence):
     with pytest.raises(AnsibleError, match=r"no evidence.* of laptop"):

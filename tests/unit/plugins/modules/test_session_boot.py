@@ -74,15 +74,20 @@ def test_a_unit_of_the_users_systemd_where_the_user_may_linger(run_module, host)
     assert not unit.exists()
 
 
-def test_where_neither_can_be_had_a_sentence_says_what_is_missing(run_module, host, monkeypatch):
-    folder = host(crontab="exit 1")
-    monkeypatch.setattr(boot, "cron_is_running", lambda: False)
+@pytest.mark.parametrize(
+    ("crontab", "cron_runs", "missing"), [(1, False, "no cron is running"), (127, True, "there is no crontab")]
+)
+def test_where_neither_can_be_had_a_sentence_says_what_is_missing(
+    crontab, cron_runs, missing, run_module, host, monkeypatch
+):
+    folder = host(crontab=f"exit {crontab}")
+    monkeypatch.setattr(boot, "cron_is_running", lambda: cron_runs)
     warnings: list[str] = []
     monkeypatch.setattr(basic.AnsibleModule, "warn", lambda self, text: warnings.append(text))
     done = call(run_module, folder)
     assert (done["changed"], done["way"]) == (False, "none")
     (warning,) = warnings
-    assert "no cron is running" in warning and "loginctl enable-linger" in warning
+    assert missing in warning and "loginctl enable-linger" in warning
 
 
 def test_a_crontab_that_refuses_is_named(run_module, host):
