@@ -76,7 +76,7 @@ PATIENCE: Dict[Optional[str], Patience] = {
 }
 
 
-def patience(run: Mapping[str, Any], limits: Limits, bereft: bool = False) -> Tuple[float, float]:
+def patience(run: Mapping[str, Any], limits: Limits, bereft: bool) -> Tuple[float, float]:
     """The seconds without progress that a rank is given, without and with use of CPU.
 
     Bereft: another rank is known to be missing, so that a rank without use of CPU waits for nothing else.

@@ -60,13 +60,15 @@ def test_field_26_checkpoints_of_another_plan_are_refused_and_stay(tmp_path, run
 
 
 def test_generations_are_numbered_and_never_replaced(tmp_path, run_module):
-    run_module(run_folder, path=str(tmp_path), plan=plan())
+    first = run_module(run_folder, path=str(tmp_path), plan=plan())
+    assert first["diff"]["before"] == "" and '"d4"' in first["diff"]["after"]
     for number, step in enumerate((10, None, 20, None), 1):
         train(tmp_path, step)
         dry = run_module(run_folder, True, path=str(tmp_path), plan=plan(), fresh=True)
         told = run_module(run_folder, path=str(tmp_path), plan=plan(), fresh=True)
         assert dry["place"] == told["place"] == str(tmp_path / "previous" / str(number))
         assert dry["set_aside"] == told["set_aside"]
+        assert told["diff"]["before"] == told["diff"]["after"] == first["diff"]["after"]
         assert told["checkpoint"] == step
         assert not (tmp_path / "base_checkpoints").exists()
     kept = tmp_path / "previous"

@@ -275,6 +275,7 @@ def test_the_newest_run_is_the_one_written_to_last(tmp_path: Path) -> None:
     assert find.newest_run(str(tmp_path)) == str(tmp_path / "runs" / "new")
     params = {"run_dir": None, "base_dir": str(tmp_path), "run": "old"}
     assert find.find_run_dir(params) == str(tmp_path / "runs" / "old")
+    assert find.find_run_dir({"base_dir": str(tmp_path)}) == str(tmp_path / "runs" / "new")
 
 
 class Time:
