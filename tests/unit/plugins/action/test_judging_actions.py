@@ -64,7 +64,7 @@ def test_a_run_under_the_same_plan_is_kept_and_any_other_started(judge):
     ],
 )
 def test_only_what_runs_or_has_finished_on_every_host_is_left_alone(judge, states, options, decision):
-    evidence = {host: run_of(state) for host, state in zip(("desktop", "laptop"), states)}
+    evidence = {host: run_of(state) for host, state in zip(("desktop", "laptop"), states, strict=True)}
     told = judge(launch_decision, plan=PLAN, evidence=evidence, **options)
     assert told["decision"] == decision
     assert ("ddp_fresh=true" in told["reason"]) == (decision == "keep")

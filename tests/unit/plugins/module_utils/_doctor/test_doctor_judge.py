@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import CATALOGUE
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, MISSED, death_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import LASTING_CAUSES
 
 PLAN: dict[str, Any] = {
@@ -366,6 +368,19 @@ def test_the_bundle_has_no_secrets() -> None:
     assert told["plan"]["nodes"][0]["env"] == {"OMP_NUM_THREADS": "4", "MY_TOKEN": "***"}
     assert told["hosts"]["desktop"]["run"]["last_lines"] == ["login with *** failed"]
     assert told["hosts"]["laptop"] == "gave no answer within 25 s"
+
+
+def test_a_rank_is_described_by_what_its_host_and_its_dump_told() -> None:
+    flight = {"stacks": {"MainThread": ["train.py:5 in main", "comm.py:9 in wait"]}, "flight": {"last_seq": 42}}
+    told = rank("laptop", {"phase": "sync", "phase_seconds": 12.0, "error": "RuntimeError: x"}, dump=flight)
+    answers = {"desktop": Answer(told), "laptop": Answer(rank("desktop", {"phase_seconds": None}))}
+    one, stack, said, other, last = lines({"desktop": "rank 0 (desktop)", "laptop": "rank 1 (laptop)"}, answers)
+    assert "phase sync for 12 s, collective 300, last of Gloo's record 42, process 4711 state R" in one
+    assert (stack, said) == ("  stack: comm.py:9 in wait", "  said: RuntimeError: x")
+    assert "phase forward_backward for 0 s, collective 300, process 4711 state R" in other
+    assert last == "  said: step 00040/05000"
+    quiet = {"desktop": Answer(rank("laptop", {"last_lines": []}))}
+    assert len(lines({"desktop": "rank 0 (desktop)"}, quiet)) == 1
 
 
 def test_a_secret_within_another_leaves_nothing_of_either() -> None:
