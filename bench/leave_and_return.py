@@ -27,11 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import pieces
-from local_steps import LENGTH, MODEL, ROWS, TRAINER, environment, prepare
+from local_steps import TRAINER, environment, prepare
 
 WAYS = ("whole", "asked", "killed")
 PATIENCE = 3600.0
 TRIES = 10
+LENGTH, ROWS = 128, 4
+MODEL = ["--depth", "4", "--aspect-ratio", "32", "--head-dim", "32", "--max-seq-len", str(LENGTH)]
 
 
 class Job:

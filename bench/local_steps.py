@@ -1,15 +1,19 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What local steps cost in quality: the same model on the same tokens, synchronised in every step and every so many.
+"""What local steps cost in quality: the same model on as many tokens, synchronised in every step and every so many.
 
-    python bench/local_steps.py
-    python bench/local_steps.py --ways exact exact/10 bf16/10 --steps 240 --write local_steps.json
+    python bench/local_steps.py --write local_steps.json
+    python bench/local_steps.py --ranks 4 --seeds 0 1 --ways exact int8/30 --write local_steps.json
 
-A way is what --sync takes, and after a slash the --local-steps. Two ranks on this machine train on Python's own library,
-each way from the same weights, for the same number of steps of the same number of tokens. Seconds tell nothing here, for
-the loopback is no slow link: bench/two_nodes.py measures those. "alone" is one rank that trains on its half of the rows:
-what a way with local steps has to beat, or the other host is of no use.
+A way is what --sync takes, and after a slash the --local-steps. So many ranks on this machine, of one thread each, train on
+Python's own library with the trainer as it is, common steps at begin and end included; a step has the same number of tokens
+however many ranks share it. A seed settles the first weights and the order of the text. Told are the bits per byte of the
+validation shard at the end, their mean and spread over the seeds, and how far a way is from common steps with the same ranks,
+seed by seed. Seconds tell nothing here, for the loopback is no slow link: bench/two_nodes.py measures those. "alone" is one
+rank that trains on its part of the rows: what a way with local steps has to beat, or the other hosts are of no use.
+
+Each training is one entry of the file of --write, which a second call goes on with: what is in it is not made again.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -27,17 +32,20 @@ from typing import Any
 
 from pieces import free_port
 
+Json = dict[str, Any]
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
-ALONE = "alone"
-WAYS = ("exact", "exact/10", "bf16/10", "exact/50", ALONE)
-VOCABULARY, LENGTH, ROWS = 4096, 128, 4
-MODEL = ["--depth", "4", "--aspect-ratio", "32", "--head-dim", "32", "--max-seq-len", str(LENGTH)]
+ALONE, COMMON = "alone", "exact"
+WAYS = (COMMON, "exact/10", "exact/30", "bf16/30", "int8/30", "int4/30", ALONE)
+VOCABULARY, LENGTH, ROWS = 4096, 64, 8
+MODEL = ["--depth", "2", "--aspect-ratio", "64", "--head-dim", "32", "--max-seq-len", str(LENGTH)]
+TRAINING_SHARDS = 6
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, shards: int = 3) -> None:
     """Shards and tokenizer out of Python's own library."""
     library = sysconfig.get_paths()["stdlib"]
-    call("scripts.make_shards", "--from", library, "--out", str(folder / "data"), "--shards", "3", "--suffix", ".py")
+    out = ["--out", str(folder / "data"), "--shards", str(shards)]
+    call("scripts.make_shards", "--from", library, *out, "--suffix", ".py")
     call("scripts.tok_train", "--vocab-size", str(VOCABULARY), folder=folder)
 
 
@@ -51,69 +59,128 @@ def call(module: str, *argv: str, folder: Path | None = None) -> None:
     subprocess.run([sys.executable, "-m", module, *argv], cwd=TRAINER, env=environ, check=True, stdout=sys.stderr)
 
 
-def train(way: str, steps: int, folder: Path) -> dict[str, Any]:
-    """One way; what its last evaluation and its losses came to."""
-    world = 1 if way == ALONE else 2
-    sync, dummy, every = ("exact" if way == ALONE else way).partition("/")
-    name = way.replace("/", "-")
-    flags = [
-        *MODEL, "--device-batch-size", str(ROWS), "--total-batch-size", str(world * ROWS * LENGTH),
-        "--num-iterations", str(steps), "--eval-every", str(max(1, steps // 3)), "--eval-tokens", "65536",
-        "--sample-every", "-1", "--core-metric-every", "-1", "--run-dir", str(folder / name), "--model-tag", name,
-        "--sync", sync, "--local-steps", every or "0",
-    ]  # fmt: skip
-    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "scripts.base_train", *flags],
-            cwd=TRAINER,
-            env=environment(folder, RANK=str(rank), LOCAL_RANK=str(rank), **place),
-            stdout=subprocess.DEVNULL,
-        )
-        for rank in range(world)
-    ]
-    codes = [rank.wait() for rank in ranks]
-    if any(codes):
-        raise SystemExit(f"{way} failed")
-    return told(way, folder / name / "metrics-rank0.jsonl")
+def order(folder: Path, seed: int) -> Path:
+    """The same shards, of which training begins with another one for each seed; the last stays that of the validation."""
+    shards, ordered = sorted((folder / "data").glob("*.parquet")), folder / f"data-{seed}"
+    if not ordered.exists():
+        ordered.mkdir()
+        training = shards[:-1]
+        for number, shard in enumerate(training):
+            (ordered / shard.name).symlink_to(training[(number + seed) % len(training)])
+        (ordered / shards[-1].name).symlink_to(shards[-1])
+    return ordered
 
 
-def told(way: str, metrics: Path) -> dict[str, Any]:
-    events = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    made = [event for event in events if event["kind"] == "step"]
+def worker(seed: int, flags: list[str]) -> None:
+    """One rank: scripts.base_train, with other first weights."""
+    sys.path.insert(0, str(TRAINER))
+    from nanochat.common import exit_code
+    from nanochat.model import GPT
+    from scripts import base_train
+
+    GPT.init_weights.__defaults__ = (seed,)
+    sys.argv = ["base_train", *flags]
+    sys.exit(exit_code(base_train.main))
+
+
+def train(one: Json, folder: Path) -> Json:
+    """One training; what its evaluations and what it sent came to."""
+    way, steps, ranks = one["way"], one["steps"], one["ranks"]
+    world, rows = (1, ROWS // ranks) if way == ALONE else (ranks, ROWS)
+    sync, dummy, every = (COMMON if way == ALONE else way).partition("/")
+    with tempfile.TemporaryDirectory(dir=folder, prefix="run-") as name:
+        flags = [
+            *MODEL, "--device-batch-size", str(ROWS // ranks), "--total-batch-size", str(rows * LENGTH),
+            "--num-iterations", str(steps), "--eval-every", str(max(1, steps // 2)), "--eval-tokens", "32768",
+            "--sample-every", "-1", "--core-metric-every", "-1", "--run-dir", name, "--sync", sync, "--local-steps", every or "0",
+        ]  # fmt: skip
+        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        (Path(name) / "tokenizer").symlink_to(folder / "tokenizer")
+        place |= {"NANOCHAT_BASE_DIR": name, "NANOCHAT_DATA_DIR": str(order(folder, one["seed"]))}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--worker", str(one["seed"]), "--", *flags],
+                env=environment(folder, RANK=str(rank), LOCAL_RANK=str(rank), **place),
+                stdout=subprocess.DEVNULL,
+            )
+            for rank in range(world)
+        ]
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise SystemExit(f"a rank failed in {one}")
+        return one | told([Path(name) / f"metrics-rank{rank}.jsonl" for rank in range(world)], steps)
+
+
+def told(files: Sequence[Path], steps: int) -> Json:
+    """Out of the metrics of all ranks; bytes are those of the rank that sent most."""
+    by_rank = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
+    sent = [sum(event.get("bytes_sent", 0) for event in events) for events in by_rank]
     return {
-        "way": way,
-        "steps": len(made),
-        "val_bpb": {event["step"]: event["val_bpb"] for event in events if event["kind"] == "eval"},
-        "megabytes_a_step": sum(event["bytes_sent"] for event in made) / len(made) / 1e6,
+        "val_bpb": {event["step"]: event["val_bpb"] for event in by_rank[0] if event["kind"] == "eval"},
+        "megabytes_a_step": max(sent) / steps / 1e6,
     }
 
 
-def table(results: Sequence[dict[str, Any]]) -> str:
-    steps = list(results[0]["val_bpb"])
-    heads = ["way", *(f"bpb after {step}" for step in steps), "MB a step and rank"]
+def measure_all(arguments: argparse.Namespace) -> list[Json]:
+    """Every way with every seed and number of ranks, but those that the file has."""
+    file = arguments.write
+    results: list[Json] = json.loads(file.read_text()) if file and file.exists() else []
+    wanted = [
+        {"ranks": ranks, "seed": seed, "way": way, "steps": arguments.steps}
+        for ranks in arguments.ranks
+        for seed in arguments.seeds
+        for way in arguments.ways
+    ]
+    missing = [one for one in wanted if not any(one.items() <= result.items() for result in results)]
+    with tempfile.TemporaryDirectory(prefix="local-steps-") as temporary:
+        folder = arguments.folder or Path(temporary)
+        if missing and not (folder / "tokenizer").exists():
+            prepare(folder, TRAINING_SHARDS + 1)
+        for one in missing:
+            results.append(train(one, folder))
+            print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+            if file:
+                fresh = file.with_suffix(".new")
+                fresh.write_text("[\n" + ",\n".join(map(json.dumps, results)) + "\n]\n", encoding="utf-8")
+                fresh.replace(file)
+    return [result for result in results if any(one.items() <= result.items() for one in wanted)]
+
+
+def table(results: Sequence[Json]) -> str:
+    """What came out at the end of the trainings, for each number of ranks and way."""
+    heads = ["ranks", "way", "seeds", "bits per byte, mean", "spread over seeds"]
+    heads += [f"from {COMMON}: mean", "spread", "in %", "MB a step and rank"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for one in results:
-        found = [f"{bpb:.4f}" for bpb in one["val_bpb"].values()]
-        lines.append(f"| {one['way']} | {' | '.join(found)} | {one['megabytes_a_step']:.2f} |")
+    last = {(one["ranks"], one["way"], one["seed"]): list(one["val_bpb"].values())[-1] for one in results}
+    for ranks, way in dict.fromkeys((one["ranks"], one["way"]) for one in results):
+        found = {seed: bpb for (of, by, seed), bpb in last.items() if (of, by) == (ranks, way)}
+        sent = [one["megabytes_a_step"] for one in results if (one["ranks"], one["way"]) == (ranks, way)]
+        apart = [bpb - last[ranks, COMMON, seed] for seed, bpb in found.items() if (ranks, COMMON, seed) in last]
+        cells = [str(ranks), way, str(len(found)), f"{statistics.mean(found.values()):.4f}", spread([*found.values()])]
+        if apart:
+            share = statistics.mean(apart) / (statistics.mean(found.values()) - statistics.mean(apart))
+            cells += [f"{statistics.mean(apart):+.4f}", spread(apart), f"{100 * share:+.1f}"]
+        else:
+            cells += ["", "", ""]
+        lines.append(f"| {' | '.join([*cells, f'{statistics.mean(sent):.3f}'])} |")
     return "\n".join(lines)
 
 
+def spread(figures: Sequence[float]) -> str:
+    return f"{statistics.stdev(figures):.4f}" if len(figures) > 1 else ""
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--worker"]:
+        worker(int(sys.argv[2]), sys.argv[4:])
     parser = argparse.ArgumentParser(description="What local steps cost in quality.")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), help="--sync, or --sync/--local-steps, or alone")
-    parser.add_argument("--steps", type=int, default=240)
-    parser.add_argument("--write", type=Path, help="file for the results as JSON")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="local-steps-") as folder:
-        prepare(Path(folder))
-        results = []
-        for way in arguments.ways:
-            print(f"{way} ...", file=sys.stderr, flush=True)
-            results.append(train(way, arguments.steps, Path(folder)))
-    print(table(results))
-    if arguments.write:
-        arguments.write.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4, 8], choices=(2, 4, 8))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--write", type=Path, help="file for the results as JSON; what is in it is not made again")
+    parser.add_argument("--folder", type=Path, help="where text and tokenizer are kept from call to call")
+    print(table(measure_all(parser.parse_args())))
 
 
 if __name__ == "__main__":

@@ -185,8 +185,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
         if mode == ALONE:
             return Alone(comm, training, optimizer, [tokens])
         if mode.endswith(LOCAL):
-            wire = torch.bfloat16 if mode.startswith("bf16") else torch.float32
-            return LocalSync(comm, training, optimizer, [tokens] * comm.world, LOCAL_STEPS, wire)
+            return LocalSync(comm, training, optimizer, [tokens] * comm.world, LOCAL_STEPS, mode.removesuffix(LOCAL))
         shared = mode.endswith(SHARED)
         mode = mode.removesuffix(SHARED)
         passing = TrainingPass(gpt, shared_head=shared_head(mode)) if shared else training

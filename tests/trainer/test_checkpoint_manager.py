@@ -154,7 +154,8 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
     monkeypatch.setattr(train, "checkpoint", lambda run: {"optimizer": {}, "model": MODEL, "meta": META})
     monkeypatch.setattr(train, "prove_identical", lambda run, when: None)
     run: Any = SimpleNamespace(
-        settings=SimpleNamespace(keep_checkpoints=2, local_steps=0), unproven=None, comm=connect(Ranks(0, 0, 1), "cpu", 5.0, {}),
+        settings=SimpleNamespace(keep_checkpoints=2), sync=SimpleNamespace(met=True), unproven=None,
+        comm=connect(Ranks(0, 0, 1), "cpu", 5.0, {}),
         checkpoints=tmp_path, progress=SimpleNamespace(step=0), saved=[],
         journal=SimpleNamespace(say=said.append, record=lambda *what, **values: None, heartbeat=SimpleNamespace()),
         optimizer=SimpleNamespace(catch_up=lambda: None),
@@ -164,7 +165,7 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
         room = 3
         assert checkpoints.whole_steps(tmp_path, 0)[-3:] == list(range(10, run.progress.step + 1, 10))[-3:]
         # Only now is it known that these weights are sound.
-        train.prove_checkpoint(run, run.progress.step)
+        train.prove_checkpoint(run)
     assert checkpoints.whole_steps(tmp_path, 0) == [20, 30]
     assert sum(line.startswith("Saved checkpoint") for line in said) == 3
     room = 1

@@ -19,13 +19,13 @@ from test_sync import LENGTH, VOCABULARY, tiny_model
 from torch import Tensor
 from trainings import STEPS, Job
 
-from nanochat import local
+from nanochat import local, meeting
 from nanochat.agreement import digests
 from nanochat.comm import connect
 from nanochat.common import Ranks, UserError
 from nanochat.fused import TrainingPass
 from nanochat.gradients import is_table
-from nanochat.local import OUTER, LocalSync, first_meeting, fit
+from nanochat.local import LocalSync, first_meeting, first_meetings, fit
 from nanochat.optim import LearningRates, Optimizer
 from nanochat.schedule import StepSchedule
 from nanochat.settings import parse
@@ -37,13 +37,13 @@ HERE = "test_local"
 
 
 def train(
-    comm: Comm, every: int, rows: list[int], steps: int, wire: str = "float32", outer: tuple[float, float] = OUTER
+    comm: Comm, every: int, rows: list[int], steps: int, mode: str = "exact", outer: tuple[float, float] | None = None
 ) -> dict[str, Tensor]:
     """Some steps over rows of few and changing tokens, so that rows of the tables rest for long."""
     torch.set_num_threads(1)
     model = tiny_model()
     training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
-    sync = LocalSync(comm, training, optimizer, [n * LENGTH for n in rows], every, getattr(torch, wire), outer)
+    sync = LocalSync(comm, training, optimizer, [n * LENGTH for n in rows], every, mode, outer)
     sync.begin(0, steps if comm.world > 1 else -1)
     generator = torch.Generator().manual_seed(comm.rank)
     for step in range(steps):
@@ -68,7 +68,10 @@ def train_and_tell(comm: Comm, cases: list[list[Any]]) -> None:
 
 
 # 40 steps apart are more than the optimizer remembers by itself.
-CASES = {2: [[1, [2, 2], 3], [4, [1, 3], 10], [40, [1, 1], 45], [4, [1, 1], 8, "bfloat16"]], 3: [[3, [2, 1, 1], 8]]}
+CASES = {
+    2: [[1, [2, 2], 3], [4, [1, 3], 10], [40, [1, 1], 45], [4, [1, 1], 8, "bf16"], [4, [1, 3], 8, "int4"]],
+    3: [[3, [2, 1, 1], 8], [3, [2, 1, 1], 6, "int8"]],
+}
 
 
 @pytest.mark.parametrize("world", CASES)
@@ -101,47 +104,72 @@ def test_one_local_step_is_the_mean_of_the_ranks_steps() -> None:
     ranks.passed(ranks.call(HERE, "mean_by_hand", 2))
 
 
-FLAGS = ("--local-steps", "3", "--save-every", "6", "--keep-checkpoints", "-1")
+# Common steps up to the fourth and from the 29th on, with a checkpoint every two steps.
+LONG = (
+    "--local-steps", "2", "--num-iterations", "31", "--save-every", "2", "--keep-checkpoints", "-1", "--sync", "int8",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Job:
     job = Job(tmp_path_factory.mktemp("whole"), 2)
-    out = job.run(*FLAGS, "--eval-every", "5", "--eval-tokens", "500")[0]
-    assert "--eval-every 5 is moved to every 6 steps" in out
+    out = job.run(*LONG, "--eval-every", "13", "--eval-tokens", "500")[0]
+    assert "--eval-every 13 is moved to every 14 steps" in out
+    assert "they make the first 4 steps and the last 2 together" in out
     return job
 
 
-def test_field_25_a_run_of_local_steps_resumes_to_the_bit(tmp_path: Path, uninterrupted: Job) -> None:
-    assert [event["step"] for event in uninterrupted.events("digest")] == [3, 6, STEPS]
-    assert [event["step"] for event in uninterrupted.events("eval")] == [6, STEPS]
-    sent = [event["bytes_sent"] for event in uninterrupted.events("step")]
-    assert [step for step, count in enumerate(sent) if count] == [2, 5, 8, 11]
+def went_on(folder: Path, uninterrupted: Job, world: int, step: int, flags: tuple[str, ...]) -> Job:
+    """The run as it was at a step, and went on from there."""
+    job = Job(folder, world)
+    shutil.copytree(uninterrupted.folder, folder, dirs_exist_ok=True)
+    job.run(*flags, "--resume-from-step", str(step))
+    assert job.events("start")[-1]["resumed_from"] == step
+    assert job.events("end")[-1]["identical"] is True
+    return job
+
+
+def test_all_meet_in_common_steps_at_begin_and_end_and_every_so_many_in_between(uninterrupted: Job) -> None:
+    # A checkpoint proves it too.
+    assert sorted({event["step"] for event in uninterrupted.events("digest")}) == [1, *range(2, 29, 2), 30, 31]
+    assert [(event["step"], event["apart"]) for event in uninterrupted.events("phase")] == [(4, True), (29, False)]
+    assert [event["step"] for event in uninterrupted.events("eval")] == [14, 28, 31]
+    sent = [step for step, event in enumerate(uninterrupted.events("step")) if event["bytes_sent"]]
+    assert sent == [*range(4), *range(5, 29, 2), 28, 29, 30]
+
+
+@pytest.mark.parametrize("step", [2, 4, 16, 30])
+def test_field_25_a_run_of_local_steps_resumes_to_the_bit(step: int, tmp_path: Path, uninterrupted: Job) -> None:
+    """In the common steps at its begin, where the first of its own begin, among them, and in the common ones at its end."""
+    job = went_on(tmp_path, uninterrupted, 2, step, LONG)
+    assert job.events("digest")[-1] == {**uninterrupted.events("digest")[-1], "time": job.events("digest")[-1]["time"]}
+
+
+def test_a_step_whose_own_part_one_rank_has_lost_is_passed_over(tmp_path: Path, uninterrupted: Job) -> None:
     job = Job(tmp_path, 2)
     shutil.copytree(uninterrupted.folder, tmp_path, dirs_exist_ok=True)
-    # Of the last step one rank still has all, but the other not what was its own.
-    job.damage(1, STEPS)
-    job.run(*FLAGS, "--resume")
-    assert [job.events("start", rank)[-1]["resumed_from"] for rank in (0, 1)] == [6, 6]
-    assert job.final_digest() == uninterrupted.final_digest()
+    for step in (30, 31):
+        for rank in (0, 1):
+            job.damage(rank, step)
+    # Of this step one rank still has all, but the other not what was its own.
+    job.damage(1, 28)
+    job.run(*LONG, "--resume")
+    assert [job.events("start", rank)[-1]["resumed_from"] for rank in (0, 1)] == [26, 26]
+    assert job.events("digest")[-1]["digest"] == uninterrupted.events("digest")[-1]["digest"]
 
 
-@pytest.mark.parametrize(("world", "flags"), [(3, FLAGS), (2, ("--sync", "exact")), (1, FLAGS)])
+@pytest.mark.parametrize(("world", "flags"), [(3, LONG), (2, ("--sync", "exact", "--num-iterations", "31")), (1, LONG)])
 def test_a_run_of_local_steps_goes_on_in_other_ways(
     world: int, flags: tuple[str, ...], tmp_path: Path, uninterrupted: Job
 ) -> None:
-    job = Job(tmp_path, world)
-    shutil.copytree(uninterrupted.folder, tmp_path, dirs_exist_ok=True)
-    job.run(*flags, "--resume-from-step", "6")
-    assert job.events("start")[-1]["resumed_from"] == 6
-    assert job.events("end")[-1]["identical"] is True
+    went_on(tmp_path, uninterrupted, world, 26, flags)
 
 
 def test_local_steps_take_up_a_run_of_common_ones(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     job.run("--num-iterations", "5")
     job.run("--resume", "--local-steps", "4")
-    assert [event["step"] for event in job.events("digest")][-2:] == [8, STEPS]
+    assert [event["step"] for event in job.events("digest")][-3:] == [8, STEPS, STEPS]
     assert job.events("end")[-1]["identical"] is True
 
 
@@ -150,15 +178,19 @@ def test_meetings_are_where_weights_are_needed() -> None:
     fitted = fit(settings, 100, 2)
     assert (fitted.save_every, fitted.eval_every, fitted.sample_every) == (30, 20, -1)
     assert fit(settings, 100, 1) == dataclasses.replace(settings, local_steps=0)
-    assert [first_meeting(begun, 10, 25) for begun in (0, 7, 10, 21)] == [10, 10, 20, 25]
+    # In common steps up to the third and from the 23rd on.
+    assert [first_meeting(begun, 10, 25) for begun in (0, 2, 3, 10, 21, 23)] == [1, 3, 10, 20, 23, 24]
     assert first_meeting(4, 0, 25) == 5
+    assert first_meetings(0, 10, 25) == {1, 10, 24}
+    assert first_meetings(0, 0, 25) == {1}
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--local-steps", "-1"], "must not be negative"),
-        (["--local-steps", "2", "--sync", "ddp"], "take exact or bf16"),
+        (["--local-steps", "2", "--sync", "ddp"], "take exact, bf16, int8 or int4"),
+        (["--local-steps", "2", "--head", "shared", "--rank-rows", "0,2"], "a rank without rows has work with"),
         (["--local-steps", "20"], "so the ranks would meet at its end only"),
     ],
 )
@@ -178,7 +210,7 @@ def small_pieces(comm: Comm, case: list[Any]) -> None:
         wait(*pending)
 
     comm.wait = told  # type: ignore[method-assign]
-    local.PIECE = 100
+    local.PIECE = meeting.PIECE = 100
     assert digests(train(comm, *case)) == whole
     # Behind the rows of a slow link the mean would come too late.
     assert max(i for i, what in enumerate(waited) if "mean" in what) < waited.index("the ids of rows")
@@ -194,7 +226,7 @@ def stop_apart(comm: Comm, told: int) -> None:
     torch.set_num_threads(1)
     model = tiny_model()
     training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
-    sync = LocalSync(comm, training, optimizer, [LENGTH] * comm.world, 1000, torch.float32)
+    sync = LocalSync(comm, training, optimizer, [LENGTH] * comm.world, 1000)
     sync.begin(0, 5000)
     drawn = torch.randint(VOCABULARY, (1, LENGTH + 1), generator=torch.Generator().manual_seed(comm.rank))
     stop = False

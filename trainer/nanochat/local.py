@@ -5,14 +5,15 @@
 
 --local-steps H: each rank makes H steps on its own rows, with an optimizer of its own, and says nothing; then all take a step
 along the mean of what the ranks have changed since the last meeting, each rank counting as many times as it has rows: with
-Nesterov's momentum for the dense weights, as it is for the embedding tables, where a row's mean is that of the ranks which
-touched it. That is another method than one step of all ranks, and another model comes of it; see docs/performance.md.
+Nesterov's momentum for the dense weights (meeting.py), as it is for the embedding tables, where a row's mean is that of the
+ranks which touched it. That is another method than one step of all ranks, and another model comes of it; see
+docs/performance.md. The first and the last steps of a run (schedule.steps_apart) are made together all the same: in the first
+the weights move too far for a mean to make sense, and in the last what is left of the ranks' differences wears off.
 
-After a meeting all ranks hold the same weights to the bit: whoever sums does so in float32 and in the order of the ranks,
-for a block of its own, and all others take the sum as it was sent. Of the embedding tables only the rows travel that
-a rank has touched. A row that no rank has touched must change alike everywhere, by its decay alone, so at a meeting each
-rank first makes at once all updates that the momentum of its rows would still make, and begins without momentum there. All
-other state of the optimizers stays each rank's own, is saved by each rank and never travels.
+After a meeting all ranks hold the same weights to the bit. Of the embedding tables only the rows travel that a rank has
+touched. A row that no rank has touched must change alike everywhere, by its decay alone, so at a meeting each rank first makes
+at once all updates that the momentum of its rows would still make, and begins without momentum there. All other state of the
+optimizers stays each rank's own and is saved by each rank, until the common steps at the end begin with the mean of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -29,17 +31,17 @@ from nanochat.comm import Comm, Pending
 from nanochat.common import UserError
 from nanochat.fused import TrainingPass, unique_ids
 from nanochat.gradients import is_table
+from nanochat.meeting import FIRST_TAG, PIECE, DenseMeeting
 from nanochat.optim import Optimizer
-from nanochat.schedule import StepSchedule
+from nanochat.schedule import StepSchedule, outer_rates, steps_apart
 from nanochat.settings import Settings, refuse
 from nanochat.sync import Sync
+from nanochat.wire import ROWS_OF_MEETINGS, WIRES
 
-IDS_TAG, FIRST_TAG = 3, 10
+IDS_TAG = 3
 STOP_KEY = "stop"
-# Rate and momentum of the steps from meeting to meeting, as DiLoCo has them (https://arxiv.org/abs/2311.08105).
-OUTER = (0.7, 0.9)
-# Of what is summed, so many elements travel together: with each piece that comes, a rank shows that it gets on.
-PIECE = 2**20
+# By what name a checkpoint has the momentum of the meetings.
+MOMENTUM_KEY = "meetings"
 # What must find all ranks with the same weights, and so waits for a meeting.
 MEETINGS = ("eval_every", "sample_every", "save_every")
 
@@ -56,9 +58,23 @@ def fit(settings: Settings, steps: int, world: int) -> Settings:
     return dataclasses.replace(settings, local_steps=every, **moved)
 
 
+def is_apart(every: int, steps: int, step: int) -> bool:
+    """Whether the ranks make this step apart."""
+    return every > 0 and step in steps_apart(steps)
+
+
 def first_meeting(begun: int, every: int, steps: int) -> int:
     """The step before which all ranks of a run that begins at a step are alike again."""
-    return min((begun // max(1, every) + 1) * max(1, every), steps)
+    if not is_apart(every, steps, begun):
+        return begun + 1
+    return min((begun // every + 1) * every, steps_apart(steps).stop)
+
+
+def first_meetings(begun: int, every: int, steps: int) -> set[int]:
+    """The same in each part of a run, where another way of training begins."""
+    apart = steps_apart(steps)
+    begins = [begun, max(begun, apart.start), max(begun, apart.stop)] if every else [begun]
+    return {first_meeting(one, every, steps) for one in begins}
 
 
 class Touched(NamedTuple):
@@ -70,10 +86,11 @@ class Touched(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a rank has changed in the tables: the rows, the change of each table there, and what must have arrived."""
+    """What a rank has changed in the tables: the rows, the change of each table there as it travels, and what must have
+    arrived."""
 
     ids: Tensor
-    changes: dict[str, Tensor]
+    messages: dict[str, Tensor]
     pending: list[Pending]
 
 
@@ -87,27 +104,24 @@ class LocalSync(Sync):
         optimizer: Optimizer,
         tokens_of_ranks: Sequence[int],
         every: int,
-        wire: torch.dtype,
-        outer: tuple[float, float] = OUTER,
+        mode: str = "exact",
+        outer: tuple[float, float] | None = None,
     ) -> None:
+        """mode: as --sync has it; outer: rate and momentum of the meetings, by the number of ranks where it is not given."""
         super().__init__(comm, training, optimizer, tokens_of_ranks)
-        self.every, self.wire = every, wire
+        self.every, self.row_wire = every, ROWS_OF_MEETINGS[mode]
         self.weights = [tokens / sum(tokens_of_ranks) for tokens in tokens_of_ranks]
-        self.parameters = {name: p.detach() for name, p in training.model.named_parameters()}
-        self.whole = [name for name in training.ready_order if not is_table(name)]
-        self.made, self.last = 0, 0
+        parameters = {name: p.detach() for name, p in training.model.named_parameters()}
+        dense = {name: parameters[name] for name in training.ready_order if not is_table(name)}
+        self.dense = DenseMeeting(comm, dense, self.weights, WIRES[mode][0], outer or outer_rates(comm.world))
+        self.feedback = self.dense.feedback
+        self.made, self.last, self.met = 0, 0, False
         self._mine, self._stop = torch.empty(0, dtype=torch.int64), False
         # The count of steps at which all ranks have agreed to meet, and whether the run ends there.
         self._agreed: tuple[int, bool] | None = None
-        self._seen = torch.zeros(len(self.parameters["transformer.wte.weight"]), dtype=torch.bool)
+        self._seen = torch.zeros(training.model.config.padded_vocab_size, dtype=torch.bool)
         self._touched: list[Touched] = []
         self._multipliers: dict[int, float] = {}  # of the learning rate, by step since the last meeting
-        size = sum(self.parameters[name].numel() for name in self.whole)
-        self._anchor, self._change = torch.empty(size), torch.empty(size)
-        self.outer, self.momentum = outer, torch.zeros(size)
-        self.pieces = -(-size // (PIECE * comm.world))  # of the block that a rank sums
-        parts = self.pieces * comm.world
-        self.bounds = [size * part // parts for part in range(parts + 1)]
 
     @torch.no_grad()
     def begin(self, step: int, last: int) -> None:
@@ -147,7 +161,7 @@ class LocalSync(Sync):
 
     def start_step(self, token_ids: Tensor) -> None:
         if not self._touched:
-            self._gather(self._anchor)
+            self.dense.start()
         fresh = token_ids[~self._seen[token_ids]]
         self._seen[fresh] = True
         values = {name: table.parameter[fresh] for name, table in self.optimizer.tables.items()}
@@ -156,7 +170,7 @@ class LocalSync(Sync):
     @torch.no_grad()
     def step(self, loss: Tensor, schedule: StepSchedule) -> float:
         """Returns this rank's loss, and in the step of a meeting that of all."""
-        meets = self._meets()
+        meets = self.met = self._meets()
         own = super().step(loss, schedule)
         self.made += 1
         self._multipliers[self.optimizer.steps] = schedule.lr_multiplier
@@ -170,10 +184,9 @@ class LocalSync(Sync):
         self.comm.enter("sync")
         ids = torch.cat([touched.ids for touched in self._touched])
         told = self.comm.exchange("the meeting of all ranks", [len(ids), loss], patient=True)
-        parts, leaving = self._send_parts()
+        self.dense.send()
         # What is sent arrives in this order: rows before the mean would make all ranks wait for them at the mean.
-        self._take_mean(parts)
-        self.comm.wait(*leaving)
+        self.dense.take()
         self._take_rows(self._swap_rows(ids, [count for count, dummy in told]))
         self._touched.clear()
         self._multipliers.clear()
@@ -184,81 +197,26 @@ class LocalSync(Sync):
         self.comm.enter("sync")
         self.comm.wait(*pending)
 
-    def _gather(self, into: Tensor) -> None:
-        torch.cat([self.parameters[name].flatten() for name in self.whole], out=into)
-
-    def _piece(self, flat: Tensor, rank: int, number: int) -> Tensor:
-        """One piece of the block that a rank sums."""
-        part = rank * self.pieces + number
-        return flat[self.bounds[part] : self.bounds[part + 1]]
-
-    def _send_parts(self) -> tuple[list[dict[int, tuple[Pending, Tensor]]], list[Pending]]:
-        """Send each rank what it is to sum of our change, and await what it is ours to sum, piece by piece."""
-        self._gather(self._change)
-        travelling = self._change.sub_(self._anchor).to(self.wire)
-        what, me = "the changes of the weights", self.comm.rank
-        arriving: list[dict[int, tuple[Pending, Tensor]]] = []
-        leaving = []
-        for number in range(self.pieces):
-            tag = FIRST_TAG + 2 * number
-            parts = {
-                rank: torch.empty(len(self._piece(self._change, me, number)), dtype=self.wire) for rank in self.others
-            }
-            arriving.append({rank: (self.comm.receive(part, rank, tag, what), part) for rank, part in parts.items()})
-            leaving += [self.comm.send(self._piece(travelling, rank, number), rank, tag, what) for rank in self.others]
-        return arriving, leaving
-
-    def _take_mean(self, arriving: Sequence[Mapping[int, tuple[Pending, Tensor]]]) -> None:
-        """Sum our block, swap the sums, and go on from there."""
-        mean = torch.empty(len(self._change), dtype=self.wire)
-        what, me = "the mean change of the weights", self.comm.rank
-        coming: list[list[Pending]] = []
-        leaving: list[Pending] = []
-        for number, parts in enumerate(arriving):
-            tag = FIRST_TAG + 2 * number + 1
-            coming.append([self.comm.receive(self._piece(mean, r, number), r, tag, what) for r in self.others])
-            self._await(*(pending for pending, dummy in parts.values()))
-            mine = self._piece(mean, me, number)
-            mine.copy_(
-                self._mean({me: self._piece(self._change, me, number), **{r: p for r, (dummy, p) in parts.items()}})
-            )
-            leaving += [self.comm.send(mine, rank, tag, what) for rank in self.others]
-        for pieces in coming:
-            self._await(*pieces)
-        self.comm.wait(*leaving)
-        rate, momentum = self.outer
-        self.momentum.mul_(momentum).add_(mean)
-        self._anchor += (self.momentum * momentum).add_(mean).mul_(rate)
-        sizes = [self.parameters[name].numel() for name in self.whole]
-        for name, values in zip(self.whole, self._anchor.split(sizes), strict=True):
-            self.parameters[name].copy_(values.view_as(self.parameters[name]))
-
-    def _mean(self, parts: Mapping[int, Tensor]) -> Tensor:
-        """By the ranks' rows, in float32 and in the order of the ranks; our own part counts as it would have travelled."""
-        total = torch.zeros(len(parts[self.comm.rank]))
-        for rank, weight in enumerate(self.weights):
-            total += parts[rank].to(self.wire).float() * weight
-        return total
-
     def _swap_rows(self, ids: Tensor, counts: Sequence[int]) -> list[Rows]:
         """Every rank's touched rows: their ids, and how each table changed there."""
-        comm, tables = self.comm, self.optimizer.tables
-        own = Rows(ids.int(), {name: change.to(self.wire) for name, change in self._row_changes(ids).items()}, [])
-        swapped = []
+        comm, widths = self.comm, {name: table.parameter.size(1) for name, table in self.optimizer.tables.items()}
+        changes, swapped = self._row_changes(ids), []
         start: Callable[[Tensor, int, int, str], Pending]
         for rank, count in enumerate(counts):
+            places = {
+                n: torch.empty(self.row_wire.length(count, w), dtype=self.row_wire.dtype) for n, w in widths.items()
+            }
             if rank == comm.rank:
-                rows, sources, start = own, self.others, comm.send
+                for name, change in changes.items():
+                    self.row_wire.write(change, places[name])
+                rows, sources, start = Rows(ids.int(), places, []), self.others, comm.send
             else:
-                places = {n: torch.empty(count, t.parameter.size(1), dtype=self.wire) for n, t in tables.items()}
                 rows, sources, start = Rows(torch.empty(count, dtype=torch.int32), places, []), [rank], comm.receive
             for other in sources:
                 rows.pending.append(start(rows.ids, other, IDS_TAG, "the ids of rows"))
-                tag = FIRST_TAG + 2 * self.pieces
-                for name, change in rows.changes.items():
-                    for piece in change.split(max(1, PIECE // change.size(1))):
-                        rows.pending.append(start(piece, other, tag, f"the changes of {name}"))
-                        tag += 1
+                pieces = [(name, piece) for name, message in places.items() for piece in message.split(PIECE)]
+                for tag, (name, piece) in enumerate(pieces, start=FIRST_TAG + 2 * self.dense.pieces):
+                    rows.pending.append(start(piece, other, tag, f"the changes of {name}"))
             swapped.append(rows)
         return swapped
 
@@ -285,14 +243,15 @@ class LocalSync(Sync):
         for rows, weight in zip(swapped, self.weights, strict=True):
             ids = rows.ids.long()
             share = (weight / touching[ids]).unsqueeze(1)
-            for name, change in rows.changes.items():
+            for name, message in rows.messages.items():
                 table = optimizer.tables[name]
                 table.advance(ids, optimizer.history, optimizer.steps)
-                table.parameter.index_add_(0, ids, change.float() * share)
+                change = self.row_wire.read(message, torch.empty(len(ids), table.parameter.size(1)))
+                table.parameter.index_add_(0, ids, change.mul_(share))
 
     def whole_state(self) -> dict[str, Any]:
         """This rank's own, and what is common to all."""
-        return {**self.optimizer.state_dict(), "outer": self.momentum}
+        return {**self.optimizer.state_dict(), MOMENTUM_KEY: self.dense.momentum}
 
 
 def make_local(
@@ -301,13 +260,18 @@ def make_local(
     """The way of --local-steps; --sync says what travels."""
     if next(training.model.parameters()).is_cuda:
         raise UserError(f"--local-steps {settings.local_steps}: is for CPUs on slow links; leave it out with a GPU.")
-    wire = torch.bfloat16 if settings.sync == "bf16" else torch.float32
-    return LocalSync(comm, training, optimizer, tokens_of_ranks, settings.local_steps, wire)
+    return LocalSync(comm, training, optimizer, tokens_of_ranks, settings.local_steps, settings.sync)
 
 
-def spread(comm: Comm, state: Mapping[str, Any]) -> None:
-    """Give every rank the optimizer's state of rank 0, for ways that need it alike."""
-    for kind in ("adamw", "muon"):
-        for name, tensors in state[kind].items():
-            for tensor in tensors.values():
-                comm.broadcast(tensor, 0, f"the optimizer state of {name}")
+def settle(comm: Comm, state: Mapping[str, Any]) -> None:
+    """Give every rank the mean of all ranks' optimizer states, rounded to bf16 on the way, for steps that need it alike."""
+    # In an order that is the same everywhere: ranks may have come to their matrices in another one.
+    for name, tensors in chain(sorted(state["adamw"].items()), sorted(state["muon"].items())):
+        for kind, tensor in tensors.items():
+            if is_table(name) and kind == "exp_avg":
+                # At a meeting it is paid out, so that none is left.
+                tensor.zero_()
+                continue
+            for piece in tensor.view(-1).split(PIECE):
+                mean = (piece / comm.world).bfloat16()
+                piece.copy_(comm.all_reduce(mean, f"the optimizer state of {name}"))

@@ -78,7 +78,7 @@ def save_alone(run: Run) -> str | None:
 
 def unsavable(run: Run) -> str | None:
     """Why the last finished step cannot be saved by this rank alone, if it cannot."""
-    if run.settings.local_steps:
+    if run.apart:
         return "with local steps each rank has weights of its own"
     if run.training.shared_head is not None:
         return "the head is shared out, and a part of it was lost with the rank"

@@ -10,8 +10,8 @@ is made again and takes them up. So a run that goes on and one that is resumed h
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from nanochat.balance import Shares
 from nanochat.resume import gather_states
@@ -23,17 +23,16 @@ if TYPE_CHECKING:
 
 def change_shares(run: Run, shares: Shares) -> None:
     """Give every rank its new share, between two steps; all ranks do so at the same step."""
-    begun, before, sync, schedule = time.perf_counter(), run.shares, run.sync, run.optimizer.schedule
+    begun, before, sync = time.perf_counter(), run.shares, run.sync
     speeds = run.balancer.speeds
     run.comm.enter("share", run.progress.step)
     run.make_whole()
     if run.training.shared_head is not None:
         run.training.shared_head.settle()
     optimizer, places = sync.whole_state(), gather_states(run.comm, run.feed.loader.state())
-    run.take_shares(shares)
-    run.optimizer.load_state_dict(optimizer)
-    # As they were told in the last step.
-    run.optimizer.schedule, run.sync.save_asked = schedule, sync.save_asked
+    make_again(run, shares, optimizer)
+    # As it was told in the last step, after which nothing was saved yet.
+    run.sync.save_asked = sync.save_asked
     keep_feedback(sync, run.sync)
     run.stage.deal_again(run, places)
     seconds = time.perf_counter() - begun
@@ -45,6 +44,15 @@ def change_shares(run: Run, shares: Shares) -> None:
         "shares", run.progress.step, rows=shares.rows, head=shares.head, before=before.rows, before_head=before.head,
         speeds=[speed / sum(speeds) for speed in speeds], seconds=seconds,
     )  # fmt: skip
+
+
+def make_again(run: Run, shares: Shares, optimizer: Mapping[str, Any], apart: bool = False) -> None:
+    """Make what computes and exchanges again, and let it take up an optimizer's whole state; apart: for steps that the ranks
+    make apart."""
+    schedule = run.optimizer.schedule
+    run.make_again(shares, apart)
+    run.optimizer.load_state_dict(optimizer)
+    run.optimizer.schedule = schedule
 
 
 def told(numbers: Iterable[int]) -> str:

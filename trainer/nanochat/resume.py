@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,10 +75,11 @@ class Found(NamedTuple):
     own: bool = False
 
 
-def choose_step(comm: Comm, folder: Path, wanted: int, own: bool = False) -> Found | None:
+def choose_step(comm: Comm, folder: Path, wanted: int, own: Callable[[int], bool] = lambda step: False) -> Found | None:
     """The step to go on from: the one asked for, else (-1) the newest that any rank has whole; None if there is none.
 
-    own: rather than that, the newest of which every rank has its own part, since each has kept something else.
+    own: of which steps every rank should have its own part, since each has kept something else; where one has not, an
+    older step is preferred.
     """
     steps = [wanted] if wanted >= 0 else checkpoints.steps_in(folder)
     told = comm.exchange("the steps of all checkpoints", steps)
@@ -97,7 +98,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, own: bool = False) -> Fou
         )
         if some_whole:
             second = second or Found(step, writer, mine)
-            if all_own or not own:
+            if all_own or not own(step):
                 return Found(step, writer, mine)
         elif some_once:
             damaged.append(step)

@@ -26,20 +26,21 @@ from nanochat.common import BadCheckpoint, DtypeChoice
 from nanochat.dataloader import START, BatchSource, Cursor, position_of
 from nanochat.fused import MATMUL_TYPES, TrainingPass
 from nanochat.journal import Journal
-from nanochat.local import MEETINGS, LocalSync, fit, make_local, spread
+from nanochat.local import MEETINGS, MOMENTUM_KEY, LocalSync, fit, make_local, settle
 from nanochat.model import GPT, ModelConfig
 from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
 from nanochat.optim_file import OptimizerLayout, Unusable
+from nanochat.phases import apart_at, begin_apart
 from nanochat.rescue import Places, merge_momentum, merge_places
 from nanochat.resume import Found, choose_step, fetch, folder_leader, gather_states
-from nanochat.schedule import TrainingPlan
+from nanochat.schedule import TrainingPlan, steps_apart
 from nanochat.settings import Settings, flag_of, rank_shares, refuse, shared_config, user_config
 from nanochat.shared_head import fit_head, make_head
 from nanochat.shares import passes_of
 from nanochat.stage import Stage, counted, model_config
 from nanochat.sync import Sync, make_sync
 from nanochat.tokenizer import Tokenizer
-from nanochat.wire import LEAST_BLOCK, packs
+from nanochat.wire import LEAST_BLOCK, ROWS_OF_MEETINGS, packs
 
 Batch = tuple[Tensor, Tensor]
 SMOOTHING = 0.9
@@ -182,9 +183,14 @@ class Run:
         return self.machinery.sync
 
     @property
+    def apart(self) -> bool:
+        """Whether the ranks make their steps apart now."""
+        return isinstance(self.sync, LocalSync)
+
+    @property
     def passes(self) -> list[int]:
         """The rows of this rank in each pass of a step."""
-        together = self.settings.head == "shared"
+        together = self.training.shared_head is not None
         return passes_of(self.shares.rows, self.settings.device_batch_size, together)[self.comm.rank]
 
     def began_with(self) -> list[list[int]]:
@@ -193,10 +199,11 @@ class Run:
         rows = rank_shares(settings, self.plan.total_batch_size, self.comm.world)
         return [rows, list(settings.head_shares)]
 
-    def take_shares(self, shares: Shares) -> None:
-        """Go on with other shares: everything that depends on them is made again, without its state."""
+    def make_again(self, shares: Shares, apart: bool = False) -> None:
+        """Go on with other shares, or with steps that the ranks make apart: everything that depends on it is made again,
+        without its state."""
         self.shares = shares
-        self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul)
+        self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul, apart)
         self.balancer, self.busy_seconds = new_balancer(self.model, shares), 0.0
         self.feed.take_shares(self.sync, self.passes)
 
@@ -254,8 +261,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
     run.feed.take_shares(run.sync, run.passes)
     say_setup(run, asked, f"{matmul} through {route}")
     restore(run)
-    if isinstance(run.sync, LocalSync):
-        run.sync.begin(run.progress.step, plan.num_iterations)
+    begin_apart(run)
     start_alike(comm, run.weights)
     return run
 
@@ -266,15 +272,15 @@ def first_shares(settings: Settings, rows: list[int]) -> Shares:
 
 
 def make_machinery(
-    settings: Settings, comm: Comm, model: GPT, plan: TrainingPlan, shares: Shares, matmul: str
+    settings: Settings, comm: Comm, model: GPT, plan: TrainingPlan, shares: Shares, matmul: str, apart: bool = False
 ) -> Machinery:
-    """All that depends on what the ranks have of a step."""
+    """All that depends on what the ranks have of a step; apart: of one that each makes by itself, with a whole head."""
     tokens_of_ranks = [rows * settings.max_seq_len for rows in shares.rows]
     rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
-    head = make_head(settings, comm, model, shares, MATMUL_TYPES[matmul])
+    head = None if apart else make_head(settings, comm, model, shares, MATMUL_TYPES[matmul])
     training = TrainingPass(model, matmul, head)
     optimizer = Optimizer(model, rates.scaled(plan.lr_scale), matmul, head.rows if head else ALL_ROWS)
-    if settings.local_steps:
+    if apart:
         return Machinery(training, optimizer, make_local(settings, comm, training, optimizer, tokens_of_ranks))
     speeds = shares.head if len(set(shares.head)) > 1 else ()
     sync = make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks, speeds)
@@ -307,8 +313,8 @@ def facts(
 
 
 def head_share(settings: Settings, comm: Comm) -> float:
-    """How much of the head's gradient and optimizer state this rank has."""
-    if settings.head != "shared":
+    """How much of the head's gradient and optimizer state this rank has, at most."""
+    if settings.head != "shared" or settings.local_steps:
         return 1.0
     shares = settings.head_shares or (1,) * comm.world
     return shares[comm.rank] / sum(shares)
@@ -325,12 +331,12 @@ def check_memory(config: ModelConfig, device: str, settings: Settings, shares: l
     share = head_share(settings, comm)
     needed = int(4 * (3 * matrices + (3 + share) * head + 3 * tables))
     if packs(settings.sync):
-        needed += 4 * (matrices + (head if settings.head != "shared" else 0))
+        needed += 4 * (matrices + (head if settings.head != "shared" or settings.local_steps else 0))
     if settings.local_steps:
         # The rows that can have been touched until a meeting: as they were, and as every rank sends what became of them.
         tokens = settings.local_steps * shares[comm.rank] * settings.max_seq_len
         rows = tables * min(1.0, tokens / config.vocab_size)
-        wire = 2 if settings.sync == "bf16" else 4
+        wire = ROWS_OF_MEETINGS[settings.sync].dtype.itemsize
         needed += 4 * 4 * (matrices + head) + int(rows * (4 + wire * comm.world))
     common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())
 
@@ -374,7 +380,11 @@ def say_local(run: Run, asked: Settings) -> None:
     if asked.local_steps and not settings.local_steps:
         say("Local steps: none, since there is one rank only")
     if settings.local_steps:
-        say(f"Local steps: the ranks take the mean of what they changed every {settings.local_steps} steps")
+        apart = steps_apart(run.plan.num_iterations)
+        say(
+            f"Local steps: the ranks take the mean of what they changed every {settings.local_steps} steps; they make the "
+            f"first {apart.start} steps and the last {run.plan.num_iterations - apart.stop} together"
+        )
     for name in MEETINGS:
         now, before = getattr(settings, name), getattr(asked, name)
         if now != before:
@@ -398,7 +408,7 @@ def checkpoint(run: Run) -> dict[str, Any]:
     feedback = {FEEDBACK_KEY: {"of": feedback_of(run), "values": run.sync.feedback}} if run.sync.feedback else {}
     run.places = Places(run.progress.step, loaders)
     layout = OptimizerLayout.of(run.optimizer, run.comm.world)
-    if run.settings.local_steps:
+    if run.apart:
         # Each rank goes on with its own.
         optimizer["local_of"] = run.comm.rank
     elif run.writer != run.comm.rank:
@@ -418,7 +428,7 @@ def restore(run: Run) -> None:
     sweep(folder, comm.rank)
     found = None
     if settings.resume or settings.resume_from_step >= 0:
-        found = choose_step(comm, folder, settings.resume_from_step, own=settings.local_steps > 0)
+        found = choose_step(comm, folder, settings.resume_from_step, own=lambda step: apart_at(run, step - 1))
     if not settings.resume:
         set_aside(run, -1 if found is None else found.step)
     if found is None:
@@ -452,6 +462,8 @@ def take_up(run: Run, found: Found, files: int) -> None:
     check_same_model(run, meta, folder, found.step)
     load_weights(run, folder, found.step)
     take_kept_shares(run, meta)
+    if apart_at(run, found.step - 1):
+        run.make_again(run.shares, apart=True)
     states = places_of(run, restore_optimizer(run, folder, found, files))
     restore_progress(run.progress, meta, found.step)
     mine = states[comm.rank] if comm.rank < len(states) else None
@@ -467,7 +479,7 @@ def take_kept_shares(run: Run, meta: Mapping[str, Any]) -> None:
     if kept is None or kept[2] != run.began_with() or bool(kept[1]) != bool(run.shares.head):
         return
     if kept[:2] != list(run.shares):
-        run.take_shares(Shares(*kept[:2]))
+        run.make_again(Shares(*kept[:2]))
         run.journal.say(f"Rows per step, as the ranks had come to share them out: {', '.join(map(str, kept[0]))}")
 
 
@@ -526,23 +538,23 @@ def restore_optimizer(run: Run, folder: Path, found: Found, files: int) -> dict[
     file, loaders = load_optimizer(folder, found.step, files)
     own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else file
     held = {files: file}
-    if run.settings.local_steps and layout.is_complete(own):
+    if run.apart and layout.is_complete(own):
         held = {comm.rank: own}
     elif not layout.is_complete(file):
         others = (rank for rank in optimizer_ranks(folder, found.step) if rank != files)
         held |= {rank: load_optimizer(folder, found.step, rank)[0] for rank in others}
     try:
         state = layout.state(held)
-        if not run.settings.local_steps and any(comm.exchange("whose state was saved", "local_of" in state)):
-            spread(comm, state)
+        if not run.apart and any(comm.exchange("whose state was saved", "local_of" in state)):
+            settle(comm, state)
         if lost := merge_momentum(comm, state, run.weights, run.optimizer.matrix_names):
             run.journal.say(
                 f"Momentum of {len(lost)} of {len(run.optimizer.matrix_names)} matrices was lost with the ranks "
                 "that are not here, and starts from zero"
             )
         run.optimizer.load_state_dict(state)
-        if isinstance(run.sync, LocalSync) and "outer" in state:
-            run.sync.momentum.copy_(state["outer"])
+        if isinstance(run.sync, LocalSync) and MOMENTUM_KEY in state:
+            run.sync.dense.momentum.copy_(state[MOMENTUM_KEY])
     except Unusable as why:
         run.journal.say(f"Step {found.step}: the optimizer starts without momentum, since {why}")
     restore_feedback(run, own.get(FEEDBACK_KEY))

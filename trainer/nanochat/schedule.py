@@ -16,6 +16,12 @@ REFERENCE_DEPTH = 12
 BATCH_EXPONENT = 0.383
 # No run ever sees more, and floating point numbers beyond it are no whole numbers.
 MOST_TOKENS = 2.0**53
+# Of a run with local steps the ranks make the first tenth and the last twentieth together all the same.
+COMMON_FIRST, COMMON_LAST = 10, 20
+# Rate and momentum of the step from meeting to meeting for so many ranks, as MuLoCo has them for Muon
+# (https://arxiv.org/abs/2505.23725); between them by the logarithm of the ranks.
+FEW, OUTER_OF_FEW = 2, (0.9, 0.8)
+MANY, OUTER_OF_MANY = 16, (1.0, 0.9)
 
 
 @dataclass(frozen=True)
@@ -124,3 +130,16 @@ def muon_momentum(plan: TrainingPlan, step: int) -> float:
 def muon_weight_decay(plan: TrainingPlan, step: int) -> float:
     """Half a cosine, from the whole decay to none."""
     return plan.weight_decay * (1 + math.cos(math.pi * step / plan.num_iterations)) / 2
+
+
+def steps_apart(steps: int) -> range:
+    """The steps of a run that its ranks make apart, if it has local steps: all but those at the begin and at the end."""
+    return range(-(-steps // COMMON_FIRST), steps - -(-steps // COMMON_LAST))
+
+
+def outer_rates(world: int) -> tuple[float, float]:
+    """Rate and momentum of the step that this many ranks take along the mean of their changes."""
+    way = (math.log2(world) - math.log2(FEW)) / (math.log2(MANY) - math.log2(FEW))
+    share = min(1.0, max(0.0, way))
+    rate, momentum = (few + share * (many - few) for few, many in zip(OUTER_OF_FEW, OUTER_OF_MANY, strict=True))
+    return rate, momentum

@@ -94,7 +94,8 @@ class Settings:
     )
     local_steps: int = option(
         0,
-        "for slow links: steps that each rank makes apart before all take the mean of their changes; 0: together always",
+        "for slow links: steps that each rank makes apart before all take the mean of their changes, but for the first tenth "
+        "and the last twentieth of the run; 0: together always",
     )
     head: str = option(
         "auto",
@@ -273,8 +274,10 @@ def check(settings: Settings) -> None:
         refuse(
             settings, "target_param_data_ratio", "must be more than 0 where --total-batch-size is worked out from it"
         )
-    if settings.local_steps and settings.sync not in ("exact", "bf16"):
-        refuse(settings, "local_steps", f"cannot go together with --sync {settings.sync}; take exact or bf16")
+    if settings.local_steps and settings.sync in ("dense", "ddp"):
+        refuse(
+            settings, "local_steps", f"cannot go together with --sync {settings.sync}; take exact, bf16, int8 or int4"
+        )
     if settings.rebalance and settings.local_steps:
         refuse(
             settings,
@@ -343,16 +346,14 @@ def _check_model(settings: Settings) -> None:
 
 
 def _check_head(settings: Settings) -> None:
-    if 0 in settings.rank_rows and settings.head != "shared":
-        refuse(settings, "rank_rows", "a rank without rows has work with --head shared only")
+    if 0 in settings.rank_rows and (settings.head != "shared" or settings.local_steps):
+        refuse(settings, "rank_rows", "a rank without rows has work with --head shared only, and none in --local-steps")
     if any(not 1 <= share <= MOST for share in settings.head_shares):
         refuse(settings, "head_shares", "every rank must have a part of the vocabulary")
     if settings.head_shares and settings.head == "whole":
         refuse(settings, "head_shares", "says how to share out the head, but --head whole leaves it whole")
     if settings.head == "shared" and settings.sync in ("dense", "ddp"):
         refuse(settings, "head", f"cannot go together with --sync {settings.sync}, which sends every gradient whole")
-    if settings.head == "shared" and settings.local_steps:
-        refuse(settings, "head", "cannot go together with --local-steps, which sends nothing in a step")
 
 
 def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[int]:

@@ -60,7 +60,7 @@ def fit_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[
     shares, world = settings.head_shares, len(tokens_of_ranks)
     if shares and len(shares) != world:
         refuse(settings, "head_shares", f"names {len(shares)} rank(s), but this job has {world}")
-    able = world > 1 and device == "cpu" and settings.sync not in ("dense", "ddp") and not settings.local_steps
+    able = world > 1 and device == "cpu" and settings.sync not in ("dense", "ddp")
     if settings.head == "shared" and device != "cpu":
         refuse(settings, "head", f"is for CPUs, but this job is on {device}")
     head = settings.head

@@ -97,6 +97,7 @@ class Sync:
         self.pending_ids: list[Pending] = []
         self.busy = [0.0] * comm.world  # seconds of each rank in a step before; 0: it does not say
         self.save_asked = False  # after the step whose ids were taken last, by any rank
+        self.met = True  # whether all ranks hold the same weights after the last step
         # Whether an update has begun to change weights and is not done, so that they are of no step.
         self.changing = False
 

@@ -22,8 +22,9 @@ from nanochat.causes import Cause
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.common import UserError
 from nanochat.dataloader import Pair
-from nanochat.local import first_meeting
+from nanochat.local import first_meetings
 from nanochat.loss_eval import bits_per_byte
+from nanochat.phases import apart_at, enter_phase
 from nanochat.reshare import change_shares
 from nanochat.run import STEPS_NOT_TIMED, Batch, Run, checkpoint
 from nanochat.schedule import StepSchedule
@@ -34,6 +35,7 @@ def train(run: Run) -> str:
     """All steps that are left; returns why it ended: "finished" or "stopped"."""
     settings, progress, steps = run.settings, run.progress, run.plan.num_iterations
     eval_every = settings.eval_every if run.stage.is_judged(settings) else 0
+    proofs = first_meetings(progress.step, settings.local_steps, steps)
     stop = False
     while True:
         last = progress.step == steps
@@ -46,8 +48,9 @@ def train(run: Run) -> str:
             save(run, final=last or stop)
         if last or stop:
             return "finished" if last else "stopped"
+        enter_phase(run)
         stop = train_step(run)
-        if progress.step == first_meeting(progress.resumed_from or 0, settings.local_steps, steps):
+        if progress.step in proofs:
             prove_identical(run, f"after step {progress.step}")
 
 
@@ -102,25 +105,24 @@ def train_step(run: Run) -> bool:
     # A head that is shared out waits for the others in the middle of a pass.
     passed = time.perf_counter() - passing - (run.comm.wait_seconds - waited)
     shares = None if stop or not run.settings.rebalance else run.balancer.hear(run.sync.busy)
-    if not stop and not shares and not saves(run, step + 1):
-        # The next step's token ids travel with this one's gradients; a checkpoint wants the loader where it is, and so does
-        # a change of shares.
+    if not stop and not shares and not saves(run, step + 1) and apart_at(run, step + 1) == run.apart:
+        # The next step's token ids travel with this one's gradients; a checkpoint wants the loader where it is, and so do
+        # a change of shares and another way of training.
         run.feed.offer(run.stop_asked, run.save_wanted, run.busy_seconds)
     total = run.sync.step(loss, StepSchedule.at(run.plan, step))
     if not math.isfinite(total):
         raise spoilt(run, total)
     wait, sent = run.comm.take_counters()
     finish_step(run, total, Timing(time.perf_counter() - began, run.feed.take_seconds(), passed, wait, sent), position)
-    prove_checkpoint(run, step)
+    prove_checkpoint(run)
     if shares:
         change_shares(run, shares)
     return stop
 
 
-def prove_checkpoint(run: Run, step: int) -> None:
+def prove_checkpoint(run: Run) -> None:
     """The weights of the last checkpoint gave a finite loss, on all ranks: only now may older ones go."""
-    apart = run.settings.local_steps
-    if run.unproven is not None and (not apart or (step + 1) % apart == 0):
+    if run.unproven is not None and run.sync.met:
         run.unproven = None
         checkpoint_manager.prune(run.checkpoints, run.comm.rank, run.settings.keep_checkpoints, run.saved)
 
@@ -140,14 +142,14 @@ def spoilt(run: Run, loss: float) -> UserError:
     else:
         todo = f"resume from the last checkpoint {how}"
     text = f"the loss is {loss} at step {step}, so this step's weights are spoilt; {todo}."
-    return UserError(text, Cause.NON_FINITE_LOSS, [run.comm.rank] if run.settings.local_steps else [])
+    return UserError(text, Cause.NON_FINITE_LOSS, [run.comm.rank] if run.apart else [])
 
 
 def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> Tensor:
     """Gradients of all micro-batches; the last one tells the sync what is ready."""
     run.training.start_step(token_ids)
     run.sync.start_step(token_ids)
-    rows = run.shares.rows[run.comm.rank] if run.settings.local_steps else sum(run.shares.rows)
+    rows = run.shares.rows[run.comm.rank] if run.apart else sum(run.shares.rows)
     scale = 1.0 / run.stage.targets(run, rows)
     loss = torch.zeros((), device=run.device)
     for number, (ids, targets) in enumerate(batches, start=1):

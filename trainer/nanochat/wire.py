@@ -144,6 +144,12 @@ WIRES: dict[str, tuple[Wire, Plain]] = {
     "int8": (Packed(8), Plain(torch.bfloat16)),
     "int4": (Packed(4), Plain(torch.bfloat16)),
 }
+# What a row of a table has changed by over some local steps has been divided by its size already: 8 bits lose little of it.
+ROWS_OF_MEETINGS: dict[str, Wire] = {
+    **{mode: row for mode, (dummy, row) in WIRES.items()},
+    "int8": Packed(8),
+    "int4": Packed(8),
+}
 
 
 def packs(mode: str) -> bool:
