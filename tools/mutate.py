@@ -63,6 +63,8 @@ TESTS = {
     "trainer/nanochat/rendezvous.py": ["tests/trainer/test_comm.py"],
     "trainer/nanochat/sync.py": ["tests/trainer/test_sync.py"],
     "trainer/nanochat/local.py": ["tests/trainer/test_local.py", "tests/trainer/test_faults.py"],
+    "trainer/nanochat/meeting.py": ["tests/trainer/test_local.py"],
+    "trainer/nanochat/phases.py": ["tests/trainer/test_local.py"],
     "trainer/nanochat/optim.py": ["tests/trainer/test_optim.py"],
     "trainer/nanochat/dataloader.py": ["tests/trainer/test_dataloader.py"],
 }  # fmt: skip

@@ -199,6 +199,11 @@ def test_local_steps_are_refused_where_they_make_no_sense(flags: list[str], word
         fit(parse(flags), 10, 2)
 
 
+def test_local_steps_are_refused_with_a_gpu_before_anything_is_made() -> None:
+    with pytest.raises(UserError, match="--local-steps 2: is for CPUs on slow links"):
+        fit(parse(["--local-steps", "2"]), 10, 2, "cuda")
+
+
 def small_pieces(comm: Comm, case: list[Any]) -> None:
     """The same in one piece and in many, and what a rank waits for in which order."""
     whole = digests(train(comm, *case))

@@ -85,7 +85,7 @@ class FineTuning(Stage):
 
     def targets(self, run: Run, rows: int) -> int:
         batch: ChatBatch = run.feed.loader.last
-        return max(1, batch.counted_here if run.settings.local_steps else batch.counted)
+        return max(1, batch.counted_here if run.apart else batch.counted)
 
     def is_judged(self, settings: Settings) -> bool:
         return self.val_talks is not None

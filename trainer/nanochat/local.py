@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from nanochat.comm import Comm, Pending
-from nanochat.common import UserError
 from nanochat.fused import TrainingPass, unique_ids
 from nanochat.gradients import is_table
 from nanochat.meeting import FIRST_TAG, PIECE, DenseMeeting
@@ -46,9 +45,11 @@ MOMENTUM_KEY = "meetings"
 MEETINGS = ("eval_every", "sample_every", "save_every")
 
 
-def fit(settings: Settings, steps: int, world: int) -> Settings:
+def fit(settings: Settings, steps: int, world: int, device: str = "cpu") -> Settings:
     """These settings with everything that needs equal weights moved to the next meeting; refuses what makes no sense."""
     every = settings.local_steps if world > 1 else 0
+    if every and device != "cpu":
+        refuse(settings, "local_steps", "is for CPUs on slow links; leave it out with a GPU")
     if every > steps:
         refuse(settings, "local_steps", f"the run has {steps} step(s), so the ranks would meet at its end only")
     moved = {}
@@ -258,8 +259,6 @@ def make_local(
     settings: Settings, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int]
 ) -> LocalSync:
     """The way of --local-steps; --sync says what travels."""
-    if next(training.model.parameters()).is_cuda:
-        raise UserError(f"--local-steps {settings.local_steps}: is for CPUs on slow links; leave it out with a GPU.")
     return LocalSync(comm, training, optimizer, tokens_of_ranks, settings.local_steps, settings.sync)
 
 

@@ -242,7 +242,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
     if packs(settings.sync) and config.n_embd % LEAST_BLOCK:
         refuse(settings, "sync", f"a model {config.n_embd} wide does not divide into blocks of {LEAST_BLOCK}; use bf16")
     plan = stage.plan(settings, config)
-    asked, settings = settings, fit(settings, plan.num_iterations, comm.world)
+    asked, settings = settings, fit(settings, plan.num_iterations, comm.world, device)
     shares = rank_shares(settings, plan.total_batch_size, comm.world)
     tokens_of_ranks = [n * settings.max_seq_len for n in shares]
     settings = fit_head(settings, config, tokens_of_ranks, device)

@@ -85,7 +85,7 @@ KINDS: Dict[str, Kind] = {
         WARNING,
         "A host is on Wi-Fi",
         "Each step waits for the slowest link, and Wi-Fi is slow and its latency varies.",
-        "Connect the host by cable, or set ddp_sync=bf16 to halve what is sent, and ddp_local_steps=10 to send seldom.",
+        "Connect the host by cable, or set ddp_sync=bf16 to halve what is sent, and ddp_local_steps=auto to send seldom.",
         (3, 25),
     ),
     "nic-overlay": Kind(
@@ -109,6 +109,13 @@ KINDS: Dict[str, Kind] = {
         "Let the launcher join them (ddp_trainer_join=true), take this collection's trainer, train on one host, or on GPUs.",
         (21,),
         ("Default process group has not been initialized",),
+    ),
+    "local-steps-chosen": Kind(
+        INFO,
+        "How ddp_local_steps auto was decided",
+        "By the speeds of the hosts and the link that the rehearsal measured. A run keeps what it began with.",
+        "Nothing; set ddp_local_steps to a number to decide it yourself, 0 for steps that are all made together.",
+        (25,),
     ),
     "trainer-commit": Kind(
         INFO,

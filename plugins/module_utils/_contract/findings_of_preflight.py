@@ -163,7 +163,7 @@ KINDS: Dict[str, Kind] = {
         WARNING,
         "A link is slow for exchanging gradients",
         "Every step sends each rank's gradients over it.",
-        "Use a cable and a gigabit switch, set ddp_sync=bf16 to halve what is sent, set ddp_local_steps=10 to send seldom, or "
+        "Use a cable and a gigabit switch, set ddp_sync=bf16 to halve what is sent, set ddp_local_steps=auto to send seldom, or "
         "train on one host.",
         (3, 16, 25),
     ),
@@ -388,7 +388,7 @@ KINDS: Dict[str, Kind] = {
         "Meeting seldom would make more of a slow link",
         "Each step waits for the link. With local steps the hosts train apart and take the mean of what they changed every "
         "so many steps; a step then teaches somewhat less.",
-        "Set ddp_local_steps=10 if the link cannot be made faster.",
+        "Set ddp_local_steps=auto if the link cannot be made faster.",
         (16, 25),
     ),
     "use-cable": Kind(

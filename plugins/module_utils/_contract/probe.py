@@ -187,6 +187,7 @@ class PastRun(TypedDict):
     head_shares: Dict[str, int]
     cores: Dict[str, List[int]]
     sync: Optional[str]
+    local_steps: int
     matmul: Optional[str]
     lineage: Dict[str, Document]
     session: Optional[Document]

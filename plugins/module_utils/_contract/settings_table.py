@@ -53,6 +53,7 @@ class Setting(NamedTuple):
     low: float | None = None
     pattern: str = ""
     empty: str = ""  # what an unset value means
+    word: str = ""  # what is taken beside values of the kind
 
 
 def _rows(section: str, scope: str, *rows: tuple[str, str, Any, dict[str, Any], str]) -> list[Setting]:
@@ -129,8 +130,8 @@ SETTINGS: list[Setting] = [
          "Checkpoints that stay on each host; -1 keeps all of them."),
         ("ddp_sync", "str", "auto", {"choices": ("auto", "exact", "bf16", "int8", "int4", "dense", "ddp")},
          "What gradients travel as: float32 (exact), rounded, or whole tensors (dense, ddp); auto: as measured."),
-        ("ddp_local_steps", "int", 0, {"low": 0},
-         "For slow links: steps that each rank makes apart before all take the mean of what they changed; 0 for none."),
+        ("ddp_local_steps", "int", 0, {"low": 0, "word": "auto"},
+         "For slow links: steps that each rank makes apart before all take the mean of their changes; 0 for none; auto: as measured."),
         ("ddp_head", "str", "auto", {"choices": ("auto", "whole", "shared")},
          "The head: whole (its gradient travels), shared (each host has a part of the vocabulary), or auto: what sends less."),
         ("ddp_matmul", "str", "fp32", {"choices": ("auto", "fp32", "bf16")},

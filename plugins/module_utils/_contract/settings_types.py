@@ -167,12 +167,14 @@ def wanted(setting: Setting) -> str:
     if setting.name in PATTERN_HELP:
         return PATTERN_HELP[setting.name]
     if setting.low is not None:
-        return f"{WANTED[setting.kind]} of at least {setting.low:g}"
+        return f"{setting.word + ', or ' if setting.word else ''}{WANTED[setting.kind]} of at least {setting.low:g}"
     return WANTED[setting.kind]
 
 
 def convert(setting: Setting, value: Any) -> Any:
     """The value as its type; raises ValueError where it is none."""
+    if setting.word and str(value).strip() == setting.word:
+        return setting.word
     result = CONVERT[setting.kind](value)
     if setting.choices and result not in setting.choices:
         raise ValueError("not a choice")

@@ -13,6 +13,8 @@ FLOAT = 4
 # Bytes of a value of a matrix on the wire with each way that sends rows of the embeddings, and of those rows. What is packed
 # has two bytes more for each 128 values.
 WIRE_BYTES = {"exact": (4.0, 4), "bf16": (2.0, 2), "int8": (1 + 2 / 128, 2), "int4": (0.5 + 2 / 128, 2)}
+# The same of the rows of the embeddings where hosts meet after local steps.
+MEETING_ROW_BYTES = {"exact": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128, "int4": 1 + 2 / 128}
 LEAST_BLOCK = 16  # what the width of a model must divide by to be packed
 VOCAB_MULTIPLE = 64
 GATE_INPUTS = 12

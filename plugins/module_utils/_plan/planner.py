@@ -50,6 +50,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     ranks,
     version_of,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import Way
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
     PlanError,
     is_git,
@@ -132,10 +133,9 @@ class Planner:
         )
         self.choice = choose(run, hosts)
         # What was asked for, beside what the plan makes of it.
-        self.asked = {"sync": run["ddp_sync"], "head": run["ddp_head"]}
-        self.kept_sync = sync_choice.kept(run, hosts, self.choice, self.shape.n_embd)
-        if run["ddp_sync"] == "auto":
-            self.settings["ddp_sync"] = self.kept_sync or "exact"
+        self.asked = {"sync": run["ddp_sync"], "head": run["ddp_head"], "local_steps": str(run["ddp_local_steps"])}
+        self.kept_way = sync_choice.kept(run, hosts, self.choice, self.shape.n_embd)
+        self.take_way(self.kept_way or Way("exact", 0))
 
     def outcome(self) -> Outcome:
         """The plan, or every problem there is: what is wrong in the settings does not hide what is wrong with the hosts."""
@@ -147,7 +147,7 @@ class Planner:
             # No plan comes of it any more, but one to look at the hosts with.
             order = {host.name: rank for rank, host in enumerate(self.hosts)}
             rows = {host.name: self.settings["ddp_device_batch"] for host in self.hosts}
-        self.settle_sync(order, rows)
+        self.settle_way(order, rows)
         chooser = Chooser(self.hosts)
         links = chooser.links()
         plan = self.document(order, links, rows)
@@ -168,14 +168,24 @@ class Planner:
         self.findings += [*chooser.findings, *remarks, *commit, *obstacles]
         return Outcome(plan, self.findings, of_controller(self.settings))
 
-    def settle_sync(self, order: Mapping[str, int], rows: Mapping[str, int]) -> None:
-        """What ddp_sync auto comes to, where the hosts' steps and links have been measured; until then exact."""
+    def take_way(self, way: Way) -> None:
+        """Of the ways to one model what the settings leave open."""
+        if self.asked["sync"] == "auto":
+            self.settings["ddp_sync"] = way.sync
+        if self.asked["local_steps"] == "auto":
+            self.settings["ddp_local_steps"] = way.local_steps
+
+    def settle_way(self, order: Mapping[str, int], rows: Mapping[str, int]) -> None:
+        """What auto comes to where the hosts' steps and links have been measured; until then exact, in every step together."""
         by_rank = sorted(self.hosts, key=lambda host: order[host.name])
-        if self.asked["sync"] != "auto" or self.kept_sync:
+        if self.kept_way or "auto" not in (self.asked["sync"], self.asked["local_steps"]):
             return
         shares, model = [rows[host.name] for host in by_rank], model_size.describe(self.shape)
-        training = {**self.training(model, shares), "sync": "exact"}
-        self.settings["ddp_sync"] = sync_choice.measured(self.choice, by_rank, model, training)
+        way = sync_choice.measured(self.choice, by_rank, model, self.training(model, shares))
+        if way is not None:
+            self.take_way(way)
+            if self.asked["local_steps"] == "auto":
+                self.findings.append(finding("local-steps-chosen", by_rank[0].name, way.why))
 
     def rows(self) -> dict[str, int]:
         """Rows of each host in a step; what nobody set of the batch is settled with them."""
@@ -289,7 +299,7 @@ class Planner:
     def head(self, shares: Sequence[int]) -> str:
         """Whether the head is shared out."""
         run, shape, tokens = self.settings, self.shape, [rows * self.shape.sequence for rows in shares]
-        able = head.can_share(self.choice.device, run["ddp_sync"], run["ddp_local_steps"], self.choice.ours)
+        able = head.can_share(self.choice.device, run["ddp_sync"], self.choice.ours)
         return head.choose(run["ddp_head"], able, shape.padded_vocab, shape.n_embd, tokens, run["ddp_sync"])
 
     def path_here(self, path: str) -> str:
@@ -375,7 +385,7 @@ class Planner:
             self.settings["ddp_sync"],
             self.choice.ours,
             self.settings["ddp_local_steps"] > 0,
-            len(shares) if self.head(shares) == "shared" else 1,
+            len(shares) if self.head(shares) == "shared" and not self.settings["ddp_local_steps"] else 1,
         )
 
     def disk_bytes(self) -> int:

@@ -17,6 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Ho
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import (
     LEAST_BLOCK,
     SMEAR_INPUTS,
+    WIRE_BYTES,
     Shape,
     packs,
 )
@@ -133,8 +134,11 @@ def local_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice
     every = run["ddp_local_steps"]
     if not every or not choice.ours:
         return
-    if run["ddp_sync"] not in ("exact", "bf16"):
-        yield f"ddp_local_steps is {every}, but ddp_sync {run['ddp_sync']} does not go with local steps; use exact or bf16."
+    if run["ddp_sync"] not in WIRE_BYTES:
+        yield (
+            f"ddp_local_steps is {every}, but ddp_sync {run['ddp_sync']} does not go with local steps; "
+            f"use {', '.join(WIRE_BYTES)} or auto."
+        )
     if choice.device == "cuda":
         yield f"ddp_local_steps is {every}, which is for CPUs on slow links; with ddp_device cuda it must be 0."
     if len(hosts) > 1 and every > run["ddp_iterations"]:
@@ -157,14 +161,10 @@ def packing_problems(run: Mapping[str, Any], shape: Shape, choice: Choice) -> It
 
 
 def head_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
-    if (
-        run["ddp_head"] == "shared"
-        and choice.ours
-        and not can_share(choice.device, run["ddp_sync"], run["ddp_local_steps"])
-    ):
+    if run["ddp_head"] == "shared" and choice.ours and not can_share(choice.device, run["ddp_sync"]):
         yield (
-            "ddp_head is shared, which takes CPUs, a ddp_sync other than dense and ddp, and ddp_local_steps 0; "
-            f"here they are {choice.device}, {run['ddp_sync']} and {run['ddp_local_steps']}."
+            "ddp_head is shared, which takes CPUs and a ddp_sync other than dense and ddp; "
+            f"here they are {choice.device} and {run['ddp_sync']}."
         )
 
 

@@ -15,10 +15,17 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import head
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import digest_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import LEAST_BLOCK, WIRE_BYTES, packs
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import (
+    LEAST_BLOCK,
+    MEETING_ROW_BYTES,
+    WIRE_BYTES,
+    packs,
+)
 
 FLOAT = 4
 WIRE_SHARE = 0.98  # what Gloo makes of the rate that TCP has
+# The first tenth and the last twentieth of a run are never made apart.
+COMMON_FIRST, COMMON_LAST = 10, 20
 ROUNDS = 4  # exchanges of a step that wait for each other
 # Gloo's copying takes cores from the computing, so of the time on the wire this share is felt even where it is hidden.
 FELT_SHARE = 0.15
@@ -94,14 +101,15 @@ def bytes_sent(plan: Plan, sync: Optional[str] = None, local: Optional[int] = No
     if kind not in WIRE_BYTES:
         return int(FLOAT * counts["total"] * ring)
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
-    apart = max(1, local_steps(plan) if local is None else local)
+    meets = local_steps(plan) if local is None else local
+    apart = max(1, meets)
     rows = touched_rows(model["vocab_size"], apart * training["total_batch"] // max(1, world))
     dense = counts["lm_head"] + counts["scalars"]
-    most = most_matrices(plan) if apart == 1 else 1 / max(1, world)
+    most = 1 / max(1, world) if meets else most_matrices(plan)
     matrices = counts["transformer_matrices"] * (1 - most + (world - 1) * most)
-    of_matrix, of_row = WIRE_BYTES[kind]
+    of_matrix, of_row = WIRE_BYTES[kind][0], MEETING_ROW_BYTES[kind] if meets else WIRE_BYTES[kind][1]
     shared = 0
-    if apart == 1 and head_of(plan, kind) == "shared":
+    if not meets and head_of(plan, kind) == "shared":
         dense -= counts["lm_head"]
         tokens = [node["rows"] * model["sequence"] for node in plan["nodes"]]
         shared = head.most_bytes(tokens, model["n_embd"], int(of_row))
@@ -111,7 +119,7 @@ def bytes_sent(plan: Plan, sync: Optional[str] = None, local: Optional[int] = No
 
 
 def asked(plan: Plan, what: str) -> str:
-    """What the settings say of sync or head, where the plan's own is what came of it."""
+    """What the settings say of sync, head or local_steps, where the plan's own is what came of it."""
     training = plan["training"]
     told: Mapping[str, str] = training.get("asked") or {}
     # Plans of before the head could be shared out say nothing of it.
@@ -123,7 +131,7 @@ def head_of(plan: Plan, kind: str) -> str:
     training, model = plan["training"], plan["model"]
     if kind == training["sync"] or asked(plan, "head") != "auto" or len(plan["nodes"]) < 2:
         return str(training.get("head") or "whole")
-    able = head.can_share(str(plan["nodes"][0].get("device", "cpu")), kind, local_steps(plan))
+    able = head.can_share(str(plan["nodes"][0].get("device", "cpu")), kind)
     tokens = [node["rows"] * model["sequence"] for node in plan["nodes"]]
     vocabulary = model["parameters"]["lm_head"] // model["n_embd"]
     return head.choose("auto", able, vocabulary, model["n_embd"], tokens, kind)
@@ -142,7 +150,7 @@ def predict(
     sync: Optional[str] = None,
     local: Optional[int] = None,
 ) -> Step:
-    """A step of all hosts, the rows in the order of the speeds; with local steps, their mean."""
+    """A step of all hosts, the rows in the order of the speeds; of those that are made apart, the mean of them."""
     training, world = plan["training"], plan["world"]
     kind = sync or training["sync"]
     apart = local_steps(plan) if local is None else local
@@ -159,6 +167,37 @@ def predict(
     seconds = slowest + felt + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
     return Step(seconds, training["total_batch"] / seconds, waits, sent)
+
+
+def steps_together(steps: int) -> int:
+    """Steps that are made together in a run with local steps: at its begin and at its end, as the trainer's schedule.py has it."""
+    return min(steps, -(-steps // COMMON_FIRST) + -(-steps // COMMON_LAST))
+
+
+def mean_step(
+    plan: Plan,
+    speeds: Sequence[Speed],
+    link: Optional[Link],
+    rows: Sequence[int],
+    sync: Optional[str] = None,
+    local: Optional[int] = None,
+) -> Step:
+    """The mean step of a whole run: with local steps, of those that are made apart and those that are not."""
+    apart = (local_steps(plan) if local is None else local) if plan["world"] > 1 else 0
+    together = predict(plan, speeds, link, rows, sync, 0)
+    if not apart:
+        return together
+    steps = max(1, plan["training"]["iterations"])
+    share = steps_together(steps) / steps
+    alone = predict(plan, speeds, link, rows, sync, apart)
+
+    def mean(one: float, other: float) -> float:
+        return share * one + (1 - share) * other
+
+    seconds = mean(together.seconds, alone.seconds)
+    waits = {host: round(mean(wait, alone.wait_seconds[host]), 4) for host, wait in together.wait_seconds.items()}
+    sent = int(mean(together.bytes_sent, alone.bytes_sent))
+    return Step(seconds, plan["training"]["total_batch"] / seconds, waits, sent)
 
 
 def speeds_of(plan: Plan, measured: Mapping[str, Any]) -> List[Speed]:
@@ -182,9 +221,11 @@ def eligible(plan: Plan) -> List[str]:
     return [kind for kind in BY_EXACTNESS if not (packs(kind) and plan["model"]["n_embd"] % LEAST_BLOCK)]
 
 
-def choose_sync(plan: Plan, speeds: Sequence[Speed], link: Link, rows: Sequence[int]) -> str:
+def choose_sync(
+    plan: Plan, speeds: Sequence[Speed], link: Link, rows: Sequence[int], local: Optional[int] = None
+) -> str:
     """The way that rounds least of those that are nearly as fast as the fastest: exact where the link hides all that it sends."""
-    steps = {kind: predict(plan, speeds, link, rows, kind).seconds for kind in eligible(plan)}
+    steps = {kind: mean_step(plan, speeds, link, rows, kind, local).seconds for kind in eligible(plan)}
     fastest = min(steps.values())
     return next(kind for kind, seconds in steps.items() if ALIKE * seconds <= fastest)
 

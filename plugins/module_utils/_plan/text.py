@@ -17,6 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import VENV_BYTES
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import steps_together
 
 
 def human(number: float) -> str:
@@ -102,7 +103,11 @@ def trainer_rows(trainer: Mapping[str, Any]) -> list[Sequence[str]]:
 
 
 def local(training: Mapping[str, Any]) -> str:
-    return f" every {training['local_steps']} steps, apart in between" if training["local_steps"] else ""
+    steps, total = training["local_steps"], training["iterations"]
+    if not steps:
+        return ""
+    auto = " (auto)" if (training.get("asked") or {}).get("local_steps") == "auto" else ""
+    return f" every {steps} steps{auto}, apart in between but for {steps_together(total)} of the {total}"
 
 
 def schedule(training: Mapping[str, Any]) -> str:

@@ -16,15 +16,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import trainer_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import choose_way, chosen
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import WIRE_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
     Link,
     Speed,
     Step,
     asked,
-    choose_sync,
     local_steps,
-    predict,
+    mean_step,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import (
@@ -36,10 +36,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth impo
 
 PAYS = 1.1  # below this gain the trouble of several hosts is not worth it
 WORTH_SAYING = 1.08
-# Local steps train another way, so they are spoken of only where they give much, and in runs of many meetings.
-LOCAL_STEPS = 10
+# Local steps train another way, so they are spoken of only where they give much.
 LOCAL_PAYS = 1.3
-LOCAL_MEETINGS = 10
 GIGABIT = 940.0
 
 
@@ -78,6 +76,8 @@ class Outlook(TypedDict):
     better: Dict[str, Dict[str, object]]
     ways: Dict[str, Way]
     auto_sync: Optional[str]
+    auto_local: Optional[int]
+    auto_why: Optional[str]
 
 
 def outlook(
@@ -91,7 +91,8 @@ def outlook(
     passes = sum(rows) / training["device_batch"]
     best = min(speeds, key=lambda speed: speed.alone(passes))
     alone = training["total_batch"] / best.alone(passes)
-    together = predict(plan, speeds, link, rows)
+    together = mean_step(plan, speeds, link, rows)
+    way = chosen(plan, speeds, link, rows)
     return {
         "one_host": best.host,
         "one_host_tokens_per_second": round(alone, 1),
@@ -113,7 +114,9 @@ def outlook(
         "links": {host: {peer: list(one) for peer, one in of.items()} for host, of in links.items()},
         "better": better(plan, speeds, link, rows, radio, together),
         "ways": ways(plan, speeds, link, rows),
-        "auto_sync": auto_sync(plan, speeds, link, rows),
+        "auto_sync": way.sync if way and asked(plan, "sync") == "auto" else None,
+        "auto_local": way.local_steps if way and asked(plan, "local_steps") == "auto" else None,
+        "auto_why": way.why if way else None,
     }
 
 
@@ -125,21 +128,14 @@ def fewer(team: Optional[Team], now: Step) -> Optional[Dict[str, object]]:
 
 
 def ways(plan: Plan, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, Way]:
-    """What each way of ddp_sync gives over this link; empty where there is nothing to choose."""
-    if plan["world"] < 2 or link is None or plan["training"]["sync"] not in WIRE_BYTES or local_steps(plan):
+    """What each way of ddp_sync gives over this link, with the local steps of the plan; empty where there is nothing to choose."""
+    if plan["world"] < 2 or link is None or plan["training"]["sync"] not in WIRE_BYTES:
         return {}
-    steps = {kind: predict(plan, speeds, link, rows, kind) for kind in WIRE_BYTES}
+    steps = {kind: mean_step(plan, speeds, link, rows, kind) for kind in WIRE_BYTES}
     return {
         kind: {"bytes_sent": step.bytes_sent, "tokens_per_second": round(step.tokens_per_second, 1)}
         for kind, step in steps.items()
     }
-
-
-def auto_sync(plan: Plan, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Optional[str]:
-    """What ddp_sync auto takes over this link; None where that was not asked for, or there is nothing to choose."""
-    if plan["world"] < 2 or link is None or asked(plan, "sync") != "auto" or local_steps(plan):
-        return None
-    return choose_sync(plan, speeds, link, rows)
 
 
 def better(
@@ -160,18 +156,20 @@ def better(
     if plan["world"] < 2 or link is None:
         return found
     if plan["training"]["sync"] == "exact":
-        consider("use-bf16-wire", predict(plan, speeds, link, rows, "bf16"))
-    if plan["training"]["sync"] in ("exact", "bf16") and not local_steps(plan):
-        apart = predict(plan, speeds, link, rows, local=LOCAL_STEPS)
-        enough = plan["training"]["iterations"] >= LOCAL_MEETINGS * LOCAL_STEPS
-        if enough and apart.tokens_per_second >= LOCAL_PAYS * now.tokens_per_second:
-            consider("use-local-steps", apart, local_steps=LOCAL_STEPS)
+        consider("use-bf16-wire", mean_step(plan, speeds, link, rows, "bf16"))
+    if plan["training"]["sync"] in WIRE_BYTES and not local_steps(plan):
+        way = choose_way(plan, speeds, link, rows)
+        apart = mean_step(plan, speeds, link, rows, way.sync, way.local_steps)
+        if way.local_steps and apart.tokens_per_second >= LOCAL_PAYS * now.tokens_per_second:
+            consider("use-local-steps", apart, local_steps=way.local_steps)
     if radio and link.mbit < GIGABIT:
-        consider("use-cable", predict(plan, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio))
+        consider(
+            "use-cable", mean_step(plan, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio)
+        )
     weights = [1.0 / speed.pass_seconds for speed in speeds]
     shares = batch.share(sum(rows), weights)
     if trainer_of(plan) in (None, "ours"):
-        consider("rows-unbalanced", predict(plan, speeds, link, shares), rows=shares)
+        consider("rows-unbalanced", mean_step(plan, speeds, link, shares), rows=shares)
     return found
 
 
@@ -273,10 +271,27 @@ def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> List[str]:
 
 def why_line(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     """Why auto took the way of the plan."""
+    link = f"the slowest link carries {predicted['link_mbit'] or 0:.0f} Mbit/s each way while both hosts send"
+    return [*why_local(plan, predicted, link), *why_sync(plan, predicted, link)]
+
+
+def why_local(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
+    best, taken = predicted.get("auto_local"), local_steps(plan)
+    if best is None:
+        return []
+    words = {0: "steps together"}
+    if best != taken:
+        return [
+            f"  ddp_local_steps auto keeps {words.get(taken, taken)}, which the run began with; {link}, for which "
+            f"{words.get(best, best)} is what it takes now (-e ddp_local_steps={best}, training goes on from its checkpoints)"
+        ]
+    return [f"  ddp_local_steps auto takes {words.get(best, best)}: {predicted['auto_why']}; {link}"]
+
+
+def why_sync(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
     best, taken = predicted.get("auto_sync"), plan["training"]["sync"]
     if not best:
         return []
-    link = f"the slowest link carries {predicted['link_mbit']:.0f} Mbit/s each way while both hosts send"
     if best != taken:
         return [
             f"  ddp_sync auto keeps {taken}, which the run began with; {link}, for which {best} is what it takes now "

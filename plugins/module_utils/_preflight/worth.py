@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, cas
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import speed_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, muon_share, predict
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, mean_step, muon_share
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links, slowest_between
 
 # The others have to be faster by this much without a host before it is said that it costs more than it brings.
@@ -42,7 +42,7 @@ def team_speed(
     if not all(weight > 0 for weight in weights):
         return None
     shares = batch.share(sum(rows), weights)
-    return predict(part_of(plan, dict(zip(hosts_of(stay), shares))), [one for one, dummy in stay], link, shares)[1]
+    return mean_step(part_of(plan, dict(zip(hosts_of(stay), shares))), [one for one, dummy in stay], link, shares)[1]
 
 
 def hosts_of(stay: Sequence[Any]) -> List[str]:

@@ -116,6 +116,7 @@ def run_facts(folder: str) -> PastRun:
         "head_shares": shares_of(plan, "head_share"),
         "cores": cores_of(plan),
         "sync": text(section(plan, "training"), "sync"),
+        "local_steps": number(section(plan, "training"), "local_steps"),
         "matmul": text(section(plan, "training"), "matmul"),
         "lineage": lineage.of_plan(plan),
         "session": session,

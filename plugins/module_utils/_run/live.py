@@ -42,7 +42,7 @@ PHASES = {
     "eval": "evaluating",
     "sample": "writing samples",
     "save": "saving",
-    "share": "sharing out rows again",
+    "share": "sharing out the work in another way",
     "end": "ending",
 }
 # What all ranks wait for between two steps, a start after the first one included.

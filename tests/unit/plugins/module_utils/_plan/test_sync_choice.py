@@ -42,7 +42,7 @@ def taken(settings: dict[str, Any], one: Any = None, two: Any = None, run: Any =
 
 
 def test_auto_is_the_default():
-    assert make_plan(hosts()).plan["training"]["asked"] == {"sync": "auto", "head": "auto"}
+    assert make_plan(hosts()).plan["training"]["asked"] == {"sync": "auto", "head": "auto", "local_steps": "0"}
 
 
 def test_before_anything_was_measured_auto_is_exact():
@@ -76,7 +76,7 @@ def test_a_run_keeps_the_way_that_it_began_with():
 CHECKOUT = {"ddp_trainer_source": "/home/me/nanochat"}
 
 
-@pytest.mark.parametrize("settings", [{"ddp_local_steps": 5}, CHECKOUT, {**CHECKOUT, "ddp_trainer_join": False}])
+@pytest.mark.parametrize("settings", [CHECKOUT, {**CHECKOUT, "ddp_trainer_join": False}])
 def test_auto_is_exact_where_there_is_no_choice(settings):
     found = measured(3.0)
     plan = make_plan(hosts({**AUTO, **settings}, {"measured": found}, {"measured": found}), tolerant=True).plan
@@ -84,6 +84,52 @@ def test_auto_is_exact_where_there_is_no_choice(settings):
     packed = {"run": {"rows": {}, "sync": "int8"}}
     plan = make_plan(hosts({**AUTO, **settings}, packed, packed), tolerant=True).plan
     assert plan["training"]["sync"] == ("exact" if settings.get("ddp_trainer_join", True) else "upstream")
+
+
+LOCAL = {"ddp_local_steps": "auto", "ddp_iterations": 1000}
+
+
+def way(settings: dict[str, Any], mbit: float | None = None, run: Any = None) -> tuple[str, int, list[str]]:
+    """What the plan makes of ddp_sync and ddp_local_steps, and why; mbit: of the measured link."""
+    found = measured(mbit, **settings) if mbit else None
+    facts = [{"measured": found, **({"run": run} if run else {})}] * 2
+    outcome = make_plan(hosts({**AUTO, **settings}, *facts))
+    training = outcome.plan["training"]
+    assert all(f"--local-steps={training['local_steps']}" in node["argv"] for node in outcome.plan["nodes"])
+    why = [one["seen"] for one in outcome.findings if one["code"] == "local-steps-chosen"]
+    return training["sync"], training["local_steps"], why
+
+
+def test_local_steps_are_as_many_as_the_measured_link_needs():
+    assert way(LOCAL) == ("exact", 0, [])
+    sync, steps, (why,) = way(LOCAL, 9400.0)
+    assert (sync, steps) == ("exact", 0)
+    assert "together in every step (exact) the hosts keep" in why
+    by_link = [way(LOCAL, mbit)[1] for mbit in (60.0, 30.0, 3.0)]
+    assert 0 < by_link[0] < by_link[1] <= by_link[2] <= 85
+    sync, steps, (why,) = way(LOCAL, 10.0)
+    assert sync in BY_EXACTNESS
+    assert f"with {steps} steps apart" in why
+
+
+def test_a_run_that_is_too_short_for_meetings_makes_its_steps_together():
+    sync, steps, (why,) = way({**LOCAL, "ddp_iterations": 10}, 3.0)
+    assert (sync, steps) == (LAST, 0)
+    assert "a run of 10 steps is too short for 10 meetings" in why
+
+
+def test_a_number_of_local_steps_stays_and_the_wire_beside_it_is_chosen():
+    assert way({"ddp_local_steps": 5}, 3.0)[:2] == (LAST, 5)
+    assert way({"ddp_local_steps": 5, "ddp_sync": "bf16"}, 3.0)[:2] == ("bf16", 5)
+    assert way({"ddp_local_steps": 0}, 3.0)[:2] == (LAST, 0)
+    assert way({**LOCAL, "ddp_sync": "exact"}, 10.0)[0] == "exact"
+
+
+def test_a_run_keeps_the_local_steps_that_it_began_with():
+    run = {"rows": {}, "sync": "int8", "local_steps": 20}
+    assert way(LOCAL, 3.0, run)[:2] == ("int8", 20)
+    assert way({**LOCAL, "ddp_fresh": True}, 9400.0, run)[:2] == ("exact", 0)
+    assert way({"ddp_local_steps": 0}, 3.0, run)[:2] == ("int8", 0)
 
 
 def test_the_same_job_has_the_same_plan_after_its_start():

@@ -157,15 +157,16 @@ def test_the_wire_in_bf16_is_advised_where_it_helps():
 def test_field_25_local_steps_are_advised_where_the_link_is_the_limit_and_nowhere_else():
     document = plan(rows=(8, 8))
     told = codes(predict.outlook(document, speeds(0.3, 0.3), Link(95.0, 2.0)), document)
-    assert "meet every 10 steps only" in told["use-local-steps"]["seen"]
-    assert "or set ddp_local_steps=10" in told["not-worth-it"]["remedy"]
+    assert "meet every 50 steps only" in told["use-local-steps"]["seen"]
+    assert "or set ddp_local_steps=50" in told["not-worth-it"]["remedy"]
     assert "use-local-steps" not in codes(predict.outlook(document, speeds(0.3, 0.3), GIGABIT), document)
     document["training"]["iterations"] = 20
     assert "use-local-steps" not in codes(predict.outlook(document, speeds(0.3, 0.3), Link(95.0, 2.0)), document)
     document["training"].update(iterations=1000, local_steps=10)
     predicted = predict.outlook(document, speeds(0.3, 0.3), Link(95.0, 2.0))
     assert "use-local-steps" not in codes(predicted, document)
-    assert predicted["bytes_sent"] < step_model.bytes_sent(plan(rows=(8, 8))) / 4
+    # With the steps that are made together all the same.
+    assert predicted["bytes_sent"] < step_model.bytes_sent(plan(rows=(8, 8))) / 3
 
 
 def test_field_25_a_cable_is_advised_for_a_host_on_the_radio():
@@ -289,6 +290,31 @@ def test_why_auto_took_a_way_is_told():
     document = auto(plan())
     assert "auto takes exact" in predict.prediction_text(document, predict.outlook(document, one, Link(9400.0, 0.1)))
     assert predict.outlook(plan(), one, slow)["auto_sync"] is None
+
+
+def test_a_run_with_local_steps_takes_the_mean_of_its_steps_together_and_apart():
+    document, both = plan(rows=(8, 8)), speeds(0.3, 0.3)
+    together, alone = (step_model.predict(document, both, Link(20.0, 1.0), (8, 8), "int8", n) for n in (0, 50))
+    whole = step_model.mean_step(document, both, Link(20.0, 1.0), (8, 8), "int8", 50)
+    assert whole.seconds == pytest.approx(0.15 * together.seconds + 0.85 * alone.seconds)
+    assert together.bytes_sent > whole.bytes_sent > alone.bytes_sent
+    assert [step_model.steps_together(steps) for steps in (1, 10, 12, 1000)] == [1, 2, 3, 150]
+
+
+def test_why_auto_took_local_steps_is_told():
+    both, slow = [Speed("desktop", 0.4, 0.02, 0.1), Speed("laptop", 0.4, 0.02, 0.1)], Link(10.0, 0.3)
+    document = auto(plan())
+    document["training"]["asked"]["local_steps"] = "auto"
+    predicted = predict.outlook(document, both, slow)
+    assert predicted["auto_local"]
+    assert "ddp_local_steps auto keeps steps together, which the run began" in predict.prediction_text(
+        document, predicted
+    )
+    document["training"].update(sync=predicted["auto_sync"], local_steps=predicted["auto_local"])
+    predicted = predict.outlook(document, both, slow)
+    text = predict.prediction_text(document, predicted)
+    assert f"ddp_local_steps auto takes {predicted['auto_local']}: together in every step" in text
+    assert predict.outlook(plan(), both, slow)["auto_local"] is None
 
 
 def test_where_both_ends_share_the_air_a_step_has_half_the_rate():

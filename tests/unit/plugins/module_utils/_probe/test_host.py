@@ -193,6 +193,7 @@ def test_what_an_earlier_run_left(tmp_path):
         "head_shares": {},
         "cores": {},
         "sync": None,
+        "local_steps": 0,
         "matmul": None,
         "lineage": {"model": {}, "stage": {}, "data": {}},
         "session": None,
