@@ -1,34 +1,17 @@
 #!/usr/bin/env bash
 # Records docs/transcript.md: what a user types and sees on the way from two empty hosts to a trained model and back. The hosts are
-# containers of this machine that differ in what home machines differ in (users, folders, card names, threads, sudo, a firewall on
+# containers of this machine that differ in what home machines differ in (users, folders, NIC names, threads, sudo, a firewall on
 # one), reached by ssh; everything is shown as it was printed on a terminal, but for the folder of this checkout.
 #     tests/molecule/record_transcript.sh [PAGE]
 set -Eeuo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-# shellcheck source=tools/bootstrap.sh
-. "$ROOT/tools/bootstrap.sh"
-need_packages bsdutils
-need_python
-need_venv tools "$ROOT/tools/requirements/dev.txt"
-export PATH=$VENV/bin:$PATH
-# shellcheck source=tests/molecule/env.sh
-. "$ROOT/tests/molecule/env.sh"
 # shellcheck source=tests/molecule/terminal.sh
 . "$ROOT/tests/molecule/terminal.sh"
 PAGE=$(realpath "${1:-$ROOT/docs/transcript.md}")
 NETWORK=ddp-transcript
 SUBNET=10.89.78
-FOLDER=$(mktemp -d)
-SITE=$FOLDER/inventory
-WRITTEN=$FOLDER/page.md
-export ANSIBLE_CONFIG=$ROOT/ansible.cfg ANSIBLE_SSH_ARGS="-F $TEST_SSH_CONFIG -o ControlMaster=auto -o ControlPersist=60s" NO_COLOR=1 LC_ALL=C.UTF-8
-trap '[ -n "${KEEP:-}" ] || remove_hosts; rm -rf "$FOLDER"' EXIT
-trap 'say "The recording failed at line $LINENO."; cat "$FOLDER"/*.screen >&2 || true' ERR
-
-remove_hosts() {
-    podman rm -f -i -t 1 "$NETWORK-desktop" "$NETWORK-laptop" >/dev/null
-    podman network rm -f "$NETWORK" >/dev/null 2>&1 || true
-}
+HOSTS=(desktop laptop)
+begin_page
 
 # make_host NAME NUMBER NIC USER
 make_host() {

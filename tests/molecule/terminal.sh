@@ -1,5 +1,29 @@
 # shellcheck shell=bash
 # Sourced by the scripts that record what is typed and seen: PAGE is written in the end, from WRITTEN in FOLDER; SITE is the folder of the inventory.
+# HOSTS are containers on the network NETWORK.
+
+# shellcheck source=tools/bootstrap.sh
+. "$ROOT/tools/bootstrap.sh"
+need_packages bsdutils
+need_python
+need_venv tools "$ROOT/tools/requirements/dev.txt"
+export PATH=$VENV/bin:$PATH
+# shellcheck source=tests/molecule/env.sh
+. "$ROOT/tests/molecule/env.sh"
+
+begin_page() {
+    FOLDER=$(mktemp -d)
+    SITE=$FOLDER/inventory
+    WRITTEN=$FOLDER/page.md
+    export ANSIBLE_CONFIG=$ROOT/ansible.cfg ANSIBLE_SSH_ARGS="-F $TEST_SSH_CONFIG -o ControlMaster=auto -o ControlPersist=60s" NO_COLOR=1 LC_ALL=C.UTF-8
+    trap '[ -n "${KEEP:-}" ] || remove_hosts; rm -rf "$FOLDER"' EXIT
+    trap 'say "The recording failed at line $LINENO."; cat "$FOLDER"/*.screen >&2 || true' ERR
+}
+
+remove_hosts() {
+    podman rm -f -i -t 1 "${HOSTS[@]/#/$NETWORK-}" >/dev/null
+    podman network rm -f "$NETWORK" >/dev/null 2>&1 || true
+}
 
 write() { printf '%s\n' "$@" >>"$WRITTEN"; }
 

@@ -4,14 +4,6 @@
 #     tests/molecule/mixed/record_transcript.sh [PAGE]
 set -Eeuo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
-# shellcheck source=tools/bootstrap.sh
-. "$ROOT/tools/bootstrap.sh"
-need_packages bsdutils
-need_python
-need_venv tools "$ROOT/tools/requirements/dev.txt"
-export PATH=$VENV/bin:$PATH
-# shellcheck source=tests/molecule/env.sh
-. "$ROOT/tests/molecule/env.sh"
 # shellcheck source=tests/molecule/terminal.sh
 . "$ROOT/tests/molecule/terminal.sh"
 "$MOLECULE/mixed/images.sh"
@@ -19,17 +11,8 @@ PAGE=$(realpath "${1:-$ROOT/docs/transcript-mixed.md}")
 NETWORK=ddp-transcript-mixed
 # As in the scenario: the image of cellar lets nobody in but its neighbour.
 SUBNET=10.89.79
-FOLDER=$(mktemp -d)
-SITE=$FOLDER/inventory
-WRITTEN=$FOLDER/page.md
-export ANSIBLE_CONFIG=$ROOT/ansible.cfg ANSIBLE_SSH_ARGS="-F $TEST_SSH_CONFIG -o ControlMaster=auto -o ControlPersist=60s" NO_COLOR=1 LC_ALL=C.UTF-8
-trap '[ -n "${KEEP:-}" ] || remove_hosts; rm -rf "$FOLDER"' EXIT
-trap 'say "The recording failed at line $LINENO."; cat "$FOLDER"/*.screen >&2 || true' ERR
-
-remove_hosts() {
-    podman rm -f -i -t 1 "$NETWORK-attic" "$NETWORK-cellar" "$NETWORK-desk" >/dev/null
-    podman network rm -f "$NETWORK" >/dev/null 2>&1 || true
-}
+HOSTS=(attic cellar desk)
+begin_page
 
 # make_host NAME NUMBER RELEASE CPUS USER...: the users get the controller's key.
 make_host() {
