@@ -89,6 +89,11 @@ def flops_per_token(shape: Shape) -> int:
     return 6 * linear + attention
 
 
+def head_work(model: Model) -> float:
+    """The head's part of the work of a step."""
+    return 6 * model["parameters"]["lm_head"] / model["flops_per_token"]
+
+
 def memory(
     shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True, local: bool = False, parts_of_head: int = 1
 ) -> dict[str, int]:

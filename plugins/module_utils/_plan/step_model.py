@@ -19,6 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size impo
     LEAST_BLOCK,
     MEETING_ROW_BYTES,
     WIRE_BYTES,
+    head_work,
     packs,
 )
 
@@ -142,6 +143,17 @@ def local_steps(plan: Plan) -> int:
     return int(plan["training"].get("local_steps") or 0) if plan["world"] > 1 else 0
 
 
+def passes_of(plan: Plan, rows: Sequence[int]) -> List[float]:
+    """The work of each rank in passes of device_batch rows; parts of the head make up for rows that are coarser than the speeds."""
+    training = plan["training"]
+    passes = [share / training["device_batch"] for share in rows]
+    parts = training.get("head_shares")
+    if not parts or list(rows) != list(training["rows"]):
+        return passes
+    of_head = head_work(plan["model"])
+    return [(1 - of_head) * own + of_head * sum(passes) * part / sum(parts) for own, part in zip(passes, parts)]
+
+
 def predict(
     plan: Plan,
     speeds: Sequence[Speed],
@@ -154,8 +166,7 @@ def predict(
     training, world = plan["training"], plan["world"]
     kind = sync or training["sync"]
     apart = local_steps(plan) if local is None else local
-    passes = [share / training["device_batch"] for share in rows]
-    computing = [speed.compute(count) for speed, count in zip(speeds, passes)]
+    computing = [speed.compute(count) for speed, count in zip(speeds, passes_of(plan, rows))]
     sent = bytes_sent(plan, kind, apart)
     late = ROUNDS * link.latency_ms / 1000 / max(1, apart) if link else 0.0
     wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + late if link and world > 1 else 0.0

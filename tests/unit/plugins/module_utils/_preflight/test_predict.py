@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import head_shares
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe, head_work
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import measured, predict, rates
 
@@ -117,6 +118,18 @@ def test_field_16_a_step_is_expected_as_it_was_measured(shape, one, mbit, measur
 def test_the_slower_host_waits_less():
     step = step_model.predict(plan(), speeds(0.5, 1.0), GIGABIT, (2, 2))
     assert step.wait_seconds["desktop"] - step.wait_seconds["laptop"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_parts_of_the_head_make_up_for_rows_that_are_coarser_than_the_speeds():
+    document, each = plan(rows=(3, 1)), speeds(0.5, 1.0)
+    rows_alone = step_model.predict(document, each, None, (3, 1))
+    parts = head_shares([3, 1], [2.0, 1.0], head_work(document["model"]))
+    document["training"] |= {"rows": [3, 1], "head_shares": parts}
+    step = step_model.predict(document, each, None, (3, 1))
+    # Four rows in passes of two at two passes a second and one: two thirds of a second, by rows alone three quarters.
+    assert rows_alone.seconds - step.seconds == pytest.approx(0.75 - 2 / 3, abs=0.01)
+    # Of other rows than the plan's nothing is known of the head.
+    assert step_model.passes_of(document, (2, 2)) == [1.0, 1.0]
 
 
 def codes(predicted: dict[str, Any], document: dict[str, Any]) -> dict[str, dict[str, Any]]:
