@@ -8,12 +8,13 @@
     sudo python bench/uneven.py --short                  # a small model and few steps, to try the command
 
 The hosts are processes of this machine: the first has a core of its own, the others share another, each with a limit of a control
-group (cpu.max, or cpu.cfs_quota_us of version 1) of its part of it, in periods of 10 ms. Each is first measured alone under
-that limit, all at the same time: it trains the whole batch by itself, without a word to the others. The sum of these speeds is
-100 %. Then the equal split of ddp_batch_split=equal and what auto makes of the speeds as just measured take turns step by step, with
-a model each, on the same rows; the efficiency is that of the median step. As losses of both splits must be the same within
-float rounding, the largest difference is printed, too, and one above 1e-3 is an error. Tokens are drawn so that few are frequent and
-many rare, as in a text. Prints a line "efficiency NN %" for each case. Needs root and two cores; removes the control groups that it made.
+group (cpu.max, or cpu.cfs_quota_us of version 1) of its part of it, in periods of 10 ms. Each is measured alone under that
+limit, all at the same time, before and after the rest: it trains the whole batch by itself, without a word to the others. The sum of these
+speeds is 100 %. The shares of ddp_batch_split=auto are what the plan makes of the speeds as measured before, and what --rebalance makes of
+some steps with these. They and the equal split of ddp_batch_split=equal take turns, with a model each, on the same rows; the efficiency
+is that of the median step. As losses of both splits must be the same within float rounding, the largest difference is printed, too, and one
+above 1e-3 is an error. Tokens are drawn so that few are frequent and many rare, as in a text. Prints a line
+"efficiency NN %" for each case. Needs root and two cores; removes the control groups that it made.
 """
 
 from __future__ import annotations
@@ -42,17 +43,19 @@ MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.ma
 
 
 class Model(NamedTuple):
-    """A size to train; seconds: how long each host is measured alone."""
+    """A size to train, and the steps that count; the equal split makes fewer, since they take long."""
 
     depth: int
     head_dim: int
     length: int
     vocabulary: int
     cycles: int
-    seconds: float
 
 
-MODELS = {"d4": Model(4, 64, 512, VOCABULARY, 5, 30.0), "short": Model(2, 64, 128, 4096, 4, 3.0)}
+MODELS = {"d4": Model(4, 64, 512, VOCABULARY, 7), "short": Model(2, 64, 128, 4096, 5)}
+EQUAL_STEPS = 3
+# Steps from which --rebalance judges; the first one touches memory for the first time.
+LOOK = 3
 
 
 # -- the hosts
@@ -120,31 +123,56 @@ def train(model: Model, rows: int, cycles: int) -> dict[str, Any]:
 
     numerics.setup()
     comm = connect(read_ranks(), "cpu", 600)
-    alone = Way(connect(Ranks(0, 0, 1), "cpu", 600), model, [rows])
     generator = torch.Generator().manual_seed(7)
-    alone.step(draw(model, rows, generator))
-    comm.exchange("the start of the measurement", None, patient=True)
-    begun, steps = time.perf_counter(), 0
-    while steps < 2 or time.perf_counter() - begun < model.seconds:
-        alone.step(draw(model, rows, generator))
-        steps += 1
-    speed = steps * rows * model.length / (time.perf_counter() - begun)
-    del alone
-    speeds = comm.exchange("the speeds", speed, patient=True)
-    each, head = shares(model, rows, speeds)
+    batches = [draw(model, rows, generator) for dummy in range(1 + cycles)]
+    alone = Way(connect(Ranks(0, 0, 1), "cpu", 600), model, [rows])
+    first = alone.seconds(batches[0])
+    before = speed_alone(comm, alone, batches[0], first)
+    speeds = comm.exchange("the speeds", before, patient=True)
+    planned = shares(model, rows, speeds)
+    each, head = rebalanced(comm, Way(comm, model, *planned), planned, batches[:LOOK])
     ways = {"equal": Way(comm, model, spread(rows, comm.world)), "auto": Way(comm, model, each, head)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    losses: dict[str, list[float]] = {name: [] for name in ways}
-    for dummy in range(1 + cycles):
-        batch = draw(model, rows, generator)
+    for number, batch in enumerate(batches):
         for name, way in ways.items():
-            comm.exchange("the start of a step", name, patient=True)
-            begun = time.perf_counter()
-            losses[name].append(way.step(batch))
-            seconds[name].append(time.perf_counter() - begun)
+            if name == "auto" or number < EQUAL_STEPS:
+                comm.exchange("the start of a step", name, patient=True)
+                seconds[name].append(way.seconds(batch))
+    after = speed_alone(comm, alone, batches[0], first)
     comm.close()
     steps_of = {name: taken[1:] for name, taken in seconds.items()}
-    return {"speed": speed, "rows": each, "head": head, "seconds": steps_of, "losses": losses}
+    told = {"planned": planned, "rows": each, "head": head, "seconds": steps_of}
+    return {"speed": (before + after) / 2, "losses": {name: way.losses for name, way in ways.items()}, **told}
+
+
+def speed_alone(comm: Any, alone: Way, batch: Any, first: float) -> float:
+    """Tokens a second of steps that this host makes alone, for as long as the slowest of all needs for one."""
+    longest = max(comm.exchange("the first step alone", first, patient=True))
+    begun, steps = time.perf_counter(), 0
+    while steps < 1 or time.perf_counter() - begun < longest:
+        alone.seconds(batch)
+        steps += 1
+    seconds = time.perf_counter() - begun
+    comm.exchange("the end of the measurement alone", None, patient=True)
+    return steps * batch[:, 1:].numel() / seconds
+
+
+def rebalanced(comm: Any, way: Way, planned: tuple[list[int], list[int]], batches: Sequence[Any]) -> Any:
+    """The shares that --rebalance comes to after some steps with those that the plan has."""
+    from nanochat.balance import LOOK_SECONDS, LOOKS, WARM_UP, Shares
+    from nanochat.run import new_balancer
+
+    busy = []
+    for batch in batches:
+        waited, taken = comm.wait_seconds, way.seconds(batch)
+        busy.append(comm.exchange("how long each was busy", taken - (comm.wait_seconds - waited), patient=True))
+    balancer = new_balancer(way.model, Shares(*planned))
+    usual = [statistics.median(one) for one in zip(*busy[1:], strict=True)]
+    # As if these steps came again and again.
+    for dummy in range(WARM_UP + LOOKS * (2 + int(LOOK_SECONDS / max(usual)))):
+        if found := balancer.hear(usual):
+            return found
+    return planned
 
 
 def draw(model: Model, rows: int, generator: Any) -> Any:
@@ -156,10 +184,13 @@ def draw(model: Model, rows: int, generator: Any) -> Any:
 
 def shares(model: Model, rows: int, speeds: Sequence[float]) -> tuple[list[int], list[int]]:
     """Rows and parts of the head as the plan has them for these speeds, where the batch was set."""
+    from ansible_collections.nanochat.ddp.plugins.module_utils._plan import model_size
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Asked, head_shares, plan_batch
 
     asked = Asked(model.length, rows * model.length, rows, True, False)
-    return plan_batch(asked, speeds).rows, head_shares(speeds)
+    shape = model_size.Shape(model.depth, 64, model.head_dim, model.length, "SSSL", model.vocabulary)
+    each = plan_batch(asked, speeds).rows
+    return each, head_shares(each, speeds, model_size.head_work(model_size.describe(shape)))
 
 
 class Way:
@@ -188,9 +219,16 @@ class Way:
             scaling_parameters=10**7, reference_parameters=10**8, flops_per_token=10**7, num_iterations=1000,
             total_batch_size=sum(rows) * model.length,
         )  # fmt: skip
-        self.comm, self.rows = comm, list(rows)
+        self.comm, self.rows, self.model = comm, list(rows), gpt
+        self.losses: list[float] = []
         self.machinery = make_machinery(settings, comm, gpt, plan, first_shares(settings, self.rows), "fp32")
         self.passes = passes_of(rows, max(rows), together=True)[comm.rank]
+
+    def seconds(self, batch: Any) -> float:
+        """How long a step over these rows takes."""
+        begun = time.perf_counter()
+        self.losses.append(self.step(batch))
+        return time.perf_counter() - begun
 
     def step(self, batch: Any) -> float:
         """One step over these rows, of which this host takes its own; returns the loss."""
@@ -233,17 +271,18 @@ def summary(case: str, rows: int, length: int, told: Sequence[dict[str, Any]]) -
         "speeds": [round(speed) for speed in speeds],
         "equal": efficiency("equal"),
         "auto": efficiency("auto"),
+        "planned": told[0]["planned"],
         "auto_rows": told[0]["rows"],
         "auto_head": told[0]["head"],
-        "difference": max(abs(a - b) for a, b in zip(losses["equal"], losses["auto"], strict=True)),
+        "difference": max(abs(a - b) for a, b in zip(losses["equal"], losses["auto"], strict=False)),
     }
 
 
 def line(found: dict[str, Any]) -> str:
-    rows, speeds = (" + ".join(map(str, found[key])) for key in ("auto_rows", "speeds"))
+    rows, head, speeds = (" + ".join(map(str, found[key])) for key in ("auto_rows", "auto_head", "speeds"))
     return (
-        f"{found['case']}: efficiency {100 * found['auto']:.0f} % (equal split {100 * found['equal']:.0f} %); rows {rows}; "
-        f"alone {speeds} tok/s; losses differ by {found['difference']:.1e} at most"
+        f"{found['case']}: efficiency {100 * found['auto']:.0f} % (equal split {100 * found['equal']:.0f} %); rows {rows}, "
+        f"head {head} of a thousand; alone {speeds} tok/s; losses differ by {found['difference']:.1e} at most"
     )
 
 
@@ -251,7 +290,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rows", type=int, default=12, help="rows of a step, of all hosts")
-    parser.add_argument("--cycles", type=int, default=0, help="steps of each split (default: 5)")
+    parser.add_argument("--cycles", type=int, default=0, help="steps of auto that count (default: 7)")
     parser.add_argument("--short", action="store_true", help="a small model: to try the command, not to measure")
     parser.add_argument("--write", type=Path, help="file for the results, a JSON object a line")
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
