@@ -90,7 +90,11 @@ run_ee() {
     )
 }
 
-run_molecule() { tests/molecule/run.sh "$@"; }
+# The scenario mixed trains on this machine, too.
+run_molecule() {
+    need_trainer_venv
+    TRAINER_VENV=$TRAINER_VENV tests/molecule/run.sh "$@"
+}
 
 run_part() {
     case $1 in

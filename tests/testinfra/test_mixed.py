@@ -1,4 +1,4 @@
-"""Three hosts that have little in common train one model; see tests/molecule/mixed/molecule.yml."""
+"""Three hosts that have little in common, and the controller, train one model; see tests/molecule/mixed/molecule.yml."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from conftest import wait_for
 
 HOME = {"attic": "/home/lzw", "cellar": "/home/xiao xin", "desk": "/home/xiaoxin"}
 USER = {"attic": "lzw", "cellar": "xiaoxin", "desk": "xiaoxin"}
-HOSTS = list(HOME)
+BASE = {host: f"{home}/nanochat-ddp" for host, home in HOME.items()} | {
+    "here": f"{os.environ['MOLECULE_EPHEMERAL_DIRECTORY']}/here"
+}
+HOSTS = list(BASE)
 
 # The tests tell one story and are played in this order.
 
 
+def on(lab, host, script, **words):
+    if host != "here":
+        return lab.on(host, script, **words)
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+
+
 def events(lab, host, kind):
-    folder = f"'{HOME[host]}/nanochat-ddp/runs/mixed'"
-    lines = lab.on(host, f"cat {folder}/metrics-rank{HOSTS.index(host)}.jsonl").splitlines()
+    lines = on(lab, host, f"cat '{BASE[host]}/runs/mixed/metrics-rank{HOSTS.index(host)}.jsonl'").splitlines()
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
@@ -44,13 +52,19 @@ def test_the_ways_in_differ_as_they_are_meant_to(lab):
         assert subprocess.run([*direct, where, "true"], capture_output=True, check=False).returncode == 255, where
 
 
-def test_the_three_train_one_model(lab):
+def test_all_train_one_model(lab):
     said = lab.play()
-    assert "weights identical on all 3 ranks" in said
+    assert "weights identical on all 4 ranks" in said
     for host in HOSTS:
         (end,) = events(lab, host, "end")
         assert (end["reason"], end["steps"], end["identical"]) == ("finished", 20, True)
     assert len({events(lab, host, "digest")[-1]["digest"] for host in HOSTS}) == 1
+
+
+def test_the_controller_is_reached_at_its_address_in_the_network_of_the_others(lab):
+    (plan,) = {on(lab, host, f"cat '{BASE[host]}/runs/mixed/plan.json'") for host in HOSTS}
+    nodes = {node["name"]: node for node in json.loads(plan)["nodes"]}
+    assert nodes["here"]["address"] == "10.89.79.1"
 
 
 def test_the_same_again_changes_nothing(lab):
@@ -66,7 +80,7 @@ def test_restart_goes_on_from_the_checkpoints(lab):
         assert events(lab, host, "step")[-1]["step"] == 39
 
 
-def test_status_shows_all_three(lab):
+def test_status_shows_all_of_them(lab):
     said = lab.play(playbook="status")
     for host in HOSTS:
         assert host in said
@@ -76,5 +90,6 @@ def test_status_shows_all_three(lab):
 def test_reset_leaves_nothing_that_runs(lab):
     lab.play("-e", "ddp_purge=all", playbook="reset")
     for host in HOSTS:
-        assert lab.on(host, f"find '{HOME[host]}/nanochat-ddp' -type f | head") == ""
-        assert lab.on(host, "tmux list-sessions 2>/dev/null || true", user=USER[host]) == ""
+        assert on(lab, host, f"[ ! -e '{BASE[host]}' ] || find '{BASE[host]}' -type f | head") == ""
+        words = {"user": USER[host]} if host in USER else {}
+        assert "mixed" not in on(lab, host, "tmux list-sessions 2>/dev/null || true", **words)
