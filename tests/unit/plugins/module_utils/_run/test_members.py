@@ -53,6 +53,13 @@ def test_lines_that_are_no_events_are_passed_over(tmp_path):
     assert read_members(str(tmp_path / "none")) == []
 
 
+def test_of_a_huge_file_only_the_newest_is_read(tmp_path):
+    events = [{"time": float(number), "what": "idle"} for number in range(40_000)]
+    (tmp_path / "members.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    found = read_members(str(tmp_path))
+    assert 1000 < len(found) < 20_000 and found == events[-len(found) :]
+
+
 def test_the_status_says_who_was_away_and_what_was_made_again():
     keeper = {
         "state": "training", "generation": 4, "members": ["desktop"], "why": "", "since": 205.0, "repeated": 2,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import find, log_tail, look, metrics
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import effort, find, log_tail, look, metrics
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
 
 
@@ -308,6 +308,37 @@ def test_waiting_ends_with_the_news_the_state_or_the_time() -> None:
     assert waited([here, {"state": "crashed", "step": 3}], look.Wait("running", 3, 10, 60)) == pytest.approx(1.0)
     assert waited([later], look.Wait("prepared", None, 10, 60)) == 0
     assert waited([{"state": "finished", "step": 9}], look.Wait("finished", 9, 10, 60)) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "since", "slept", "busy"),
+    [
+        ({"idle_seconds": 20.0}, 0.0, 1.0, 0.5),  # no progress: a moment is waited to see whether it works
+        ({"idle_seconds": None}, 0.0, 1.0, 0.5),
+        ({"idle_seconds": 2.0}, 0.0, 0.0, None),  # it makes steps: nothing is to be found out
+        ({"idle_seconds": 2.0}, 60.0, 0.0, 0.5),  # what was waited for anyway tells it for nothing
+        ({"idle_seconds": 20.0, "state": "crashed"}, 60.0, 0.0, None),
+    ],
+)
+def test_whether_a_rank_works_is_looked_for_where_it_makes_no_progress(
+    change: dict[str, Any], since: float, slept: float, busy: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = Time()
+    monkeypatch.setattr(look, "read_effort", lambda run_dir, rank: effort.Effort(time.monotonic() + 1, 5.5))
+    monkeypatch.setattr(look, "busy_share", lambda first, then: then.seconds - first.seconds)
+    run: Any = {"state": "running", "run_dir": "/x", "rank": 0, "busy": None, **change}
+    look._measure_busy(run, effort.Effort(time.monotonic() - since, 5.0), at.sleep)
+    assert (at.now, run["busy"]) == (pytest.approx(slept, abs=0.5), busy)
+
+
+def test_a_look_over_a_connection_expands_the_home_of_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "runs" / "d4").mkdir(parents=True)
+    look.say("MARK", {"run_dir": None, "base_dir": "~", "run": None, "lines": 0, "wait": None})
+    said = capsys.readouterr().out
+    assert said.startswith("MARK") and json.loads(said[4:])["run_dir"] == str(tmp_path / "runs" / "d4")
 
 
 def test_weights_that_differed_once_are_never_called_identical() -> None:
