@@ -43,7 +43,7 @@ ROOMS = f"{UNIT}/module_utils"
 # Which tests concern a file or a folder of files: pytest's arguments, those that fail soonest first.
 TESTS = {
     "trainer/nanochat/resume.py": [
-        "tests/trainer/test_faults.py", "tests/trainer/test_resume.py", "--deselect",
+        "tests/trainer/test_choose.py", "tests/trainer/test_faults.py", "tests/trainer/test_resume.py", "--deselect",
         "tests/trainer/test_resume.py::test_field_18_killed_at_random_moments_and_resumed",
     ],
     "trainer/nanochat/checkpoint_manager.py": ["tests/trainer/test_checkpoint_manager.py", "tests/trainer/test_faults.py"],

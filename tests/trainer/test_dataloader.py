@@ -240,6 +240,16 @@ def test_what_waited_for_a_row_is_dealt_too_and_a_lost_rank_is_replayed(tokens: 
     assert sorted(alone["tokens"].tolist()) == sorted([*states[0]["tokens"].tolist(), *states[1]["tokens"].tolist()])
 
 
+def test_a_loader_that_is_closed_leaves_no_thread(tokens: Tokenizer) -> None:
+    """Shares of a step change while a run goes on, each time with a new loader."""
+    before = threading.active_count()
+    loader = Loader(tokens, SHARDS, "train", 2, 64, 0, 1)
+    draw(loader, 1)
+    assert threading.active_count() > before
+    loader.close()
+    assert threading.active_count() == before
+
+
 def test_what_state_says_belongs_to_the_batch_handed_out(tokens: Tokenizer) -> None:
     """Batches made ahead must not show: the state after n batches is that of a loader that made just n."""
     one = Loader(tokens, SHARDS, "train", 1, 64, 0, 1)

@@ -1,0 +1,236 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which checkpoint ranks go on from and who gets its files, with folders in every state; the ranks are threads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from nanochat import checkpoint_manager as checkpoints
+from nanochat import comm as comm_module
+from nanochat import resume
+from nanochat.comm import Comm
+from nanochat.common import BadCheckpoint, Ranks
+from nanochat.resume import Found
+
+T = TypeVar("T")
+META = {"step": 1, "model_config": {"n_layer": 3}}
+
+
+class Talk(Comm):
+    """A rank among threads: what one says lies on a table when all have come to it."""
+
+    def __init__(self, rank: int, table: list[Any], meeting: threading.Barrier) -> None:
+        super().__init__(Ranks(rank, rank, len(table)), 5.0)
+        self.table, self.meeting = table, meeting
+
+    def exchange(self, what: str, value: Any, patient: bool = False) -> list[Any]:
+        self.table[self.rank] = json.dumps(value)
+        self.meeting.wait()
+        told = [json.loads(text) for text in self.table]
+        self.meeting.wait()
+        return told
+
+    def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
+        self.table[self.rank] = tensor
+        self.meeting.wait()
+        if self.rank != source:
+            tensor.copy_(self.table[source])
+        self.meeting.wait()
+
+    def barrier(self, what: str) -> None:
+        self.exchange(what, None)
+
+
+def together(world: int, work: Callable[[Talk], T]) -> list[T]:
+    """What every rank comes to; the error of the first one that fails."""
+    table: list[Any] = [None] * world
+    meeting = threading.Barrier(world, timeout=60)
+
+    def one(rank: int) -> T:
+        try:
+            return work(Talk(rank, table, meeting))
+        except threading.BrokenBarrierError:
+            raise
+        except BaseException:
+            meeting.abort()
+            raise
+
+    with ThreadPoolExecutor(world) as pool:
+        ended = [pool.submit(one, rank) for rank in range(world)]
+    for error in [one.exception() for one in ended]:
+        if error is not None and not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [one.result() for one in ended]
+
+
+class Hosts:
+    """A checkpoint folder for each rank."""
+
+    def __init__(self, base: Path, world: int) -> None:
+        self.folders = [base / f"host{rank}" for rank in range(world)]
+        for folder in self.folders:
+            folder.mkdir()
+
+    def save(self, step: int, *ranks: int, weight: float = 1.0) -> None:
+        """Whole checkpoints in the folders of these ranks."""
+        for rank in ranks:
+            model, optimizer = {"w": torch.full((50,), weight)}, {"state": torch.full((9,), 2.0)}
+            checkpoints.save(self.folders[rank], step, rank, optimizer, {"cursor": [rank]}, model, META)
+
+    def spoil(self, step: int, *ranks: int) -> None:
+        for rank in ranks:
+            path = self.folders[rank] / checkpoints.model_name(step)
+            path.write_bytes(path.read_bytes()[:-10])
+
+    def choose(self, wanted: int = -1, own: bool = False) -> list[Found | None]:
+        return together(len(self.folders), lambda comm: resume.choose_step(comm, self.folders[comm.rank], wanted, own))
+
+    def fetch(self) -> list[int]:
+        found = self.choose()
+
+        def one(comm: Talk) -> int:
+            mine = found[comm.rank]
+            assert mine is not None
+            return resume.fetch(comm, self.folders[comm.rank], mine, comm.rank)
+
+        return together(len(self.folders), one)
+
+    def names(self, rank: int) -> list[str]:
+        return sorted(path.name for path in self.folders[rank].iterdir())
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    return Hosts(tmp_path, 2)
+
+
+def test_the_newest_step_that_any_rank_has_whole_is_taken(hosts: Hosts) -> None:
+    hosts.save(10, 0, 1)
+    hosts.save(20, 0, 1)
+    assert hosts.choose() == [Found(20, 0, True), Found(20, 1, True)]
+    hosts.spoil(20, 0)
+    assert hosts.choose() == [Found(20, None), Found(20, 1, True)]
+    hosts.spoil(20, 1)
+    assert hosts.choose() == [Found(10, 0, True), Found(10, 1, True)]
+    hosts.save(30, 1)
+    assert hosts.choose() == [Found(30, None), Found(30, 1, True)]
+
+
+def test_only_the_step_that_was_asked_for_is_taken(hosts: Hosts) -> None:
+    hosts.save(10, 0, 1)
+    hosts.save(20, 1)
+    assert hosts.choose(10) == [Found(10, 0, True), Found(10, 1, True)]
+    hosts.spoil(20, 1)
+    with pytest.raises(
+        BadCheckpoint, match=r"--resume-from-step 20: no rank has a whole .* there are files of steps 10"
+    ):
+        hosts.choose(20)
+
+
+def test_damaged_checkpoints_are_no_reason_to_begin_again(hosts: Hosts) -> None:
+    assert hosts.choose() == [None, None]
+    hosts.save(10, 0, 1)
+    hosts.save(20, 0)
+    hosts.spoil(10, 0, 1)
+    hosts.spoil(20, 0)
+    with pytest.raises(BadCheckpoint, match=r"is whole on any rank \(damaged: 20, 10\); move them away"):
+        hosts.choose()
+    for folder in hosts.folders:
+        for path in folder.glob("ckpt_*"):
+            path.unlink()
+    # What a process leaves behind that was killed while it saved never was a checkpoint.
+    assert hosts.choose() == [None, None]
+
+
+def test_where_each_rank_keeps_something_of_its_own_the_newest_that_all_have_is_taken(hosts: Hosts) -> None:
+    hosts.save(10, 0, 1)
+    hosts.save(20, 0)
+    assert hosts.choose(own=True) == [Found(10, 0, True), Found(10, 1, True)]
+    hosts.spoil(10, 1)
+    assert hosts.choose(own=True) == [Found(20, 0, True), Found(20, None)]
+
+
+def test_a_folder_that_ranks_share_has_one_writer(tmp_path: Path) -> None:
+    folders = [tmp_path / "shared", tmp_path / "own", tmp_path / "shared"]
+    assert together(3, lambda comm: resume.folder_leader(comm, folders[comm.rank])) == [0, 1, 0]
+    assert [list(folder.iterdir()) for folder in folders] == [[], [], []]
+
+
+def test_whoever_lacks_a_step_gets_it_and_has_it_for_good(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(comm_module, "CHUNK_BYTES", 300)
+    hosts.save(10, 1)
+    assert hosts.fetch() == [0, 1]
+    assert hosts.names(0) == ["ckpt_000010_rank0.json", "meta_000010.json", "model_000010.pt", "optim_000010_rank0.pt"]
+    for name in ("model_000010.pt", "meta_000010.json"):
+        assert (hosts.folders[0] / name).read_bytes() == (hosts.folders[1] / name).read_bytes()
+    assert checkpoints.load_optimizer(hosts.folders[0], 10, 0)[1] == {"cursor": [1]}
+    assert hosts.choose() == [Found(10, 0, True), Found(10, 1, True)]
+
+
+def test_nothing_is_sent_where_all_have_the_same(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.save(10, 0, 1)
+    monkeypatch.setattr(Talk, "broadcast_bytes", None)
+    assert hosts.fetch() == [0, 1]
+
+
+def test_parts_of_a_run_that_went_on_apart_take_the_weights_of_one(hosts: Hosts) -> None:
+    hosts.save(10, 0)
+    hosts.save(10, 1, weight=5.0)
+    assert hosts.fetch() == [0, 1]
+    assert [float(checkpoints.load_model(folder, 10)["w"][0]) for folder in hosts.folders] == [1.0, 1.0]
+    assert hosts.choose() == [Found(10, 0, True), Found(10, 1, True)]
+
+
+def test_a_checkpoint_of_upstream_is_gathered_from_the_folders_of_its_ranks(hosts: Hosts) -> None:
+    """Rank 0 wrote the weights, every rank its own file of the optimizer, and nobody a list."""
+    hosts.save(10, 0, 1)
+    for folder in hosts.folders:
+        for path in [*folder.glob("ckpt_*"), *(folder.glob("m*_000010.*") if folder is hosts.folders[1] else ())]:
+            path.unlink()
+    assert hosts.choose() == [Found(10, 0, True), Found(10, None)]
+    assert hosts.fetch() == [0, 0]
+    every = ["meta_000010.json", "model_000010.pt", "optim_000010_rank0.pt", "optim_000010_rank1.pt"]
+    assert [hosts.names(0), hosts.names(1)] == [every, every]
+    assert checkpoints.load_optimizer(hosts.folders[0], 10, 1)[1] == {"cursor": [1]}
+
+
+def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, 1)
+    hosts.save(10, 0)
+    [folder] = hosts.folders
+    found = together(2, lambda comm: resume.choose_step(comm, folder, -1))
+    assert found == [Found(10, 0, True), Found(10, 0, False)]
+    assert together(2, lambda comm: resume.fetch(comm, folder, Found(10, 0), 0)) == [0, 0]
+
+
+def test_a_list_that_is_none_makes_nobody_the_writer(hosts: Hosts) -> None:
+    hosts.save(10, 0)
+    [folder] = hosts.folders[:1]
+    shutil.copy(folder / "optim_000010_rank0.pt", folder / "optim_000010_rank1.pt")
+    assert resume.writer_of(folder, 10) == 0
+    (folder / "ckpt_000010_rank0.json").write_text('{"files": [{"name": 3}, 7]}')
+    assert resume.writer_of(folder, 10) is None
+
+
+def test_every_rank_knows_where_all_are_in_the_data() -> None:
+    def state(comm: Talk) -> Any:
+        lengths = torch.arange(3 + comm.rank, dtype=torch.int32)
+        return resume.gather_states(comm, {"cursor": [comm.rank], "lengths": lengths})
+
+    told = together(2, state)
+    for one in told:
+        assert [entry["cursor"] for entry in one] == [[0], [1]]
+        assert [entry["lengths"].tolist() for entry in one] == [[0, 1, 2], [0, 1, 2, 3]]
+        assert one[1]["lengths"].dtype == torch.int32
