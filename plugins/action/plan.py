@@ -24,6 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions impor
     controller_settings,
     questions,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.so_far import so_far
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import (
     as_json,
     render,
@@ -73,6 +74,7 @@ class ActionModule(JudgingAction):
         except PlanError as error:
             return {"failed": True, "msg": str(error), "problems": error.findings}
         text = render(outcome.plan)
+        probes = {host["name"]: host.get("probe") for host in hosts}
         document = json.dumps(as_json(outcome.plan, outcome.findings), indent=2) + "\n"
         if options["show"] == "json":
             display.display(document)
@@ -87,6 +89,7 @@ class ActionModule(JudgingAction):
             "ranks": {node["host"]: node["rank"] for node in outcome.plan["nodes"]},
             "findings": outcome.findings,
             "controller": outcome.controller,
+            "so_far": so_far(outcome.plan["digest"], probes, bool(outcome.controller["fresh"])),
             "text": text,
         }
 

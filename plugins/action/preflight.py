@@ -37,6 +37,7 @@ class ActionModule(JudgingAction):
     OPTIONS: ClassVar[dict[str, dict[str, object]]] = {
         "plan": {"type": "dict", "required": True},
         "evidence": {"type": "dict", "required": True},
+        "probes": {"type": "dict", "default": {}},
         "plan_findings": {"type": "list", "elements": "dict", "default": []},
         "before_network": {"type": "bool", "default": False},
         "rehearsal": {"type": "bool", "default": False},
@@ -48,8 +49,8 @@ class ActionModule(JudgingAction):
 
     def judge(self, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, object]:
         """Findings, prediction and links."""
-        seen = options["evidence"]
-        evidence = gather(options)
+        seen = with_probes(options["evidence"], options["probes"])
+        evidence = gather({**options, "evidence": seen})
         findings = in_order([*judge(evidence), *missing(evidence.plan, seen), *unmeasured(evidence.plan, seen)])
         predicted = predicted_by(evidence, seen)
         if predicted:
@@ -80,6 +81,14 @@ class ActionModule(JudgingAction):
             text = "\n\n".join(part for part in parts if part)
             if text:
                 display.display(text + "\n")
+
+
+def with_probes(evidence: Mapping[str, Any], probes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The evidence of every host; where nothing was tried there is only what its probe told."""
+    return {
+        host: {**({"probe": probes[host]} if host in probes else {}), **(evidence.get(host) or {})}
+        for host in {**evidence, **probes}
+    }
 
 
 def gather(options: Mapping[str, Any]) -> Evidence:

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import base64
-from pathlib import Path
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import TreeError, digests_of, read_tree
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import digests_of
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._sources import sources
 
 
 class ActionModule(ActionBase):
@@ -25,13 +24,7 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         result: dict[str, object] = super().run(tmp, task_vars)
         arguments = dict(self._task.args)
-        source = Path(str(arguments.get("src", ""))).expanduser()
-        if not source.is_dir():
-            raise AnsibleActionFail(f"the sources of the trainer are not on the controller: {source} is not a folder")
-        try:
-            tree = read_tree(str(source))
-        except TreeError as why:
-            raise AnsibleActionFail(str(why)) from why
+        tree = sources(arguments)
         arguments.setdefault("host", task_vars.get("inventory_hostname"))
         arguments["files"] = digests_of(tree)
         asked = self._ask(arguments, None, task_vars)

@@ -28,6 +28,10 @@ options:
       - What is there of one host and missing of another one is an error.
     type: dict
     required: true
+  probes:
+    description: For every host what M(nanochat.ddp.host_info) returned as C(probe), where the evidence does not have it.
+    type: dict
+    default: {}
   plan_findings:
     description: What the plan itself found.
     type: list

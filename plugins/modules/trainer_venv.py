@@ -124,7 +124,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import VenvError
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import SPEC, run_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Installed, Venv
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
 
 ARGUMENTS = {
     **SPEC,
@@ -137,17 +137,13 @@ ARGUMENTS = {
 def present(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     """Brings the environment about, unless it is there."""
     before = words(venv.stamp(), "requirements")
-    state = venv.state()
-    found: Installed = {"packages": {}, "cuda": None, "python": ""}
-    index: object = None
-    is_ready = state == "ready"
-    if state == "foreign":
-        found = venv.packages()
-        is_ready = not venv.lacking(found["packages"])
+    state, found = venv.look()
+    is_ready = venv.is_ready(state, found)
     if not is_ready and not module.check_mode:
         venv.build(state)
-    if is_ready or not module.check_mode:
-        found, index = venv.packages(), venv.stamp().get("index")
+        found = venv.packages()
+    found = found or {"packages": {}, "cuda": None, "python": ""}
+    index = venv.stamp().get("index") if is_ready or not module.check_mode else None
     for warning in venv.warnings:
         module.warn(warning)
     after = sorted(venv.wish.requirements)
@@ -168,7 +164,7 @@ def diff(before: list[str], after: list[str]) -> dict[str, str]:
 
 def absent(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     """Removes the environment, and nothing that only has its path."""
-    state = venv.state()
+    state = venv.place()
     if state in ("occupied", "foreign"):
         raise VenvError(
             f"{venv.wish.host}: {venv.wish.path} was not made by this collection, so it is left alone", "occupied"

@@ -30,6 +30,8 @@ NOT_SETTINGS = frozenset(
         "ddp_plan_file",
         "ddp_json",
         "ddp_rights",
+        "ddp_so_far",
+        "ddp_setup",
         "ddp_purge",
     ]
 )

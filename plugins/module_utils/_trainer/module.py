@@ -43,7 +43,7 @@ def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: b
         tags = base.tags
         venv = Venv(wish, run, base)
         # An environment of somebody else's is only read, and may lie where this user cannot even put a lock.
-        if module.check_mode or (leaves_foreign and venv.state() == "foreign"):
+        if module.check_mode or (leaves_foreign and venv.place() == "foreign"):
             result = make(module, venv)
         else:
             with building(wish.path, wish.host, given["lock_seconds"]):

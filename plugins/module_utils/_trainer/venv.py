@@ -43,17 +43,27 @@ STAMP = ".nanochat-ddp.json"
 MARK = ".nanochat-ddp.building"
 
 ASK_PACKAGES = """
-import importlib.metadata, json, pathlib, re, sys
+import csv, importlib.metadata, json, os, pathlib, re, sys
 names = json.loads(sys.argv[1])
 found = {}
 damaged = []
+
+def lost(one):
+    # Compiled files come and go; all else that was installed is still there, or the package does not work. PyTorch has ten thousand
+    # files, so folders are listed and no file is asked for.
+    base, there = str(one.locate_file("")), {}
+    for row in csv.reader((one.read_text("RECORD") or "").splitlines()):
+        folder, name = os.path.split(os.path.join(base, row[0]))
+        if folder not in there:
+            there[folder] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
+        if name not in there[folder] and not name.endswith(".pyc"):
+            yield row[0]
+
 for name in names:
     try:
         one = importlib.metadata.distribution(name)
         found[name] = one.version
-        # Compiled files come and go; all else that was installed is still there, or the package does not work.
-        lost = (file for file in one.files or [] if file.suffix != ".pyc" and not file.locate().exists())
-        damaged += [str(file) for file in list(lost)[:1]]
+        damaged += list(lost(one))[:1]
     except importlib.metadata.PackageNotFoundError:
         found[name] = None
 cuda = None
@@ -102,41 +112,51 @@ class Venv:
         """What the environment was made from; empty if it was never finished."""
         return read_object(os.path.join(self.wish.path, STAMP))
 
-    def state(self) -> str:
-        """absent, ready, other (finished, but of other requirements), broken, foreign or occupied."""
+    def place(self) -> str:
+        """What the folder tells without anything being run: absent, occupied, foreign, broken (left half-built) or made."""
         path = self.wish.path
         if not os.path.lexists(path):
             return "absent"
         if not os.path.isdir(path) or (os.listdir(path) and not self._looks_like_venv()):
             return "occupied"
-        stamp = self.stamp()
-        if not stamp:
-            is_foreign = os.path.exists(os.path.join(path, "pyvenv.cfg")) and not os.path.exists(
-                os.path.join(path, MARK)
-            )
-            return "foreign" if is_foreign else "broken"
-        if self._own_minor() != stamp.get("python"):
-            return "broken"
-        if stamp.get("digest") != self.wish.digest(self.base.minor):
-            return "other"
-        return self._as_stamped()
+        if self.stamp():
+            return "made"
+        is_foreign = os.path.exists(os.path.join(path, "pyvenv.cfg")) and not os.path.exists(os.path.join(path, MARK))
+        return "foreign" if is_foreign else "broken"
 
-    def _as_stamped(self) -> str:
-        """ready, or what was made of it by hand since: other (a package was removed or exchanged) or broken."""
+    def look(self) -> tuple[str, Installed | None]:
+        """The state (absent, ready, other, broken, foreign or occupied), and what one that can be used holds.
+
+        `other` was finished, but of other requirements, or a package was removed or exchanged since.
+        """
+        place = self.place()
+        if place == "foreign":
+            return place, self.packages()
+        if place != "made":
+            return place, None
         try:
             found = self.packages()
         except VenvError:
+            return "broken", None
+        state = self._as_stamped(found)
+        return state, found if state == "ready" else None
+
+    def _as_stamped(self, found: Installed) -> str:
+        stamp = self.stamp()
+        if found["python"] != stamp.get("python"):
             return "broken"
+        if stamp.get("digest") != self.wish.digest(self.base.minor):
+            return "other"
         if found.get("damaged"):
             return "broken"
         return "other" if self.lacking(found["packages"]) else "ready"
 
+    def is_ready(self, state: str, found: Installed | None) -> bool:
+        """Whether nothing is to be done about it; one of somebody else's is used as it is if it has the packages."""
+        return state == "ready" or (state == "foreign" and found is not None and not self.lacking(found["packages"]))
+
     def _looks_like_venv(self) -> bool:
         return any(os.path.exists(os.path.join(self.wish.path, name)) for name in ("pyvenv.cfg", STAMP, MARK))
-
-    def _own_minor(self) -> str:
-        rc, out, _err = self.run([self.python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
-        return out.strip() if rc == 0 else ""
 
     def build(self, state: str) -> None:
         """Makes or renews the environment; the stamp comes last."""

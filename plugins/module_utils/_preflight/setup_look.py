@@ -1,0 +1,108 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One look at all that the steps trainer and data bring to a host, by the very rules by which these compare. It only reads.
+
+Whatever cannot be read counts as not there: the step itself then says what is the matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Callable, Mapping, TypedDict
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
+    Digests,
+    ShardsError,
+    compare,
+    entries,
+    load_manifest,
+    plan_links,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import files as trainer_files
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
+    Run,
+    VenvError,
+    find_interpreter,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
+
+
+class FilesSeen(TypedDict):
+    """The trainer's files."""
+
+    ready: bool
+    digest: str
+
+
+class VenvSeen(TypedDict, total=False):
+    """The trainer's environment; all but `ready` only of one that is."""
+
+    ready: bool
+    venv: str
+    python_version: str
+    torch: str | None
+    packages: dict[str, str | None]
+
+
+class DataSeen(TypedDict):
+    """The data set, and the run's links to it."""
+
+    ready: bool
+    digest: str
+
+
+class SetupSeen(TypedDict):
+    """What a host has already."""
+
+    files: FilesSeen
+    venv: VenvSeen
+    data: DataSeen
+
+
+def files_seen(folder: str, wanted: Mapping[str, str]) -> FilesSeen:
+    """Whether the folder holds exactly these files of ours."""
+    difference = trainer_files.compare(folder, wanted)
+    ready = bool(wanted) and not difference.write and not difference.remove
+    return {"ready": ready, "digest": trainer_files.digest_of(wanted)}
+
+
+def venv_seen(wish: Wish, python: str, minimum: str, run: Run, find: Callable[[str], str | None]) -> VenvSeen:
+    """Whether the environment holds what is asked for, made with the Python that is asked for."""
+    try:
+        base = find_interpreter(run, find, python, minimum, wish.host)
+        venv = Venv(wish, run, base)
+        state, found = venv.look()
+    except VenvError:
+        return {"ready": False}
+    if found is None or not venv.is_ready(state, found):
+        return {"ready": False}
+    packages = found["packages"]
+    return {
+        "ready": True,
+        "venv": wish.path,
+        "python_version": base.minor,
+        "torch": packages.get("torch"),
+        "packages": packages,
+    }
+
+
+def data_seen(folder: str, run_dir: str) -> DataSeen:
+    """Whether the data set is whole by its own manifest, and the run reads exactly its files."""
+    manifest = load_manifest(folder)
+    if manifest is None:
+        return {"ready": False, "digest": ""}
+    try:
+        wanted = entries(manifest)
+        whole = all(one.state == "ok" for one in compare(wanted, Digests(folder)))
+        links = plan_links(folder, run_dir, wanted)
+    except (ShardsError, OSError):
+        return {"ready": False, "digest": ""}
+    return {"ready": whole and not links.make and not links.remove, "digest": name_of(manifest)}
+
+
+def name_of(manifest: Mapping[str, Any]) -> str:
+    """One short name for a manifest with all that it says."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,133 @@
+#!/usr/bin/python
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: setup_info
+short_description: Look once at all that a host needs for a run
+version_added: 0.1.0
+author:
+  - The nanochat.ddp contributors (@nanochat-ddp)
+description:
+  - Says whether a host has the trainer's files, its Python packages and the data set of a run, by the same rules as
+    M(nanochat.ddp.trainer_files), M(nanochat.ddp.trainer_venv), M(nanochat.ddp.shard_sync) and M(nanochat.ddp.shard_links), in one step.
+  - What cannot be read counts as not there; the module that brings it says what is the matter with it.
+extends_documentation_fragment:
+  - nanochat.ddp.reader
+options:
+  src:
+    description: The folder of the trainer on the controller.
+    type: path
+    required: true
+  dest:
+    description: The folder of the trainer on the host.
+    type: path
+    required: true
+  files:
+    description: SHA-256 digests of the files by path; filled in from O(src).
+    type: dict
+    default: {}
+  venv_dir:
+    description: The folder of the environment.
+    type: path
+    required: true
+  requirements:
+    description: What the environment is to hold.
+    type: list
+    elements: str
+    default: []
+  python:
+    description: The interpreter with which it is to be made; by default the first one that is recent enough.
+    type: str
+  python_minimum:
+    description: The oldest Python that can be used.
+    type: str
+    default: '3.10'
+  torch_index:
+    description: Where torch is to come from, as in M(nanochat.ddp.trainer_venv).
+    type: str
+    default: auto
+  data_dir:
+    description: The folder of the data set.
+    type: path
+    required: true
+  run_dir:
+    description: The run folder, which is to have links to exactly the files of the data set.
+    type: path
+    required: true
+  host:
+    description: Name of this host in messages; by default its own host name.
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: See what the host has already
+  nanochat.ddp.setup_info:
+    src: "{{ playbook_dir }}/../trainer"
+    dest: /home/xiaoxin/nanochat/trainer
+    venv_dir: /home/xiaoxin/nanochat/venv
+    requirements: [torch==2.13.0]
+    data_dir: /home/xiaoxin/nanochat/data/books
+    run_dir: /home/xiaoxin/nanochat/runs/d4
+  register: there
+"""
+
+RETURN = r"""
+files:
+  description: Whether nothing of the trainer's files is to be written or removed, and their digest.
+  returned: success
+  type: dict
+  sample: {ready: true, digest: 0f343b0931126a20}
+venv:
+  description: Whether the environment is as it should be; of one that is, what it holds.
+  returned: success
+  type: dict
+  sample: {ready: true, venv: /home/xiaoxin/nanochat/venv, python_version: '3.11', torch: 2.13.0+cpu, packages: {torch: 2.13.0+cpu}}
+data:
+  description: Whether every file of the data set is there as its manifest says and the run reads exactly these, and the manifest's digest.
+  returned: success
+  type: dict
+  sample: {ready: true, digest: 0f343b0931126a20}
+"""
+
+import platform
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup_look import data_seen, files_seen, venv_seen
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import runner
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
+
+SPEC = {
+    "src": {"type": "path", "required": True},
+    "dest": {"type": "path", "required": True},
+    "files": {"type": "dict", "default": {}},
+    "venv_dir": {"type": "path", "required": True},
+    "requirements": {"type": "list", "elements": "str", "default": []},
+    "python": {"type": "str"},
+    "python_minimum": {"type": "str", "default": "3.10"},
+    "torch_index": {"type": "str", "default": "auto"},
+    "data_dir": {"type": "path", "required": True},
+    "run_dir": {"type": "path", "required": True},
+    "host": {"type": "str"},
+}
+
+
+def main() -> None:
+    module = checked_module(argument_spec=SPEC, supports_check_mode=True)
+    given = module.params
+    requirements = tuple(one.strip() for one in given["requirements"] if one.strip())
+    host = given["host"] or platform.node()
+    wish = Wish(host, given["venv_dir"].rstrip("/"), requirements, given["torch_index"], wheels="", offline=False)
+    module.exit_json(
+        changed=False,
+        files=files_seen(given["dest"], given["files"]),
+        venv=venv_seen(wish, given["python"] or "", given["python_minimum"], runner(module), module.get_bin_path),
+        data=data_seen(given["data_dir"], given["run_dir"]),
+    )
+
+
+if __name__ == "__main__":
+    main()
