@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 from ansible.module_utils import basic
@@ -106,7 +107,10 @@ def replaced(path: Path, content: bytes) -> None:
         ("data", lambda host: (host.folder / "data/shard_00001.parquet").unlink()),
         ("data", lambda host: replaced(host.folder / "data/shard_00001.parquet", parquet(9))),
         ("data", lambda host: (host.folder / "data/manifest.json").unlink()),
-        ("data", lambda host: (host.folder / "data/manifest.json").write_text('{"format": 1, "shards": [{"name": 5}]}')),
+        (
+            "data",
+            lambda host: (host.folder / "data/manifest.json").write_text('{"format": 1, "shards": [{"name": 5}]}'),
+        ),
         ("data", lambda host: (host.folder / "run/data/shard_00001.parquet").unlink()),
         ("data", lambda host: (host.folder / "run/data/shard_00009.parquet").write_bytes(b"of another run")),
     ],
