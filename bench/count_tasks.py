@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ansible import constants as C
 from ansible.plugins.callback import CallbackBase
 
 
@@ -27,6 +28,8 @@ class CallbackModule(CallbackBase):
         self.begun = time.monotonic()
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+        if task.action in C._ACTION_META:
+            return  # decided in the process of ansible-playbook itself
         self.end_task()
         self.tasks.append([task.get_name(), 0, 0.0])
 

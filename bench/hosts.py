@@ -54,13 +54,14 @@ HEAD = (
     "tasks",
     "executed",
     "modules on hosts",
+    "looks without a module",
     "largest process",
     "all processes",
 )
 SAMPLE_SECONDS = 0.5
-# Stands for the hosts' Python, so that every module that runs there leaves a line.
+# Stands for the hosts' Python, so that every module that runs there leaves a word, and every look that needs none (plugin_utils/_look.py).
 INTERPRETER = """#!/bin/sh
-echo >>{counts}
+if [ "$*" = "-I -S -" ]; then echo look; else echo module; fi >>{counts}
 exec {python} "$@"
 """
 
@@ -75,6 +76,7 @@ class Cost(NamedTuple):
     tasks: int
     executions: int
     modules: int
+    looks: int
     largest_mb: int
     together_mb: int
 
@@ -87,6 +89,7 @@ class Cost(NamedTuple):
             str(self.tasks),
             str(self.executions),
             str(self.modules),
+            str(self.looks),
             f"{self.largest_mb} MB",
             f"{self.together_mb} MB",
         )
@@ -173,6 +176,7 @@ class Bench:
         if code and not may_fail:
             raise SystemExit(f"{' '.join(words)} failed:\n{log.read_text(encoding='utf-8')[-4000:]}")
         tasks = json.loads(self.tasks.read_text(encoding="utf-8"))
+        started = self.modules.read_text(encoding="ascii").split()
         cost = Cost(
             self.hosts,
             what,
@@ -180,7 +184,8 @@ class Bench:
             used.ru_utime + used.ru_stime,
             len(tasks),
             sum(runs for dummy, runs, dummy_seconds in tasks),
-            len(self.modules.read_bytes()),
+            started.count("module"),
+            started.count("look"),
             memory.largest // 1024,
             memory.together // 1024,
         )

@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError, plain_run_name
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import send
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import (
     BIG,
     SMALL,
@@ -21,8 +24,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import (
     have_of,
     place_of,
 )
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import bare_answer
 
 ROUNDS = 1000
+DEFAULTS = {name: option.get("default") for name, option in send.OPTIONS.items()}
+# Read once, before Ansible makes a process for each host.
+host_code.sources_text(send.__name__)
 
 
 class ActionModule(ActionBase):
@@ -60,9 +67,13 @@ class ActionModule(ActionBase):
     def _ask(
         self, arguments: dict[str, object], have: Mapping[str, object], variables: dict[str, object]
     ) -> dict[str, object]:
-        answer: dict[str, object] = self._execute_module(
-            "nanochat.ddp.run_files", module_args={**arguments, "have": have}, task_vars=variables
-        )
+        asked = {**arguments, "have": have}
+        plain = {**DEFAULTS, **asked, "checkpoints": boolean(asked.get("checkpoints", False))}
+        # What makes no sense is left to the module to refuse.
+        is_one = bool(plain["run_dir"]) != bool(plain["base_dir"])
+        answer = bare_answer(self, send, plain, variables) if is_one else None
+        if answer is None:
+            answer = self._execute_module("nanochat.ddp.run_files", module_args=asked, task_vars=variables)
         return answer
 
     def _copy(self, arguments: dict[str, object], folder: Path, variables: dict[str, object]) -> set[str] | None:

@@ -224,21 +224,12 @@ probe:
 from typing import Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.host import probe
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.host import OPTIONS, probe
 
 
 def main() -> None:
     module = checked_module(
-        argument_spec={
-            "base_dir": {"type": "str", "default": "~/nanochat-ddp"},
-            "run_dir": {"type": "str"},
-            "venv_dir": {"type": "str"},
-            "python": {"type": "str"},
-            "ports": {"type": "list", "elements": "int", "default": []},
-            "peers": {"type": "list", "elements": "str", "default": []},
-            "folders": {"type": "list", "elements": "str", "default": []},
-            "base_run": {"type": "str"},
-        },
+        argument_spec=OPTIONS,
         supports_check_mode=True,
     )
 

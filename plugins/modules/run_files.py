@@ -84,41 +84,27 @@ files:
   elements: str
 """
 
-import os
-from typing import Dict
-
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError, had, missing_files
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN, WHICH_RUN, find_run_dir
-
-ARGUMENTS: Dict[str, object] = dict(
-    **WHICH_RUN,
-    dest=dict(type="str", required=True),
-    checkpoints=dict(type="bool", default=False),
-    have=dict(type="dict", default={}),
-    room=dict(type="int", default=4000000),
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.send import OPTIONS, send
 
 
 def main() -> None:
     """Answer with what the controller lacks."""
     module = checked_module(
-        argument_spec=ARGUMENTS,
+        argument_spec=OPTIONS,
         **ONE_RUN,
         bounds={"room": (0, 2**30)},
         supports_check_mode=True,
     )
     try:
-        run_dir = find_run_dir(module.params)
-        have = {path: had(known) for path, known in module.params["have"].items()}
+        found = send(module.params)
     except (RunNameError, CopyError) as error:
         module.fail_json(msg=str(error))
-    if run_dir is None or not os.path.isdir(run_dir):
-        module.exit_json(changed=False, run=None, run_dir=run_dir, pieces=[], whole=[], more=False)
-        return
-    found = missing_files(run_dir, have, module.params["checkpoints"], module.params["room"])
-    module.exit_json(changed=False, run=os.path.basename(run_dir.rstrip("/")), run_dir=run_dir, **found)
+    else:
+        module.exit_json(changed=False, **found)
 
 
 if __name__ == "__main__":

@@ -93,40 +93,14 @@ data:
   sample: {ready: true, digest: 0f343b0931126a20}
 """
 
-import platform
-
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup_look import data_seen, files_seen, venv_seen
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup_look import OPTIONS, setup_seen
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import runner
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
-
-SPEC = {
-    "src": {"type": "path", "required": True},
-    "dest": {"type": "path", "required": True},
-    "files": {"type": "dict", "default": {}},
-    "venv_dir": {"type": "path", "required": True},
-    "requirements": {"type": "list", "elements": "str", "default": []},
-    "python": {"type": "str"},
-    "python_minimum": {"type": "str", "default": "3.10"},
-    "torch_index": {"type": "str", "default": "auto"},
-    "data_dir": {"type": "path", "required": True},
-    "run_dir": {"type": "path", "required": True},
-    "host": {"type": "str"},
-}
 
 
 def main() -> None:
-    module = checked_module(argument_spec=SPEC, supports_check_mode=True)
-    given = module.params
-    requirements = tuple(one.strip() for one in given["requirements"] if one.strip())
-    host = given["host"] or platform.node()
-    wish = Wish(host, given["venv_dir"].rstrip("/"), requirements, given["torch_index"], wheels="", offline=False)
-    module.exit_json(
-        changed=False,
-        files=files_seen(given["dest"], given["files"]),
-        venv=venv_seen(wish, given["python"] or "", given["python_minimum"], runner(module), module.get_bin_path),
-        data=data_seen(given["data_dir"], given["run_dir"]),
-    )
+    module = checked_module(argument_spec=OPTIONS, supports_check_mode=True)
+    module.exit_json(changed=False, **setup_seen(module.params, runner(module), module.get_bin_path))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A look at a run that costs the host next to nothing.
+"""A look at a host that costs it next to nothing.
 
-A module starts a Python with all of Ansible's own code, which takes five times as long as reading the run folder. Whoever looks every few
-seconds sends the bare code that reads instead, to a Python that loads nothing else.
+A module starts a Python with all of Ansible's own code, which takes five times as long as reading the run folder. What only reads is
+sent as the bare code that reads instead, to a Python that loads nothing else.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
 
+Options = Mapping[str, Mapping[str, object]]
 MARK = "nanochat-ddp-look "
 DEFAULTS = {name: option.get("default") for name, option in look.LOOK.items()}
 
 
-def program(params: Mapping[str, Any]) -> str:
-    """The code that looks, with what it is to look at."""
-    return host_code.program(look.__name__, "say", MARK, {**DEFAULTS, **params})
+def program(code: ModuleType, params: Mapping[str, Any]) -> str:
+    """The program of a file of ours, whose function `say` answers on the host, with what it is to look at."""
+    return host_code.program(code.__name__, "say", MARK, dict(params))
 
 
 def python_of(action: ActionBase, variables: dict[str, object]) -> str:
@@ -35,13 +37,53 @@ def python_of(action: ActionBase, variables: dict[str, object]) -> str:
     return next((str(one) for one in (named, found) if one and str(one).startswith("/")), "python3")
 
 
-def quick_look(action: ActionBase, params: Mapping[str, Any], variables: dict[str, object]) -> dict[str, object] | None:
-    """What run_info says of a run; None where this way does not work, and the module has to be asked."""
+def bare_answer(
+    action: ActionBase, code: ModuleType, params: Mapping[str, Any], variables: dict[str, object]
+) -> dict[str, object] | None:
+    """What that program answers; None where this way does not work, and the module has to be asked, which says why."""
     if not action._connection.has_pipelining:
         return None
     argv = [python_of(action, variables), "-I", "-S", "-"]
-    answer = action._low_level_execute_command(shlex.join(argv), in_data=program(params).encode())
+    answer = action._low_level_execute_command(shlex.join(argv), in_data=program(code, params).encode())
     for line in reversed(str(answer.get("stdout") or "").splitlines()):
         if line.startswith(MARK):
-            return {"changed": False, "run": json.loads(line[len(MARK) :])}
+            return {"changed": False, **json.loads(line[len(MARK) :])}
     return None
+
+
+def quick_look(action: ActionBase, params: Mapping[str, Any], variables: dict[str, object]) -> dict[str, object] | None:
+    """What run_info says of a run."""
+    return bare_answer(action, look, {**DEFAULTS, **params}, variables)
+
+
+class BareAction(ActionBase):
+    """The module of the same name, without what starting a module costs the host; the module itself where that does not work."""
+
+    _supports_check_mode = True
+    _supports_async = False
+    _supports_diff = False
+    # The file whose `say` answers, and the module's options. Paths are expanded on the host, so none is of the type path here.
+    CODE: ClassVar[ModuleType]
+    OPTIONS: ClassVar[Options]
+    CHECKS: ClassVar[Mapping[str, object]] = {}
+
+    def __init_subclass__(cls) -> None:
+        # Read once, before Ansible makes a process for each host.
+        host_code.sources_text(cls.CODE.__name__)
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
+        """The answer of the host."""
+        variables = task_vars or {}
+        result: dict[str, object] = super().run(tmp, variables)
+        arguments = self.arguments(variables)
+        options = self.validate_argument_spec({**self.OPTIONS}, **self.CHECKS)[1]
+        seen = bare_answer(self, self.CODE, {**options, **arguments}, variables)
+        if seen is None:
+            seen = self._execute_module(module_args={**self._task.args, **arguments}, task_vars=variables)
+            seen.pop("invocation", None)
+        result.update(seen)
+        return result
+
+    def arguments(self, variables: Mapping[str, object]) -> dict[str, object]:
+        """What the controller adds to the task's own."""
+        return {}

@@ -11,6 +11,7 @@ connection without any file at all.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 from typing import Any
@@ -40,7 +41,13 @@ _last.{function}(*json.loads({arguments!r}))
 
 def program(module: str, function: str, *arguments: Any) -> str:
     """Python source that calls `module`.`function` with these arguments (as JSON carries them)."""
-    return _PROGRAM.format(sources=json.dumps(sources(module)), function=function, arguments=json.dumps(arguments))
+    return _PROGRAM.format(sources=sources_text(module), function=function, arguments=json.dumps(arguments))
+
+
+@functools.lru_cache(maxsize=None)
+def sources_text(module: str) -> str:
+    """The sources as the program has them; read once, since a controller has a program for each host."""
+    return json.dumps(sources(module))
 
 
 def sources(module: str) -> list[tuple[str, str]]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from typing import Any, Callable, Mapping, TypedDict
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     Digests,
     ShardsError,
@@ -26,8 +28,23 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
     VenvError,
     find_interpreter,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import PIP_ENVIRONMENT
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "src": {"type": "path", "required": True},
+    "dest": {"type": "path", "required": True},
+    "files": {"type": "dict", "default": {}},
+    "venv_dir": {"type": "path", "required": True},
+    "requirements": {"type": "list", "elements": "str", "default": []},
+    "python": {"type": "str"},
+    "python_minimum": {"type": "str", "default": "3.10"},
+    "torch_index": {"type": "str", "default": "auto"},
+    "data_dir": {"type": "path", "required": True},
+    "run_dir": {"type": "path", "required": True},
+    "host": {"type": "str"},
+}
 
 
 class FilesSeen(TypedDict):
@@ -60,6 +77,24 @@ class SetupSeen(TypedDict):
     files: FilesSeen
     venv: VenvSeen
     data: DataSeen
+
+
+def say(mark: str, params: Mapping[str, Any]) -> None:
+    """The program of a look: answers with what setup_info returns."""
+    given = bare.expanded(params, [name for name, option in OPTIONS.items() if option["type"] == "path"])
+    bare.answer(mark, setup_seen(given, lambda argv: bare.run(argv, PIP_ENVIRONMENT), bare.find))
+
+
+def setup_seen(given: Mapping[str, Any], run: Run, find: Callable[[str], str | None]) -> SetupSeen:
+    """All of it."""
+    requirements = tuple(one.strip() for one in given["requirements"] if one.strip())
+    host = given["host"] or platform.node()
+    wish = Wish(host, given["venv_dir"].rstrip("/"), requirements, given["torch_index"], wheels="", offline=False)
+    return {
+        "files": files_seen(given["dest"], given["files"]),
+        "venv": venv_seen(wish, given["python"] or "", given["python_minimum"], run, find),
+        "data": data_seen(given["data_dir"], given["run_dir"]),
+    }
 
 
 def files_seen(folder: str, wanted: Mapping[str, str]) -> FilesSeen:

@@ -10,13 +10,14 @@ import os
 import pwd
 import re
 import sys
-from typing import Dict, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe, Python, Pythons, VenvFacts
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     PYTHON_FOLDER,
     PYTHON_IN_FOLDER,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import (
@@ -55,6 +56,21 @@ VENV_STAMP = ".nanochat-ddp.json"
 VENV_MARK = ".nanochat-ddp.building"
 # Folders of pyenv and uv carry the version of what is in them.
 VERSION_IN_PATH = re.compile(r"/(?:cpython-)?3\.(\d+)(?:\.\d+)?[^/]*/bin/")
+OPTIONS: dict[str, dict[str, object]] = {
+    "base_dir": {"type": "str", "default": "~/nanochat-ddp"},
+    "run_dir": {"type": "str"},
+    "venv_dir": {"type": "str"},
+    "python": {"type": "str"},
+    "ports": {"type": "list", "elements": "int", "default": []},
+    "peers": {"type": "list", "elements": "str", "default": []},
+    "folders": {"type": "list", "elements": "str", "default": []},
+    "base_run": {"type": "str"},
+}
+
+
+def say(mark: str, params: Mapping[str, Any]) -> None:
+    """The program of a look: answers with what host_info returns."""
+    bare.answer(mark, {"probe": probe(lambda argv: bare.run(argv, {"LC_ALL": "C"}), bare.find, **params)})
 
 
 def probe(

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import Effort, busy_share, read_effort
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import WHICH_RUN, find_run_dir
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import PEEK_BYTES
@@ -97,9 +95,5 @@ def look(params: Mapping[str, Any]) -> RunState:
 
 
 def say(mark: str, params: Dict[str, object]) -> None:
-    """The program of a look: prints what `look` finds behind a mark."""
-    # The host expands the paths: its home is not the controller's.
-    for name in ("run_dir", "base_dir"):
-        if params[name]:
-            params[name] = os.path.expanduser(os.path.expandvars(str(params[name])))
-    sys.stdout.write(mark + json.dumps(look(params)) + "\n")
+    """The program of a look: answers with what run_info returns."""
+    bare.answer(mark, {"run": look(bare.expanded(params, ["run_dir", "base_dir"]))})

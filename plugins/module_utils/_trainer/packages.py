@@ -17,8 +17,6 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Mapping, NamedTuple, Sequence
 
-from ansible.module_utils.urls import ConnectionError as UrlError
-from ansible.module_utils.urls import open_url
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_json, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
@@ -137,6 +135,10 @@ def answers(url: str, settings: Mapping[str, str]) -> bool:
     """Whether an index says anything about torch, asked the way pip would (proxies, certificates)."""
     if url.startswith("file://"):
         return os.path.isdir(urllib.request.url2pathname(urllib.parse.urlparse(url).path))
+    # Only here: whoever looks at an environment without Ansible's module needs none of it.
+    from ansible.module_utils.urls import ConnectionError as UrlError
+    from ansible.module_utils.urls import open_url
+
     bundle = settings.get("cert") or os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
     try:
         page = url.rstrip("/") + "/torch/"

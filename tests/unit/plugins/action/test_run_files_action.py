@@ -22,6 +22,8 @@ def piece(path: Any, content: bytes = b"x", **more: Any) -> dict[str, Any]:
 class Host:
     """A host that answers what it likes."""
 
+    has_pipelining = False
+
     def __init__(self, **answer: Any) -> None:
         self.answer = {"run": "d4", "run_dir": "/srv/runs/d4", "pieces": [], "whole": [], "more": False, **answer}
         self.fetched: list[str] = []

@@ -11,20 +11,36 @@ import sys
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import setup_look
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import look, state
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 
 
-def test_a_program_brings_what_it_imports(tmp_path):
-    params = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1}
-    text = host_code.program(look.__name__, "say", "mark ", params)
+def told(module, params):
+    """What the module's program answers, from a Python that has nothing but its own library."""
+    text = host_code.program(module.__name__, "say", "mark ", params)
     answer = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True)
     assert answer.stdout.startswith("mark ")
-    assert json.loads(answer.stdout[5:])["state"] == state.PREPARED
+    return json.loads(answer.stdout[5:])
 
 
-@pytest.mark.parametrize("module", [look, runner, server])
+def test_a_program_brings_what_it_imports(tmp_path):
+    params = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1}
+    assert told(look, params)["run"]["state"] == state.PREPARED
+
+
+def test_a_host_is_probed_and_looked_over_without_a_module(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    probe = told(host, {name: option.get("default") for name, option in host.OPTIONS.items()})["probe"]
+    assert probe["base_dir"] == f"{tmp_path}/nanochat-ddp" and probe["cpu"]["logical"] >= 1
+    folders = {name: "~/none" for name, option in setup_look.OPTIONS.items() if option["type"] == "path"}
+    seen = told(setup_look, {**{name: option.get("default") for name, option in setup_look.OPTIONS.items()}, **folders})
+    assert [seen[part]["ready"] for part in ("files", "venv", "data")] == [False, False, False]
+
+
+@pytest.mark.parametrize("module", [look, host, setup_look, runner, server])
 def test_each_source_comes_after_what_it_needs(module):
     names = [name for name, dummy_source in host_code.sources(module.__name__)]
     assert names[-1] == module.__name__

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from ansible.module_utils import urls
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import interpreter, packages
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import Interpreter, VenvError
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
@@ -215,7 +216,7 @@ def test_the_index_is_asked_through_pip_s_own_proxy(monkeypatch):
         asked.append((page, ca_path, packages.os.environ.get("https_proxy")))
         raise OSError
 
-    monkeypatch.setattr(packages, "open_url", open_url)
+    monkeypatch.setattr(urls, "open_url", open_url)
     said = ":env:.proxy='http://env:3128'\nglobal.cert='/etc/hosts'\nglobal.proxy='http://file:3128'\n"
     settings = packages.pip_settings(Pip(settings=said), ["pip"])
     assert not packages.answers("https://index.example/whl/cpu", settings)
