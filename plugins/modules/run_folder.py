@@ -82,10 +82,17 @@ checkpoint:
   type: int
   returned: success
   sample: 250
+boot:
+  description: Whether an earlier start left an entry by which M(nanochat.ddp.session_boot) starts the session after a reboot.
+  type: bool
+  returned: success
+  sample: false
 """
 
+import os
 from typing import Any, Mapping
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import BOOT
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
@@ -124,7 +131,7 @@ def main() -> None:
             result = prepare(params["path"], params["plan"], params["fresh"], module.check_mode, keeper_of(params))
     except RunFolderError as error:
         module.fail_json(msg=str(error))
-    module.exit_json(**result)
+    module.exit_json(boot=os.path.lexists(os.path.join(params["path"], BOOT)), **result)
 
 
 if __name__ == "__main__":

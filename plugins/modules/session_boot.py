@@ -69,20 +69,19 @@ import os
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import BOOT
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot as boot_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
 
-PROGRAM = ".boot.py"
-
 
 def apply(module: AnsibleModule) -> dict[str, object]:
     """Bring the entry into its state and tell by what the session is started."""
     name, state_dir = tmux_utils.check_name(module.params["name"]), os.path.abspath(module.params["state_dir"])
     source = host_code.program(boot_utils.__name__, "main", state_dir).encode("utf-8")
-    entry = boot_utils.Entry(name, os.path.join(state_dir, PROGRAM), source, str(Path.home()))
+    entry = boot_utils.Entry(name, os.path.join(state_dir, BOOT), source, str(Path.home()))
 
     def run(argv: list[str]) -> tuple[int, str, str]:
         program = module.get_bin_path(argv[0])

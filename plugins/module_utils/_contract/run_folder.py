@@ -21,6 +21,8 @@ PLAN = "plan.json"
 SESSION = "session.json"
 # The runner of a session and what it was last given.
 SESSION_FILES = ".session"
+# What starts the session again after a reboot; there only while an entry of the system names it.
+BOOT = ".boot.py"
 # What says that a folder is ours: a data set or packages, files that were brought, packages that were fetched.
 MANIFEST = "manifest.json"
 DEPLOYED = ".deployed.json"
