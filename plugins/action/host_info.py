@@ -17,3 +17,7 @@ class ActionModule(BareAction):
 
     CODE: ClassVar[ModuleType] = host
     OPTIONS: ClassVar[Options] = host.OPTIONS
+
+    def told_by_ansible(self) -> dict[str, object]:
+        """Its folder on the host, as the inventory or Ansible's settings have it."""
+        return {"remote_tmp": self.get_shell_option("remote_tmp", default="~/.ansible/tmp")}

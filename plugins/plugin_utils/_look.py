@@ -77,7 +77,7 @@ class BareAction(ActionBase):
         result: dict[str, object] = super().run(tmp, variables)
         arguments = self.arguments(variables)
         options = self.validate_argument_spec({**self.OPTIONS}, **self.CHECKS)[1]
-        seen = bare_answer(self, self.CODE, {**options, **arguments}, variables)
+        seen = bare_answer(self, self.CODE, {**options, **arguments, **self.told_by_ansible()}, variables)
         if seen is None:
             seen = self._execute_module(module_args={**self._task.args, **arguments}, task_vars=variables)
             seen.pop("invocation", None)
@@ -86,4 +86,8 @@ class BareAction(ActionBase):
 
     def arguments(self, variables: Mapping[str, object]) -> dict[str, object]:
         """What the controller adds to the task's own."""
+        return {}
+
+    def told_by_ansible(self) -> dict[str, object]:
+        """What a module would have of Ansible itself."""
         return {}
