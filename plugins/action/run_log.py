@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.action.run_watch import PatientAction
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, words
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 
 display = Display()
@@ -24,6 +24,13 @@ def tell_of_forks(variables: Mapping[str, Any]) -> None:
         display.warning(_configuration.lacking(len(hosts), _configuration.forks(), chosen=True))
 
 
+def show(host: str, result: Mapping[str, Any]) -> None:
+    """The lines, each with its host."""
+    lines = words(result, "lines")
+    if lines:
+        display.display("\n".join(f"{host} | {line}" for line in lines))
+
+
 class ActionModule(PatientAction):
     """The module of the same name, which goes on where it was."""
 
@@ -31,8 +38,19 @@ class ActionModule(PatientAction):
     _offsets: ClassVar[dict[str, int]] = {}
 
     def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
-        """One look."""
+        """One look; under another display than ours, which would show none of the lines, all of them to the end."""
         variables = task_vars or {}
+        result = self.look(tmp, variables)
+        if _configuration.shows_results():
+            return result
+        show(str(variables["inventory_hostname"]), result)
+        while not result.get("over") and not result.get("failed") and not result.get("unreachable"):
+            result = self.look(tmp, variables)
+            show(str(variables["inventory_hostname"]), result)
+        return result
+
+    def look(self, tmp: Any, variables: dict[str, object]) -> dict[str, object]:
+        """What was written since the last look."""
         result: dict[str, object] = super().run(tmp, variables)
         if result.get("failed"):
             return result

@@ -550,6 +550,10 @@ def test_logs_come_line_by_line_with_their_host(stage: Stage, ranks: Callable[..
         assert [line.split(" | ")[1][:10] for line in own] == [f"step {step:05d}" for step in range(6)]
     last = stage.play("nanochat.ddp.logs", "-e", "follow=false", "-e", "lines=2").splitlines()
     assert len(last) == 4
+    # Where the collection's display is not set they come all the same, and no line for each look.
+    told = stage.play("nanochat.ddp.logs", ANSIBLE_STDOUT_CALLBACK="default")
+    assert "RETRYING" not in told
+    assert [f"node{rank} | step {step:05d}" in told for rank in (1, 2) for step in range(6)] == [True] * 12
 
 
 def test_logs_of_a_host_without_a_run_are_not_silently_empty(stage: Stage) -> None:

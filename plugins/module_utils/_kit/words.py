@@ -82,21 +82,39 @@ def span(values: Sequence[str]) -> str:
     return str(values[0]) if len(set(values)) == 1 else "%s ... %s" % (values[0], values[-1])
 
 
-def alike(rows: Sequence[Sequence[Any]], own: Sequence[int] = (0,)) -> List[Sequence[Any]]:
-    """Of many rows those that differ in their own columns only (name, rank, address) as one, with how many there are."""
+# What the units of these texts come to.
+UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def amount(text: str) -> float:
+    """By which figures are ordered; what is none comes first."""
+    found = re.match(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
+    return float(found.group(1)) * UNITS.get(found.group(2), 1.0) if found else -1.0
+
+
+def alike(rows: Sequence[Sequence[Any]], own: Sequence[int] = (0,), measured: Sequence[int] = ()) -> List[Sequence[Any]]:
+    """Of many rows those that differ in their own columns only (name, rank, address) or in what was measured as one, with how many
+    there are, and the least and the most of what was measured."""
     if len(rows) <= MANY_HOSTS:
         return list(rows)
     groups: Dict[Tuple[str, ...], List[List[str]]] = {}
     for row in rows:
         cells = [str(cell) for cell in row]
-        groups.setdefault(tuple(cell for at, cell in enumerate(cells) if at not in own), []).append(cells)
+        key = tuple(cell for at, cell in enumerate(cells) if at not in own and at not in measured)
+        groups.setdefault(key, []).append(cells)
     merged: List[Sequence[Any]] = []
     for group in groups.values():
-        one = [span(column) for column in zip(*group)]
+        columns_of = [sorted(column, key=amount) if at in measured else column for at, column in enumerate(zip(*group))]
+        one = [span(column) for column in columns_of]
         if len(group) > 1:
             one[own[0]] += " (%d)" % len(group)
         merged.append(one)
     return merged
+
+
+def named(hosts: Sequence[str]) -> str:
+    """Hosts by name; of many the first and the last, and how many there are."""
+    return ", ".join(hosts) if len(hosts) <= MANY_HOSTS else "%s (%d)" % (span(hosts), len(hosts))
 
 
 def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> List[str]:

@@ -15,9 +15,11 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     DASH,
+    alike,
     bytes_text,
     fitting_table,
     loss_text,
+    named,
     seconds_text,
     share_text,
     speed_text,
@@ -82,6 +84,16 @@ def identical_text(rows: Sequence[Row]) -> str:
 CLOSING = ("host", "rank", "state", "steps", "rows", "first loss", "last loss", "val bpb", "tok/s", "waited", "memory")
 
 
+# What no two hosts have the same of.
+MEASURED = ("tok/s", "mean tok/s", "waited", "waiting", "memory", "left")
+
+
+def of_many(header: Sequence[str], rows: Sequence[Sequence[str]]) -> List[Sequence[Any]]:
+    """The rows of a table; of many hosts those that are alike as one."""
+    measured = [at for at, name in enumerate(header) if name in MEASURED]
+    return alike(rows, own=[at for at, name in enumerate(header) if name in ("host", "rank")], measured=measured)
+
+
 def tells_nothing(run: Mapping[str, Any]) -> bool:
     """Of another trainer than this collection's only the first rank says how far it is."""
     silent = run.get("step") is None and run.get("phase") is None and run.get("heartbeat_age") is None
@@ -133,9 +145,10 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
     lines = ["run %s" % (first_known(rows, "run") or DASH)]
     runs = [row["run"] for row in rows]
     if evaluated.are_evaluations(runs):
-        lines += fitting_table(evaluated.CLOSING, [_closing_row(row)[: len(evaluated.CLOSING)] for row in rows], width)
+        cells = [_closing_row(row)[: len(evaluated.CLOSING)] for row in rows]
+        lines += fitting_table(evaluated.CLOSING, of_many(evaluated.CLOSING, cells), width)
         return "\n".join([*lines, *evaluated.result_lines(runs), "  " + identical_text(rows)])
-    lines += fitting_table(CLOSING, [_closing_row(row) for row in rows], width)
+    lines += fitting_table(CLOSING, of_many(CLOSING, [_closing_row(row) for row in rows]), width)
     if any(row["run"].get("step") is not None for row in rows):
         lines.append("  " + identical_text(rows))
         slow = slowest(rows)
@@ -154,7 +167,7 @@ def _checkpoint_lines(rows: Sequence[Row]) -> List[str]:
             place = (checkpoint["step"], os.path.dirname(str(checkpoint["path"])))
             places.setdefault(place, []).append(row["host"])
     return [
-        "  checkpoint of step %s on %s: %s" % (step, ", ".join(hosts), folder)
+        "  checkpoint of step %s on %s: %s" % (step, named(hosts), folder)
         for (step, folder), hosts in places.items()
     ]
 
@@ -331,7 +344,7 @@ def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0)
     lines = [_headline(rows, names, bool(marked))]
     evaluates = evaluated.are_evaluations([row["run"] for row in rows])
     heads, make_row = (evaluated.STATUS, _evaluation_row) if evaluates else (STATUS, _status_row)
-    lines += fitting_table(heads, [make_row(row, marked.get(row["host"])) for row in rows], width)
+    lines += fitting_table(heads, of_many(heads, [make_row(row, marked.get(row["host"])) for row in rows]), width)
     for name in names[1:]:
         hosts = ", ".join(row["host"] for row in _of_run(rows, name))
         lines.append(
