@@ -99,8 +99,9 @@ def setup_seen(given: Mapping[str, Any], run: Run, find: Callable[[str], str | N
 
 def files_seen(folder: str, wanted: Mapping[str, str]) -> FilesSeen:
     """Whether the folder holds exactly these files of ours."""
+    plain = bool(wanted) and all(trainer_files.is_inside(path) for path in wanted)
     difference = trainer_files.compare(folder, wanted)
-    ready = bool(wanted) and not difference.write and not difference.remove
+    ready = plain and not difference.write and not difference.remove
     return {"ready": ready, "digest": trainer_files.digest_of(wanted)}
 
 

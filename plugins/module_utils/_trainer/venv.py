@@ -143,7 +143,7 @@ class Venv:
 
     def _as_stamped(self, found: Installed) -> str:
         stamp = self.stamp()
-        if found["python"] != stamp.get("python"):
+        if found.get("python") != stamp.get("python"):
             return "broken"
         if stamp.get("digest") != self.wish.digest(self.base.minor):
             return "other"
@@ -304,9 +304,12 @@ class Venv:
         names = [name_of(one) for one in self.wish.requirements]
         rc, out, err = self.run([self.python, "-I", "-c", ASK_PACKAGES, json.dumps(names)])
         try:
-            return cast(Installed, dict(json.loads(out)))
+            told = json.loads(out)
         except ValueError:
-            raise VenvError(f"{self.wish.host}: {self.python} does not run ({rc}): {last_line(err or out)}") from None
+            told = None
+        if not isinstance(told, dict) or not isinstance(told.get("packages"), dict):
+            raise VenvError(f"{self.wish.host}: {self.python} does not run ({rc}): {last_line(err or out)}")
+        return cast(Installed, told)
 
     def lacking(self, packages: Mapping[str, str | None]) -> list[str]:
         """The requirements that the installed versions do not meet."""
