@@ -92,7 +92,9 @@ def amount(text: str) -> float:
     return float(found.group(1)) * UNITS.get(found.group(2), 1.0) if found else -1.0
 
 
-def alike(rows: Sequence[Sequence[Any]], own: Sequence[int] = (0,), measured: Sequence[int] = ()) -> List[Sequence[Any]]:
+def alike(
+    rows: Sequence[Sequence[Any]], own: Sequence[int] = (0,), measured: Sequence[int] = ()
+) -> List[Sequence[Any]]:
     """Of many rows those that differ in their own columns only (name, rank, address) or in what was measured as one, with how many
     there are, and the least and the most of what was measured."""
     if len(rows) <= MANY_HOSTS:

@@ -167,8 +167,7 @@ def _checkpoint_lines(rows: Sequence[Row]) -> List[str]:
             place = (checkpoint["step"], os.path.dirname(str(checkpoint["path"])))
             places.setdefault(place, []).append(row["host"])
     return [
-        "  checkpoint of step %s on %s: %s" % (step, named(hosts), folder)
-        for (step, folder), hosts in places.items()
+        "  checkpoint of step %s on %s: %s" % (step, named(hosts), folder) for (step, folder), hosts in places.items()
     ]
 
 

@@ -87,17 +87,20 @@ def test_packages_and_python_that_are_missing_are_named_in_one_sentence():
     ]
 
 
-def test_whatever_is_left_out_the_plan_is_not():
-    """--skip-tags of any step leaves the one from which all others know the hosts and what to do on them."""
+def steps() -> list[dict[str, Any]]:
+    """The roles of the story, in their order."""
     [train] = [play for name, play in plays() if name == "train.yml"]
     [block] = train["tasks"]
-    always = [step["ansible.builtin.import_role"]["name"] for step in block["block"] if "always" in step["tags"]]
+    return [step for step in block["block"] if "ansible.builtin.import_role" in step]
+
+
+def test_whatever_is_left_out_the_plan_is_not():
+    """--skip-tags of any step leaves the one from which all others know the hosts and what to do on them."""
+    always = [step["ansible.builtin.import_role"]["name"] for step in steps() if "always" in step["tags"]]
     assert always == ["nanochat.ddp.plan"]
 
 
 def test_whatever_moves_packets_between_hosts_opens_the_ports_first():
     """Rules that nobody saved are gone after a reboot."""
-    [train] = [play for name, play in plays() if name == "train.yml"]
-    [block] = train["tasks"]
-    [network] = [step for step in block["block"] if step["ansible.builtin.import_role"]["name"].endswith("network")]
+    [network] = [step for step in steps() if step["ansible.builtin.import_role"]["name"].endswith("network")]
     assert {"network", "data", "rehearse", "launch", "restart"} <= set(network["tags"])

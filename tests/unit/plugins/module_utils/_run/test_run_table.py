@@ -102,13 +102,16 @@ def test_hosts_whose_checkpoints_lie_in_the_same_place_share_a_line() -> None:
 
 def many(**more: Any) -> list[dict[str, Any]]:
     """A hundred hosts, each with figures of its own."""
-    measured = [{"wait_seconds": float(rank), "wait_share": 0.2, "memory_bytes": 9e8 + rank * 2e6} for rank in range(100)]
+    measured = [
+        {"wait_seconds": float(rank), "wait_share": 0.2, "memory_bytes": 9e8 + rank * 2e6} for rank in range(100)
+    ]
     return [row(f"h{rank:03}", rank, world=100, **{**measured[rank], **more}) for rank in range(100)]
 
 
 def test_of_a_hundred_hosts_those_that_are_alike_share_a_line() -> None:
     rows = many(state="finished", done=10, verdict="finished", identical=True, digest="abcdef")
-    rows[41]["run"].update(done=7, state="crashed")
+    rows[41]["verdict"] = "crashed"
+    rows[41]["run"].update(done=7)
     table = run_table.closing_table(rows, 200).splitlines()
     assert len(table) < 8
     assert re.search(r"h000 \.\.\. h099 \(99\) +0 \.\.\. 99 +finished +10/10 ", table[2])
