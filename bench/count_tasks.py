@@ -41,7 +41,8 @@ class CallbackModule(CallbackBase):
 
     def count(self, result: Any) -> None:
         """Ansible starts a process for each, skipped or not."""
-        self.tasks[-1][1] += 1
+        if result.task.action not in C._ACTION_META:
+            self.tasks[-1][1] += 1
 
     v2_runner_on_ok = v2_runner_on_failed = v2_runner_on_skipped = v2_runner_on_unreachable = count
 

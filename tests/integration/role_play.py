@@ -41,7 +41,8 @@ class Play:
         }
 
     def run(self, role: str, *arguments: str) -> dict:
-        """Plays a role, or one of its entry points as `role:tasks`; returns Ansible's account by task, with its counts below `stats`."""
+        """Plays a role (or several, joined by +), or one of its entry points as `role:tasks`; returns Ansible's account by task, with its
+        counts below `stats`."""
         inventory = {
             "all": {
                 "hosts": {
@@ -56,13 +57,15 @@ class Play:
             "ddp_plan": self.plan,
             **self.variables,
         }
-        name, dummy, tasks = role.partition(":")
-        included = {"name": f"nanochat.ddp.{name}", **({"tasks_from": tasks} if tasks else {})}
+        parts = [one.partition(":") for one in role.split("+")]
+        included = [
+            {"name": f"nanochat.ddp.{name}", **({"tasks_from": tasks} if tasks else {})} for name, dummy, tasks in parts
+        ]
         play = {
             "hosts": "all",
             "gather_facts": False,
             "any_errors_fatal": True,
-            "tasks": [{"ansible.builtin.import_role": included}],
+            "tasks": [{"ansible.builtin.import_role": one} for one in included],
         }
         play["environment"] = "{{ own }}"
         (self.folder / "inventory.json").write_text(json.dumps(inventory))

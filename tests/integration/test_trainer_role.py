@@ -12,7 +12,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
+    apply_links,
+    entries,
+    plan_links,
+    save_manifest,
+)
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, counts, messages, results
+from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import describe, fill
 
 METADATA = {
     "METADATA": "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.0\n",
@@ -69,6 +76,33 @@ def test_hosts_have_the_trainer_and_play_again_changes_nothing(play):
     assert counts(second, "changed") == {"a": 0, "b": 0}
     assert results(first, "Make the trainer's environment")["b"]["packages"] == {"tiny-thing": "1.0"}
     assert Path(play.hosts["b"]["trainer_dir"], "scripts/base_train.py").is_file()
+
+
+def test_one_look_is_enough_where_no_host_lacks_anything(play, sources):
+    play.plan["trainer"].update(source="ours")
+    play.variables = {"trainer_src": str(sources)}
+    for node in play.hosts.values():
+        manifest = describe(fill(Path(node["data_dir"])))
+        save_manifest(node["data_dir"], manifest)
+        apply_links(node["data_dir"], node["run_dir"], plan_links(node["data_dir"], node["run_dir"], entries(manifest)))
+    first = play.run("trainer")
+    second = play.run("trainer+data")
+
+    assert messages(first) == messages(second) == []
+    assert results(first, "See whether anything is to be brought")["a"]["trainer"] is False
+    found = results(second, "See whether anything is to be brought")["a"]
+    assert (found["trainer"], found["data"]) == (True, True)
+    assert not results(second, "Copy the trainer's files") and not results(second, "Make the trainer's environment")
+    assert not results(second, "Check whether the data set is complete")
+
+    Path(play.hosts["b"]["trainer_dir"], "scripts/base_train.py").write_text("changed by hand")
+    Path(play.hosts["b"]["data_dir"], "shard_00001.parquet").unlink()
+    third = play.run("trainer+data")
+
+    assert messages(third) == []
+    assert results(third, "Copy the trainer's files")["b"]["written"] == ["scripts/base_train.py"]
+    assert results(third, "Fetch what is missing or broken")["b"]["moved"] == ["shard_00001.parquet"]
+    assert Path(play.hosts["b"]["data_dir"], "shard_00001.parquet").is_file()
 
 
 def test_nodes_of_one_machine_share_an_environment(play):
