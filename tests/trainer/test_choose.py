@@ -93,7 +93,7 @@ class Hosts:
             path = self.folders[rank] / checkpoints.model_name(step)
             path.write_bytes(path.read_bytes()[:-10])
 
-    def choose(self, wanted: int = -1, own: bool = False) -> list[Found | None]:
+    def choose(self, wanted: int = -1, own: Callable[[int], bool] = lambda step: False) -> list[Found | None]:
         return together(len(self.folders), lambda comm: resume.choose_step(comm, self.folders[comm.rank], wanted, own))
 
     def fetch(self) -> list[int]:
@@ -156,9 +156,10 @@ def test_damaged_checkpoints_are_no_reason_to_begin_again(hosts: Hosts) -> None:
 def test_where_each_rank_keeps_something_of_its_own_the_newest_that_all_have_is_taken(hosts: Hosts) -> None:
     hosts.save(10, 0, 1)
     hosts.save(20, 0)
-    assert hosts.choose(own=True) == [Found(10, 0, True), Found(10, 1, True)]
+    assert hosts.choose(own=lambda step: True) == [Found(10, 0, True), Found(10, 1, True)]
+    assert hosts.choose(own=lambda step: step != 20) == [Found(20, 0, True), Found(20, None)]
     hosts.spoil(10, 1)
-    assert hosts.choose(own=True) == [Found(20, 0, True), Found(20, None)]
+    assert hosts.choose(own=lambda step: True) == [Found(20, 0, True), Found(20, None)]
 
 
 def test_a_folder_that_ranks_share_has_one_writer(tmp_path: Path) -> None:
@@ -213,6 +214,12 @@ def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> Non
     found = together(2, lambda comm: resume.choose_step(comm, folder, -1))
     assert found == [Found(10, 0, True), Found(10, 0, False)]
     assert together(2, lambda comm: resume.fetch(comm, folder, Found(10, 0), 0)) == [0, 0]
+    # Where each rank keeps something of its own, it lies beside the leader's.
+    checkpoints.save(folder, 10, 1, {"state": torch.ones(3)}, {"cursor": [1]})
+    assert (
+        together(2, lambda comm: resume.choose_step(comm, folder, -1, own=lambda step: True))
+        == [Found(10, 0, True)] * 2
+    )
 
 
 def test_a_list_that_is_none_makes_nobody_the_writer(hosts: Hosts) -> None:

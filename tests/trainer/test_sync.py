@@ -23,7 +23,7 @@ from nanochat.fused import TrainingPass
 from nanochat.model import GPT, ModelConfig
 from nanochat.optim import LearningRates, Optimizer
 from nanochat.schedule import StepSchedule
-from nanochat.sync import make_buckets, make_sync, share_out
+from nanochat.sync import AllReduceSync, make_buckets, make_sync, share_out
 from nanochat.wire import block
 
 HERE = "test_sync"
@@ -49,7 +49,13 @@ def train(comm: Comm, mode: str, rows: list[int]) -> tuple[dict[str, Tensor], li
         patch.setattr(gradients, "BLOCK_BYTES", 53 * 64 * 4)
         training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
     shares = rows if comm.world > 1 else [sum(rows)]
-    sync = make_sync(mode, comm, training, optimizer, [share * LENGTH for share in shares])
+    tokens = [share * LENGTH for share in shares]
+    # What GPUs do by NCCL, here by Gloo.
+    sync = (
+        AllReduceSync(comm, training, optimizer, tokens, torch.float32)
+        if mode == "of GPUs"
+        else make_sync(mode, comm, training, optimizer, tokens)
+    )
     generator, losses = torch.Generator().manual_seed(5), []
     for step in range(STEPS):
         drawn = torch.randint(0, VOCABULARY, (sum(rows), LENGTH + 1), generator=generator)
@@ -101,6 +107,7 @@ CASES = [
     ("int4", [2, 2, 2]),
     ("dense", [2, 4]),
     ("ddp", [2, 2, 2]),
+    ("of GPUs", [4, 2]),
 ]
 # How far the weights and Muon's state may come to lie from those of one rank, where what travels is rounded.
 ROUNDING = {"bf16": 0.1, "int8": 0.2, "int4": 0.4}
