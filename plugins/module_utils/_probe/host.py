@@ -109,9 +109,7 @@ def probe(
         "ports": name_by_root(port_holders(ports), run, find, prefix),
         "processes": trainer_processes(),
         "limits": limits(),
-        "logout": logind(run, user_name(os.getuid()))._asdict()
-        if find("loginctl")
-        else {"kills": False, "lingers": False},
+        "logout": logout(run, find),
         "transfer": transfer(run, expand(remote_tmp)),
         "security": security(),
         "ephemeral": ephemeral(),
@@ -124,6 +122,13 @@ def probe(
         "folders": {path: folder_facts(path) for path in folders},
         "measured": json_file(os.path.join(base, "measured.json")),
     }
+
+
+def logout(run: Run, find: Find) -> dict[str, bool]:
+    """What becomes of a user's processes at logout."""
+    if not find("loginctl"):
+        return {"kills": False, "lingers": False}
+    return logind(run, user_name(os.getuid()))._asdict()
 
 
 def expand(path: str) -> str:
