@@ -13,6 +13,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import command
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import quicker
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, digest_of, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError, questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render, render_findings
@@ -689,6 +690,22 @@ def test_memory_of_a_machine_is_shared_by_its_nodes():
     assert "but 2 nodes there need about 1." in problems[0]
 
 
+def test_the_system_keeps_some_memory_to_itself():
+    need = node(make_plan(hosts()), "laptop")["memory_bytes"]
+    with_room = hosts(two={"memory": {"total": int(need / 0.9), "available": need}})
+    assert "memory-short" not in [code for code, dummy in codes(make_plan(with_room))]
+    (problem,) = refusal(hosts(two={"memory": {"total": int(need / 0.95), "available": need}}))
+    assert problem.startswith("laptop has ")
+
+
+def test_a_head_that_is_not_shared_out_takes_more_memory():
+    shared, whole = (
+        node(make_plan(hosts({"ddp_head": head, "ddp_vocab_size": 32768})), "laptop")["memory_bytes"]
+        for head in ("shared", "whole")
+    )
+    assert whole > shared
+
+
 def test_remarks_that_do_not_stop_a_run():
     busy = {
         "ddp_threads": 99,
@@ -799,6 +816,23 @@ def test_questions_name_what_to_look_at():
 
 
 # Links
+
+
+@pytest.mark.parametrize(
+    ("taken", "other", "faster"),
+    [
+        (("wifi", 400), ("wired", 100), True),  # a cable is steadier, whatever its speed
+        (("wifi", 400), ("wifi", 800), True),
+        (("wired", 1000), ("wired", 100), False),
+        (("wired", 100), ("wired", 1000), True),
+        (("wired", 100), ("wifi", 800), False),
+        (("wired", None), ("wired", 1000), False),
+        (("wired", 100), ("wired", None), False),
+    ],
+)
+def test_which_interface_would_be_quicker(taken, other, faster):
+    one, two = ({"kind": kind, "speed_mbit": speed} for kind, speed in (taken, other))
+    assert quicker(two, one) is faster
 
 
 def test_field_03_virtual_interfaces_are_not_taken_and_a_faster_one_is_named():
