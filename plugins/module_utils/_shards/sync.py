@@ -103,7 +103,8 @@ def import_folder(request: Request) -> Outcome:
     gone = [] if kept else [one for one in files_below(request.path, "data") if "/" not in one and one not in pairs]
     outcome.extra = gone
     outcome.bytes = sum(os.path.getsize(pairs[path]) for path in outcome.moved)
-    outcome.before = "".join(f"{path}\n" for path in sorted({*pairs, *gone}) if path not in outcome.moved)
+    lacking = set(outcome.moved)
+    outcome.before = "".join(f"{path}\n" for path in sorted({*pairs, *gone}) if path not in lacking)
     outcome.after = "".join(f"{path}\n" for path in sorted(pairs))
     outcome.changed = bool(outcome.moved or gone)
     outcome.sources = {request.host: outcome.bytes} if outcome.bytes else {}
@@ -177,7 +178,8 @@ def fetch(request: Request) -> Outcome:
             if problem != "missing":
                 outcome.repaired[name] = problem
     outcome.changed = bool(outcome.moved)
-    outcome.before = "".join(f"{name}\n" for name in names if name not in outcome.moved)
+    lacking = set(outcome.moved)  # of a whole collection there are thousands
+    outcome.before = "".join(f"{name}\n" for name in names if name not in lacking)
     outcome.after = "".join(f"{name}\n" for name in names)
     outcome.msg = f"{plural(len(outcome.moved), 'shard')} to fetch from {collection.url}" if outcome.moved else ""
     if request.check:

@@ -23,7 +23,7 @@ from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_check as ways
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share, url
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share
 from ansible_collections.nanochat.ddp.plugins.modules import peer_responder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -46,7 +46,7 @@ PACKAGE = "ansible_collections.nanochat.ddp.plugins.modules"
 FRAGMENTS = "ansible_collections.nanochat.ddp.plugins.doc_fragments"
 SECONDS = 20
 # Of each module; NANOCHAT_DDP_CASES=3000 tries more.
-CASES = int(os.environ.get("NANOCHAT_DDP_CASES", "60"))
+CASES = int(os.environ.get("NANOCHAT_DDP_CASES", "100"))
 
 
 def deep(levels: int) -> Any:
@@ -200,8 +200,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(share.subprocess, "Popen", _refuse)
         patch.setattr(basic.AnsibleModule, "run_command", _says)
         patch.setattr(socket, "getaddrinfo", _refuse)
-        fetch = url._fetch
-        patch.setattr(url, "_fetch", lambda *given: fetch(*given[:-1], 0.0))  # without a pause between two tries
         patch.setattr(gather, "SAMPLE_SECONDS", 0.001)
         patch.setattr(gather, "ANSWER_SECONDS", 0.0)
         yield folder

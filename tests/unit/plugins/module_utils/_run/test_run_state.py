@@ -338,7 +338,7 @@ def test_a_look_over_a_connection_expands_the_home_of_its_host(
     (tmp_path / "runs" / "d4").mkdir(parents=True)
     look.say("MARK", {"run_dir": None, "base_dir": "~", "run": None, "lines": 0, "wait": None})
     said = capsys.readouterr().out
-    assert said.startswith("MARK") and json.loads(said[4:])["run_dir"] == str(tmp_path / "runs" / "d4")
+    assert said.startswith("MARK") and json.loads(said[4:])["run"]["run_dir"] == str(tmp_path / "runs" / "d4")
 
 
 def test_weights_that_differed_once_are_never_called_identical() -> None:
