@@ -104,6 +104,21 @@ def test_one_local_step_is_the_mean_of_the_ranks_steps() -> None:
     ranks.passed(ranks.call(HERE, "mean_by_hand", 2))
 
 
+def momentum_by_hand(comm: Comm) -> None:
+    """The outer step of one meeting, over the plain mean of the same one."""
+    before = {name: p.detach().clone() for name, p in tiny_model().named_parameters()}
+    plain, fast = (train(comm, 1, [1, 1], 1, outer=outer) for outer in ((1.0, 0.0), (0.9, 0.8)))
+    for name, start in before.items():
+        # The first step of Nesterov's is 0.9 * (1 + 0.8) of the mean.
+        factor = 1.0 if is_table(name) or start.dim() != 2 or start.numel() < 1024 else 1.62
+        expected = start + factor * (plain[name] - start)
+        torch.testing.assert_close(fast[name], expected, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_momentum_is_for_matrices_and_never_for_scalars() -> None:
+    ranks.passed(ranks.call(HERE, "momentum_by_hand", 2))
+
+
 # Common steps up to the fourth and from the 29th on, with a checkpoint every two steps.
 LONG = (
     "--local-steps", "2", "--num-iterations", "31", "--save-every", "2", "--keep-checkpoints", "-1", "--sync", "int8",

@@ -62,7 +62,7 @@ class DenseMeeting:
         self.size = sum(p.numel() for p in large)
         self.width = math.gcd(BLOCK, *(p.size(1) for p in large))
         total = self.size + sum(p.numel() for p in small)
-        self.anchor, self.change, self.momentum = torch.empty(total), torch.empty(total), torch.zeros(total)
+        self.anchor, self.change, self.momentum = torch.empty(total), torch.empty(total), torch.zeros(self.size)
         self.pieces = -(-self.size // (PIECE * comm.world))  # of the part that a rank sums
         rows, parts = self.size // self.width, self.pieces * comm.world
         self._bounds = [rows * part // parts * self.width for part in range(parts + 1)]
@@ -185,10 +185,13 @@ class DenseMeeting:
         return total
 
     def _step(self, mean: Tensor) -> None:
-        """Nesterov's, along the mean."""
+        """Nesterov's, along the mean of the matrices. The scalars go to their mean: their learning rates are so large that they
+        are where they want to be after a few steps, and momentum would carry them far beyond."""
         rate, momentum = self.outer
-        self.momentum.mul_(momentum).add_(mean)
-        self.anchor += (self.momentum * momentum).add_(mean).mul_(rate)
+        matrices = mean[: self.size]
+        self.momentum.mul_(momentum).add_(matrices)
+        matrices.add_(self.momentum * momentum).mul_(rate)
+        self.anchor += mean
         sizes = [p.numel() for p in self.parameters]
         for parameter, values in zip(self.parameters, self.anchor.split(sizes), strict=True):
             parameter.copy_(values.view_as(parameter))
