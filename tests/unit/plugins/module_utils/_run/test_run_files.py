@@ -57,6 +57,12 @@ def test_everything_that_tells_of_the_run_is_brought_and_nothing_else(there: Pat
     assert copy(there, here) == [{"pieces": [], "more": False, "whole": []}]
 
 
+def test_what_the_other_side_has_is_believed_or_refused() -> None:
+    assert run_files.had({"size": 5, "sha256": "ab", "mtime": 1.5}) == run_files.Have(5, "ab", 1.5)
+    with pytest.raises(run_files.CopyError, match="have must tell size"):
+        run_files.had({"size": "x"})
+
+
 def test_of_a_file_that_grew_only_the_new_part_travels(there: Path, here: Path) -> None:
     copy(there, here)
     with (there / "metrics-rank0.jsonl").open("a") as metrics:
