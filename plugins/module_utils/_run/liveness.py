@@ -70,7 +70,8 @@ PATIENCE: Dict[Optional[str], Patience] = {
     "sample": Patience("long", "long"),
     "save": Patience("long", "long"),
     "share": Patience("timeout", "long"),
-    "end": Patience("step", "timeout"),
+    # Agents wait for one another here, which takes no CPU.
+    "end": Patience("start", "timeout"),
     # A trainer that does not tell its phases evaluates and saves all the same.
     None: Patience("step", "long"),
 }

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping, Sequence
 
 
 def disagreements(files: Mapping[str, Mapping[str, Any]], venvs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -16,9 +16,10 @@ def disagreements(files: Mapping[str, Mapping[str, Any]], venvs: Mapping[str, Ma
         if files[host]["digest"] != files[first]["digest"]:
             yield f"{host} has other trainer files than {first}; run --tags trainer again"
         elif not same_packages(venvs[first], venvs[host]):
+            names = differing(venvs[first], venvs[host]) or ["torch"]
             yield (
-                f"{host} has {versions_text(venvs[host])}, {first} has {versions_text(venvs[first])}; ranks of different "
-                f"versions would disagree. Remove {venvs[host]['venv']} there and run --tags trainer again"
+                f"{host} has {versions_text(venvs[host], names)}, {first} has {versions_text(venvs[first], names)}; ranks of "
+                f"different versions would disagree. Remove {venvs[host]['venv']} there and run --tags trainer again"
             )
 
 
@@ -27,7 +28,13 @@ def same_packages(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if public(one["torch"]) != public(other["torch"]):
         return False
     # Another Python may need another version of what only reads data.
-    return versions(one) == versions(other) or one["python_version"] != other["python_version"]
+    return not differing(one, other) or one["python_version"] != other["python_version"]
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The packages of which both have another version; what only one of them has, the other was not asked to have."""
+    ours, theirs = versions(one), versions(other)
+    return sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
 
 
 def versions(venv: Mapping[str, Any]) -> dict[str, str]:
@@ -35,9 +42,10 @@ def versions(venv: Mapping[str, Any]) -> dict[str, str]:
     return {name: public(version) for name, version in venv["packages"].items()}
 
 
-def versions_text(venv: Mapping[str, Any]) -> str:
-    """For people."""
-    return ", ".join(f"{name} {version}" for name, version in sorted(versions(venv).items())) or "no packages"
+def versions_text(venv: Mapping[str, Any], names: Sequence[str]) -> str:
+    """For people; of torch, which is told by itself, even where it is not among the packages."""
+    found = {"torch": public(venv["torch"]) or "none", **versions(venv)}
+    return ", ".join(f"{name} {found[name]}" for name in names)
 
 
 def public(version: Any) -> str:

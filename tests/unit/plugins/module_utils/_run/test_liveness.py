@@ -78,6 +78,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
         False,
     ),
     "one computes for longer than the timeout": (rank(idle_seconds=301.0, busy=1.0), rank(idle_seconds=301.0), True),
+    "agents wait for each other at the end": (
+        rank(phase="end", idle_seconds=60.0),
+        rank(phase="end", idle_seconds=60.0),
+        False,
+    ),
+    "an end that does not come": (rank(phase="end", idle_seconds=80.0), rank(phase="end", idle_seconds=80.0), True),
     "one makes progress": (rank(), rank(idle_seconds=500.0), False),
     "one has no heartbeat": (rank(**LATE), rank(idle_seconds=49.0), True),
     "one has no heartbeat, but computes": (
