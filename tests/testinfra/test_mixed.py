@@ -19,6 +19,13 @@ HOSTS = list(BASE)
 # The tests tell one story and are played in this order.
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_on_this_machine():
+    """Hosts that are containers go with what runs there; the rank on this machine has a session here."""
+    yield
+    subprocess.run(["tmux", "kill-session", "-t", f"=nanochat-mixed-rank{HOSTS.index('here')}"], check=False)
+
+
 def on(lab, host, script, **words):
     if host != "here":
         return lab.on(host, script, **words)
