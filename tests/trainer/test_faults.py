@@ -370,7 +370,7 @@ def take_from_another(comm: Comm, folder: str, fails: str) -> None:
 @pytest.mark.parametrize("fails", ["space", "list"])
 def test_field_18_a_full_disk_is_told_where_a_checkpoint_cannot_arrive(fails: str, tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
-    ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), "--num-iterations", "2"))
+    ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), -1, "--num-iterations", "2"))
     shutil.rmtree(job.checkpoints(1))
     first, second = ranks.call(HERE, "take_from_another", 2, str(tmp_path), fails)
     words = "cannot be copied from rank 0 to .*: No space left on device; make room"
