@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, ClassVar
 
+from ansible import constants
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
@@ -30,11 +31,20 @@ def program(code: ModuleType, params: Mapping[str, Any]) -> str:
     return host_code.program(code.__name__, "say", MARK, dict(params))
 
 
-def python_of(action: ActionBase, variables: dict[str, object]) -> str:
-    """The Python that the inventory names or Ansible has found, else the host's own."""
+# The first of several Pythons that is there, with the words that follow.
+FIRST = 'for one in {names}; do found=$(command -v "$one") && exec "$found" "$@"; done; exit 127'
+
+
+def python_of(action: ActionBase, variables: dict[str, object]) -> list[str]:
+    """What starts the Python that the inventory names or Ansible has found; else the one that Ansible would find, since what a host
+    tells of its Python must not depend on who asks."""
     named = action._templar.template(variables.get("ansible_python_interpreter"))
     found = section(variables, "ansible_facts").get("discovered_interpreter_python")
-    return next((str(one) for one in (named, found) if one and str(one).startswith("/")), "python3")
+    known = next((str(one) for one in (named, found) if one and str(one).startswith("/")), None)
+    if known:
+        return [known]
+    names = constants.config.get_config_value("INTERPRETER_PYTHON_FALLBACK", variables=variables)
+    return ["sh", "-c", FIRST.format(names=shlex.join(names)), "sh"]
 
 
 def bare_answer(
@@ -43,7 +53,7 @@ def bare_answer(
     """What that program answers; None where this way does not work, and the module has to be asked, which says why."""
     if not action._connection.has_pipelining:
         return None
-    argv = [python_of(action, variables), "-I", "-S", "-"]
+    argv = [*python_of(action, variables), "-I", "-S", "-"]
     answer = action._low_level_execute_command(shlex.join(argv), in_data=program(code, params).encode())
     for line in reversed(str(answer.get("stdout") or "").splitlines()):
         if line.startswith(MARK):

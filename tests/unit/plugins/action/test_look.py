@@ -1,0 +1,54 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which Python of a host a look is sent to."""
+
+from __future__ import annotations
+
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import python_of
+
+ACTION: Any = SimpleNamespace(_templar=SimpleNamespace(template=lambda value: value))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {
+            "ansible_python_interpreter": "/opt/python",
+            "ansible_facts": {"discovered_interpreter_python": "/usr/bin/other"},
+        },
+        {
+            "ansible_python_interpreter": "auto_silent",
+            "ansible_facts": {"discovered_interpreter_python": "/opt/python"},
+        },
+    ],
+)
+def test_the_python_of_the_inventory_or_of_ansible_is_taken(variables):
+    assert python_of(ACTION, variables) == ["/opt/python"]
+
+
+def test_before_ansible_has_looked_it_is_the_one_that_ansible_will_find(tmp_path):
+    for name in ("python3", "python3.11", "python3.9"):
+        path = tmp_path / name
+        path.write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        path.chmod(0o755)
+    argv = [
+        *python_of(ACTION, {"ansible_interpreter_python_fallback": ["python3.13", "python3.11", "python3"]}),
+        "-I",
+        "-",
+    ]
+    told = subprocess.run(
+        ["/bin/sh", *argv[1:]], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "python3.11 -I -\n"
+
+
+def test_a_host_without_any_python_is_asked_by_the_module(tmp_path):
+    argv = [*python_of(ACTION, {"ansible_interpreter_python_fallback": ["python3.13"]}), "-"]
+    done = subprocess.run(["/bin/sh", *argv[1:]], env={"PATH": str(tmp_path)}, check=False)
+    assert done.returncode == 127
