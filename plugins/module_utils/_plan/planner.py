@@ -18,7 +18,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
     Controller,
     Given,
-    Model,
     Node,
     Plan,
     Ports,
@@ -131,6 +130,7 @@ class Planner:
                 for name in ("depth", "aspect_ratio", "head_dim", "sequence", "window_pattern", "vocab_size")
             )
         )
+        self.model = model_size.describe(self.shape)
         self.choice = choose(run, hosts)
         # What was asked for, beside what the plan makes of it.
         self.asked = {"sync": run["ddp_sync"], "head": run["ddp_head"], "local_steps": str(run["ddp_local_steps"])}
@@ -180,8 +180,8 @@ class Planner:
         by_rank = sorted(self.hosts, key=lambda host: order[host.name])
         if self.kept_way or "auto" not in (self.asked["sync"], self.asked["local_steps"]):
             return
-        shares, model = [rows[host.name] for host in by_rank], model_size.describe(self.shape)
-        way = sync_choice.measured(self.choice, by_rank, model, self.training(model, shares))
+        training = self.training([rows[host.name] for host in by_rank])
+        way = sync_choice.measured(self.choice, by_rank, self.model, training)
         if way is not None:
             self.take_way(way)
             if self.asked["local_steps"] == "auto":
@@ -199,10 +199,7 @@ class Planner:
             return {}
         self.findings += adapted(self.settings, batch, len(self.hosts))
         self.settings.update(ddp_total_batch=batch.total_batch, ddp_device_batch=batch.device_batch)
-        run, head_work = (
-            {**self.settings, "ddp_batch_split": self.split},
-            model_size.head_work(model_size.describe(self.shape)),
-        )
+        run, head_work = {**self.settings, "ddp_batch_split": self.split}, model_size.head_work(self.model)
         self.head_parts = parts_of_head(run, self.hosts, weights, batch.rows, head_work)
         return {host.name: rows for host, rows in zip(self.hosts, batch.rows)}
 
@@ -228,7 +225,6 @@ class Planner:
         run = self.settings
         by_rank = sorted(self.hosts, key=lambda host: order[host.name])
         master = by_rank[0]
-        model = model_size.describe(self.shape)
         data = data_set.document(run, self.hosts, order, self.path_here)
         plan: Plan = {
             "format": FORMAT,
@@ -239,8 +235,8 @@ class Planner:
             "narrow_ports": run["ddp_port_range"] is not None,
             "manage_firewall": run["ddp_manage_firewall"],
             "timeout_seconds": run["ddp_timeout"],
-            "model": model,
-            "training": self.training(model, [rows[host.name] for host in by_rank]),
+            "model": self.model,
+            "training": self.training([rows[host.name] for host in by_rank]),
             "data": data,
             "trainer": self.trainer(),
             "nodes": [],
@@ -268,7 +264,7 @@ class Planner:
         ranges = [host.fact("ephemeral") or EPHEMERAL for host in self.hosts]
         return {"low": min(entry["low"] for entry in ranges), "high": max(entry["high"] for entry in ranges)}
 
-    def training(self, model: Model, shares: Sequence[int]) -> Training:
+    def training(self, shares: Sequence[int]) -> Training:
         run = self.settings
         tokens = run["ddp_total_batch"] * run["ddp_iterations"]
         return {
@@ -279,8 +275,8 @@ class Planner:
             "rows": list(shares),
             "iterations": run["ddp_iterations"],
             "tokens": tokens,
-            "tokens_per_parameter": round(tokens / model["parameters"]["total"], 4),
-            "flops": tokens * model["flops_per_token"],
+            "tokens_per_parameter": round(tokens / self.model["parameters"]["total"], 4),
+            "flops": tokens * self.model["flops_per_token"],
             "sync": run["ddp_sync"] if self.choice.together else "upstream",
             "head": self.head(shares),
             "rebalance": self.rebalances,
