@@ -1,11 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs a module as Ansible does, but in this process."""
+"""Runs a module as Ansible does, but in this process; and the trainer's own side of what the plan counts as well."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
+from pathlib import Path
 
 import pytest
 from ansible.module_utils import basic
@@ -26,3 +29,19 @@ def run_module(capsys, monkeypatch):
         return json.loads(capsys.readouterr().out)
 
     return run
+
+
+@pytest.fixture
+def trainers_own():
+    """`trainers_own(name)` returns a file of the trainer that needs no torch, as a module."""
+
+    def load(name):
+        path = Path(__file__).resolve().parents[2] / "trainer" / "nanochat" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(f"trainers_{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        # Where dataclasses look for the module of their annotations.
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    return load

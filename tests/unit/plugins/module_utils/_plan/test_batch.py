@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import (
     EVERYWHERE,
+    HEAD_UNITS,
     Asked,
     Batch,
     BatchError,
@@ -70,6 +71,23 @@ def test_parts_of_the_head_make_up_for_whole_rows(rows, speeds):
         for own, part, speed in zip(rows, head, speeds, strict=True)
     ]
     assert seconds == pytest.approx([(1 + len(rows) * EVERYWHERE) / sum(speeds)] * len(rows), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rows", "speeds"),
+    [
+        ([3, 1], [3.0, 1.0]),
+        ([4, 0], [10000.0, 1.0]),
+        ([2, 1, 1], [1.0, 1.0, 1.0]),
+        ([7, 3, 2], [4.0, 2.0, 1.0]),
+        ([3, 1], [1.0, 9.0]),
+    ],
+)
+@pytest.mark.parametrize("head_work", [0.1, 0.7])
+def test_the_plan_shares_out_the_head_as_the_trainer_does(trainers_own, rows, speeds, head_work):
+    theirs = trainers_own("balance")
+    assert (theirs.UNITS, theirs.EVERYWHERE) == (HEAD_UNITS, EVERYWHERE)
+    assert head_shares(rows, speeds, head_work) == theirs.share_head(rows, speeds, head_work)
 
 
 def test_whose_rows_are_too_many_already_has_as_good_as_nothing_of_the_head():

@@ -5,28 +5,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import head
 
 
-def trainers() -> Any:
-    """The trainer's own count, which needs no torch."""
-    path = Path(__file__).resolve().parents[5] / "trainer" / "nanochat" / "head_parts.py"
-    spec = importlib.util.spec_from_file_location("head_parts", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("tokens", [[1024, 1024], [3072, 1024], [512, 0, 1024], [4096] * 6, [4096] * 8, [262144] * 2])
 @pytest.mark.parametrize("sync", head.WIRE_BYTES)
-def test_the_plan_counts_as_the_trainer(tokens: list[int], sync: str) -> None:
-    theirs, world, element = trainers(), len(tokens), head.WIRE_BYTES[sync][1]
+def test_the_plan_counts_as_the_trainer(trainers_own: Any, tokens: list[int], sync: str) -> None:
+    theirs, world, element = trainers_own("head_parts"), len(tokens), head.WIRE_BYTES[sync][1]
     assert theirs.ELEMENTS == head.WIRE_BYTES
     assert head.whole_bytes(32768, 512, world, element) == theirs.whole_bytes(32768, 512, world, element)
     for rank in range(world):

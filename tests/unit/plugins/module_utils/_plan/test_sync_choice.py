@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import BY_EXACTNESS, subject
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import BY_EXACTNESS, steps_together, subject
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import desktop, hosts, laptop
 
 # What rounds most of all that auto may take.
@@ -110,6 +110,12 @@ def test_local_steps_are_as_many_as_the_measured_link_needs():
     sync, steps, (why,) = way(LOCAL, 10.0)
     assert sync in BY_EXACTNESS
     assert f"with {steps} steps apart" in why
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 19, 20, 21, 199, 1000])
+def test_the_plan_counts_the_steps_together_as_the_trainer_makes_them(trainers_own, steps):
+    apart = trainers_own("schedule").steps_apart(steps)
+    assert steps_together(steps) == steps - len(apart)
 
 
 def test_a_run_that_is_too_short_for_meetings_makes_its_steps_together():
