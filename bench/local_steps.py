@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pieces import free_port
+from pieces import Results, free_port
 
 Json = dict[str, Any]
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
@@ -123,27 +123,18 @@ def told(files: Sequence[Path], steps: int) -> Json:
 
 def measure_all(arguments: argparse.Namespace) -> list[Json]:
     """Every way with every seed and number of ranks, but those that the file has."""
-    file = arguments.write
-    results: list[Json] = json.loads(file.read_text()) if file and file.exists() else []
     wanted = [
         {"ranks": ranks, "seed": seed, "way": way, "steps": arguments.steps}
         for ranks in arguments.ranks
         for seed in arguments.seeds
         for way in arguments.ways
     ]
-    missing = [one for one in wanted if not any(one.items() <= result.items() for result in results)]
+    found = Results(arguments.write, wanted)
     with tempfile.TemporaryDirectory(prefix="local-steps-") as temporary:
         folder = arguments.folder or Path(temporary)
-        if missing and not (folder / "tokenizer").exists():
+        if found.missing and not (folder / "tokenizer").exists():
             prepare(folder, TRAINING_SHARDS + 1)
-        for one in missing:
-            results.append(train(one, folder))
-            print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-            if file:
-                fresh = file.with_suffix(".new")
-                fresh.write_text("[\n" + ",\n".join(map(json.dumps, results)) + "\n]\n", encoding="utf-8")
-                fresh.replace(file)
-    return [result for result in results if any(one.items() <= result.items() for one in wanted)]
+        return found.completed(lambda one: train(one, folder))
 
 
 def table(results: Sequence[Json]) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,3 +24,28 @@ def events(path: Path, kind: str) -> list[dict[str, Any]]:
     """The events of a kind in a metrics file, as far as its lines are whole."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+class Results:
+    """What was measured of all that is wanted: a list in a file, which grows with each measurement, so that a second call goes on
+    with it. A result is what was wanted with what came out."""
+
+    def __init__(self, file: Path | None, wanted: Sequence[dict[str, Any]]) -> None:
+        self.file, self.wanted = file, wanted
+        self.results: list[dict[str, Any]] = json.loads(file.read_text()) if file and file.exists() else []
+
+    @property
+    def missing(self) -> list[dict[str, Any]]:
+        """What is wanted and not there."""
+        return [one for one in self.wanted if not any(one.items() <= result.items() for result in self.results)]
+
+    def completed(self, measure: Callable[[dict[str, Any]], dict[str, Any]]) -> list[dict[str, Any]]:
+        """All that is wanted."""
+        for one in self.missing:
+            self.results.append(measure(one))
+            print(json.dumps(self.results[-1]), file=sys.stderr, flush=True)
+            if self.file:
+                fresh = self.file.with_suffix(".new")
+                fresh.write_text("[\n" + ",\n".join(map(json.dumps, self.results)) + "\n]\n", encoding="utf-8")
+                fresh.replace(self.file)
+        return [result for result in self.results if any(one.items() <= result.items() for one in self.wanted)]

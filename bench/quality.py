@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from curves import draw
 from local_steps import environment, prepare
-from pieces import free_port
+from pieces import Results, free_port
 
 if TYPE_CHECKING:
     import torch
@@ -228,25 +228,16 @@ def measure(folder: Path, one: Json) -> Json:
 
 def measure_all(arguments: argparse.Namespace) -> list[Json]:
     """Every way with every seed, but those that the file has."""
-    file = arguments.write
-    results: list[Json] = json.loads(file.read_text()) if file and file.exists() else []
     common = {"size": arguments.size, "steps": arguments.steps, "every": arguments.every}
     wanted = [common | {"seed": seed, "way": way} for seed in arguments.seeds for way in arguments.ways]
-    missing = [one for one in wanted if not any(one.items() <= result.items() for result in results)]
+    found = Results(arguments.write, wanted)
     with tempfile.TemporaryDirectory(prefix="quality-") as temporary:
         folder = arguments.folder or Path(temporary)
-        if missing and not (folder / "tokenizer").exists():
+        if found.missing and not (folder / "tokenizer").exists():
             prepare(folder)
-        if missing and not (folder / TOKENS).exists():
+        if found.missing and not (folder / TOKENS).exists():
             encode(folder)
-        for one in missing:
-            results.append(measure(folder, one))
-            print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-            if file:
-                fresh = file.with_suffix(".new")
-                fresh.write_text("[\n" + ",\n".join(map(json.dumps, results)) + "\n]\n", encoding="utf-8")
-                fresh.replace(file)
-    return [result for result in results if any(one.items() <= result.items() for one in wanted)]
+        return found.completed(lambda one: measure(folder, one))
 
 
 def table(results: Sequence[Json], reference: str) -> str:
