@@ -9,14 +9,13 @@ from types import ModuleType
 from typing import ClassVar
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction, Options
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
 
 
 class ActionModule(BareAction):
     """The module of the same name."""
 
     CODE: ClassVar[ModuleType] = host
-    OPTIONS: ClassVar[Options] = host.OPTIONS
 
     def told_by_ansible(self) -> dict[str, object]:
         """Its folder on the host, as the inventory or Ansible's settings have it."""

@@ -11,12 +11,11 @@ from typing import ClassVar
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction, Options
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
 
 
 class ActionModule(BareAction):
     """The module of the same name."""
 
     CODE: ClassVar[ModuleType] = look
-    OPTIONS: ClassVar[Options] = {**look.LOOK, "run_dir": {"type": "str"}, "base_dir": {"type": "str"}}
     CHECKS: ClassVar[Mapping[str, object]] = ONE_RUN

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import setup_look
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import digests_of
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction, Options
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._sources import sources
 
 
@@ -19,10 +19,6 @@ class ActionModule(BareAction):
     """The module of the same name."""
 
     CODE: ClassVar[ModuleType] = setup_look
-    OPTIONS: ClassVar[Options] = {
-        name: {**option, "type": "str"} if option["type"] == "path" else option
-        for name, option in setup_look.OPTIONS.items()
-    }
 
     def arguments(self, variables: Mapping[str, object]) -> dict[str, object]:
         """Names of hosts are the inventory's."""

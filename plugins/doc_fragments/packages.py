@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The options by which trainer_venv and trainer_wheels are told which packages are wanted, and for which Python."""
+"""The options by which modules are told which packages are wanted, and for which Python."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ options:
       - An index that does not answer at once is passed over, with a warning, in favour of the user's own.
     type: str
     default: auto
+"""
+    LOCK = r"""
+options:
   lock_seconds:
     description: How long another process may take to build the same path.
     type: int

@@ -223,6 +223,7 @@ probe:
 
 from typing import Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.host import OPTIONS, probe
 
@@ -241,7 +242,7 @@ def main() -> None:
         return int(code), str(out), str(err)
 
     def find(name: str) -> str | None:
-        path = module.get_bin_path(name, opt_dirs=["/usr/sbin", "/sbin", "/usr/local/sbin"])
+        path = module.get_bin_path(name, opt_dirs=list(bare.MORE_PATHS))
         return str(path) if path else None
 
     # As Ansible's settings and the inventory say.

@@ -288,13 +288,13 @@ run:
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.look import LOOK, look
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.look import OPTIONS, look
 
 
 def main() -> None:
     """Read the run folder and answer."""
     module = checked_module(
-        argument_spec=LOOK,
+        argument_spec=OPTIONS,
         **ONE_RUN,
         bounds={"lines": (0, 100000), "rank": (0, 1000000), "wait.timeout": (0, 3600), "wait.at_least": (0, 3600)},
         supports_check_mode=True,

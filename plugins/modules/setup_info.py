@@ -17,6 +17,7 @@ description:
   - What cannot be read counts as not there; the module that brings it says what is the matter with it.
 extends_documentation_fragment:
   - nanochat.ddp.reader
+  - nanochat.ddp.packages
 options:
   src:
     description: The folder of the trainer on the controller.
@@ -34,22 +35,6 @@ options:
     description: The folder of the environment.
     type: path
     required: true
-  requirements:
-    description: What the environment is to hold.
-    type: list
-    elements: str
-    default: []
-  python:
-    description: The interpreter with which it is to be made; by default the first one that is recent enough.
-    type: str
-  python_minimum:
-    description: The oldest Python that can be used.
-    type: str
-    default: '3.10'
-  torch_index:
-    description: Where torch is to come from, as in M(nanochat.ddp.trainer_venv).
-    type: str
-    default: auto
   data_dir:
     description: The folder of the data set.
     type: path
@@ -58,9 +43,6 @@ options:
     description: The run folder, which is to have links to exactly the files of the data set.
     type: path
     required: true
-  host:
-    description: Name of this host in messages; by default its own host name.
-    type: str
 """
 
 EXAMPLES = r"""

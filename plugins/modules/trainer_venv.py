@@ -20,6 +20,7 @@ description:
     a package index, from a folder of wheels.
 extends_documentation_fragment:
   - nanochat.ddp.packages
+  - nanochat.ddp.packages.lock
 attributes:
   check_mode:
     description: Says which packages would be installed, and changes nothing.

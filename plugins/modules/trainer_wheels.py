@@ -17,6 +17,7 @@ description:
   - They may be for another Python and architecture than this host's.
 extends_documentation_fragment:
   - nanochat.ddp.packages
+  - nanochat.ddp.packages.lock
 attributes:
   check_mode:
     description: Says whether anything would be fetched, and changes nothing.

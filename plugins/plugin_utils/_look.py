@@ -23,7 +23,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
 
 Options = Mapping[str, Mapping[str, object]]
 MARK = "nanochat-ddp-look "
-DEFAULTS = {name: option.get("default") for name, option in look.LOOK.items()}
+DEFAULTS = {name: option.get("default") for name, option in look.OPTIONS.items()}
 
 
 def program(code: ModuleType, params: Mapping[str, Any]) -> str:
@@ -66,15 +66,19 @@ def quick_look(action: ActionBase, params: Mapping[str, Any], variables: dict[st
     return bare_answer(action, look, {**DEFAULTS, **params}, variables)
 
 
+def unexpanded(options: Options) -> dict[str, Mapping[str, object]]:
+    """A module's options with paths as mere words: they are expanded on the host, whose home is another one."""
+    return {name: {**option, "type": "str"} if option["type"] == "path" else option for name, option in options.items()}
+
+
 class BareAction(ActionBase):
     """The module of the same name, without what starting a module costs the host; the module itself where that does not work."""
 
     _supports_check_mode = True
     _supports_async = False
     _supports_diff = False
-    # The file whose `say` answers, and the module's options. Paths are expanded on the host, so none is of the type path here.
+    # The file with the module's OPTIONS, whose `say` answers.
     CODE: ClassVar[ModuleType]
-    OPTIONS: ClassVar[Options]
     CHECKS: ClassVar[Mapping[str, object]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -86,7 +90,7 @@ class BareAction(ActionBase):
         variables = task_vars or {}
         result: dict[str, object] = super().run(tmp, variables)
         arguments = self.arguments(variables)
-        options = self.validate_argument_spec({**self.OPTIONS}, **self.CHECKS)[1]
+        options = self.validate_argument_spec(unexpanded(self.CODE.OPTIONS), **self.CHECKS)[1]
         seen = bare_answer(self, self.CODE, {**options, **arguments, **self.told_by_ansible()}, variables)
         if seen is None:
             seen = self._execute_module(module_args={**self._task.args, **arguments}, task_vars=variables)

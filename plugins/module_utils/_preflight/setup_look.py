@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from typing import Any, Callable, Mapping, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
@@ -28,7 +27,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
     VenvError,
     find_interpreter,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import PIP_ENVIRONMENT
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import PIP_ENVIRONMENT, SPEC, wish_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
 
@@ -37,13 +36,9 @@ OPTIONS: dict[str, dict[str, object]] = {
     "dest": {"type": "path", "required": True},
     "files": {"type": "dict", "default": {}},
     "venv_dir": {"type": "path", "required": True},
-    "requirements": {"type": "list", "elements": "str", "default": []},
-    "python": {"type": "str"},
-    "python_minimum": {"type": "str", "default": "3.10"},
-    "torch_index": {"type": "str", "default": "auto"},
+    **{name: SPEC[name] for name in ("host", "requirements", "python", "python_minimum", "torch_index")},
     "data_dir": {"type": "path", "required": True},
     "run_dir": {"type": "path", "required": True},
-    "host": {"type": "str"},
 }
 
 
@@ -87,9 +82,7 @@ def say(mark: str, params: Mapping[str, Any]) -> None:
 
 def setup_seen(given: Mapping[str, Any], run: Run, find: Callable[[str], str | None]) -> SetupSeen:
     """All of it."""
-    requirements = tuple(one.strip() for one in given["requirements"] if one.strip())
-    host = given["host"] or platform.node()
-    wish = Wish(host, given["venv_dir"].rstrip("/"), requirements, given["torch_index"], wheels="", offline=False)
+    wish = wish_of({**given, "path": given["venv_dir"], "wheels_dir": ""})
     return {
         "files": files_seen(given["dest"], given["files"]),
         "venv": venv_seen(wish, given["python"] or "", given["python_minimum"], run, find),

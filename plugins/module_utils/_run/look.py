@@ -63,7 +63,7 @@ def wait_for_news(
 
 
 # What run_info is told.
-LOOK: Dict[str, Dict[str, object]] = dict(
+OPTIONS: Dict[str, Dict[str, object]] = dict(
     rank=dict(type="int"),
     lines=dict(type="int", default=10),
     wait=dict(
