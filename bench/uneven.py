@@ -9,12 +9,13 @@
 
 The hosts are processes of this machine: the first has a core of its own, the others share another, each with a limit of a control
 group (cpu.max, or cpu.cfs_quota_us of version 1) of its part of it, in periods of 10 ms. Each is measured alone under that
-limit, all at the same time, before and after the rest: it trains the whole batch by itself, without a word to the others. The sum of these
-speeds is 100 %. The shares of ddp_batch_split=auto are what the plan makes of the speeds as measured before, and what --rebalance makes of
-some steps with these. They and the equal split of ddp_batch_split=equal take turns, with a model each, on the same rows; the efficiency
-is that of the median step. As losses of both splits must be the same within float rounding, the largest difference is printed, too, and one
-above 1e-3 is an error. Tokens are drawn so that few are frequent and many rare, as in a text. Prints a line
-"efficiency NN %" for each case. Needs root and two cores; removes the control groups that it made.
+limit, all at the same time, before each step that counts: it trains the whole batch by itself, without a word to the others. The sum of
+these speeds is 100 %. The shares of ddp_batch_split=auto are what the plan makes of the speeds as measured first, and what --rebalance
+makes of some steps with these. They and the equal split of ddp_batch_split=equal take turns, with a model each, on the same rows; the
+efficiency is the median of the steps, each against the speeds just before it, since those drift. As losses of both splits must be
+the same within float rounding, the largest difference is printed, too, and one above 1e-3 is an error. Tokens are drawn so that few
+are frequent and many rare, as in a text. Prints a line "efficiency NN %" for each case. Needs root and two cores; removes the
+control groups that it made.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Model(NamedTuple):
     cycles: int
 
 
-MODELS = {"d4": Model(4, 64, 512, VOCABULARY, 7), "short": Model(2, 64, 128, 4096, 5)}
+MODELS = {"d4": Model(4, 64, 512, VOCABULARY, 5), "short": Model(2, 64, 128, 4096, 5)}
 EQUAL_STEPS = 3
 # Steps from which --rebalance judges; the first one touches memory for the first time.
 LOOK = 3
@@ -127,22 +128,23 @@ def train(model: Model, rows: int, cycles: int) -> dict[str, Any]:
     batches = [draw(model, rows, generator) for dummy in range(1 + cycles)]
     alone = Way(connect(Ranks(0, 0, 1), "cpu", 600), model, [rows])
     first = alone.seconds(batches[0])
-    before = speed_alone(comm, alone, batches[0], first)
-    speeds = comm.exchange("the speeds", before, patient=True)
-    planned = shares(model, rows, speeds)
+    speeds = [speed_alone(comm, alone, batches[0], first)]
+    planned = shares(model, rows, comm.exchange("the speeds", speeds[0], patient=True))
     each, head = rebalanced(comm, Way(comm, model, *planned), planned, batches[:LOOK])
     ways = {"equal": Way(comm, model, spread(rows, comm.world)), "auto": Way(comm, model, each, head)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number, batch in enumerate(batches):
+        if number:
+            speeds.append(speed_alone(comm, alone, batch, first))
         for name, way in ways.items():
             if name == "auto" or number < EQUAL_STEPS:
                 comm.exchange("the start of a step", name, patient=True)
                 seconds[name].append(way.seconds(batch))
-    after = speed_alone(comm, alone, batches[0], first)
     comm.close()
+    # The first steps touch memory for the first time.
     steps_of = {name: taken[1:] for name, taken in seconds.items()}
-    told = {"planned": planned, "rows": each, "head": head, "seconds": steps_of}
-    return {"speed": (before + after) / 2, "losses": {name: way.losses for name, way in ways.items()}, **told}
+    told = {"planned": planned, "rows": each, "head": head, "seconds": steps_of, "speeds": speeds[1:]}
+    return {"losses": {name: way.losses for name, way in ways.items()}, **told}
 
 
 def speed_alone(comm: Any, alone: Way, batch: Any, first: float) -> float:
@@ -184,13 +186,10 @@ def draw(model: Model, rows: int, generator: Any) -> Any:
 
 def shares(model: Model, rows: int, speeds: Sequence[float]) -> tuple[list[int], list[int]]:
     """Rows and parts of the head as the plan has them for these speeds, where the batch was set."""
-    from ansible_collections.nanochat.ddp.plugins.module_utils._plan import model_size
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Asked, head_shares, plan_batch
 
     asked = Asked(model.length, rows * model.length, rows, True, False)
-    shape = model_size.Shape(model.depth, 64, model.head_dim, model.length, "SSSL", model.vocabulary)
-    each = plan_batch(asked, speeds).rows
-    return each, head_shares(each, speeds, model_size.head_work(model_size.describe(shape)))
+    return plan_batch(asked, speeds).rows, head_shares(speeds)
 
 
 class Way:
@@ -258,11 +257,12 @@ class Way:
 
 def summary(case: str, rows: int, length: int, told: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The figures of one case."""
-    speeds = [one["speed"] for one in told]
+    speeds = [statistics.median(one["speeds"]) for one in told]
+    sums = [sum(each) for each in zip(*(one["speeds"] for one in told), strict=True)]
 
     def efficiency(name: str) -> float:
         steps = [max(each) for each in zip(*(one["seconds"][name] for one in told), strict=True)]
-        return rows * length / statistics.median(steps) / sum(speeds)
+        return statistics.median(rows * length / step / alone for step, alone in zip(steps, sums, strict=False))
 
     losses = told[0]["losses"]
     return {
@@ -290,7 +290,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rows", type=int, default=12, help="rows of a step, of all hosts")
-    parser.add_argument("--cycles", type=int, default=0, help="steps of auto that count (default: 7)")
+    parser.add_argument("--cycles", type=int, default=0, help="steps of auto that count (default: 5)")
     parser.add_argument("--short", action="store_true", help="a small model: to try the command, not to measure")
     parser.add_argument("--write", type=Path, help="file for the results, a JSON object a line")
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)

@@ -23,9 +23,6 @@ LOOK_SECONDS, LOOK_STEPS = 10.0, 2
 WARM_UP = 2
 # Parts of a head are given in so many units; the smallest part is one.
 UNITS = 1000
-# What each rank has to do whatever its shares are, as a part of a step's work: the rows of the tables that all have touched, and
-# to send and receive. Measured by bench/uneven.py; it weighs most on the slowest rank.
-EVERYWHERE = 0.015
 
 
 class Shares(NamedTuple):
@@ -38,8 +35,10 @@ class Shares(NamedTuple):
 def work(shares: Shares, head_work: float) -> list[float]:
     """The part of a step's work that each rank has; head_work: that of the head in the whole."""
     rows = [one / sum(shares.rows) for one in shares.rows]
-    head = [one / sum(shares.head) for one in shares.head] if shares.head else rows
-    return [(1 - head_work) * r + head_work * h + EVERYWHERE for r, h in zip(rows, head, strict=True)]
+    if not shares.head:
+        return rows
+    head = [one / sum(shares.head) for one in shares.head]
+    return [(1 - head_work) * r + head_work * h for r, h in zip(rows, head, strict=True)]
 
 
 def share_rows(rows: int, speeds: Sequence[float], least: int) -> list[int]:
@@ -51,28 +50,11 @@ def share_rows(rows: int, speeds: Sequence[float], least: int) -> list[int]:
     return shares
 
 
-def fitting(now: Shares, speeds: Sequence[float], head_work: float) -> Shares:
+def fitting(now: Shares, speeds: Sequence[float]) -> Shares:
     """The shares for ranks of these speeds. With a whole head a rank without rows would have no gradient to give."""
     rows = share_rows(sum(now.rows), speeds, 0 if now.head else 1)
-    return Shares(rows, share_head(rows, speeds, head_work) if now.head else [])
-
-
-def share_head(rows: Sequence[int], speeds: Sequence[float], head_work: float) -> list[int]:
-    """Parts of the head, in units, by which all are done at the same time: whose rows are more than its speed is worth gets less."""
-    done = [(1 - head_work) * one / sum(rows) + EVERYWHERE for one in rows]
-    left = level(done, speeds, head_work)
-    return [max(1, round(UNITS * one / sum(left))) for one in left]
-
-
-def level(done: Sequence[float], speeds: Sequence[float], more: float) -> list[float]:
-    """How much of `more` work each takes beside what it has, so that those who take any end at the same time, the others later."""
-    takers = list(range(len(speeds)))
-    while True:
-        end = (more + sum(done[at] for at in takers)) / sum(speeds[at] for at in takers)
-        fewer = [at for at in takers if done[at] < end * speeds[at]]
-        if len(fewer) == len(takers):
-            return [end * speeds[at] - done[at] if at in takers else 0.0 for at in range(len(speeds))]
-        takers = fewer
+    head = [max(1, round(UNITS * speed / sum(speeds))) for speed in speeds] if now.head else []
+    return Shares(rows, head)
 
 
 def step_seconds(shares: Shares, speeds: Sequence[float], head_work: float) -> float:
@@ -118,8 +100,8 @@ class Balancer:
         if not self._pays(mean):
             return None
         self.speeds = mean
-        return fitting(self.shares, mean, self.head_work)
+        return fitting(self.shares, mean)
 
     def _pays(self, speeds: Sequence[float]) -> bool:
-        better = step_seconds(fitting(self.shares, speeds, self.head_work), speeds, self.head_work)
+        better = step_seconds(fitting(self.shares, speeds), speeds, self.head_work)
         return step_seconds(self.shares, speeds, self.head_work) > (1 + DEAD_BAND) * better

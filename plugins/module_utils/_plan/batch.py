@@ -13,8 +13,6 @@ NEAR = 1.5
 # Of a pass of unequal hosts that nobody has set: what it takes of memory is far below that of weights and optimizer.
 MOST_PASS_TOKENS = 8192
 HEAD_UNITS = 1000
-# What each host has to do of a step whatever its shares are, as a part of the step's work; as nanochat/balance.py has it.
-EVERYWHERE = 0.015
 
 
 class BatchError(ValueError):
@@ -62,23 +60,9 @@ def pass_rows(asked: Asked, shares: Sequence[int]) -> int:
     return min(max(shares), max(asked.device_batch, MOST_PASS_TOKENS // asked.sequence))
 
 
-def head_shares(rows: Sequence[int], weights: Sequence[float], head_work: float) -> list[int]:
-    """The parts of a head that is shared out, by which all hosts are done at the same time: whose rows are more than its weight
-    is worth gets less. head_work is the head's part of all work. As nanochat/balance.py has it."""
-    done = [(1 - head_work) * one / sum(rows) + EVERYWHERE for one in rows]
-    left = _level(done, weights, head_work)
-    return [max(1, round(HEAD_UNITS * one / sum(left))) for one in left]
-
-
-def _level(done: Sequence[float], speeds: Sequence[float], more: float) -> list[float]:
-    """How much of `more` work each takes beside what it has, so that those who take any end at the same time, the others later."""
-    takers = list(range(len(speeds)))
-    while True:
-        end = (more + sum(done[at] for at in takers)) / sum(speeds[at] for at in takers)
-        fewer = [at for at in takers if done[at] < end * speeds[at]]
-        if len(fewer) == len(takers):
-            return [end * speeds[at] - done[at] if at in takers else 0.0 for at in range(len(speeds))]
-        takers = fewer
+def head_shares(weights: Sequence[float]) -> list[int]:
+    """The parts of a head that is shared out, by the weights of the hosts."""
+    return [max(1, round(HEAD_UNITS * weight / sum(weights))) for weight in weights]
 
 
 def multiples_near(value: int, unit: int) -> str:

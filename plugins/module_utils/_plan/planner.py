@@ -199,8 +199,7 @@ class Planner:
             return {}
         self.findings += adapted(self.settings, batch, len(self.hosts))
         self.settings.update(ddp_total_batch=batch.total_batch, ddp_device_batch=batch.device_batch)
-        run, head_work = {**self.settings, "ddp_batch_split": self.split}, model_size.head_work(self.model)
-        self.head_parts = parts_of_head(run, self.hosts, weights, batch.rows, head_work)
+        self.head_parts = parts_of_head({**self.settings, "ddp_batch_split": self.split}, self.hosts, weights)
         return {host.name: rows for host, rows in zip(self.hosts, batch.rows)}
 
     @property

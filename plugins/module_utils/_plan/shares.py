@@ -133,12 +133,10 @@ def share_out(run: Mapping[str, Any], told: set[str], hosts: Sequence[Host], wei
     return plan_batch(asked, weights.values, split == "equal", kept)
 
 
-def parts_of_head(
-    run: Mapping[str, Any], hosts: Sequence[Host], weights: Weights, rows: Sequence[int], head_work: float
-) -> dict[str, int]:
-    """Each host's part of a head that is shared out: as fine as need be, so that it makes up for whole rows."""
+def parts_of_head(run: Mapping[str, Any], hosts: Sequence[Host], weights: Weights) -> dict[str, int]:
+    """The weight of each host's part of a head that is shared out: by speed, as rows are, only finer."""
     kept = deployed_shares(run, hosts, "head_shares") if run["ddp_batch_split"] in ("speed", "auto") else {}
-    return kept or {host.name: part for host, part in zip(hosts, head_shares(rows, weights.values, head_work))}
+    return kept or {host.name: part for host, part in zip(hosts, head_shares(weights.values))}
 
 
 def adapted(run: Mapping[str, Any], batch: Batch, world: int) -> list[Finding]:

@@ -144,7 +144,7 @@ def local_steps(plan: Plan) -> int:
 
 
 def passes_of(plan: Plan, rows: Sequence[int]) -> List[float]:
-    """The work of each rank in passes of device_batch rows; parts of the head make up for rows that are coarser than the speeds."""
+    """The work of each rank in passes of device_batch rows; parts of the head are finer than rows."""
     training = plan["training"]
     passes = [share / training["device_batch"] for share in rows]
     parts = training.get("head_shares")

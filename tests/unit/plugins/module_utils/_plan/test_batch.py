@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import (
-    EVERYWHERE,
-    HEAD_UNITS,
     Asked,
     Batch,
     BatchError,
@@ -55,43 +53,16 @@ def test_passes_of_unequal_hosts_have_a_limit():
 
 
 def test_parts_of_the_head_are_finer_than_rows():
-    assert head_shares([3, 1], [3.0, 1.0], 0.7) == [761, 239]
-    assert head_shares([2, 2], [1.0, 1.0], 0.7) == [500, 500]
-    assert head_shares([4, 0], [10000.0, 1.0], 0.7) == [1000, 1]
+    assert head_shares([3.0, 1.0]) == [750, 250]
+    assert head_shares([1.0, 1.0]) == [500, 500]
+    assert head_shares([10000.0, 1.0]) == [1000, 1]
 
 
-@pytest.mark.parametrize(
-    ("rows", "speeds"),
-    [([3, 1], [2.0, 1.0]), ([3, 1], [10.0, 1.0]), ([2, 1, 1], [1.0, 1.0, 1.0]), ([7, 3, 2], [4.0, 2.0, 1.0])],
-)
-def test_parts_of_the_head_make_up_for_whole_rows(rows, speeds):
-    head = head_shares(rows, speeds, 0.7)
-    seconds = [
-        (0.3 * own / sum(rows) + 0.7 * part / sum(head) + EVERYWHERE) / speed
-        for own, part, speed in zip(rows, head, speeds, strict=True)
-    ]
-    assert seconds == pytest.approx([(1 + len(rows) * EVERYWHERE) / sum(speeds)] * len(rows), rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("rows", "speeds"),
-    [
-        ([3, 1], [3.0, 1.0]),
-        ([4, 0], [10000.0, 1.0]),
-        ([2, 1, 1], [1.0, 1.0, 1.0]),
-        ([7, 3, 2], [4.0, 2.0, 1.0]),
-        ([3, 1], [1.0, 9.0]),
-    ],
-)
-@pytest.mark.parametrize("head_work", [0.1, 0.7])
-def test_the_plan_shares_out_the_head_as_the_trainer_does(trainers_own, rows, speeds, head_work):
+@pytest.mark.parametrize("speeds", [[3.0, 1.0], [10.0, 1.0], [1.0, 1.0, 1.0], [4.0, 2.0, 1.0], [7.0, 11.0]])
+def test_the_plan_shares_out_as_the_trainer_does(trainers_own, speeds):
     theirs = trainers_own("balance")
-    assert (theirs.UNITS, theirs.EVERYWHERE) == (HEAD_UNITS, EVERYWHERE)
-    assert head_shares(rows, speeds, head_work) == theirs.share_head(rows, speeds, head_work)
-
-
-def test_whose_rows_are_too_many_already_has_as_good_as_nothing_of_the_head():
-    assert head_shares([3, 1, 8], [1.0, 100.0, 200.0], 0.5)[0] == 1
+    begun = theirs.Shares([12, *[0] * (len(speeds) - 1)], [1] * len(speeds))
+    assert theirs.fitting(begun, speeds) == (share(12, speeds), head_shares(speeds))
 
 
 def test_a_run_keeps_the_shares_that_it_has_had():

@@ -181,9 +181,9 @@ def test_field_34_unequal_hosts_share_by_their_measured_speed_with_nothing_set()
     outcome = make_plan(lan(2, speeds=(900.0, 300.0)))
     assert (outcome.plan["training"]["rows"], outcome.plan["training"]["device_batch"]) == ([3, 1], 3)
     assert [entry["accumulation"] for entry in outcome.plan["nodes"]] == [1, 1]
-    # Less than its speed is worth: what both have to do whatever their shares are weighs more on the slower one.
-    assert outcome.plan["training"]["head_shares"] == [783, 217]
-    assert flag(outcome.plan["nodes"][0], "head-shares") == "783,217"
+    # Parts of the head are finer than rows.
+    assert outcome.plan["training"]["head_shares"] == [750, 250]
+    assert flag(outcome.plan["nodes"][0], "head-shares") == "750,250"
     assert "--rebalance" in outcome.plan["nodes"][0]["argv"]
     assert flag(outcome.plan["nodes"][0], "rank-rows") == "3,1"
     assert flag(outcome.plan["nodes"][0], "device-batch-size") == "3"
@@ -268,7 +268,7 @@ def test_a_run_keeps_its_parts_of_the_head_and_rebalancing_can_be_switched_off()
     each = [{"run": before, "measured": {"tokens_per_second": speed}} for speed in (900, 300)]
     split = {"ddp_total_batch": 8192, "ddp_head": "shared"}
     assert make_plan(hosts(split, *each)).plan["training"]["head_shares"] == [600, 400]
-    assert make_plan(hosts({**split, "ddp_fresh": True}, *each)).plan["training"]["head_shares"] == [783, 217]
+    assert make_plan(hosts({**split, "ddp_fresh": True}, *each)).plan["training"]["head_shares"] == [750, 250]
     assert "head_shares" not in make_plan(hosts({**split, "ddp_head": "whole"}, *each)).plan["training"]
     off = (
         {"ddp_rebalance": False},

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import head_shares
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe, head_work
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import measured, predict, rates
@@ -123,8 +122,9 @@ def test_the_slower_host_waits_less():
 def test_parts_of_the_head_make_up_for_rows_that_are_coarser_than_the_speeds():
     document, each = plan(rows=(3, 1)), speeds(0.5, 1.0)
     rows_alone = step_model.predict(document, each, None, (3, 1))
-    parts = head_shares([3, 1], [2.0, 1.0], head_work(document["model"]))
-    document["training"] |= {"rows": [3, 1], "head_shares": parts}
+    of_head = head_work(document["model"])
+    slow = 1000 * (1 / 3 - (1 - of_head) / 4) / of_head
+    document["training"] |= {"rows": [3, 1], "head_shares": [round(1000 - slow), round(slow)]}
     step = step_model.predict(document, each, None, (3, 1))
     # Four rows in passes of two at two passes a second and one: two thirds of a second, by rows alone three quarters.
     assert rows_alone.seconds - step.seconds == pytest.approx(0.75 - 2 / 3, abs=0.01)
