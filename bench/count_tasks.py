@@ -39,8 +39,8 @@ class CallbackModule(CallbackBase):
             self.tasks[-1][2] = round(now - self.begun, 3)
         self.begun = now
 
-    def count(self, result: Any) -> None:
-        """Ansible starts a process for each, skipped or not."""
+    def count(self, result: Any, ignore_errors: bool = False) -> None:
+        """Ansible starts a process for each, skipped or not; of a failed one it tells whether that is minded."""
         if result.task.action not in C._ACTION_META:
             self.tasks[-1][1] += 1
 

@@ -35,6 +35,7 @@ from ansible import context
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.display import Display
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import told_once
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import seconds_text
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.outcome import with_outcome
@@ -162,7 +163,7 @@ class Story(DefaultCallback):
             self._steps.tell(f"would change on {host}: {task_name(result.task)}", C.COLOR_CHANGED)
 
     def _findings(self, seen: Mapping[str, Any]) -> None:
-        for found in findings_in(seen):
+        for found, more in told_once(findings_in(seen)):
             if self._terminal.quiet:
                 return
             key = tuple(str(found.get(part)) for part in ("code", "host", "peer", "seen"))
@@ -170,7 +171,7 @@ class Story(DefaultCallback):
                 self._seen_findings.add(key)
                 severity = str(found["severity"])
                 kind = severity if severity in MARKS else "info"
-                self._steps.tell(f"{self._terminal.mark(kind)} {finding_text(found)}", COLORS.get(kind))
+                self._steps.tell(f"{self._terminal.mark(kind)} {finding_text(found, more)}", COLORS.get(kind))
 
     @with_outcome
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:

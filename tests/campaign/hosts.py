@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 NETWORK = "ddp-campaign"
-SUBNET = "10.89.79"
+SUBNET = "10.89.80"
 NAMES = ("desktop", "laptop")
 USER = {"desktop": "lzw", "laptop": "xiaoxin"}
 ADDRESS = {"desktop": f"{SUBNET}.11", "laptop": f"{SUBNET}.12"}

@@ -238,9 +238,14 @@ def test_findings_are_told_once_as_they_come(stage: Stage) -> None:
         "m = AnsibleModule(argument_spec=dict(findings=dict(type='list', elements='dict')))\n"
         "m.exit_json(findings=m.params['findings'])\n"
     )
-    told = stage.play([{"tasks": [task("Find", "found", {"findings": [FINDING]})]}], ANSIBLE_LIBRARY=str(module.parent))
+    library = {"ANSIBLE_LIBRARY": str(module.parent)}
+    told = stage.play([{"tasks": [task("Find", "found", {"findings": [FINDING]})]}], **library)
     assert told.count("warning slow-link  node1, node2: 94 Mbit/s") == 1
     assert "  do: use the cable" in told
+    many = [{**FINDING, "host": f"h{number}", "peer": ""} for number in range(10, 50)]
+    told = stage.play([{"tasks": [task("Find", "found", {"findings": many})]}], **library)
+    assert told.count("slow-link") == 1
+    assert "  the same of 39 more, h11 ... h49\n  do: use the cable" in told
 
 
 @pytest.mark.parametrize(

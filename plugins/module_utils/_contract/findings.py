@@ -8,7 +8,8 @@ docs/troubleshooting.md is generated from it, so a search for the words that a u
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, TypedDict
+import re
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import (
     findings_of_plan,
@@ -37,6 +38,9 @@ class Finding(TypedDict):
     remedy: str
     facts: Facts
 
+
+# Of more than so many hosts the same is told once.
+MANY_ALIKE = 16
 
 CATALOGUE: Dict[str, Kind] = {
     **findings_of_plan.KINDS,
@@ -79,9 +83,29 @@ def sentence(found: Finding) -> str:
     return text if text.endswith(("?", "!")) else text.rstrip(".") + "."
 
 
+def told_once(findings: Sequence[Finding]) -> Iterator[Tuple[Finding, str]]:
+    """The findings for people: what was seen of many hosts alike, but for figures, of the first of them, with which more there are."""
+    alike: Dict[Tuple[Optional[str], ...], List[Finding]] = {}
+    for found in findings:
+        alike.setdefault(_but_for_the_host(found), []).append(found)
+    for found in findings:
+        group = alike[_but_for_the_host(found)]
+        if len(group) <= MANY_ALIKE:
+            yield found, ""
+        elif found is group[0]:
+            yield found, "%d more, %s ... %s" % (len(group) - 1, group[1]["host"], group[-1]["host"])
+
+
+def _but_for_the_host(found: Finding) -> Tuple[Optional[str], ...]:
+    text = found["seen"]
+    for name in filter(None, (found.get("host"), found.get("peer"))):
+        text = text.replace(name, "HOST")
+    return found["code"], found["severity"], re.sub(r"\d+(\.\d+)?", "N", text)
+
+
 def refusal_text(findings: Sequence[Finding]) -> str:
     """What people read where a plan is refused: every problem, one sentence each."""
-    sentences = [sentence(found) for found in findings]
-    if len(sentences) == 1:
-        return sentences[0]
-    return "\n".join([f"{len(sentences)} problems; nothing was changed:", *["- " + text for text in sentences]])
+    if len(findings) == 1:
+        return sentence(findings[0])
+    lines = [f"- {sentence(found)}{f' The same of {more}.' if more else ''}" for found, more in told_once(findings)]
+    return "\n".join([f"{len(findings)} problems; nothing was changed:", *lines])

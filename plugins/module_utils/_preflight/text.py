@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, told_once
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, alike, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence
@@ -56,19 +57,21 @@ def number(value: Any, unit: str, digits: int) -> str:
     return DASH if value is None else f"{value:.{digits}f} {unit}"
 
 
-def findings_text(findings: Sequence[Mapping[str, Any]]) -> str:
+def findings_text(findings: Sequence[Finding]) -> str:
     """The findings as a table, and below each what to do."""
     if not findings:
         return "Preflight found nothing that stands against the run."
     lines = []
-    for found in findings:
+    for found, more in told_once(findings):
         where = f"{found['host']} <- {found['peer']}" if found["peer"] else found["host"]
         lines.append(f"{found['severity'].upper():8}{found['code']:22}{where}")
-        lines += [f"        seen: {found['seen']}", f"        why:  {found['why']}", f"        do:   {found['remedy']}"]
+        lines += [f"        seen: {found['seen']}"]
+        lines += [f"              the same of {more}"] if more else []
+        lines += [f"        why:  {found['why']}", f"        do:   {found['remedy']}"]
     return "\n".join(lines)
 
 
-def summary(stopping: Sequence[Mapping[str, Any]]) -> str:
+def summary(stopping: Sequence[Finding]) -> str:
     """Why the run does not start."""
     errors = sum(found["severity"] == ERROR for found in stopping)
     warnings = sum(found["severity"] == WARNING for found in stopping)
@@ -77,5 +80,9 @@ def summary(stopping: Sequence[Mapping[str, Any]]) -> str:
         for count, word in ((errors, "error"), (warnings, "warning"))
         if count
     ]
-    told = ", ".join(dict.fromkeys(f"{found['code']} ({found['host']})" for found in stopping))
+    told = ", ".join(
+        dict.fromkeys(
+            f"{found['code']} ({found['host']}{f' and {more}' if more else ''})" for found, more in told_once(stopping)
+        )
+    )
     return f"Preflight found {' and '.join(counted)}, so nothing is started: {told}."

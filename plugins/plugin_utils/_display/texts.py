@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import counted_text
 
@@ -42,24 +43,27 @@ def sentence(text: Any) -> str:
     return str(text or "").strip("\n").rstrip()
 
 
-def finding_text(found: Mapping[str, Any]) -> str:
-    """A finding in two lines: what was seen where, and what to do."""
+def finding_text(found: Mapping[str, Any], more: str = "") -> str:
+    """A finding in two lines: what was seen where, of which others too, and what to do."""
     where, seen, remedy = str(found.get("host") or ""), str(found.get("seen")), str(found.get("remedy") or "")
     if found.get("peer"):
         # Who of them tries to reach whom is for the sentence to say.
         where += f", {found['peer']}"
     text = f"{found['code']}  {where}: {seen}" if where else f"{found['code']}  {seen}"
+    if more:
+        text += f"\n  the same of {more}"
     if not remedy:
         return text
     return f"{text}\n  {remedy}" if found.get("severity") == "info" else f"{text}\n  do: {remedy}"
 
 
-def findings_in(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def findings_in(result: Mapping[str, Any]) -> list[Finding]:
     """The findings that a result carries."""
     found = result.get("findings")
     if not isinstance(found, list):
         return []
-    return [item for item in found if isinstance(item, Mapping) and {"code", "severity", "seen"} <= set(item)]
+    whole = [item for item in found if isinstance(item, Mapping) and {"code", "severity", "seen"} <= set(item)]
+    return cast("list[Finding]", whole)
 
 
 def unreachable_text(host: str, message: str) -> str:

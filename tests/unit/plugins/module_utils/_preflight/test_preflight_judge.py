@@ -9,7 +9,7 @@ import copy
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import CATALOGUE
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import CATALOGUE, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import text as text_utils
@@ -523,3 +523,17 @@ def test_the_texts_hold_what_a_person_needs():
     assert "2 of 3 closed" in text_utils.links_text(known)
     assert "1 error" in text_utils.summary(findings)
     assert "nothing" in text_utils.findings_text([])
+
+
+def test_what_was_found_of_many_hosts_alike_takes_a_few_lines():
+    found = [finding("no-tmux", host, f"{host} has no tmux") for host in (f"node{number}" for number in range(10, 60))]
+    lines = text_utils.findings_text(found).splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["ERROR", "no-tmux", "node10"],
+        ["seen:", "node10", "has", "no", "tmux"],
+        ["the", "same", "of", "49", "more,", "node11", "...", "node59"],
+    ]
+    assert len(lines) == 5
+    assert text_utils.summary(found) == (
+        "Preflight found 50 errors, so nothing is started: no-tmux (node10 and 49 more, node11 ... node59)."
+    )
