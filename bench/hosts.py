@@ -4,7 +4,7 @@
 """What a number of hosts costs the controller: seconds, processor time, tasks, modules that run on hosts, and memory.
 
     python bench/hosts.py 2 8                # a first run, the same again, plan, --tags restart, status, reset
-    python bench/hosts.py 32 100 --look      # plan, preflight and status only, which start nothing
+    python bench/hosts.py 32 --look          # plan, preflight and status only, which start nothing
     python bench/hosts.py 2 8 --write hosts.json
 
 Hosts are nodes of this machine (ansible_connection: local), so what the modules of all hosts compute is done by this
