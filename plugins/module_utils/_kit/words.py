@@ -134,6 +134,8 @@ def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: i
 def plain_reason(message: str) -> str:
     """Why a host could not be asked, without what Ansible says before it."""
     said = re.sub(r"^Task failed: ", "", message.strip())
-    return re.sub(
+    said = re.sub(
         r"^(Failed to connect to the host via ssh|Data could not be sent to remote host .*? over ssh): ", "", said
     )
+    # Of a connection that was kept ssh says first that it broke, and then why there is no new one.
+    return re.sub(r"^mux_client_\w+: .*\n+(?=.)", "", said)

@@ -55,3 +55,9 @@ def test_a_column_in_which_nothing_is_known_is_left_out():
 
 def test_what_ansible_says_before_the_reason_is_left_out():
     assert words.plain_reason("Task failed: Failed to connect to the host via ssh: no route") == "no route"
+    broken = "mux_client_request_session: read from master failed: Broken pipe"
+    assert (
+        words.plain_reason(f"{broken}\r\nssh: connect to host h port 22: timed out")
+        == "ssh: connect to host h port 22: timed out"
+    )
+    assert words.plain_reason(broken) == broken
