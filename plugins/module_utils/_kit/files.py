@@ -44,7 +44,9 @@ def write_whole(path: str, content: bytes | str, mode: int = 0o644, durable: boo
             if durable:
                 os.fsync(file.fileno())
         os.replace(draft, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = path  # a disk that is full names no file
         with contextlib.suppress(OSError):
             os.unlink(draft)
         raise

@@ -31,8 +31,9 @@ def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as error:
         files.write_whole(str(path), "new")
+    assert error.value.filename == str(path)
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
 
