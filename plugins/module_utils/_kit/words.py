@@ -132,10 +132,12 @@ def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: i
 
 
 def plain_reason(message: str) -> str:
-    """Why a host could not be asked, without what Ansible says before it."""
+    """Why a host could not be asked, without what Ansible says before it; empty where nothing is known."""
+    if not message:
+        return ""
     said = re.sub(r"^Task failed: ", "", message.strip())
     said = re.sub(
-        r"^(Failed to connect to the host via ssh|Data could not be sent to remote host .*? over ssh): ", "", said
+        r"^(Failed to connect to the host via ssh|Data could not be sent to remote host .*? over ssh):\s*", "", said
     )
-    # Of a connection that was kept ssh says first that it broke, and then why there is no new one.
-    return re.sub(r"^mux_client_\w+: .*\n+(?=.)", "", said)
+    # Of a connection that was kept ssh says first that it broke, and then why there is no new one; or nothing at all.
+    return re.sub(r"^mux_client_\w+: .*\n+(?=.)", "", said) or "the connection broke"

@@ -61,3 +61,7 @@ def test_what_ansible_says_before_the_reason_is_left_out():
         == "ssh: connect to host h port 22: timed out"
     )
     assert words.plain_reason(broken) == broken
+    sending = 'Data could not be sent to remote host "10.0.0.2". Make sure this host can be reached over ssh: '
+    assert words.plain_reason(sending) == "the connection broke"
+    assert words.plain_reason(sending + "no route") == "no route"
+    assert words.plain_reason("") == ""
