@@ -48,6 +48,7 @@ SETTINGS: dict[str, Any] = {
     "ddp_eval_tokens": 512, "ddp_threads": 1, "ddp_timeout": 45, "ddp_venv_dir": VENV, "ddp_sync": "exact",
     "ddp_batch_split": "equal", "ddp_data_paths": [TEXT], "ddp_data_shards": 2,
 }  # fmt: skip
+NOT_PLAYED = "not played"
 NOTHING, STOPPED, RUNNING = "nothing", "stopped", "running"
 START = ["train", "--tags", "restart", "-e", "watch=false"]
 # What a user types, the more often the more often he does, and the state of the training in which he does.
@@ -137,7 +138,7 @@ class Campaign:
         after = share * (self.seconds if words[0] == "train" else self.seconds / 3)
         told: list[str] = []
         moment = lasted = repaired = ""
-        what = name
+        what, play = name, None
         try:
             self.hosts.restore(RUN, None if state is NOTHING else STOPPED)
             if state is RUNNING:
@@ -149,8 +150,11 @@ class Campaign:
             told += [line for one in [said if code else "", *play.others] for line in messages(one)]
             told += ["(interrupted)"] if code in INTERRUPTED else []
             repaired, outcome = self.repair(said if code else "", told)
-        except Broken as error:
-            outcome = f"FAILED: {error}"
+        except (Broken, HostError) as error:
+            # A fault that could not be made is the campaign's own, which goes on all the same.
+            outcome = f"FAILED: {error}" if isinstance(error, Broken) else f"{NOT_PLAYED}: {error}"
+            if play is not None:
+                play.end()
             self.hosts.end_all()
         playbook = f"{' '.join(words)}, {state}"
         return Round(
@@ -259,7 +263,7 @@ def main() -> int:
     finally:
         hosts.remove()
         shutil.rmtree(hosts.folder, ignore_errors=True)
-    failed = sum(one.outcome.startswith(("FAILED", "differs")) for one in rounds)
+    failed = sum(one.outcome.startswith(("FAILED", "differs", NOT_PLAYED)) for one in rounds)
     if wrong:
         print(wrong, file=sys.stderr)
     print(f"{len(rounds) - failed} passed, {failed + bool(wrong)} failed")

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hosts import ADDRESS, BASE, DISK_MEGABYTES, NAMES, NETWORK, SLOW, Hosts, cable, command, limit_link, on
+from hosts import ADDRESS, BASE, DISK_MEGABYTES, NAMES, NETWORK, SLOW, Hosts, cable, command, freeze, limit_link, on
 
 
 class Scene:
@@ -50,7 +50,7 @@ def stop_and_continue(scene: Scene) -> Iterator[str]:
 
 
 def freeze_host(scene: Scene) -> Iterator[str]:
-    command("podman", "pause", f"{NETWORK}-{scene.host}")
+    freeze(scene.host)
     yield f"{scene.host} is frozen, and goes on"
     command("podman", "unpause", f"{NETWORK}-{scene.host}")
 

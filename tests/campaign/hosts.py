@@ -87,6 +87,17 @@ def until(what: str, true: Callable[[], Any], seconds: float = 60.0) -> Any:
         time.sleep(0.2)
 
 
+def freeze(host: str) -> None:
+    """The container's runtime refuses as long as something is being started in there."""
+    container = f"{NETWORK}-{host}"
+
+    def frozen() -> bool:
+        command("podman", "pause", container, check=False)
+        return command("podman", "inspect", "-f", "{{.State.Status}}", container).strip() == "paused"
+
+    until(f"{host} is frozen", frozen)
+
+
 def limit_link(host: str, limit: str = LINK) -> None:
     on(host, f"tc qdisc replace dev eth0 root tbf {limit}")
 

@@ -62,8 +62,7 @@ class Play:
         try:
             code = self.process.wait(max(1.0, seconds - (time.monotonic() - self.begun)))
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            self.end()
             raise Broken(f"{self} did not end within {seconds:.0f} s: {self.said()[-3000:]}") from None
         said = self.said()
         if "Traceback (most recent call last)" in said:
@@ -71,6 +70,12 @@ class Play:
         if code not in (0, *INTERRUPTED) and not messages(said):
             raise Broken(f"{self} ended with {code} and no message: {said[-3000:]}")
         return code, said
+
+    def end(self) -> None:
+        """Nobody waits for it any more."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def said(self) -> str:
         return ANSI.sub("", self.path.read_text(encoding="utf-8", errors="replace")).replace("\r", "\n")

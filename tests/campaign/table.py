@@ -44,7 +44,9 @@ def summary(rows: Sequence[str]) -> str:
     good = sum(line.endswith(f"| {KEPT} |") for line in rows)
     seeds = len({line.split(" | ")[0] for line in rows})
     what = "ended with the weights and the optimizer of the undisturbed run, to the bit"
-    return f"{len(rows)} rounds of {seeds} seed{'' if seeds == 1 else 's'}: {good} {what}, {len(rows) - good} otherwise."
+    return (
+        f"{len(rows)} rounds of {seeds} seed{'' if seeds == 1 else 's'}: {good} {what}, {len(rows) - good} otherwise."
+    )
 
 
 def add(path: Path, rounds: Sequence[Round]) -> None:
