@@ -96,6 +96,12 @@ def test_the_slowest_start_gives_the_time_that_all_have_to_connect():
     assert 0 < gloo_check.seconds_since_start() < time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def test_of_what_gloo_says_its_guesses_are_left_out() -> None:
+    said = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.2]:21395."
+    guess = "This is typically caused by a remote worker crashing. Check the logs of the remote worker."
+    assert gloo_check.first_line(RuntimeError(f"{said} {guess}")) == "Connection closed by peer [10.0.0.2]:21395"
+
+
 def test_what_torchrun_would_set_is_asked_for():
     result = answer(start("scripts.gloo_check", RANK="0"))
     assert result["code"] == 1

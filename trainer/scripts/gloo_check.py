@@ -51,9 +51,11 @@ def in_phase(phase: str, work: Callable[[], Any]) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """The library's own words without its source file, line and stack."""
+    """The library's own words without its source file, line, stack and guesses."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[[^\]]*\]\s*|\s*Exception raised from.*$", "", line)[:200].rstrip(". ")
+    return re.sub(r"^\[[^\]]*\]\s*|\s*(Exception raised from|This is typically caused by).*$", "", line)[:200].rstrip(
+        ". "
+    )
 
 
 def join(environ: Mapping[str, str], timeout: float) -> tuple[int, int]:

@@ -340,7 +340,8 @@ KINDS: Dict[str, Kind] = {
         ERROR,
         "A real all-reduce among the hosts failed",
         "It is what every step of the training does.",
-        "See the findings about ports, routes and firewalls; they usually name the reason.",
+        "See the findings about ports, routes and firewalls; they usually name the reason. Where there are none, a host was "
+        "frozen or cut off for a moment: run the playbook again.",
         (1, 3, 19, 21),
         ("Gloo connectFullMesh failed", "DistNetworkError", "Connection closed by peer"),
     ),
