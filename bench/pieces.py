@@ -26,6 +26,13 @@ def events(path: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
+def write_list(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A list with a row a line, whole or not at all."""
+    fresh = file.with_suffix(".new")
+    fresh.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
+    fresh.replace(file)
+
+
 class Results:
     """What was measured of all that is wanted: a list in a file, which grows with each measurement, so that a second call goes on
     with it. A result is what was wanted with what came out."""
@@ -45,7 +52,5 @@ class Results:
             self.results.append(measure(one))
             print(json.dumps(self.results[-1]), file=sys.stderr, flush=True)
             if self.file:
-                fresh = self.file.with_suffix(".new")
-                fresh.write_text("[\n" + ",\n".join(map(json.dumps, self.results)) + "\n]\n", encoding="utf-8")
-                fresh.replace(self.file)
+                write_list(self.file, self.results)
         return [result for result in self.results if any(one.items() <= result.items() for one in self.wanted)]

@@ -34,6 +34,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pieces import write_list
+
 ROOT = Path(__file__).resolve().parents[1]
 TRAINER = ROOT / "trainer"
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
@@ -304,10 +306,8 @@ def keep(file: Path, found: Sequence[dict[str, Any]]) -> None:
     """Put what was measured of one size and rate in the place of what the file had of it."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     fresh = {(one["model"], one["rate"], one["sync"]) for one in found}
-    kept = [one for one in kept if (one["model"], one["rate"], one["sync"]) not in fresh] + list(found)
-    lines = ",\n".join(json.dumps(one) for one in kept)
-    file.with_suffix(".new").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    file.with_suffix(".new").replace(file)
+    kept = [one for one in kept if (one["model"], one["rate"], one["sync"]) not in fresh]
+    write_list(file, [*kept, *found])
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:

@@ -44,17 +44,17 @@ MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.ma
 
 
 class Model(NamedTuple):
-    """A size to train, and the steps that count; the equal split makes fewer, since they take long."""
+    """A size to train."""
 
     depth: int
     head_dim: int
     length: int
     vocabulary: int
-    cycles: int
 
 
-MODELS = {"d4": Model(4, 64, 512, VOCABULARY, 5), "short": Model(2, 64, 128, 4096, 5)}
-EQUAL_STEPS = 3
+MODELS = {"d4": Model(4, 64, 512, VOCABULARY), "short": Model(2, 64, 128, 4096)}
+# The steps that count; the equal split makes fewer, since they take long.
+CYCLES, EQUAL_STEPS = 5, 3
 # Steps from which --rebalance judges; the first one touches memory for the first time.
 LOOK = 3
 
@@ -290,7 +290,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rows", type=int, default=12, help="rows of a step, of all hosts")
-    parser.add_argument("--cycles", type=int, default=0, help="steps of auto that count (default: 5)")
+    parser.add_argument("--cycles", type=int, default=CYCLES, help="steps of auto that count")
     parser.add_argument("--short", action="store_true", help="a small model: to try the command, not to measure")
     parser.add_argument("--write", type=Path, help="file for the results, a JSON object a line")
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
@@ -298,12 +298,11 @@ def main() -> None:
     arguments = parser.parse_args()
     name = arguments.model or ("short" if arguments.short else "d4")
     model = MODELS[name]
-    cycles = arguments.cycles or model.cycles
     if arguments.worker:
-        print(json.dumps(train(model, arguments.rows, cycles)))
+        print(json.dumps(train(model, arguments.rows, arguments.cycles)))
         return
     for case in arguments.cases:
-        found = summary(case, arguments.rows, model.length, measure(case, name, arguments.rows, cycles))
+        found = summary(case, arguments.rows, model.length, measure(case, name, arguments.rows, arguments.cycles))
         print(line(found), flush=True)
         if arguments.write:
             with arguments.write.open("a", encoding="utf-8") as file:
