@@ -24,10 +24,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import (
     have_of,
     place_of,
 )
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import bare_answer
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import bare_answer, defaults_of
 
 ROUNDS = 1000
-DEFAULTS = {name: option.get("default") for name, option in send.OPTIONS.items()}
+DEFAULTS = defaults_of(send.OPTIONS)
 # Read once, before Ansible makes a process for each host.
 host_code.sources_text(send.__name__)
 

@@ -23,7 +23,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
 
 Options = Mapping[str, Mapping[str, object]]
 MARK = "nanochat-ddp-look "
-DEFAULTS = {name: option.get("default") for name, option in look.OPTIONS.items()}
+
+
+def defaults_of(options: Options) -> dict[str, object]:
+    """What a module would take where nothing is said."""
+    return {name: option.get("default") for name, option in options.items()}
+
+
+DEFAULTS = defaults_of(look.OPTIONS)
 
 
 def program(code: ModuleType, params: Mapping[str, Any]) -> str:

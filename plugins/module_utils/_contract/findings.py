@@ -39,7 +39,7 @@ class Finding(TypedDict):
     facts: Facts
 
 
-# Of more than so many hosts the same is told once.
+# Of more than so many hosts the same is told once, as such hosts share a row of a table (_kit/words.py).
 MANY_ALIKE = 16
 
 CATALOGUE: Dict[str, Kind] = {
@@ -85,18 +85,18 @@ def sentence(found: Finding) -> str:
 
 def told_once(findings: Sequence[Finding]) -> Iterator[Tuple[Finding, str]]:
     """The findings for people: what was seen of many hosts alike, but for figures, of the first of them, with which more there are."""
-    alike: Dict[Tuple[Optional[str], ...], List[Finding]] = {}
-    for found in findings:
-        alike.setdefault(_but_for_the_host(found), []).append(found)
-    for found in findings:
-        group = alike[_but_for_the_host(found)]
+    alike: Dict[Tuple[str, ...], List[Finding]] = {}
+    groups = [alike.setdefault(_but_for_the_host(found), []) for found in findings]
+    for found, group in zip(findings, groups):
+        group.append(found)
+    for found, group in zip(findings, groups):
         if len(group) <= MANY_ALIKE:
             yield found, ""
         elif found is group[0]:
             yield found, "%d more, %s ... %s" % (len(group) - 1, group[1]["host"], group[-1]["host"])
 
 
-def _but_for_the_host(found: Finding) -> Tuple[Optional[str], ...]:
+def _but_for_the_host(found: Finding) -> Tuple[str, ...]:
     text = found["seen"]
     for name in filter(None, (found.get("host"), found.get("peer"))):
         text = text.replace(name, "HOST")

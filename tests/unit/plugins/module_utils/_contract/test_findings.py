@@ -11,11 +11,13 @@ from pathlib import Path
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import (
     CATALOGUE,
+    MANY_ALIKE,
     finding,
     refusal_text,
     sentence,
     told_once,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import MANY_HOSTS
 
 PLUGINS = Path(__file__).resolve().parents[5] / "plugins"
 ADVICE = re.compile(r"[;.] (use|set|name|give|take|make|install|end|lower|see|check|remove|train) ", re.I)
@@ -58,6 +60,10 @@ def test_what_was_seen_of_many_hosts_alike_is_told_once():
     assert lines[0] == "101 problems; nothing was changed:"
     assert lines[1] == f"- {sentence(many[0])} The same of 99 more, node002 ... node100."
     assert lines[2:] == [f"- {sentence(own)}"]
+
+
+def test_many_are_as_many_as_where_hosts_share_a_row():
+    assert MANY_ALIKE == MANY_HOSTS
 
 
 def test_of_few_hosts_each_is_told():
