@@ -166,8 +166,8 @@ class Campaign:
         end = time.monotonic() + after
         while time.monotonic() < end and play.process.poll() is None:
             time.sleep(0.1)
-        moment = time.monotonic() - play.begun
         what, begun = next(fault), time.monotonic()
+        moment = begun - play.begun
         while time.monotonic() < begun + lasts:
             time.sleep(0.2)
         for dummy in fault:

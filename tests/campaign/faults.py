@@ -13,10 +13,12 @@ import contextlib
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from hosts import ADDRESS, BASE, DISK_MEGABYTES, NAMES, NETWORK, SLOW, Hosts, cable, command, freeze, limit_link, on
+from plays import PLAY_SECONDS
 
 
 class Scene:
@@ -25,8 +27,18 @@ class Scene:
     def __init__(self, hosts: Hosts, run: str, steps: int, chance: random.Random, play: Any) -> None:
         self.hosts, self.run, self.steps, self.play = hosts, run, steps, play
         self.host = chance.choice(NAMES)
+        # How long a rank that had to be waited for has run when the fault meets it.
+        self.into_start = chance.uniform(0.0, 15.0)
 
     def pid(self) -> int | None:
+        """The rank on the host; where there is none yet, that which the playbook starts."""
+        pid = self.hosts.trainer(self.host, self.run)
+        if pid is not None:
+            return pid
+        while pid is None and self.play.process.poll() is None and time.monotonic() < self.play.begun + PLAY_SECONDS:
+            time.sleep(0.5)
+            pid = self.hosts.trainer(self.host, self.run)
+        time.sleep(self.into_start)
         return self.hosts.trainer(self.host, self.run)
 
 

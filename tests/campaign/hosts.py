@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-NETWORK = "ddp-campaign"
-SUBNET = "10.89.80"
+# Two series at the same time need networks of their own.
+SUBNET = os.environ.get("CAMPAIGN_SUBNET", "10.89.80")
+NETWORK = f"ddp-campaign-{SUBNET.rpartition('.')[2]}"
 NAMES = ("desktop", "laptop")
 USER = {"desktop": "lzw", "laptop": "xiaoxin"}
 ADDRESS = {"desktop": f"{SUBNET}.11", "laptop": f"{SUBNET}.12"}
@@ -196,9 +197,11 @@ class Hosts:
             )
 
     def end_all(self) -> None:
-        """End what a failed round left; in the containers nothing else belongs to their users."""
+        """End what a failed round left."""
         for host in NAMES:
-            on(host, f"pkill -9 -u {USER[host]}", check=False)
+            for word in ("unpause", "kill"):  # whether it is frozen, off or neither
+                command("podman", word, f"{NETWORK}-{host}", check=False)
+            self.power_on(host)
 
     # -- what is looked at
 
