@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests: ./test.sh [lint|docs|unit|integration|trainer|campaign|ee|molecule|all]...
+# Sets up and runs the tests: ./test.sh [lint|docs|unit|integration|trainer|long|campaign|ee|molecule|all]...
 # A scenario of molecule alone: ./test.sh molecule:site
-# Two parts at the same time: ./test.sh unit+trainer
+# Parts at the same time, of which some one after the other: ./test.sh lint,unit+trainer
 set -euo pipefail
 # shellcheck source=tools/bootstrap.sh
 . "$(dirname "${BASH_SOURCE[0]}")/tools/bootstrap.sh"
@@ -11,10 +11,9 @@ cd "$ROOT"
 COLLECTIONS=$ROOT/.ansible/collections
 COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
-# What runs without arguments. Two parts that mostly wait do so together. The scenario faults makes faults and waits until they are
-# noticed; that takes another quarter of an hour, and it runs by name, or with all the others by ./test.sh molecule. The campaign of random
-# faults runs by name, too.
-EVERY_TIME=(lint docs+unit integration+molecule:restart trainer+molecule:no_sudo molecule:site molecule:firewalls molecule:shards)
+# What runs without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
+# By name only: single tests that take minutes (long), the scenarios faults, membership and mixed, the campaign of random faults.
+EVERY_TIME=("lint,integration+docs,unit,trainer,molecule:no_sudo+molecule:restart,molecule:site,molecule:firewalls,molecule:shards")
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables
@@ -47,11 +46,12 @@ run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-10000} PYTHONPATH=$COLL
 # once more, alone, and is named even if it passes then.
 real_processes() {
     local python=$1 folder=$2 code=0
-    "$python" -m pytest -q "$folder" || code=$?
+    local pytest=("$python" -m pytest -q -m "${WHICH:-not long}" "$folder")
+    "${pytest[@]}" --durations=10 --durations-min=20 || code=$?
     [ $code = 1 ] || return $code
     say "These failed, and are tried once more:"
-    "$python" -m pytest -q --collect-only --last-failed --last-failed-no-failures none "$folder" | grep '::' >&2
-    "$python" -m pytest -q --last-failed --last-failed-no-failures none "$folder" || return $?
+    "${pytest[@]}" --collect-only --last-failed --last-failed-no-failures none | grep '::' >&2
+    "${pytest[@]}" --last-failed --last-failed-no-failures none || return $?
     say "They passed at the second attempt; what the first one printed is above."
 }
 
@@ -67,6 +67,12 @@ run_trainer() {
     # One thread a process: the tests run several ranks on few cores.
     # Every tenth of the generated cases; FEWER=1 tries all 9,000.
     (cd "$ROOT" && FEWER=${FEWER:-10} OMP_NUM_THREADS=1 PYTHONPATH=trainer real_processes "$TRAINER_VENV/bin/python" tests/trainer)
+}
+
+# The tests of both that take minutes each.
+run_long() {
+    WHICH=long run_integration
+    WHICH=long run_trainer
 }
 
 # The docs site without a warning, and the licence of every file; apart from the other tools, whose requirements differ.
@@ -103,36 +109,57 @@ run_part() {
     esac
 }
 
-# run_together PART...: all at the same time; what each has to say comes in one piece, when it is over.
+# run_row FOLDER PART...: one part after the other, also when one fails; what each has to say comes in one piece, when it is over.
+run_row() {
+    local folder=$1 part code worst=0
+    shift
+    for part in "$@"; do
+        say "== $part begins, ${SECONDS} s since the start"
+        # Apart from the `||`, in whose reach no failing command would end the part.
+        set +e
+        (set -e; run_part "$part") >"$folder/$part" 2>&1 </dev/null
+        code=$?
+        set -e
+        [ $code = 0 ] || worst=1
+        {
+            flock 8
+            cat "$folder/$part"
+            say "== $part: $([ $code = 0 ] && echo passed || echo FAILED), ${SECONDS} s since the start"
+        } 8>"$folder/output.lock"
+        [ $code = 0 ] || echo "$part" >>"$folder/failed"
+    done
+    return $worst
+}
+
+# run_together PART,PART+PART...: rows of parts, all rows at the same time.
 run_together() {
-    local folder part number=0 pids=() failed=()
+    local folder row pids=() failed=0
     folder=$(mktemp -d)
     # Each in a process group of its own, by which Ctrl-C ends it.
     set -m
-    for part in "$@"; do
-        (run_part "$part") >"$folder/$part" 2>&1 </dev/null &
+    for row in ${1//+/ }; do
+        # shellcheck disable=SC2086
+        run_row "$folder" ${row//,/ } &
         pids+=($!)
     done
     set +m
     trap 'kill -- "${pids[@]/#/-}"; exit 130' INT TERM
-    for part in "$@"; do
-        wait "${pids[number]}" || failed+=("$part")
-        number=$((number + 1))
-        cat "$folder/$part"
+    for row in "${pids[@]}"; do
+        wait "$row" || failed=1
     done
     trap - INT TERM
+    [ $failed = 0 ] || die "Failed: $(paste -sd ' ' "$folder/failed")."
     rm -r "$folder"
-    [ ${#failed[@]} = 0 ] || die "Failed: ${failed[*]}."
 }
 
 main() {
     local parts=("$@") together  # part is global: the trap names it after this function has ended
     [ ${#parts[@]} != 0 ] && [ "${parts[0]}" != all ] || parts=("${EVERY_TIME[@]}")
     for together in "${parts[@]}"; do
-        for part in ${together//+/ }; do
+        for part in ${together//[+,]/ }; do
             case $part in
-                lint | docs | unit | integration | trainer | campaign | ee | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, docs, unit, integration, trainer, campaign, ee, molecule, molecule:SCENARIO or all." ;;
+                lint | docs | unit | integration | trainer | long | campaign | ee | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, docs, unit, integration, trainer, long, campaign, ee, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done
@@ -141,10 +168,7 @@ main() {
     for part in "${parts[@]}"; do
         say "== $part"
         case $part in
-            *+*)
-                # shellcheck disable=SC2086
-                run_together ${part//+/ }
-                ;;
+            *[+,]*) run_together "$part" ;;
             *) run_part "$part" ;;
         esac
         say "== $part done, ${SECONDS} s since the start"

@@ -36,6 +36,7 @@ def way_of(folder: Path) -> str:
     return str(json.loads((folder / "plan.json").read_text())["training"]["sync"])
 
 
+@pytest.mark.long
 def test_a_rehearsal_decides_and_a_run_keeps_its_way(play, tmp_path):
     told = play()
     assert "ddp_sync auto takes " in told

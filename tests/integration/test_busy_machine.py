@@ -90,6 +90,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         end_sessions(tmp_path)
 
 
+@pytest.mark.long
 def test_a_good_run_beside_much_other_work_raises_no_alarm(job: Job) -> None:
     job.play("--tags", "data")
     for number in range(RUNS or 1):

@@ -83,6 +83,7 @@ def stand_in(tmp_path):
     return folder
 
 
+@pytest.mark.long
 def test_field_21_a_checkout_that_is_not_changed_trains_one_model(play, tmp_path, stand_in):
     joined = ["-e", f"ddp_trainer_source={stand_in}", "-e", "ddp_trainer_join=true", "--tags", "launch"]
     code, told = play(*joined)

@@ -5,11 +5,13 @@ MOLECULE=$ROOT/tests/molecule
 need_packages podman runc catatonit netavark aardvark-dns debootstrap openssh-client
 export CONTAINERS_CONF=$MOLECULE/containers.conf
 
-TEST_IMAGE=$("$MOLECULE/image.sh")
+# Whoever runs another scenario at the same time makes the same image and the same key.
+once() { flock --close "$CACHE/image.lock" "$@"; }
+TEST_IMAGE=$(once "$MOLECULE/image.sh")
 TEST_SSH_KEY=$CACHE/molecule-key
 TEST_SSH_CONFIG=$CACHE/molecule-ssh-config
-[ -f "$TEST_SSH_KEY" ] || ssh-keygen -q -t ed25519 -N '' -C nanochat-ddp-tests -f "$TEST_SSH_KEY"
-cat >"$TEST_SSH_CONFIG" <<CONFIG
+once sh -c "[ -f '$TEST_SSH_KEY' ] || ssh-keygen -q -t ed25519 -N '' -C nanochat-ddp-tests -f '$TEST_SSH_KEY'"
+cat >"$TEST_SSH_CONFIG.$$" <<CONFIG
 Host *
     IdentityFile $TEST_SSH_KEY
     IdentitiesOnly yes
@@ -18,4 +20,5 @@ Host *
     LogLevel ERROR
     ConnectTimeout 10
 CONFIG
+mv "$TEST_SSH_CONFIG.$$" "$TEST_SSH_CONFIG"
 export TEST_IMAGE TEST_SSH_KEY TEST_SSH_CONFIG

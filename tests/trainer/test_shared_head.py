@@ -335,6 +335,7 @@ def test_ranks_must_agree_on_the_parts() -> None:
     assert all(one["head"] == "shared" for one in told)
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_with_a_shared_head(tmp_path: Path) -> None:
     seed = time.time_ns() % 10**6
     print("seed", seed)
