@@ -211,7 +211,7 @@ class ActionModule(PatientAction):
         known = entry.get("run")
         arguments = {"run_dir": options["run_dir"], "rank": options["rank"], "lines": 5}
         if known:
-            pause = intervals(time.time() - entry["begun"])
+            pause = intervals(time.time() - entry["begun"], options["first_step"])
             arguments["wait"] = {"state": known["state"], "step": known["step"], **pause}
         entry["asked"] = time.time()
         ledger.write(str(variables["inventory_hostname"]), entry)

@@ -42,6 +42,7 @@ def network(lan: Lan, ports: str, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_field_01_only_the_narrowed_ports_are_opened_and_reset_gives_all_back(lan, tmp_path):
     before, walls = local_ports(lan), [lan.run(number, "nft", "list", "ruleset") for number in (0, 1)]
     assert before == [["32768", "60999"]] * 2

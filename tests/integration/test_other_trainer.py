@@ -55,6 +55,7 @@ def play(tmp_path, checkout):
         yield run
 
 
+@pytest.mark.long
 def test_field_21_it_trains_to_its_end_and_what_it_does_not_do_is_told(play, tmp_path):
     code, told = play("--tags", "launch")
     assert code == 0, told

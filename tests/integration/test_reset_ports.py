@@ -56,6 +56,7 @@ def play(lan: Lan, name: str, *words: str, **settings: object) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_field_29_reset_closes_what_earlier_runs_opened_and_not_what_a_live_one_needs(lan, tmp_path):
     before = rules(lan)
     for run in ("d4", "d8", "other"):

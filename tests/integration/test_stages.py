@@ -39,6 +39,7 @@ def last_digests(tmp_path: Path, run: str) -> set[str]:
     return {events(tmp_path / host / "runs" / run, "digest")[-1]["digest"] for host in ("one", "two")}
 
 
+@pytest.mark.long
 def test_a_base_model_is_fine_tuned_measured_and_answers(play, tmp_path):
     talks, held_out = tmp_path / "talks.jsonl", tmp_path / "held-out.jsonl"
     talks.write_text(talk(QUESTION, ANSWER) * 4)

@@ -184,10 +184,11 @@ def _stalled_text(host: str, own: Observation, away: Any, limits: Limits) -> str
     )
 
 
-def intervals(elapsed: float) -> Dict[str, float]:
+def intervals(elapsed: float, first_step: bool = False) -> Dict[str, float]:
     """How often to look: every three seconds at first, three times a minute in a long run, so that looking costs it nothing.
 
     A verdict within two minutes has no room for longer: it takes the patience, a look at a host that froze, and the doctor.
+    Whoever waits for nothing but the first step is told of it at once.
     """
     at_least = min(20.0, 3.0 + elapsed / 10.0)
-    return {"at_least": at_least, "timeout": at_least + 5.0}
+    return {"at_least": 0.0 if first_step else at_least, "timeout": at_least + 5.0}

@@ -171,6 +171,7 @@ def test_with_the_first_step_watching_is_over_if_that_is_wanted() -> None:
 def test_looks_become_rarer_in_a_long_run() -> None:
     assert intervals(0)["at_least"] == 3
     assert intervals(86400)["at_least"] == 20
+    assert intervals(86400, first_step=True)["at_least"] == 0
     assert all(intervals(t)["timeout"] > intervals(t)["at_least"] for t in (0, 100, 10000))
 
 
