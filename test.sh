@@ -12,8 +12,8 @@ COLLECTIONS=$ROOT/.ansible/collections
 COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
 # What runs without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
-# By name only: single tests that take minutes (long), the scenarios faults, membership and mixed, the campaign of random faults.
-EVERY_TIME=("lint,integration+docs,unit,trainer,molecule:no_sudo+molecule:restart,molecule:site,molecule:firewalls,molecule:shards")
+# By name only: single tests that take minutes (long), the scenarios shards, faults, membership and mixed, the campaign of random faults.
+EVERY_TIME=("lint,integration+docs,unit,trainer,molecule:no_sudo+molecule:restart,molecule:site,molecule:firewalls")
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables

@@ -40,7 +40,6 @@ def read(folder: str | Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-@pytest.mark.long
 def test_field_07_master_with_201_shards_and_worker_with_4(play, home):
     worker = Path(play.hosts["b"]["run_dir"], "data")
     worker.mkdir(parents=True)
@@ -99,7 +98,6 @@ def test_shard_that_nobody_has_any_more_is_named_and_no_server_stays(play):
     assert not list(play.folder.glob("*/data/*/.share"))
 
 
-@pytest.mark.long
 def test_shards_of_the_controller(play, home):
     paths = [str(home), str(home.parent / "tokenizer")]
     play.plan["data"].update(source="controller", paths=paths, host="b")
