@@ -31,14 +31,14 @@ SLOW = "rate 2mbit burst 32kb latency 400ms"
 # Files of a checkpoint to one digest, whatever the order in which they were written.
 DIGEST = """
 import hashlib, pathlib, sys, torch
-digest, routes = hashlib.sha256(), set()
+digest, routes = hashlib.sha256(), []  # the matrix libraries by rank
 def feed(name, value):
     if isinstance(value, torch.Tensor):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode() + value.contiguous().view(torch.uint8).numpy().tobytes())
     elif isinstance(value, dict):
         for key in sorted(value, key=str):
             if key == "route":
-                routes.add(value[key])
+                routes.append(value[key])
             feed(f"{name}.{key}", value[key])
     elif isinstance(value, (list, tuple)):
         for number, one in enumerate(value):
@@ -50,7 +50,7 @@ if len(paths) < 2:
     sys.exit(f"weights and optimizer are not in {sys.argv[1]}")
 for path in paths:
     feed(path.name, torch.load(path, weights_only=True, map_location="cpu"))
-print(digest.hexdigest()[:16], *sorted(routes))
+print(digest.hexdigest()[:16], *routes)
 """
 
 
