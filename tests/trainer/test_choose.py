@@ -21,6 +21,7 @@ from nanochat import comm as comm_module
 from nanochat import resume
 from nanochat.comm import Comm
 from nanochat.common import BadCheckpoint, Ranks
+from nanochat.optim_file import OURS_KEY, turned
 from nanochat.resume import Found
 
 T = TypeVar("T")
@@ -177,6 +178,42 @@ def test_whoever_lacks_a_step_gets_it_and_has_it_for_good(hosts: Hosts, monkeypa
     for name in ("model_000010.pt", "meta_000010.json"):
         assert (hosts.folders[0] / name).read_bytes() == (hosts.folders[1] / name).read_bytes()
     assert checkpoints.load_optimizer(hosts.folders[0], 10, 0)[1] == {"cursor": [1]}
+    assert hosts.choose() == [Found(10, 0, True), Found(10, 1, True)]
+
+
+def test_a_file_that_came_from_another_rank_is_as_this_one_would_have_written_it(tmp_path: Path) -> None:
+    hosts, wrote = Hosts(tmp_path, 3), 1
+    parts = [{0: {"exp_avg": torch.full((4,), float(rank))}} for rank in range(3)]
+
+    def file(rank: int) -> dict[str, Any]:
+        others = {other: part for other, part in enumerate(parts) if other != rank}
+        return {"state": parts[rank], "param_groups": [], OURS_KEY: {"others": others, "route": "mkl"}}
+
+    checkpoints.save(hosts.folders[wrote], 10, wrote, file(wrote), {"cursor": [1]}, {"w": torch.ones(5)}, META)
+    assert hosts.fetch() == [0, 1, 2]
+    for rank, folder in enumerate(hosts.folders):
+        found, loader = checkpoints.load_optimizer(folder, 10, rank)
+        assert str(found) == str(file(rank)) and loader == {"cursor": [1]}
+    assert hosts.choose() == [Found(10, rank, True) for rank in range(3)]
+
+
+def test_a_file_without_a_part_of_this_rank_or_room_to_turn_it_stays_as_it_came(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = {"state": {0: {"step": 1}}, "param_groups": [], OURS_KEY: {"others": {}}}
+    assert turned(alone, 1) is alone
+    both = {**alone, OURS_KEY: {"others": {1: {0: {"step": 2}}}}}
+    assert turned(both, 0) is both and turned(both, 2) is both
+    checkpoints.save(hosts.folders[0], 10, 0, both, None, {"w": torch.ones(5)}, META)
+    save = torch.save
+
+    def full(value: Any, file: Any) -> None:
+        raise RuntimeError("[enforce fail] . unexpected pos")
+
+    monkeypatch.setattr(torch, "save", full)
+    assert hosts.fetch() == [0, 1]
+    monkeypatch.setattr(torch, "save", save)
+    assert checkpoints.load_optimizer(hosts.folders[1], 10, 1)[0] == both
     assert hosts.choose() == [Found(10, 0, True), Found(10, 1, True)]
 
 

@@ -185,6 +185,22 @@ def _force_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) -> tuple[str, int, str] | None:
+    """Change what a file of torch holds; its name, size and sha256 then, or None if it stays as it was.
+
+    Nothing is lost where that cannot be written.
+    """
+    found = _load(folder / name)
+    value = change(found) if isinstance(found, dict) else found
+    if value is found:
+        return None
+    try:
+        [written] = _write_all(folder, rank, {name: lambda file: torch.save(value, file)}, [])
+    except (OSError, RuntimeError):
+        return None
+    return written.name, written.bytes, written.sha256
+
+
 class Incoming:
     """A checkpoint file that another rank sends in pieces; it appears when finish() finds it to be what was promised."""
 

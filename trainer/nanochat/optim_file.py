@@ -38,6 +38,21 @@ class Unusable(Exception):
     """Files that do not make up the state of this optimizer; the text says why."""
 
 
+def _first_of(others: Mapping[int, Any]) -> int:
+    """The rank whose part stands where upstream reads, by the parts of all others."""
+    return next(rank for rank in range(len(others) + 1) if rank not in others)
+
+
+def turned(file: Json, rank: int) -> Json:
+    """A file of ours as this rank would have written it; the same one where that is so, or where this rank had no part."""
+    ours = file.get(OURS_KEY) or {}
+    others = ours.get("others") or {}
+    if rank not in others:
+        return file
+    parts = {**others, _first_of(others): file["state"]}
+    return {**file, "state": parts.pop(rank), OURS_KEY: {**ours, "others": dict(sorted(parts.items()))}}
+
+
 class OptimizerLayout:
     """Where everything of one optimizer lies in the files of `world` ranks."""
 
@@ -119,8 +134,7 @@ class OptimizerLayout:
         shards = {rank: file["state"] for rank, file in files.items()}
         if complete:
             others = ours.pop("others")
-            mine = next(rank for rank in range(len(others) + 1) if rank not in others)
-            shards = {**others, mine: complete["state"]}
+            shards = {**others, _first_of(others): complete["state"]}
         try:
             return {**ours, **self._joined(shards, first["param_groups"])}
         except (KeyError, TypeError, RuntimeError, AttributeError):

@@ -22,6 +22,7 @@ import torch
 from nanochat import checkpoint_manager as checkpoints
 from nanochat.comm import CHUNK_BYTES, Comm
 from nanochat.common import BadCheckpoint, UserError, disk_cause, writable_folder
+from nanochat.optim_file import turned
 
 Json = dict[str, Any]
 
@@ -184,7 +185,7 @@ def _take_files(
         for name, (rank, size, sha256) in wanted.items():
             if not any(name in names for names in lacking.values()):
                 continue
-            # Ours are the same on every rank but for the name; theirs are each a part.
+            # Ours hold the same on every rank, in another order; theirs are each a part.
             place = checkpoints.optimizer_name(step, comm.rank) if ours and name.startswith("optim_") else name
             incoming = checkpoints.Incoming(folder, place, comm.rank) if name in mine else None
             placed += [incoming.fresh, incoming.place] if incoming is not None else []
@@ -192,7 +193,7 @@ def _take_files(
             if incoming is not None:
                 incoming.finish(sha256)
         if mine and ours:
-            _write_list(folder, step, comm.rank, [(name, *entry[1:]) for name, entry in wanted.items()])
+            _make_own(folder, step, comm.rank, [(name, *entry[1:]) for name, entry in wanted.items()])
     except BaseException:
         for path in placed:
             with contextlib.suppress(OSError):
@@ -230,13 +231,16 @@ def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: chec
             comm.broadcast_bytes(piece, len(piece), source, sink, what)
 
 
-def _write_list(folder: Path, step: int, rank: int, files: list[tuple[str, int, str]]) -> None:
-    """Make what has arrived count as this rank's own checkpoint."""
+def _make_own(folder: Path, step: int, rank: int, files: list[tuple[str, int, str]]) -> None:
+    """Make what has arrived this rank's own checkpoint."""
     own = checkpoints.optimizer_name(step, rank)
-    entries = [
-        {"name": own if name.startswith("optim_") else name, "bytes": size, "sha256": sha256}
+    # Upstream reads a rank's part where ours has that of the rank which wrote the file.
+    again = checkpoints.rewrite(folder, own, rank, lambda file: turned(file, rank))
+    here = [
+        (again or (own, size, sha256)) if name.startswith("optim_") else (name, size, sha256)
         for name, size, sha256 in files
     ]
+    entries = [{"name": name, "bytes": size, "sha256": sha256} for name, size, sha256 in here]
     data = json.dumps({"format": 1, "step": step, "rank": rank, "files": entries}, indent=2).encode()
     incoming = checkpoints.Incoming(folder, checkpoints.list_name(step, rank), rank)
     incoming.write(data)
