@@ -48,6 +48,9 @@ TESTS = {
     ],
     "trainer/nanochat/checkpoint_manager.py": ["tests/trainer/test_checkpoint_manager.py", "tests/trainer/test_faults.py"],
     "plugins/module_utils/_plan": [f"{ROOMS}/_plan", f"--ignore={ROOMS}/_plan/test_bad_settings.py"],
+    # What preflight tells of a step is what this room expects of it.
+    "plugins/module_utils/_plan/step_model.py": [f"{ROOMS}/_preflight", f"{ROOMS}/_plan", f"--ignore={ROOMS}/_plan/test_bad_settings.py"],
+    "plugins/module_utils/_plan/local_choice.py": [f"{ROOMS}/_plan/test_local_choice.py", f"{ROOMS}/_preflight"],
     "plugins/module_utils/_run": [f"{ROOMS}/_run", f"--ignore={ROOMS}/_run/test_spoilt_files.py"],
     "plugins/module_utils/_run/files.py": [f"{ROOMS}/_run/test_run_files.py", f"{UNIT}/action/test_run_files_action.py"],
     "plugins/module_utils/_run/purge.py": [f"{UNIT}/modules/test_purge.py"],

@@ -1,0 +1,109 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""After how many steps apart auto lets the ranks meet: over links from fast to hopeless, and in runs long and short."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import STEPS, Way, choose_way, chosen
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
+    Link,
+    Speed,
+    choose_sync,
+    mean_step,
+    predict,
+)
+
+ROWS = (8, 8)
+BOTH = [Speed("desktop", 0.3, 0.02, 0.1), Speed("laptop", 0.3, 0.02, 0.1)]
+KINDS = ("exact", "bf16", "int8")
+ENOUGH = 0.95
+
+
+def plan(sync: str = "auto", iterations: int = 4000, local_steps: str = "auto") -> dict[str, Any]:
+    shape = Shape(4, 64, 64, 512, "SSSL", 32768)
+    training = {"total_batch": sum(ROWS) * shape.sequence, "device_batch": 2, "iterations": iterations}
+    asked = {"sync": sync, "head": "auto", "local_steps": local_steps}
+    return {
+        "world": 2,
+        "model": describe(shape),
+        "training": {**training, "sync": "exact" if sync == "auto" else sync, "asked": asked},
+        "nodes": [{"host": one.host, "rows": rows} for one, rows in zip(BOTH, ROWS, strict=True)],
+    }
+
+
+def way(mbit: float, **settings: Any) -> Way:
+    return choose_way(plan(**settings), BOTH, Link(mbit, 1.0), ROWS)
+
+
+def keeps(mbit: float, count: int, kind: str = "int8", **settings: Any) -> float:
+    """What the hosts keep of their own speed with so many steps apart."""
+    document = plan(**settings)
+    alone = predict(document, BOTH, None, ROWS, kind, 1).seconds
+    return alone / predict(document, BOTH, Link(mbit, 1.0), ROWS, kind, count).seconds
+
+
+def test_over_a_fast_link_all_steps_are_made_together():
+    found = way(1000.0)
+    assert (found.sync, found.local_steps) == ("exact", 0)
+    assert f"together in every step (exact) the hosts keep {keeps(1000.0, 0):.0%} of their speed" == found.why
+
+
+@pytest.mark.parametrize("mbit", [2.0, 5.0, 10.0, 20.0, 40.0, 60.0])
+def test_the_fewest_steps_apart_that_are_enough_are_taken(mbit):
+    found = way(mbit)
+    assert max(keeps(mbit, 0, kind) for kind in KINDS) < ENOUGH
+    before = [count for count in STEPS if count < found.local_steps]
+    assert all(keeps(mbit, count) < ENOUGH for count in before)
+    assert keeps(mbit, found.local_steps) >= ENOUGH or found.local_steps == STEPS[-1]
+    assert found.sync == choose_sync(plan(), BOTH, Link(mbit, 1.0), ROWS, found.local_steps)
+
+
+def test_these_links_ask_for_all_sorts_of_distances():
+    assert {way(mbit).local_steps for mbit in (2.0, 5.0, 10.0, 20.0, 40.0, 60.0)} >= {5, 10, 20, 30, 50}
+
+
+def test_where_no_distance_is_enough_the_longest_is_taken_and_what_it_keeps_is_told():
+    found = way(0.3)
+    document, link = plan(), Link(0.3, 1.0)
+    assert found.local_steps == 100 and keeps(0.3, 100) < ENOUGH
+    alone = predict(document, BOTH, None, ROWS, "int8", 1).seconds
+    whole = mean_step(document, BOTH, link, ROWS, found.sync, 100).seconds
+    assert f"with 100 steps apart {keeps(0.3, 100):.0%}, and {alone / whole:.0%} in the whole run" in found.why
+
+
+def test_a_run_has_at_least_ten_meetings():
+    # Of 59 steps 6 and 3 are made together, which leaves ten times five; of 58 they leave 49.
+    assert way(2.0, iterations=59).local_steps == 5
+    found = way(2.0, iterations=58)
+    assert found.local_steps == 0 and "a run of 58 steps is too short for 10 meetings" in found.why
+
+
+def test_what_hardly_gains_is_left_alone():
+    # The link at which the hosts keep just less than enough.
+    mbit = next(rate for rate in range(1000, 1, -1) if max(keeps(rate, 0, kind) for kind in KINDS) < ENOUGH)
+    found = way(mbit)
+    assert found.local_steps == 0 and "local steps hardly more" in found.why
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_way_that_was_asked_for_is_kept(kind):
+    found = way(5.0, sync=kind)
+    assert found.sync == kind and found.local_steps in STEPS
+    assert all(keeps(5.0, count, kind, sync=kind) < ENOUGH for count in STEPS if count < found.local_steps)
+
+
+def test_nothing_is_chosen_that_was_set_or_where_there_is_no_link():
+    link = Link(5.0, 1.0)
+    assert chosen(plan(), BOTH, None, ROWS) is None
+    assert chosen({**plan(), "world": 1}, BOTH[:1], link, ROWS[:1]) is None
+    assert chosen(plan(sync="bf16", local_steps="0"), BOTH, link, ROWS) is None
+    assert chosen(plan(local_steps="30"), BOTH, link, ROWS) == Way("int8", 0)
+    document = plan(local_steps="30")
+    document["training"]["local_steps"] = 30
+    assert chosen(document, BOTH, link, ROWS) == Way(choose_sync(document, BOTH, link, ROWS, 30), 30)
+    assert chosen(plan(), BOTH, link, ROWS) == choose_way(plan(), BOTH, link, ROWS)
