@@ -53,18 +53,15 @@ def test_over_a_fast_link_all_steps_are_made_together():
     assert f"together in every step (exact) the hosts keep {keeps(1000.0, 0):.0%} of their speed" == found.why
 
 
-@pytest.mark.parametrize("mbit", [2.0, 5.0, 10.0, 20.0, 40.0, 60.0])
-def test_the_fewest_steps_apart_that_are_enough_are_taken(mbit):
-    found = way(mbit)
-    assert max(keeps(mbit, 0, kind) for kind in KINDS) < ENOUGH
-    before = [count for count in STEPS if count < found.local_steps]
-    assert all(keeps(mbit, count) < ENOUGH for count in before)
-    assert keeps(mbit, found.local_steps) >= ENOUGH or found.local_steps == STEPS[-1]
-    assert found.sync == choose_sync(plan(), BOTH, Link(mbit, 1.0), ROWS, found.local_steps)
-
-
-def test_these_links_ask_for_all_sorts_of_distances():
-    assert {way(mbit).local_steps for mbit in (2.0, 5.0, 10.0, 20.0, 40.0, 60.0)} >= {5, 10, 20, 30, 50}
+@pytest.mark.parametrize(
+    ("sync", "mbit", "steps"), [("auto", 60.0, 100), ("auto", 80.0, 50), ("exact", 300.0, 50), ("exact", 450.0, 30)]
+)
+def test_the_fewest_steps_apart_that_are_enough_are_taken(sync, mbit, steps):
+    found, kind = way(mbit, sync=sync), "int8" if sync == "auto" else sync
+    assert found.local_steps == steps
+    assert keeps(mbit, steps, kind, sync=sync) >= ENOUGH
+    assert all(keeps(mbit, count, kind, sync=sync) < ENOUGH for count in [0, *STEPS[: STEPS.index(steps)]])
+    assert found.sync == (choose_sync(plan(), BOTH, Link(mbit, 1.0), ROWS, steps) if sync == "auto" else sync)
 
 
 def test_where_no_distance_is_enough_the_longest_is_taken_and_what_it_keeps_is_told():
@@ -76,9 +73,15 @@ def test_where_no_distance_is_enough_the_longest_is_taken_and_what_it_keeps_is_t
     assert f"with 100 steps apart {keeps(0.3, 100):.0%}, and {alone / whole:.0%} in the whole run" in found.why
 
 
-def test_a_run_has_at_least_ten_meetings():
-    # Of 59 steps 6 and 3 are made together, which leaves ten times five; of 58 they leave 49.
-    assert way(2.0, iterations=59).local_steps == 5
+@pytest.mark.parametrize(
+    ("iterations", "steps"), [(59, 5), (117, 5), (118, 10), (236, 20), (354, 30), (589, 50), (1176, 50), (1177, 100)]
+)
+def test_a_run_has_at_least_ten_meetings(iterations, steps):
+    # Of 59 steps 6 and 3 are made together, which leaves ten times five.
+    assert way(2.0, iterations=iterations).local_steps == steps
+
+
+def test_a_run_too_short_for_ten_meetings_stays_together():
     found = way(2.0, iterations=58)
     assert found.local_steps == 0 and "a run of 58 steps is too short for 10 meetings" in found.why
 
