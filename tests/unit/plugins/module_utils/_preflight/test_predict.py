@@ -85,6 +85,17 @@ def test_among_many_ranks_the_owner_of_the_largest_matrix_sends_most():
     assert left[101] == pytest.approx(matrices * (11 / 12 + 100 / 12), rel=0.01)
 
 
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_at_a_meeting_of_local_steps_all_weights_travel_alike(world):
+    document, apart = plan(rows=(2,) * world), 50
+    model = document["model"]
+    counts, tokens = model["parameters"], apart * document["training"]["total_batch"] // world
+    tables = (counts["wte"] + counts["value_embeds"]) // counts["wte"]
+    rows = step_model.touched_rows(model["vocab_size"], tokens) * model["n_embd"] * tables * (world - 1)
+    weights = (counts["lm_head"] + counts["scalars"] + counts["transformer_matrices"]) * 2 * (world - 1) / world
+    assert step_model.bytes_sent(document, "exact", apart) == pytest.approx(4 * (weights + rows) / apart, rel=1e-6)
+
+
 def test_one_rank_sends_nothing():
     assert step_model.bytes_sent(plan(rows=(4,))) == 0
 
