@@ -363,7 +363,7 @@ def take_from_another(comm: Comm, folder: str, fails: str) -> None:
         if fails == "space":
             checkpoints.check_space = refuse
         else:
-            resume._write_list = refuse
+            resume._make_own = refuse
     ready(comm, folder, "--resume")
 
 

@@ -53,6 +53,21 @@ def test_memory_grows_with_the_batch_and_with_dense_gradients():
     assert small["total"] == sum(value for name, value in small.items() if name != "total")
 
 
+@pytest.mark.parametrize("sync", ["exact", "bf16", "int8", "int4"])
+def test_gradients_of_the_embeddings_are_rows_of_the_tokens_where_rows_travel(sync):
+    counts = model_size.parameters(D8)
+    others = counts["total"] - counts["wte"] - counts["value_embeds"]
+    rows = 2 * D8.sequence * D8.n_embd * (1 + len(D8.value_layers))
+    assert model_size.memory(D8, 2, sync)["gradients"] == 4 * (2 * others + rows)
+    assert model_size.memory(D8, 2, "dense")["gradients"] == 4 * 2 * counts["total"]
+
+
+def test_a_head_in_parts_leaves_nothing_of_its_own_from_packing():
+    counts = model_size.parameters(D8)
+    feedback = [model_size.memory(D8, 2, "int8", parts_of_head=parts)["feedback"] for parts in (1, 2)]
+    assert feedback == [4 * (counts["lm_head"] + counts["transformer_matrices"]), 4 * counts["transformer_matrices"]]
+
+
 def test_a_checkpoint_holds_weights_and_the_optimizers_state():
     # Measured: 88.8 MB for a model of 7,340,162 parameters.
     small = Shape(4, 64, 64, 512, "SSSL", 4096)
