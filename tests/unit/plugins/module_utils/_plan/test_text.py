@@ -1,0 +1,72 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What people read of a plan: its lines one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import text
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+
+
+def training(**more: Any) -> dict[str, Any]:
+    made: dict[str, Any] = make_plan(hosts()).plan["training"]
+    return {**made, **more}
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (9_999, "9999"),
+        (10_000, "10.0k"),
+        (999_000, "999k"),
+        (1e6, "1.0M"),
+        (2.5e9, "2.5G"),
+        (1e12, "1.0T"),
+        (3e15, "3.0P"),
+    ],
+)
+def test_numbers_are_told_in_few_digits(number, said):
+    assert text.human(number) == said
+
+
+@pytest.mark.parametrize(
+    ("way", "asked", "said"),
+    [
+        ("exact", "auto", "exact (auto)"),
+        ("int8", "int8", "int8"),
+        ("upstream", "auto", "upstream"),
+        ("bf16", None, "bf16"),
+    ],
+)
+def test_a_way_that_was_left_open_is_marked(way, asked, said):
+    assert text.sync({"sync": way, "asked": {"sync": asked} if asked else None}) == said
+
+
+def test_when_something_is_done_and_what_is_not_is_told():
+    assert text.schedule(training(eval_every=1, sample_every=0, save_every=-1, save_minutes=0)) == (
+        "evaluates every 1, no samples, saves at the end"
+    )
+    assert text.schedule(training(eval_every=0, sample_every=7, save_every=1, save_minutes=30)) == (
+        "no evaluation, samples every 7, saves every 1 and every 30 minutes"
+    )
+
+
+def test_names_leave_paths_where_hosts_are_many():
+    plan = make_plan(hosts()).plan
+    node = {**plan["nodes"][0], "host": "node001"}
+    assert text.nameless(plan, node, "/srv/node001/runs") == "/srv/node001/runs"
+    limit = text.MANY_HOSTS
+    assert text.nameless({**plan, "nodes": [node] * limit}, node, "/srv/node001/runs") == "/srv/node001/runs"
+    assert text.nameless({**plan, "nodes": [node] * (limit + 1)}, node, "/srv/node001/runs") == "/srv/HOST/runs"
+
+
+def test_a_data_set_of_a_url_is_told_and_planned_by_it():
+    plan = make_plan(hosts({"ddp_data_source": "url", "ddp_data_url": "https://example.org/shards/"})).plan
+    assert plan["data"]["url"] == "https://example.org/shards" and plan["data"]["names"]
+    assert text.data_rows(plan)[0][1].endswith("the last for validation, from https://example.org/shards")
+    assert make_plan(hosts()).plan["data"]["url"] is None
