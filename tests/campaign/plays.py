@@ -25,10 +25,16 @@ HEALTHY = re.compile(r"(healthy|healthy-slow|not-running)\b")
 EVIDENCE = re.compile(r"(rank \d+ \(|all of it:|stack:|said:|log:)")
 ADVICE = re.compile(r"train\.yml -i INVENTORY (--tags (?:restart|data|trainer))|nanochat\.ddp\.(stop|reset)\b")
 LONGEST = 700
+TRACEBACK = "Traceback (most recent call last)"
 
 
 class Broken(Exception):
     """What the product promises did not hold."""
+
+
+def interrupted_early(said: str) -> bool:
+    """Whether Ctrl-C met Ansible while it was still being loaded, which shows Python's own words before anything of ours is there."""
+    return said.lstrip().startswith(TRACEBACK) and said.rstrip().endswith("KeyboardInterrupt")
 
 
 class Play:
@@ -65,7 +71,7 @@ class Play:
             self.end()
             raise Broken(f"{self} did not end within {seconds:.0f} s: {self.said()[-3000:]}") from None
         said = self.said()
-        if "Traceback (most recent call last)" in said:
+        if TRACEBACK in said and not (code in INTERRUPTED and interrupted_early(said)):
             raise Broken(f"{self} showed a traceback: {said[-3000:]}")
         if code not in (0, *INTERRUPTED) and not messages(said):
             raise Broken(f"{self} ended with {code} and no message: {said[-3000:]}")
