@@ -26,7 +26,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import table
 from faults import FAULTS, INSTANT, Scene
-from hosts import NAMES, SLOW, TEXT, VENV, HostError, Hosts, limit_link, until
+from hosts import NAMES, SLOWER, TEXT, VENV, HostError, Hosts, limit_link, until
 from plays import INTERRUPTED, PLAY_SECONDS, Broken, Play, advised, messages
 from table import Round
 
@@ -95,7 +95,7 @@ class Campaign:
         self.hosts.restore(RUN, None)
         self.must(START)
         until("some steps", lambda: min(self.hosts.step(host, RUN) for host in NAMES) >= STOPPED_AT, 300)
-        limit_link(NAMES[0], SLOW)  # so that the last step does not come before the stop
+        limit_link(NAMES[0], SLOWER)  # so that the last step does not come before the stop
         self.must(["stop"])
         limit_link(NAMES[0])
         self.hosts.keep(RUN, STOPPED)
@@ -218,17 +218,34 @@ def campaign_of(given: argparse.Namespace, hosts: Hosts, seed: int, rounds: list
         f"seed {seed}: undisturbed {campaign.whole}, {campaign.seconds:.0f} s to go on from where it was stopped",
         flush=True,
     )
-    end = time.monotonic() + 60 * given.minutes
-    for number in given.only or range(1, given.rounds + 1):
-        if time.monotonic() > end:
-            break
-        begun = time.monotonic()
-        rounds.append(campaign.round(number))
-        if given.report:
-            table.add(given.report, rounds[-1:])
-        print(f"{table.row(rounds[-1])} {time.monotonic() - begun:.0f} s", flush=True)
+    play_all(campaign.round, given, rounds)
     campaign.must(["reset", "-e", "ddp_purge=all"])
     return left_behind(before, (hosts.rulesets(), hosts.processes()))
+
+
+def play_all(play: Callable[[int], Round], given: argparse.Namespace, rounds: list[Round]) -> None:
+    """The rounds that are asked for, each printed and added to the report, until the time is over."""
+    begun = time.monotonic()
+    for number in given.only or range(1, given.rounds + 1):
+        if time.monotonic() > begun + 60 * given.minutes:
+            return
+        rounds.append(played(play, number, given.report))
+        if given.second_try and failed(rounds[-1]):
+            print("That round failed, and is played once more:", flush=True)
+            rounds[-1] = played(play, number, given.report)
+
+
+def played(play: Callable[[int], Round], number: int, report: Path | None) -> Round:
+    begun = time.monotonic()
+    done = play(number)
+    if report:
+        table.add(report, [done])
+    print(f"{table.row(done)} {time.monotonic() - begun:.0f} s", flush=True)
+    return done
+
+
+def failed(done: Round) -> bool:
+    return done.outcome.startswith(("FAILED", "differs", NOT_PLAYED))
 
 
 def left_behind(before: State, after: State) -> str:
@@ -248,6 +265,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     parser.add_argument("--only", type=int, nargs="+", help="these rounds of the seed alone")
     parser.add_argument("--minutes", type=float, default=60.0, help="no further round is begun after so many minutes")
+    parser.add_argument("--second-try", action="store_true", help="play a round that failed once more, and count that")
     parser.add_argument("--log", type=Path, help="folder in which what every playbook printed is kept")
     parser.add_argument("--report", type=Path, help="page in Markdown to whose table the rounds are added")
     given = parser.parse_args()
@@ -263,11 +281,11 @@ def main() -> int:
     finally:
         hosts.remove()
         shutil.rmtree(hosts.folder, ignore_errors=True)
-    failed = sum(one.outcome.startswith(("FAILED", "differs", NOT_PLAYED)) for one in rounds)
+    bad = sum(map(failed, rounds))
     if wrong:
         print(wrong, file=sys.stderr)
-    print(f"{len(rounds) - failed} passed, {failed + bool(wrong)} failed")
-    return 1 if failed or wrong else 0
+    print(f"{len(rounds) - bad} passed, {bad + bool(wrong)} failed")
+    return 1 if bad or wrong else 0
 
 
 if __name__ == "__main__":

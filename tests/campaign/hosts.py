@@ -28,6 +28,7 @@ KEPT = "/var/tmp/kept"
 # Steps wait for the link rather than for a processor, so that a training takes long enough to be disturbed without much computing.
 LINK = "rate 50mbit burst 64kb latency 100ms"
 SLOW = "rate 2mbit burst 32kb latency 400ms"
+SLOWER = "rate 8mbit burst 32kb latency 100ms"  # than usual, but no trouble for a playbook
 # Files of a checkpoint to one digest, whatever the order in which they were written.
 DIGEST = """
 import hashlib, pathlib, sys, torch

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "campaign"))
 
-from campaign import drawn
+from campaign import NOT_PLAYED, drawn, play_all
 from plays import advised, messages
 from table import KEPT, Round, add, rows_in
 
@@ -75,3 +76,29 @@ def test_everything_is_drawn_once_before_anything_twice() -> None:
     assert draws[:14] != draws[14:]
     assert draws == [drawn(items, "1/fault", number) for number in range(1, 29)]
     assert draws != [drawn(items, "2/fault", number) for number in range(1, 29)]
+
+
+def test_a_round_that_failed_is_played_once_more_where_that_is_asked_for(tmp_path: Path) -> None:
+    """What it came to then counts; the page keeps both."""
+
+    def play(number: int) -> Round:
+        calls.append(number)
+        bad = {1: f"{NOT_PLAYED}: no answer", 2: "FAILED: x"}
+        return Round(1, number, "", "", "", "", "", "", bad.get(number, KEPT) if calls.count(number) == 1 else KEPT)
+
+    page = tmp_path / "page.md"
+    for second_try, outcomes in ((True, [KEPT] * 3), (False, [f"{NOT_PLAYED}: no answer", "FAILED: x", KEPT])):
+        calls: list[int] = []
+        rounds: list[Round] = []
+        play_all(play, argparse.Namespace(only=None, rounds=3, minutes=1, second_try=second_try, report=page), rounds)
+        assert [one.outcome for one in rounds] == outcomes
+        assert calls == ([1, 1, 2, 2, 3] if second_try else [1, 2, 3])
+    assert len(rows_in(page.read_text(encoding="utf-8"))) == 8
+
+
+def test_no_round_begins_after_the_time_is_over() -> None:
+    """A time of nothing is over before the first one."""
+    rounds: list[Round] = []
+    given = argparse.Namespace(only=[7, 8], rounds=10, minutes=-1, second_try=False, report=None)
+    play_all(lambda number: Round(1, number, "", "", "", "", "", "", KEPT), given, rounds)
+    assert rounds == []
