@@ -210,7 +210,7 @@ class Campaign:
 
 def campaign_of(given: argparse.Namespace, hosts: Hosts, seed: int, rounds: list[Round]) -> str:
     """Play the rounds; what is wrong in the end, or nothing."""
-    campaign = Campaign(hosts, seed, given.log or hosts.folder / "log")
+    campaign, end = Campaign(hosts, seed, given.log or hosts.folder / "log"), time.monotonic() + 60 * given.minutes
     hosts.make()
     before = hosts.rulesets(), hosts.processes()
     campaign.prepare()
@@ -218,16 +218,16 @@ def campaign_of(given: argparse.Namespace, hosts: Hosts, seed: int, rounds: list
         f"seed {seed}: undisturbed {campaign.whole}, {campaign.seconds:.0f} s to go on from where it was stopped",
         flush=True,
     )
-    play_all(campaign.round, given, rounds)
+    play_all(campaign.round, given, rounds, end)
     campaign.must(["reset", "-e", "ddp_purge=all"])
     return left_behind(before, (hosts.rulesets(), hosts.processes()))
 
 
-def play_all(play: Callable[[int], Round], given: argparse.Namespace, rounds: list[Round]) -> None:
-    """The rounds that are asked for, each printed and added to the report, until the time is over."""
-    begun = time.monotonic()
+def play_all(play: Callable[[int], Round], given: argparse.Namespace, rounds: list[Round], end: float) -> None:
+    """The rounds that are asked for, each printed and added to the report: one at least, and no further one after the end."""
     for number in given.only or range(1, given.rounds + 1):
-        if time.monotonic() > begun + 60 * given.minutes:
+        if rounds and time.monotonic() > end:
+            print("The time is over, and no further round is begun.", flush=True)
             return
         rounds.append(played(play, number, given.report))
         if given.second_try and failed(rounds[-1]):
@@ -264,7 +264,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     parser.add_argument("--only", type=int, nargs="+", help="these rounds of the seed alone")
-    parser.add_argument("--minutes", type=float, default=60.0, help="no further round is begun after so many minutes")
+    parser.add_argument("--minutes", type=float, default=60.0, help="after so many minutes no further round is begun")
     parser.add_argument("--second-try", action="store_true", help="play a round that failed once more, and count that")
     parser.add_argument("--log", type=Path, help="folder in which what every playbook printed is kept")
     parser.add_argument("--report", type=Path, help="page in Markdown to whose table the rounds are added")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "campaign"))
@@ -78,6 +79,10 @@ def test_everything_is_drawn_once_before_anything_twice() -> None:
     assert draws != [drawn(items, "2/fault", number) for number in range(1, 29)]
 
 
+def asked(rounds: int, second_try: bool = False, report: Path | None = None) -> argparse.Namespace:
+    return argparse.Namespace(only=None, rounds=rounds, second_try=second_try, report=report)
+
+
 def test_a_round_that_failed_is_played_once_more_where_that_is_asked_for(tmp_path: Path) -> None:
     """What it came to then counts; the page keeps both."""
 
@@ -90,15 +95,14 @@ def test_a_round_that_failed_is_played_once_more_where_that_is_asked_for(tmp_pat
     for second_try, outcomes in ((True, [KEPT] * 3), (False, [f"{NOT_PLAYED}: no answer", "FAILED: x", KEPT])):
         calls: list[int] = []
         rounds: list[Round] = []
-        play_all(play, argparse.Namespace(only=None, rounds=3, minutes=1, second_try=second_try, report=page), rounds)
+        play_all(play, asked(3, second_try, page), rounds, time.monotonic() + 60)
         assert [one.outcome for one in rounds] == outcomes
         assert calls == ([1, 1, 2, 2, 3] if second_try else [1, 2, 3])
     assert len(rows_in(page.read_text(encoding="utf-8"))) == 8
 
 
-def test_no_round_begins_after_the_time_is_over() -> None:
-    """A time of nothing is over before the first one."""
+def test_no_further_round_is_begun_after_the_end() -> None:
+    """However late it is, one is played."""
     rounds: list[Round] = []
-    given = argparse.Namespace(only=[7, 8], rounds=10, minutes=-1, second_try=False, report=None)
-    play_all(lambda number: Round(1, number, "", "", "", "", "", "", KEPT), given, rounds)
-    assert rounds == []
+    play_all(lambda number: Round(1, number, "", "", "", "", "", "", KEPT), asked(10), rounds, time.monotonic() - 1)
+    assert [one.number for one in rounds] == [1]
