@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from load import Load
 from two_nodes import ROOT, command, end_sessions, environment, need_trainer, write_inventory
 
 RUNS = int(os.environ.get("BUSY_RUNS", "0"))
@@ -28,24 +29,6 @@ MODEL = {
 }  # fmt: skip
 SECONDS = 600.0 if RUNS else 25.0
 IMPATIENT = () if RUNS else ("-e", "watch_stall_minimum=6")
-SPIN = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
-
-
-class Load:
-    """Processes that do nothing but compute; they end by themselves, or with the test."""
-
-    def __init__(self) -> None:
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def begin(self) -> None:
-        argv = [sys.executable, "-S", "-c", SPIN, str(SECONDS)]
-        self.processes = [subprocess.Popen(argv) for dummy in range(PROCESSES)]
-
-    def end(self) -> None:
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.wait()
 
 
 class Job:
@@ -94,7 +77,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def test_a_good_run_beside_much_other_work_raises_no_alarm(job: Job) -> None:
     job.play("--tags", "data")
     for number in range(RUNS or 1):
-        load, begun = Load(), time.monotonic()
+        load, begun = Load(PROCESSES, SECONDS), time.monotonic()
         try:
             told = job.play("--tags", "restart", "-e", "ddp_fresh=true", *IMPATIENT, meanwhile=load.begin)
         finally:
