@@ -100,6 +100,13 @@ def test_while_it_goes_on_it_counts_batches(going: list[Path]) -> None:
     ]  # fmt: skip
 
 
+def test_a_host_on_which_nothing_was_started_leaves_an_evaluation_one(going: list[Path]) -> None:
+    others = [{"host": "three", "run": {**EMPTY, "state": state}} for state in ("absent", None)]
+    told = [line.split() for line in status_table([*rows(*going), *others]).splitlines()[1:]]
+    assert told[0] == ["host", "rank", "state", "batches"]
+    assert told[1] == ["one", "0", "evaluating", "12/40"]
+
+
 def test_before_the_first_batch_it_starts_as_others_do(tmp_path: Path) -> None:
     folder = write(tmp_path / "one/d4-eval", 0, [start()], {"phase": "agree"})
     assert live_line(rows(folder)) == "starting: one comparing settings"

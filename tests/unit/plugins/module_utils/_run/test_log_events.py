@@ -57,6 +57,14 @@ def test_of_a_long_log_the_first_and_the_newest_steps_are_read(tmp_path):
     assert steps == sorted(set(steps)) and len(steps) < count
 
 
+@pytest.mark.parametrize("size", [HEAD_BYTES, TAIL_BYTES, HEAD_BYTES + TAIL_BYTES])
+def test_of_a_log_that_is_not_so_long_every_step_is_read_once(tmp_path: Path, size: int) -> None:
+    log = tmp_path / "rank0.log"
+    count = size // len(line(0))
+    log.write_text("".join(line(step) for step in range(count)))
+    assert [event["step"] for event in events_of_log(str(log)) if event["kind"] == "step"] == list(range(count))
+
+
 @pytest.mark.parametrize("text", ["", "nothing of the kind\n", "step 1/2 | loss: x\n"])
 def test_other_logs_tell_nothing(tmp_path, text):
     (tmp_path / "log").write_text(text)

@@ -59,6 +59,29 @@ def test_every_figure_of_every_step_is_in_the_page_as_it_was_written(tmp_path: P
         assert summary["bytes_sent"] == sum(step["bytes_sent"] for step in steps)
 
 
+def test_above_the_figures_it_says_how_they_were_made_and_of_when_they_are(tmp_path: Path) -> None:
+    run = collected(tmp_path)
+    data = data_of(report.make_report([str(run)], PAGE))
+    assert (data["dtype"], data["dtype_reason"]) == ("float32", "chosen for the CPU")
+    assert data["as_of"] == max(event["time"] for event in lines_of(run / "node2" / "metrics-rank1.jsonl"))
+
+
+def test_the_plan_stands_in_the_page_in_pairs_of_words(tmp_path: Path) -> None:
+    run = collected(tmp_path, hosts=("node1",))
+    data = data_of(report.make_report([str(run)], PAGE))
+    assert data["plan"] == [
+        ["digest", "0123456789abcdef"],
+        ["master", "node1, 127.0.0.1 port 29500"],
+        ["model: depth", "4"],
+        ["model: sequence", "512"],
+        ["training: iterations", "40"],
+        ["training: tokens", "81920"],
+        ["training: total batch", "2048"],
+        ["data: id", "text-1a2b3c4d"],
+        ["rank 0: node1", "address 127.0.0.1, nic lo, dtype float32, threads 1, rows 2"],
+    ]
+
+
 def test_the_same_files_make_the_same_page(tmp_path: Path) -> None:
     run = collected(tmp_path)
     assert report.make_report([str(run)], PAGE) == report.make_report([str(run)], PAGE)
@@ -135,17 +158,42 @@ def test_happenings_go_by_time_with_findings_first(tmp_path: Path) -> None:
     assert next(one["text"] for one in found if one["host"] == "node1") == "started"
 
 
-def test_a_host_that_left_is_no_rank_any_more_and_a_changed_rank_is_the_new_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["node1", "node2"])
+def test_a_host_that_left_is_no_rank_any_more_and_a_changed_rank_is_the_new_one(tmp_path: Path, host: str) -> None:
     run = collected(tmp_path / "runs")
-    # node2 goes on alone, as rank 0; its folder has the figures of both, and node1's is of before.
-    plan = fake_run.plan_for([run / "node2"], 60)
-    plan["nodes"][0]["host"] = "node2"
-    fake_run.write_json(run / "node2" / "plan.json", plan)
-    fake_run.write_history(run / "node2", fake_run.history(0, 1, 60, 9e8), 0)
-    fake_run.write_json(run / "node2" / "session.json", fake_run.session_of(0, 4e9, ended=4e9 + 5, exit_code=0))
+    # One host goes on alone, as rank 0; the other one's folder is of before, and that of node2 has the figures of both its ranks.
+    plan = fake_run.plan_for([run / host], 60)
+    plan["nodes"][0]["host"] = host
+    fake_run.write_json(run / host / "plan.json", plan)
+    fake_run.write_history(run / host, fake_run.history(0, 1, 60, 9e8), 0)
+    fake_run.write_json(run / host / "session.json", fake_run.session_of(0, 4e9, ended=4e9 + 5, exit_code=0))
     loaded = load_run(str(run))
-    assert [(rank.host, rank.rank) for rank in loaded.ranks] == [("node2", 0)]
+    assert [(rank.host, rank.rank) for rank in loaded.ranks] == [(host, 0)]
     assert report.made_steps(loaded.ranks[0].events)[-1]["step"] == 59
+
+
+def test_who_left_and_came_back_is_among_what_happened(tmp_path: Path) -> None:
+    run = collected(tmp_path)
+    at = 1.7e9
+    both = {"what": "training", "members": ["node1", "node2"]}
+    story = [
+        {"time": at, **both, "generation": 1},
+        {"time": at + 5, "what": "ending", "why": "node2 is not heard"},
+        {"time": at + 6, "what": "training", "members": ["node1"], "generation": 2},
+        {"time": at + 9, **both, "generation": 3},
+    ]
+    (run / "node1" / "members.jsonl").write_text("".join(json.dumps(event) + "\n" for event in story))
+    found = data_of(report.make_report([str(run)], PAGE))["happenings"]
+    told = [
+        (one["time"], one["host"], one["text"]) for one in found if re.search("generation|in the run|left", one["text"])
+    ]
+    assert told == [
+        (at, "", "generation 1: node1, node2"),
+        (at + 5, "node2", "left the run (node2 is not heard)"),
+        (at + 6, "", "generation 2: node1"),
+        (at + 9, "", "generation 3: node1, node2"),
+        (at + 9, "node2", "back in the run"),
+    ]
 
 
 def test_other_runs_stand_beside_it(tmp_path: Path) -> None:

@@ -199,6 +199,9 @@ def test_the_status_says_when_it_began_and_ended_or_will() -> None:
     going = [row("a", 0, started=now - 7200, eta_seconds=600.0), row("b", 1, started=now - 7190, eta_seconds=500.0)]
     first = run_table.status_table(going).splitlines()[0]
     assert re.fullmatch(r"run d4, began .*\d\d:\d\d, 2 h 00 min ago, 10 min 00 s left, until about .*\d\d:\d\d", first)
+    assert [line.rpartition("  ")[2].strip() for line in run_table.status_table(going).splitlines()[1:4]] == [
+        "left", "10 min 00 s", "8 min 20 s",
+    ]  # fmt: skip
     over = [row("a", 0, state="finished", started=now - 7200, ended=now - 3600)]
     first = run_table.status_table(over).splitlines()[0]
     assert re.fullmatch(r"run d4, took 1 h 00 min, ended .*\d\d:\d\d, 1 h 00 min ago", first)
