@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import send
 from ansible_collections.nanochat.ddp.plugins.modules import run_files, run_info, run_log
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
@@ -64,7 +66,33 @@ def test_the_log_is_read(run_module: Any, base: Path, check_mode: bool) -> None:
     assert run_module(run_log, base_dir=str(base), offset=told["offset"])["lines"] == []
 
 
+FILES = {"log/rank1.log", "metrics-rank1.jsonl", "session.json"}
+NO_FILES = {"run": None, "pieces": [], "whole": [], "more": False}
+
+
 def test_files_are_offered_from_the_run_folder(run_module: Any, base: Path) -> None:
+    run = base / "runs" / "d4"
+    (run / "base_checkpoints" / "d4").mkdir(parents=True)
+    (run / "base_checkpoints" / "d4" / "model_000010.pt").write_text("weights")
     told = run_module(run_files, base_dir=str(base), dest="x")
-    assert {part["path"] for part in told["pieces"]} == {"log/rank1.log", "metrics-rank1.jsonl", "session.json"}
-    assert run_module(run_files, base_dir=str(base), run="other", dest="x")["run"] is None
+    assert {part["path"] for part in told["pieces"]} == FILES
+    assert (told["run"], told["run_dir"], told["more"]) == ("d4", str(run), False)
+    # Weights only for whoever asks for them.
+    assert told["whole"] == []
+    (weights,) = run_module(run_files, base_dir=str(base), dest="x", checkpoints=True)["whole"]
+    assert weights["path"] == "base_checkpoints/d4/model_000010.pt"
+
+
+def test_where_there_is_no_such_run_no_files_are_offered(run_module: Any, base: Path) -> None:
+    for which in ({"run": "other"}, {"run": None, "base_dir": str(base / "nothing")}):
+        told = run_module(run_files, **{"base_dir": str(base), "dest": "x", **which})
+        assert {key: told[key] for key in NO_FILES} == NO_FILES
+
+
+def test_files_are_offered_without_a_module_too(base: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("HOME", str(base))
+    params = {"run_dir": None, "base_dir": "~", "run": None, "have": {}, "checkpoints": False, "room": 4000000}
+    send.say("mark:", params)
+    told = capsys.readouterr().out
+    assert told.startswith("mark:")
+    assert {part["path"] for part in json.loads(told[len("mark:") :])["pieces"]} == FILES
