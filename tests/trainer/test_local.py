@@ -37,9 +37,18 @@ HERE = "test_local"
 
 
 def train(
-    comm: Comm, every: int, rows: list[int], steps: int, mode: str = "exact", outer: tuple[float, float] | None = None
+    comm: Comm,
+    every: int,
+    rows: list[int],
+    steps: int,
+    mode: str = "exact",
+    outer: tuple[float, float] | None = None,
+    losses: list[tuple[float, float]] | None = None,
 ) -> dict[str, Tensor]:
-    """Some steps over rows of few and changing tokens, so that rows of the tables rest for long."""
+    """Some steps over rows of few and changing tokens, so that rows of the tables rest for long.
+
+    losses: takes the loss of each step on this rank, and what the step says.
+    """
     torch.set_num_threads(1)
     model = tiny_model()
     training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
@@ -56,7 +65,10 @@ def train(
         sync.start_step(token_ids)
         ids, targets = drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
         loss = training.forward_backward(ids, targets, 1 / ids.numel(), sync.on_ready)
-        sync.step(loss, StepSchedule(0.5 + 0.01 * step, 0.9, 0.01))
+        own = float(loss)
+        said = sync.step(loss, StepSchedule(0.5 + 0.01 * step, 0.9, 0.01))
+        if losses is not None:
+            losses.append((own, said))
     # Also pays out what momentum is left, which after a meeting is none.
     sync.begin(steps, steps)
     return {name: p.detach() for name, p in model.named_parameters()}
@@ -102,6 +114,20 @@ def mean_by_hand(comm: Comm) -> None:
 
 def test_one_local_step_is_the_mean_of_the_ranks_steps() -> None:
     ranks.passed(ranks.call(HERE, "mean_by_hand", 2))
+
+
+def losses_by_hand(comm: Comm) -> None:
+    """What each step says of the loss: this rank's, and in a meeting the mean over all rows."""
+    losses: list[tuple[float, float]] = []
+    train(comm, 2, [1, 3], 2, losses=losses)
+    (apart, said_apart), (last, said) = losses
+    assert said_apart == pytest.approx(apart)
+    mean = comm.all_reduce(torch.tensor([last * [0.25, 0.75][comm.rank]]), "the losses")
+    assert said == pytest.approx(float(mean)) != last
+
+
+def test_the_loss_of_a_meeting_is_the_mean_over_the_rows_of_all() -> None:
+    ranks.passed(ranks.call(HERE, "losses_by_hand", 2))
 
 
 def momentum_by_hand(comm: Comm) -> None:
@@ -192,6 +218,8 @@ def test_meetings_are_where_weights_are_needed() -> None:
     settings = parse(["--local-steps", "10", "--save-every", "25", "--eval-every", "20", "--sample-every", "-1"])
     fitted = fit(settings, 100, 2)
     assert (fitted.save_every, fitted.eval_every, fitted.sample_every) == (30, 20, -1)
+    often = parse(["--local-steps", "10", "--save-every", "1"])
+    assert fit(often, 100, 2).save_every == 10
     assert fit(settings, 100, 1) == dataclasses.replace(settings, local_steps=0)
     # In common steps up to the third and from the 23rd on.
     assert [first_meeting(begun, 10, 25) for begun in (0, 2, 3, 10, 21, 23)] == [1, 3, 10, 20, 23, 24]
