@@ -207,9 +207,10 @@ class Hosts:
     # -- what is looked at
 
     def rulesets(self) -> dict[str, str]:
-        """The firewall of each host without its counters."""
+        """The firewall of each host without its counters, and without forwarding, which the container runtime may turn on."""
         plain = "sed 's/\\[[0-9]*:[0-9]*\\]//; /^#/d'"
-        script = f"iptables-save | {plain}; ip6tables-save | {plain}; ufw status verbose || true"
+        ufw = "ufw status verbose | sed 's/, [a-z]* (routed)//'"
+        script = f"iptables-save | {plain}; ip6tables-save | {plain}; {ufw} || true"
         return {host: on(host, script) for host in NAMES}
 
     def processes(self) -> dict[str, list[str]]:

@@ -189,7 +189,8 @@ def died(case: Case) -> Optional[Finding]:
         return None
     causes = own_deaths(case)
     if not causes:
-        return frozen(case) or cut(case) or hearsay(case, crashed) or behind(case) or cause_of(case, crashed[0])
+        blamed = frozen(case) or cut(case) or hearsay(case, crashed) or behind(case)
+        return blamed or missed_each_other(case, crashed) or cause_of(case, crashed[0])
     ended = {host: case.known()[host]["run"].get("ended") or float("inf") for host in causes}
     return cause_of(case, min(causes, key=lambda one: (case.death(one).code == "rank-failed", ended[one])))
 
@@ -216,6 +217,15 @@ def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
             seen = "%s and %s lost each other: %s" % (case.name(host), case.name(other), text)
             return finding("link-cut", host, seen, peer=other)
     return None
+
+
+def missed_each_other(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
+    """Every rank ended because others did not come, none knows who, and now the links are open: they were not for a while."""
+    if len(crashed) < max(2, len(case.plan["nodes"])):
+        return None
+    host, other = crashed[0], crashed[1]
+    seen = "%s and %s did not find each other: %s" % (case.name(host), case.name(other), error_of(case.known()[host]))
+    return finding("link-cut", host, seen, peer=other)
 
 
 def cause_of(case: Case, host: str) -> Finding:

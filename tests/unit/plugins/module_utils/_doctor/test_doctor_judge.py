@@ -317,6 +317,22 @@ def test_two_ranks_that_lost_each_other() -> None:
     assert (told["code"], told["host"], told["peer"]) == ("link-cut", "desktop", "laptop")
 
 
+def test_two_ranks_that_did_not_find_each_other() -> None:
+    """The link between them was cut while they started, and is whole again."""
+    master = "torchrun: could not start or hold the ranks: Timed out after 46 seconds waiting for clients. 1/2 clients joined."
+    worker = "torchrun: could not start or hold the ranks: The client socket has timed out after 45000ms while trying to connect."
+    told = verdict(rank("laptop", crashed(master), process=None), rank("desktop", crashed(worker), process=None))
+    assert (told["code"], told["host"], told["peer"]) == ("link-cut", "desktop", "laptop")
+    assert "did not find each other" in told["seen"] and "1/2 clients joined" in told["seen"]
+    # A host alone has nobody to miss.
+    alone = {"desktop": result_of(rank("laptop", crashed("the URL timed out"), process=None))}
+    told = dict(diagnose({**PLAN, "nodes": PLAN["nodes"][:1]}, alone)["verdict"])
+    assert (told["code"], told["host"]) == ("rank-failed", "desktop")
+    # One that ended for a reason of its own is to blame.
+    told = verdict(rank("laptop", crashed(master), process=None), rank("desktop", crashed("qwertz"), process=None))
+    assert (told["code"], told["host"]) == ("rank-failed", "laptop")
+
+
 def test_a_rank_that_lives_but_did_not_come() -> None:
     told = verdict(rank("laptop", missed("peer-late", 1), process=None), rank("desktop"))
     assert (told["code"], told["host"]) == ("rank-stuck", "laptop")
