@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Records docs/transcript.md: what a user types and sees on the way from two empty hosts to a trained model and back. The hosts are
-# containers of this machine that differ in what home machines differ in (users, folders, NIC names, threads, sudo, a firewall on
+# containers of this machine that differ in what home machines differ in (users, folders, NIC names, sudo, a firewall on
 # one), reached by ssh; everything is shown as it was printed on a terminal, but for the folder of this checkout.
 #     tests/molecule/record_transcript.sh [PAGE]
 set -Eeuo pipefail
@@ -34,13 +34,13 @@ trainers:
       ansible_host: $SUBNET.11
       ansible_user: lzw
       ddp_base_dir: /mnt/data/nanochat
-      ddp_threads: 2
     laptop:
       ansible_host: $SUBNET.12
       ansible_user: xiaoxin
       ddp_base_dir: ~/projects/nanochat
-      ddp_threads: 1
   vars:
+    # One core each, of the two that they share.
+    ddp_threads: 1
     # A very small model, so that it is all over in a minute.
     ddp_depth: 2
     ddp_aspect_ratio: 16

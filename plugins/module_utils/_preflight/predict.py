@@ -31,6 +31,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth impo
     COSTS,
     Team,
     best_team,
+    follows_speed,
     without_each,
 )
 
@@ -166,9 +167,9 @@ def better(
         consider(
             "use-cable", mean_step(plan, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio)
         )
-    weights = [1.0 / speed.pass_seconds for speed in speeds]
-    shares = batch.share(sum(rows), weights)
-    if trainer_of(plan) in (None, "ours"):
+    # Where shares follow the speeds, what was measured is in them already, as far as it may be.
+    if trainer_of(plan) in (None, "ours") and not follows_speed(plan):
+        shares = batch.share(sum(rows), [1.0 / speed.pass_seconds for speed in speeds])
         consider("rows-unbalanced", mean_step(plan, speeds, link, shares), rows=shares)
     return found
 

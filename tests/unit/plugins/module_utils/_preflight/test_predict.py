@@ -205,6 +205,9 @@ def test_field_17_rows_by_speed_are_advised_with_the_split():
     assert "rows 12:4" in codes(predicted, document)["rows-unbalanced"]["seen"]
     split = plan(rows=(12, 4))
     assert "rows-unbalanced" not in codes(predict.outlook(split, speeds(0.5, 1.5), GIGABIT), split)
+    # Nodes of one machine stay alike under auto, whatever was measured of them beside each other.
+    document["training"]["batch_split"] = "auto"
+    assert "rows-unbalanced" not in codes(predict.outlook(document, speeds(0.5, 1.5), GIGABIT), document)
 
 
 def test_one_host_alone_is_predicted_without_a_link():
