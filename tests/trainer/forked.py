@@ -183,6 +183,12 @@ def run(argv: Sequence[str]) -> None:
     else:
         sys.path[0:1] = [str(Path(first).parent), *from_environment]
         sys.argv = list(argv)
+    if os.environ.get("TEST_ROUTE"):
+        from routes import always
+
+        from nanochat import numerics
+
+        numerics.choose = always(os.environ["TEST_ROUTE"])
     if first == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     elif first == "-c":

@@ -91,7 +91,7 @@ class Trial:
         ]  # fmt: skip
         # Whichever library a busy machine takes for the faster one, a run must go on as it began.
         route = "mkl" if self.newest_whole() is None else "onednn"
-        told = {"TOLD_PHASE": str(self.told(rank)), "TOLD_ROUTE": route}
+        told = {"TOLD_PHASE": str(self.told(rank)), "TEST_ROUTE": route}
         environ = ranks.environment(rank, 2, port, self.job.environment(rank) | told)
         given = {name: value for name, value in environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
         with (self.job.base(rank) / "log").open("w") as log:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from routes import always
 
+from nanochat import numerics
 from scripts import parity
 
 PATH = Path(__file__).parent / "golden" / "model.json"
@@ -31,6 +34,13 @@ def differences(wanted: Any, got: Any, place: str = "") -> list[str]:
         limit = 1e-5 if "loss" in place.rsplit("/", 1)[1] else 1e-4 * abs(wanted)
         return [] if abs(got - wanted) <= limit else [f"{place}: {got}, not {wanted}"]
     return [] if got == wanted else [f"{place}: {got}, not {wanted}"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_library() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numerics, "choose", always("mkl"))
+        yield
 
 
 @pytest.fixture(scope="module")
