@@ -152,7 +152,7 @@ def spoken(result: Mapping[str, Any]) -> dict[str, object]:
         if line.startswith("{"):
             try:
                 return dict(json.loads(line))
-            except ValueError:
+            except (ValueError, RecursionError):
                 break
     words = str(result.get("stderr") or result.get("msg") or "it said nothing").strip().splitlines()
     return {"ok": False, "phase": "start", "error": words[-1] if words else "it said nothing"}

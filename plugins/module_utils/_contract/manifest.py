@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from typing import List, TypedDict
+from typing import Dict, List, TypedDict
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section, text, whole
 
 
 class ManifestFile(TypedDict):
@@ -41,3 +43,18 @@ class Offered(TypedDict):
     bytes: int
     sha256: str
     times: int
+
+
+def remembered(document: object) -> Dict[str, Remembered]:
+    """What .digests.json tells of files; what is not of its shape is left out, as if the file had never been read."""
+    files = section(document, "files")
+    found = {name: _remembered(one) for name, one in files.items()}
+    return {name: known for name, known in found.items() if known}
+
+
+def _remembered(one: object) -> Remembered:
+    size, changed, inode = (whole(one, name) for name in ("bytes", "mtime_ns", "inode"))
+    sha256 = text(one, "sha256")
+    if size is None or changed is None or inode is None or sha256 is None:
+        return {}
+    return {"bytes": size, "mtime_ns": changed, "inode": inode, "sha256": sha256}

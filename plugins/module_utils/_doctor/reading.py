@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import Any, List, Mapping, Optional
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section, whole, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence, RankProcess, System
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
@@ -32,14 +33,12 @@ def works(found: Evidence) -> bool:
 
 def recorded(found: Evidence) -> Optional[int]:
     """The number of the last collective in Gloo's flight record."""
-    number = ((found.get("dump") or {}).get("flight") or {}).get("last_seq")
-    return number if isinstance(number, int) else None
+    return whole(section(found.get("dump"), "flight"), "last_seq")
 
 
 def innermost(found: Evidence) -> str:
     """The innermost line of the main thread's stack."""
-    stacks = (found.get("dump") or {}).get("stacks") or {}
-    frames: Sequence[str] = stacks.get("MainThread") or []
+    frames = words(section(found.get("dump"), "stacks"), "MainThread")
     return frames[-1] if frames else ""
 
 

@@ -170,7 +170,7 @@ class Rank:
         for line in reversed(lines):
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict) and event.get("kind") == kind:
                 return event

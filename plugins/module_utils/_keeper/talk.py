@@ -86,7 +86,7 @@ class Talk:
         while not self._over.is_set():
             begun = time.monotonic()
             # A peer that is off, or says what is no word, was not heard.
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                 word = self.ask(peer)
                 if word is not None and word.host == peer.host:
                     self.heard.put(word)
@@ -133,7 +133,7 @@ class _Handler(socketserver.BaseRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             self.request.sendall(self.server.talk.answer(json.loads(_line(self.request))))
 
 

@@ -49,7 +49,7 @@ def last_object(result: Mapping[str, Any]) -> Document | None:
     lines = str(result.get("stdout") or "").strip().splitlines()
     try:
         found = json.loads(lines[-1]) if result.get("rc") == 0 and lines else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

@@ -36,7 +36,7 @@ def read_members(run_dir: str) -> List[Document]:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and isinstance(event.get("time"), (int, float)):
             found.append(event)

@@ -123,7 +123,7 @@ def parse_events(data: bytes) -> List[Event]:
     for line in data.splitlines():
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and isinstance(event.get("kind"), str):
             events.append(event)

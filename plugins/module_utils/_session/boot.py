@@ -14,14 +14,20 @@ import shlex
 import shutil
 import subprocess
 import sys
-from typing import Callable, List, NamedTuple, Tuple, cast
+from typing import Callable, List, NamedTuple, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, number, whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, read_object, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import LAUNCH, Launch, label_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import (
+    LAUNCH,
+    Launch,
+    Record,
+    label_of,
+    launch_in,
+    record_in,
+)
 
 SYSTEMD, CRON, NONE = "systemd", "cron", "none"
 CRON_NAMES = ("cron", "crond", "cronie", "fcron", "busybox")
@@ -157,21 +163,21 @@ def cron_is_running() -> bool:
 
 def launch_of(run_dir: str) -> Launch:
     """What the last start was given."""
-    return cast(Launch, read_object(os.path.join(run_dir, SESSION_FILES, LAUNCH)))
+    return launch_in(os.path.join(run_dir, SESSION_FILES, LAUNCH))
 
 
-def runs(record: Document) -> bool:
+def runs(record: Record) -> bool:
     """Whether the session of a record is still there. The boot alone does not tell: a container keeps that of its machine."""
     same_boot = record.get("boot_id") == processes.boot_id()
-    return same_boot and processes.alive(number(record, "pid"), whole(record, "pid_start"))
+    return same_boot and processes.alive(record.get("pid") or 0, record.get("pid_start"))
 
 
 def to_start(run_dir: str) -> List[str]:
     """The command of a session that did not end before the machine did; empty where nothing is to be started."""
     folder = os.path.join(run_dir, SESSION_FILES)
-    launch, record = launch_of(run_dir), read_object(os.path.join(run_dir, SESSION))
+    launch, record = launch_of(run_dir), record_in(os.path.join(run_dir, SESSION))
     over = record.get("ended") is not None or record.get("stopped") or os.path.exists(os.path.join(folder, "stop"))
-    if not launch or not record or over or runs(record):
+    if not launch.get("session") or not record or over or runs(record):
         return []
     return [sys.executable, "-B", "-E", "-s", os.path.join(folder, "runner.py"), folder]
 

@@ -7,9 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Dict, List, Optional, TypedDict
+from typing import Dict, List, Mapping, Optional, Tuple, TypedDict, cast
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section, words
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 
 LAUNCH = "launch.json"
+TEXT, WHOLE, TIME = (str,), (int,), (int, float)
+LARGEST = 2**63
+# What the fields that we use may hold.
+KINDS: Mapping[str, Tuple[type, ...]] = {
+    **dict.fromkeys(("id", "session", "script", "record", "boot_id", "log"), TEXT),
+    **dict.fromkeys(("pid", "pid_start", "child_pid", "log_begin", "exit_code", "signal"), WHOLE),
+    **dict.fromkeys(("started", "ended", "stop_timeout"), TIME),
+}
 
 
 def label_of(state_dir: str) -> str:
@@ -64,3 +75,33 @@ class Status(Record, total=False):
     """The record, and what is found of it."""
 
     state: str
+
+
+def launch_in(path: str) -> Launch:
+    """What the last start was given, by its file; what cannot be of it is left out, and all if it has no id."""
+    found = _fitting(read_object(path))
+    given = section(found, "given")
+    texts = [given.get("chdir"), given.get("log"), *section(given, "env").values(), *words(given, "argv")]
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or not isinstance(given.get("env"), dict)
+        or not given.get("argv")
+    ):
+        found.pop("given", None)
+    return cast(Launch, found if found.get("id") else {})
+
+
+def record_in(path: str) -> Record:
+    """What became of a session, by its file; what cannot be of it is left out."""
+    return cast(Record, _fitting(read_object(path)))
+
+
+def _fitting(found: Document) -> Document:
+    """The fields that hold what they may; somebody may have edited the file, or written over it."""
+    return {name: value for name, value in found.items() if name not in KINDS or _fits(value, KINDS[name])}
+
+
+def _fits(value: object, kinds: Tuple[type, ...]) -> bool:
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        return False
+    return not isinstance(value, int) or abs(value) < LARGEST

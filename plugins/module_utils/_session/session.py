@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import uuid
-from typing import Iterator, NamedTuple, Sequence, cast
+from typing import Iterator, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
@@ -36,6 +36,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session.record impor
     Record,
     Status,
     label_of,
+    launch_in,
+    record_in,
 )
 
 ABSENT = "absent"
@@ -86,11 +88,11 @@ class Session:
 
     def launch(self) -> Launch:
         """What the last start was given; empty where there was none."""
-        return cast(Launch, read_object(os.path.join(self.folder, LAUNCH)))
+        return launch_in(os.path.join(self.folder, LAUNCH))
 
     def recorded(self) -> Record:
         """The content of session.json."""
-        return cast(Record, read_object(self.record))
+        return record_in(self.record)
 
     def status(self) -> Status:
         """The content of session.json, and `state`."""
@@ -114,9 +116,7 @@ class Session:
     def same(self, spec: Spec) -> bool:
         """Whether the last start was given the very same."""
         launch = self.launch()
-        return (
-            bool(launch) and launch.get("session") == self.name and launch["given"] == _given(spec, str(launch["id"]))
-        )
+        return bool(launch) and launch.get("session") == self.name and launch.get("given") == _given(spec, launch["id"])
 
     def describe(self, spec: Spec | None, state: str) -> str:
         """What the session was given last, or is given now, as text for a diff; of the environment only names."""
@@ -142,14 +142,14 @@ class Session:
         uid, boot = os.getuid(), processes.boot_id()
         if record.get("id"):
             pid, start = record.get("pid"), record.get("pid_start")
-            runner = (int(pid), int(start)) if pid and start else None
-            return reaper.Session(str(record["id"]), uid, runner) if record.get("boot_id") == boot else None
+            runner = (pid, start) if pid and start else None
+            return reaper.Session(record["id"], uid, runner) if record.get("boot_id") == boot else None
         # Somebody moved session.json away: tmux knows whom it runs, and launch.json what was started last.
         launch, identifier = self.launch(), self._tmux_id()
         if identifier and self.tmux is not None:
             return reaper.Session(identifier, uid, _with_start(self.tmux.runner(self.name)))
         if launch.get("boot_id") == boot:
-            return reaper.Session(str(launch["id"]), uid)
+            return reaper.Session(launch["id"], uid)
         return None
 
     # -- what is done -------------------------------------------------------------------------------------------------

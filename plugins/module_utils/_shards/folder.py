@@ -17,7 +17,12 @@ import os
 import shutil
 from typing import Any, Callable, Iterator, NamedTuple, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest, ManifestFile, Remembered
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import (
+    Manifest,
+    ManifestFile,
+    Remembered,
+    remembered,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
@@ -133,7 +138,7 @@ class Digests:
         self._known: dict[str, Remembered] = {}
         self._dirty = False
         if believe:
-            self._known = _remembered(os.path.join(folder, DIGESTS))
+            self._known = remembered(read_object(os.path.join(folder, DIGESTS)))
 
     def of(self, path: str) -> Entry | None:
         """The entry for a file as it is now; None if it is not there."""
@@ -170,12 +175,6 @@ class Digests:
         size, mtime_ns, inode = _identity(found)
         self._known[path] = {"bytes": size, "mtime_ns": mtime_ns, "inode": inode, "sha256": sha256}
         self._dirty = True
-
-
-def _remembered(path: str) -> dict[str, Remembered]:
-    known = read_object(path).get("files")
-    found = known if isinstance(known, dict) else {}
-    return {name: cast(Remembered, one) for name, one in found.items() if isinstance(one, dict)}
 
 
 def _identity(found: os.stat_result) -> list[int]:

@@ -225,7 +225,7 @@ class Puller:
         def ask(peer: Peer) -> None:
             try:
                 swarm.heard(peer, self._have(peer))
-            except (OSError, http.client.HTTPException, ValueError, KeyError) as why:
+            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, RecursionError) as why:
                 swarm.unreachable(peer, why)
 
         threads = [

@@ -29,7 +29,7 @@ import time
 import urllib.parse
 from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Offered, Remembered
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Offered, Remembered, remembered
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
 
@@ -108,8 +108,7 @@ class Shelf:
             name = os.path.join(self.folder, ".digests.json")
             found = os.stat(name)
             if (found.st_mtime_ns, found.st_ino) != self._stamp:
-                known = read_object(name).get("files")
-                self._known = known if isinstance(known, dict) else {}
+                self._known = remembered(read_object(name))
                 self._stamp = (found.st_mtime_ns, found.st_ino)
         except OSError:
             self._known = {}
@@ -117,7 +116,7 @@ class Shelf:
     def _is_unchanged(self, path: str, known: Remembered) -> bool:
         try:
             found = os.stat(os.path.join(self.folder, path))
-        except OSError:
+        except (OSError, ValueError):  # a name that no file can have
             return False
         now = [found.st_size, found.st_mtime_ns, found.st_ino]
         return now == [known.get("bytes"), known.get("mtime_ns"), known.get("inode")]

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import NamedTuple, TypedDict, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
@@ -66,7 +67,7 @@ def places(folder: str) -> list[str]:
 def running(place: str) -> ServerState | None:
     """The state of the server of a place if that very process is alive."""
     state = _state(place)
-    pid = int(state.get("pid") or 0)
+    pid = number(state, "pid")
     if not pid or state.get("ended") or not _is_ours(pid, state, place):
         return None
     return state

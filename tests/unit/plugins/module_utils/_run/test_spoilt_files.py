@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import closing_table, rows_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import reading
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import data_sets, run_facts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
     collected,
@@ -28,6 +31,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
     state,
     table,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session, Spec
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.server import Shelf
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,7 +44,7 @@ PAGE = str(Path(__file__).resolve().parents[5] / "roles" / "collect" / "files")
 EXAMPLES = int(os.environ.get("NANOCHAT_DDP_CASES", "40"))
 NAMES = (
     *("plan.json", "session.json", "heartbeat-rank0.json", "metrics-rank0.jsonl"),
-    *("log/rank0.log", ".session/launch.json", "manifest.json"),
+    *("log/rank0.log", ".session/launch.json", "manifest.json", ".digests.json", "dump-rank0.json", "server.state"),
 )
 ODD = st.floats() | st.sampled_from(
     [
@@ -120,7 +127,18 @@ GOOD_BEAT = {
     "meeting_in": 0,
     "oom_kills": 0,
 }
+GOOD_LAUNCH = {
+    "id": "a1", "session": "job", "boot_id": processes.boot_id(), "argv": ["true"], "log": "/tmp/log", "stop_timeout": 5.0,
+    "given": {"argv": ["true"], "chdir": "/", "env_file": None, "log": "/tmp/log", "env": {"A": "0f"}},
+}  # fmt: skip
+GOOD_DIGESTS = {"files": {"a": {"bytes": 1, "mtime_ns": 2, "inode": 3, "sha256": "0f"}}}
+GOOD_DUMP = {"stacks": {"MainThread": ["a.py:1 in f"]}, "flight": {"last_seq": 7}}
+GOOD_STATE = {"pid": 1, "pid_start": 2, "address": "::1", "port": 5, "served": {}}
 SPOILT_OF = {
+    ".session/launch.json": wrong_somewhere(GOOD_LAUNCH).map(as_bytes),
+    ".digests.json": wrong_somewhere(GOOD_DIGESTS).map(as_bytes),
+    "dump-rank0.json": wrong_somewhere(GOOD_DUMP).map(as_bytes),
+    "server.state": wrong_somewhere(GOOD_STATE).map(as_bytes),
     "plan.json": wrong_somewhere(GOOD_PLAN).map(as_bytes),
     "session.json": wrong_somewhere(GOOD_SESSION).map(as_bytes),
     "heartbeat-rank0.json": wrong_somewhere(GOOD_BEAT).map(as_bytes),
@@ -159,6 +177,17 @@ def look_everywhere(base: Path) -> None:
     run_facts(run)
     data_sets(str(base))
     purge.look(str(base), "", True)
+    session = Session("job", run, None)
+    session.left_over()
+    for wanted in (None, Spec(("true",), "/", None, "/tmp/log")):
+        session.describe(wanted, session.status()["state"])
+    session.same(Spec(("true",), "/", None, "/tmp/log"))
+    boot.to_start(run)
+    Shelf(run).offer()
+    share.running(run)
+    found: Any = {"run": seen, "dump": read_object(f"{run}/dump-rank0.json")}
+    reading.innermost(found)
+    reading.recorded(found)
     rows = rows_of({"node1": {"run": seen}, "node2": {"unreachable": True}})
     closing_table({"node1": {"run": seen}})
     json.dumps(table.status_data(rows))
