@@ -40,7 +40,7 @@ def environment(rank: int, world: int, port: int, extra: Mapping[str, str]) -> d
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NANOCHAT_", "TORCHELASTIC"))}
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     paths = {"PYTHONPATH": f"{TRAINER}{os.pathsep}{HERE}", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    quiet = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR", "TEST_ROUTE": "mkl"}
+    quiet = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return kept | paths | quiet | {name: str(value) for name, value in place.items()} | dict(extra)
 
 

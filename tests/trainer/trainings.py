@@ -47,7 +47,9 @@ class Job:
         base.mkdir(parents=True, exist_ok=True)
         if not (base / "tokenizer").exists():
             (base / "tokenizer").symlink_to(self.data / "tokenizer")
-        return {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_DATA_DIR": str(self.data / "base_data_climbmix")}
+        folders = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_DATA_DIR": str(self.data / "base_data_climbmix")}
+        # All jobs with one library of matrix products, so that they can be compared to the bit (routes.py).
+        return {**folders, "TEST_ROUTE": "mkl"}
 
     def start(
         self, *flags: str, slow: bool = False, extra: Mapping[int, Sequence[str]] | None = None
