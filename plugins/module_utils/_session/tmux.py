@@ -70,8 +70,12 @@ class Tmux:
         )
 
     def kill(self, name: str) -> None:
-        """End exactly this session, not its processes."""
-        self._check(name, [self._path, "kill-session", "-t", f"={name}"])
+        """End exactly this session, not its processes; it may have ended since somebody looked."""
+        try:
+            self._check(name, [self._path, "kill-session", "-t", f"={name}"])
+        except TmuxError:
+            if self.exists(name):
+                raise
 
     def screen(self, name: str) -> str:
         """What the pane shows, for error messages."""

@@ -34,6 +34,24 @@ def tasks():
             yield str(path.relative_to(ROOT)), task
 
 
+def test_every_play_takes_the_hosts_that_are_asked_for_and_an_empty_target_for_none():
+    assert {play["hosts"] for dummy, play in plays()} == {"{{ target | default('trainers', true) }}"}
+
+
+def test_field_41_looks_at_hosts_that_may_be_frozen_have_a_limit():
+    """Those of status, stop and doctor, which are played when something is wrong."""
+    wanted = {"nanochat.ddp.run_info", "nanochat.ddp.doctor_info"}
+    looks = [
+        (path, task)
+        for path, task in tasks()
+        if path.startswith("roles/doctor/") or path.endswith("launch/tasks/stop.yml")
+    ]
+    looks += [(name, task) for name, play in plays() if name == "status.yml" for task in play["tasks"]]
+    looks = [(path, task) for path, task in looks if wanted & set(task)]
+    assert {path.split("/")[-1] for path, dummy in looks} >= {"status.yml", "stop.yml"}
+    assert [(path, task["name"]) for path, task in looks if "timeout" not in task] == []
+
+
 def test_no_play_makes_everything_root():
     assert {name for name, play in plays() if play["vars"]["ansible_become"] is not False} == set()
 

@@ -127,6 +127,23 @@ def test_starts_a_session_that_runs_the_script(play, host, tmp_path):
     assert launch.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_session_that_ends_while_it_is_taken_out_of_tmux_is_no_failure(play, host, tmp_path, monkeypatch):
+    play()
+    host.finish()
+
+    def gone_meanwhile(words):
+        host.sessions.pop(host.name(words))
+        return 1, "", "can't find session: job"
+
+    monkeypatch.setattr(host, "kill_session", gone_meanwhile)
+    assert play(argv=["/bin/false"])["action"] == "start"
+
+    # One that stays is told of.
+    host.finish()
+    monkeypatch.setattr(host, "kill_session", lambda words: (1, "", "server exited unexpectedly"))
+    assert "server exited unexpectedly" in play(argv=["/bin/true"])["msg"]
+
+
 def test_check_mode_tells_the_same_and_does_nothing(play, host, tmp_path):
     checked = play(_check_mode=True)
     assert not list(tmp_path.iterdir()) and not host.sessions

@@ -406,7 +406,7 @@ def test_a_torch_that_is_not_the_plans():
 
 
 def test_a_build_of_the_same_torch_is_the_same():
-    both = {"desktop": {**GLOO, "torch": "2.13.0"}, "laptop": {**GLOO, "torch": "2.13.0"}}
+    both = {"desktop": {**GLOO, "torch": "2.13.0"}, "laptop": {**GLOO, "torch": "2.13.0+cu130"}}
     assert judge.judge(evidence(gloo=both)) == []
 
 
