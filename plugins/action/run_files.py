@@ -23,6 +23,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import (
     apply_piece,
     have_of,
     place_of,
+    set_aside_beyond,
 )
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import bare_answer, defaults_of
 
@@ -97,6 +98,8 @@ class ActionModule(ActionBase):
             if not seen.get("more"):
                 for part in whole:
                     self._fetch(str(seen["run_dir"]), part, folder)
+                for part in whole:
+                    set_aside_beyond(str(folder), str(part["path"]))
                 return written
         raise CopyError(f"there is more than {ROUNDS} pieces of it")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import fnmatch
+import glob
 import hashlib
 import json
 import os
@@ -211,6 +212,8 @@ BIG = (
     *("%s/*/%s" % (folder, name) for folder in CHECKPOINTS for name in ("model_*.pt", "meta_*.json")),
     *("tokenizer/%s" % name for name in TOKENIZER),
 )
+# Where checkpoints go of trainings that a host has set aside.
+EARLIER = "earlier"
 # The most that a piece may come to; a host that is not what it was could send one that unpacks to anything.
 LONGEST_PIECE = 1 << 28
 
@@ -258,7 +261,33 @@ def have_of(folder: str) -> Dict[str, Dict[str, object]]:
         with open(os.path.join(folder, path), "rb") as stream:
             data = stream.read()
         known[path] = {"size": len(data), "sha256": sha256_of(data), "mtime": 0.0}
-    for path in to_talk_to(folder):
-        status = os.stat(os.path.join(folder, path))
+    # All, not the newest alone: that of a training before may have come further.
+    for place in [place for pattern in BIG for place in glob.glob(os.path.join(glob.escape(folder), pattern))]:
+        path, status = os.path.relpath(place, folder), os.stat(place)
         known[path] = {"size": status.st_size, "sha256": "", "mtime": status.st_mtime}
     return known
+
+
+def set_aside_beyond(folder: str, path: str) -> List[str]:
+    """Of a folder into which this checkpoint was brought as the newest, move those of later steps to EARLIER/NUMBER/.
+
+    They are of a training that its host has set aside, and whoever takes the highest step would take theirs.
+    """
+    fetched = re.search(r"model_(\d+)\.pt$", path)
+    if fetched is None:
+        return []
+    place, later = os.path.join(folder, os.path.dirname(path)), []
+    for name in sorted(os.listdir(place)):
+        found = re.match(r"(?:model|meta)_(\d+)\.(?:pt|json)$", name)
+        if found and int(found.group(1)) > int(fetched.group(1)):
+            later.append(name)
+    if not later:
+        return []
+    number = 1
+    while os.path.exists(os.path.join(folder, EARLIER, str(number))):
+        number += 1
+    aside = os.path.join(folder, EARLIER, str(number))
+    os.makedirs(aside)
+    for name in later:
+        os.rename(os.path.join(place, name), os.path.join(aside, name))
+    return later

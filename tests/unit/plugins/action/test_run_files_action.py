@@ -123,3 +123,28 @@ def test_a_piece_that_unpacks_without_end_is_cut(collect, tmp_path, monkeypatch)
     data = b"\0" * 5000
     told = collect(Host(pieces=[piece("log/rank0.log", data, sha256=hashlib.sha256(data).hexdigest())]))
     assert told["failed"] and written(tmp_path) == []
+
+
+def test_a_model_of_a_training_that_was_begun_anew_is_brought_once_and_is_the_newest(collect, tmp_path):
+    """The host has set aside what had come further; the copies of that are set aside here, too."""
+    place = tmp_path / "runs/d4/node1/base_checkpoints/d4"
+    place.mkdir(parents=True)
+    for name in ("model_000200.pt", "meta_000200.json", "model_000010.pt"):
+        (place / name).write_bytes(b"old")
+    new = [
+        {"path": f"base_checkpoints/d4/{name}", "size": 4, "mtime": 5}
+        for name in ("model_000050.pt", "meta_000050.json")
+    ]
+    assert collect(Host(whole=new))["changed"]
+    assert files.newest_checkpoint(str(place.parents[1])) == [part["path"] for part in new]
+    assert written(place) == ["meta_000050.json", "model_000010.pt", "model_000050.pt"]
+    aside = place.parents[1] / "earlier/1"
+    assert written(aside) == ["meta_000200.json", "model_000200.pt"]
+    # What is there is told, so that it does not come again; a second time has a place of its own.
+    assert files.have_of(str(place.parents[1]))["base_checkpoints/d4/model_000050.pt"] == {
+        "size": 4,
+        "sha256": "",
+        "mtime": 5.0,
+    }
+    assert collect(Host(whole=[{"path": "base_checkpoints/d4/model_000020.pt", "size": 4, "mtime": 5}]))["changed"]
+    assert written(aside.parent / "2") == ["meta_000050.json", "model_000050.pt"]

@@ -154,3 +154,15 @@ def test_the_newest_checkpoint_is_wanted_until_it_is_there(there: Path) -> None:
     have = {one["path"]: run_files.Have(one["size"], "", float(one["mtime"])) for one in wanted}
     assert run_files.missing_files(str(there), have, True, 10**6)["whole"] == []
     assert run_files.missing_files(str(there), {}, False, 10**6)["whole"] == []
+
+
+def test_a_checkpoint_below_those_of_a_training_before_is_brought_once(there: Path, here: Path) -> None:
+    for folder, step in ((there, 50), (here, 200)):
+        place = folder / "base_checkpoints" / "d4"
+        place.mkdir(parents=True)
+        (place / f"model_{step:06d}.pt").write_bytes(b"x" * step)
+    (wanted,) = copy(there, here, checkpoints=True)[0]["whole"]
+    assert wanted["path"] == "base_checkpoints/d4/model_000050.pt"
+    (here / wanted["path"]).write_bytes(b"x" * 50)
+    os.utime(here / wanted["path"], (wanted["mtime"], wanted["mtime"]))
+    assert copy(there, here, checkpoints=True)[0]["whole"] == []
