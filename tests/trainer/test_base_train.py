@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import ranks
+import torch
 from trainings import DATA, STEPS, Job
 
 LINE = re.compile(
@@ -103,6 +104,18 @@ def test_field_07_data_that_differ_are_refused(tmp_path: Path) -> None:
         assert re.search(
             rf"differ in shard {shards[0].name}: rank 0 .* has \d+ bytes, rank 1 .* has nothing", result.err
         )
+
+
+def test_field_07_tokenizers_that_count_otherwise_are_refused(tmp_path: Path) -> None:
+    """The same words, but another table of how many bytes each has: bits per byte would differ, and nothing else."""
+    job = Job(tmp_path, 2)
+    shutil.copytree(DATA / "tokenizer", job.base(1) / "tokenizer")
+    path = job.base(1) / "tokenizer" / "token_bytes.pt"
+    torch.save(torch.load(path) + 1, path)
+    argv = job.argv([])
+    for result in ranks.finish(ranks.start_each([argv, argv], job.environment)):
+        assert result.code == 2
+        assert "differ in tokenizer sizes" in result.err
 
 
 @pytest.mark.parametrize("mode", ["exact", "dense"])

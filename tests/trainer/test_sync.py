@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch import Tensor
 from nanochat import gradients
 from nanochat.agreement import check_identical, digests
 from nanochat.comm import Comm, connect
-from nanochat.common import Ranks
+from nanochat.common import Ranks, UserError
 from nanochat.fused import TrainingPass
 from nanochat.model import GPT, ModelConfig
 from nanochat.optim import LearningRates, Optimizer
@@ -194,3 +195,14 @@ def test_buckets_hold_every_name_once_in_order() -> None:
     assert [list(bucket.views) for bucket in buckets] == [["a"], ["b"], ["c", "d"]]
     buckets[2].views["d"].fill_(7)
     assert buckets[2].flat.tolist() == [0, 0, 0, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"), [("dense", "compared with"), ("ddp", "compared with"), ("int8", "slow links")]
+)
+def test_ways_for_cpus_are_refused_with_a_gpu(mode: str, said: str) -> None:
+    gpu: Any = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=True)])))
+    comm: Any = SimpleNamespace(world=2)
+    nothing: Any = None
+    with pytest.raises(UserError, match=said):
+        make_sync(mode, comm, gpu, nothing, [1, 1])

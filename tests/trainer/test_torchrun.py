@@ -15,10 +15,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ranks
 from trainings import Job
+
+from scripts import torchrun
 
 
 def start(job: Job, port: int, *flags: str) -> subprocess.Popen[str]:
@@ -121,3 +124,13 @@ def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_p
     (tmp_path / "end").touch()
     assert [lines_of(agent) for agent in agents] == [[], []]
     assert [agent.returncode for agent in agents] == [0, 0]
+
+
+def test_an_agent_does_not_wait_long_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's own 300 s would keep a session open for as long."""
+    monkeypatch.setattr(torchrun.api, "LocalElasticAgent", None)
+    monkeypatch.setattr(torchrun, "parse_args", lambda argv: argv)
+    monkeypatch.setattr(torchrun, "run", lambda args: None)
+    assert torchrun.main() == 0
+    made: Any = torchrun.api.LocalElasticAgent
+    assert made.func is torchrun.Agent and made.keywords["exit_barrier_timeout"] <= 30
