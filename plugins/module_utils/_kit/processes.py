@@ -22,6 +22,10 @@ SESSION_VARIABLE = "NANOCHAT_DDP_SESSION"
 _LISTEN = "0A"
 
 
+# What the process of preflight that answers on the job's ports calls itself, so that it is known where its play was interrupted.
+PORT_CHECK = "nanochat-check"
+
+
 class Process(NamedTuple):
     """One process; `marker` is the session it belongs to, where its environment may be read."""
 
@@ -38,6 +42,8 @@ class Process(NamedTuple):
     @property
     def command(self) -> str:
         """The command line for people; kernel threads and zombies have none, so their name stands in brackets."""
+        if self.name == PORT_CHECK:
+            return PORT_CHECK  # it has the command line of the module that it was forked from
         return " ".join(self.argv) or f"[{self.name}]"
 
     @property

@@ -12,6 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import line
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import INFO, MADE_PYTHON, MAKE_PYTHON
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import PORT_CHECK
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
@@ -243,12 +244,16 @@ def ports(host: Host, node: Node, plan: Plan) -> list[Finding]:
             who = f"process {holder['pid']} of {holder['user']} ({shortened(holder['command'])})"
         what = "another run of nanochat.ddp, " if holder["ours"] else ""
         name = "ddp_port" if holder["port"] == plan["master"]["port"] else "ddp_keeper_port"
+        remedy = f"End that process, or set {name} to a free port."
+        if holder["command"] == PORT_CHECK:
+            what, who = "the check of a preflight that was interrupted", f" (process {holder['pid']})"
+            remedy = f"It ends by itself after some minutes, so try again then; or end it at once: on {host.name}: kill {holder['pid']}"
         found.append(
             finding(
                 "port-held",
                 host.name,
                 f"{name} {holder['port']} is taken on {host.name} by {what}{who}",
-                remedy=f"End that process, or set {name} to a free port.",
+                remedy=remedy,
                 facts={"pids": [holder["pid"]] if holder["pid"] else []},
             )
         )

@@ -10,6 +10,7 @@ done and tells how much came in what time (bandwidth), `both` does that while it
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac
 import os
@@ -21,7 +22,12 @@ import threading
 import time
 from typing import Any, NamedTuple, Sequence, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import alive, port_holders, start_ticks
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import (
+    PORT_CHECK,
+    alive,
+    port_holders,
+    start_ticks,
+)
 
 GREETING = "NANOCHAT-DDP-CHECK"
 CHUNK = 1 << 16
@@ -175,8 +181,10 @@ def _spawn(sockets: Sequence[socket.socket], token: str, seconds: int) -> tuple[
 
 
 def _detach(keep: Sequence[int]) -> None:
-    """Let go of the connection that started us, or it would wait for our end."""
+    """Take a name, and let go of the connection that started us, or it would wait for our end."""
     os.chdir("/")
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
+        comm.write(PORT_CHECK)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

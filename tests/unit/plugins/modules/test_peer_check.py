@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import alive, start_ticks
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_check as peer_check_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_responder as responder_utils
@@ -141,6 +142,13 @@ def test_the_process_ends_when_it_is_told(run_module, listening):
     assert not alive(responder["pid"], responder["started"])
     assert run_module(peer_responder, state="stopped", **its)["stopped"] is False
     assert "pid" in run_module(peer_responder, state="stopped")["msg"]
+
+
+def test_a_process_that_nobody_has_told_to_end_is_known_by_its_name(listening):
+    """As after Ctrl-C in a preflight: the next plan finds the port taken, and says by whom."""
+    responder = listening()["responder"]
+    (holder,) = [one for one in processes.port_holders(responder["ports"][:1]) if one.pid == responder["pid"]]
+    assert holder.command == processes.PORT_CHECK
 
 
 def test_the_process_ends_by_itself(listening):

@@ -13,6 +13,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import command
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import PORT_CHECK
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import quicker
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, digest_of, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError, questions
@@ -586,6 +587,11 @@ def test_field_06_a_port_that_somebody_holds_is_refused_with_the_holder():
     assert "by a process of eve;" in problem
     (problem,) = refusal(hosts(one={"ports": [{**holder, "session": "other", "ours": True}]}))
     assert "by another run of nanochat.ddp, process 4711" in problem
+    (problem,) = refusal(hosts(one={"ports": [{**holder, "command": PORT_CHECK}]}))
+    assert (
+        "by the check of a preflight that was interrupted (process 4711); it ends by itself after some minutes"
+        in problem
+    )
     # Only the master listens there.
     assert make_plan(hosts(two={"ports": [holder]})).plan["world"] == 2
 
