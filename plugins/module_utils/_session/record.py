@@ -98,7 +98,9 @@ def record_in(path: str) -> Record:
 
 def _fitting(found: Document) -> Document:
     """The fields that hold what they may; somebody may have edited the file, or written over it."""
-    return {name: value for name, value in found.items() if name not in KINDS or _fits(value, KINDS[name])}
+    return {
+        name: value for name, value in found.items() if name not in KINDS or value is None or _fits(value, KINDS[name])
+    }
 
 
 def _fits(value: object, kinds: Tuple[type, ...]) -> bool:
