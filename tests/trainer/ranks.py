@@ -37,7 +37,8 @@ def free_port() -> int:
 
 
 def environment(rank: int, world: int, port: int, extra: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NANOCHAT_", "TORCHELASTIC"))}
+    others = ("NANOCHAT_", "TORCHELASTIC", "TEST_ROUTE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     paths = {"PYTHONPATH": f"{TRAINER}{os.pathsep}{HERE}", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     quiet = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
