@@ -76,13 +76,21 @@ class Keeper:
         """What an earlier keeper of this start of the run has promised; it returns, if it was not started by a user."""
         fresh, now = membership.Own(membership.Word(self.host), time.monotonic()), time.monotonic()
         kept = cast(Remembered, files.read_object(os.path.join(self.folder, STATE)))
-        if kept.get("launch") != self.launch:
+        try:
+            own = self._returned(fresh, kept) if kept.get("launch") == self.launch else None
+        except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody has spoilt the file
+            own = None
+        if own is None:
             return fresh._replace(word=fresh.word._replace(steps=self.rank.steps()))
-        last = kept["last"] and membership.Generation(kept["last"][0], tuple(kept["last"][1]))
-        word = fresh.word._replace(promised=kept["promised"], started=kept["started"], steps=self.rank.steps())
-        deaths = tuple((float(when), int(step)) for when, step in kept["deaths"])
-        own = fresh._replace(word=word, last=last, clean=kept["clean"], deaths=deaths)
         return membership.awake(own, now, returned=True)
+
+    def _returned(self, fresh: membership.Own, kept: Remembered) -> membership.Own:
+        last = kept["last"] and membership.Generation(kept["last"][0], tuple(kept["last"][1]))
+        word = fresh.word._replace(
+            promised=int(kept["promised"]), started=int(kept["started"]), steps=self.rank.steps()
+        )
+        deaths = tuple((float(when), int(step)) for when, step in kept["deaths"])
+        return fresh._replace(word=word, last=last, clean=bool(kept["clean"]), deaths=deaths)
 
     def _remember(self) -> None:
         own, word = self.own, self.own.word

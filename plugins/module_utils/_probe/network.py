@@ -38,6 +38,7 @@ OVERLAY_NAME = re.compile(
 BRIDGE_NAME = re.compile(r"^(docker|br-|virbr|lxcbr|lxdbr|cni|podman|flannel|cali)", re.I)
 VIRTUAL_NAME = re.compile(r"^(veth|vnet|dummy|ifb|macvtap|vxlan|geneve|gre|sit|ip6tnl|teql|nlmon)", re.I)
 IFF_UP = 0x1
+PASSING = 0x01 | 0x20  # IFA_F_TEMPORARY and IFA_F_DEPRECATED
 TYPE_LOOPBACK = "772"
 TYPE_NONE = "65534"
 
@@ -191,10 +192,11 @@ def ipv4_of(name: str) -> list[str]:
 
 
 def ipv6_of(name: str) -> list[str]:
+    """The addresses that stay: not those which privacy extensions change from day to day."""
     found = []
     for line in read("/proc/net/if_inet6").splitlines():
         fields = line.split()
-        if len(fields) == 6 and fields[5] == name:
+        if len(fields) == 6 and fields[5] == name and not int(fields[4], 16) & PASSING:
             address = ipaddress.IPv6Address(int(fields[0], 16))
             found.append("%s/%d" % (address, int(fields[2], 16)))
     return found

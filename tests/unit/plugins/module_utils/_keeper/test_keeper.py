@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership, rank, talk
@@ -267,3 +269,30 @@ def test_the_rows_of_a_step_are_dealt_again_among_those_present():
     for members, rows in ((("a", "b", "c"), "4,2,2"), (("a", "c"), "6,2"), (("b", "c"), "4,4"), (("b",), "8")):
         argv = rank.command(plan, members[-1], membership.Generation(3, members))
         assert [word for word in argv if word.startswith("--rank-rows")] == [f"--rank-rows={rows}"]
+
+
+GOOD_STATE = {"launch": "x", "promised": 3, "started": 2, "last": [2, ["a", "b"]], "clean": False, "deaths": [[1.0, 5]]}
+SPOILT_STATES = [
+    {"launch": "x"}, {**GOOD_STATE, "last": 5}, {**GOOD_STATE, "deaths": [1]}, {**GOOD_STATE, "deaths": 3},
+    {**GOOD_STATE, "promised": "soon"}, {**GOOD_STATE, "promised": None}, {**GOOD_STATE, "last": [[], 1]},
+    {**GOOD_STATE, "deaths": [["a", {}]]}, {**GOOD_STATE, "launch": "y"},
+]  # fmt: skip
+
+
+def remembered(folder: Path, state: object) -> membership.Own:
+    """What a keeper that returns takes from its file."""
+    (folder / keeper.STATE).write_text(json.dumps(state))
+    stub: Any = SimpleNamespace(host="a", folder=str(folder), launch="x", rank=SimpleNamespace(steps=lambda: 7))
+    stub._returned = lambda fresh, kept: keeper.Keeper._returned(stub, fresh, kept)
+    return keeper.Keeper._remembered(stub)
+
+
+def test_what_was_promised_is_kept(tmp_path: Path) -> None:
+    own = remembered(tmp_path, GOOD_STATE)
+    assert (own.word.promised, own.word.started, own.last) == (3, 2, membership.Generation(2, ("a", "b")))
+
+
+@pytest.mark.parametrize("state", SPOILT_STATES)
+def test_a_file_that_somebody_has_spoilt_is_as_none(tmp_path: Path, state: object) -> None:
+    own = remembered(tmp_path, state)
+    assert (own.word.promised, own.last, own.word.steps) == (0, None, 7)

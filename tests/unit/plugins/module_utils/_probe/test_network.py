@@ -204,6 +204,17 @@ def test_addresses_that_will_be_others_tomorrow_are_left_out():
     assert net.addresses_by_ip(lambda argv: (0, said, ""), "ip") == {"eth0": ([], ["2001:db8::1/64"])}
 
 
+def test_nor_are_they_taken_where_there_is_no_ip(monkeypatch):
+    lines = [
+        "fd09000000000000000000000000000a 02 40 00 80     eth0",
+        "fd09000000000000000000000000000b 02 40 00 01     eth0",
+        "fd09000000000000000000000000000c 02 40 00 20     eth0",
+        "fd09000000000000000000000000000d 03 40 00 80     eth1",
+    ]
+    monkeypatch.setattr(net, "read", lambda path: "\n".join(lines))
+    assert net.ipv6_of("eth0") == ["fd09::a/64"]
+
+
 def test_field_42_a_name_server_that_does_not_answer_costs_its_time_once(monkeypatch):
     never = threading.Event()
 
