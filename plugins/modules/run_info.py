@@ -27,6 +27,10 @@ options:
     description: How many of the last lines of the log to return.
     type: int
     default: 10
+  plan:
+    description: Whether to return the plan that was deployed, too.
+    type: bool
+    default: false
   wait:
     description:
       - What the caller has seen already. The answer is held back until it differs or the time is up.
@@ -70,6 +74,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+plan:
+  description: >-
+    The plan as it was deployed, C(plan.json) of the run folder. Empty where there is none, or where what lies there is not what was written -
+    torn, edited.
+  returned: with O(plan)
+  type: dict
 run:
   description: What the host's share of the run is doing. Every key is there in every state; what is not known is null.
   returned: always
@@ -288,7 +298,7 @@ run:
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.look import OPTIONS, look
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.look import OPTIONS, answer
 
 
 def main() -> None:
@@ -300,7 +310,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        module.exit_json(changed=False, run=look(module.params))
+        module.exit_json(changed=False, **answer(module.params))
     except RunNameError as error:
         module.fail_json(msg=str(error))
 

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT, Play, messages
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import TORCHRUN, free_port
 
@@ -34,7 +35,7 @@ class Run:
             (place / "__init__.py").touch()
         (fake / "run.py").write_text(TORCHRUN)
         plan = {
-            "run": "d4", "world": 2, "digest": "0" * 16, "timeout_seconds": 60, "data": {"id": "none"}, "model": {},
+            "run": "d4", "world": 2, "timeout_seconds": 60, "data": {"id": "none"}, "model": {},
             "training": {"rows": [4, 4], "device_batch": 2, "iterations": 100000}, "trainer": {"source": "ours"},
             "keeper": {"min_hosts": 1, "grace_seconds": 1, "restarts": 3},
         }  # fmt: skip
@@ -56,6 +57,7 @@ class Run:
                 trainer_dir=node["run_dir"], env={"PYTHONPATH": str(folder / "fake")}, env_secret=[], peers=[],
             )  # fmt: skip
             Path(node["run_dir"]).mkdir(parents=True)
+        plan["digest"] = digest_of(plan)
 
     def book(self, name: str, *arguments: str) -> str:
         """Play a playbook of the collection; its output."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +62,44 @@ def test_both_ways_say_the_same(base: Path, tmp_path: Path) -> None:
 
 def test_paths_are_those_of_the_host(base: Path) -> None:
     assert ask(base, base_dir="~")["run"]["run"] == "d4"
+
+
+def test_the_deployed_plan_is_told_as_it_was_written_or_not_at_all(base: Path) -> None:
+    path, plan = (
+        base / "runs" / "d4" / "plan.json",
+        {"format": 1, "run": "d4", "nodes": [{"host": "here", "share": 0.5}]},
+    )
+    fake_run.write_json(path, {**plan, "digest": digest_of(plan)})
+    assert ask(base, plan=True)["plan"] == {**plan, "digest": digest_of(plan)}
+    assert "plan" not in ask(base)
+    for spoilt in ('{"format": 1, "nod', "[]", json.dumps({**plan, "digest": digest_of(plan), "nodes": []})):
+        path.write_text(spoilt)
+        assert ask(base, plan=True)["plan"] == {}
+    path.unlink()
+    assert ask(base, plan=True)["plan"] == {} == ask(base / "elsewhere", plan=True)["plan"]
+
+
+@pytest.mark.parametrize(
+    "name, words, told",
+    [
+        ("join", ["-e", "target=host"], "runs/d4/plan.json is missing or damaged; start it with ddp_restarts by train.yml"),
+        ("doctor", [], "No host that answers has a run with its plan below its base folder"),
+        ("chat", ["-e", "prompt=Hello"], "runs/d4/plan.json is missing or damaged, and it says how the trainer is started; train.yml"),
+    ],
+)  # fmt: skip
+def test_a_damaged_plan_is_named_by_what_needs_it(base: Path, name: str, words: list[str], told: str) -> None:
+    (base / "runs" / "d4" / "plan.json").write_text('{"format": 1, "nod')
+    argv = ["ansible-playbook", f"nanochat.ddp.{name}", "-i", "host,", "-c", "local", *words]
+    argv += ["-e", f"ansible_python_interpreter={sys.executable}", "-e", f"ddp_base_dir={base}", "-e", "target=all"]
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_STDOUT_CALLBACK": "default",
+        "HOME": str(base),
+    }
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert told in " ".join(done.stdout.replace("\\n", " ").split()), done.stdout
 
 
 def test_a_host_without_python_is_told_of(base: Path) -> None:

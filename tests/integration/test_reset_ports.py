@@ -88,6 +88,15 @@ def test_a_reset_of_one_run_leaves_the_others(lan):
     assert opened(lan) == {"d8"}
 
 
+def test_a_damaged_plan_keeps_no_port_open(lan, tmp_path):
+    play(lan, "train", "--tags", "network", ddp_run="d4")
+    plan = tmp_path / "h0" / "runs" / "d4" / "plan.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text('{"format": 1, "nod')
+    play(lan, "reset")
+    assert opened(lan) == set()
+
+
 @pytest.mark.parametrize("where", ["inventory", "option"])
 def test_nobody_becomes_root_but_for_the_firewall(lan, tmp_path, where):
     """A `sudo` that notes who asks for it; the user is root here, so no task needs it at all."""

@@ -41,16 +41,15 @@ trainers:
   vars:
     # One core each, of the two that they share.
     ddp_threads: 1
-    # A very small model, so that it is all over in a minute.
+    # A small model, so that it is all over in a minute.
     ddp_depth: 2
-    ddp_aspect_ratio: 16
-    ddp_head_dim: 32
-    ddp_sequence: 64
-    ddp_total_batch: 256
-    ddp_vocab_size: 512
+    ddp_head_dim: 64
+    ddp_sequence: 256
+    ddp_total_batch: 4096
+    ddp_vocab_size: 2048
     ddp_iterations: 100
     ddp_save_every: 25
-    ddp_eval_tokens: 2048
+    ddp_eval_tokens: 8192
 INVENTORY
 }
 

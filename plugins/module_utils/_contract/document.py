@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any, Dict, List, Optional
 
 # A JSON object of which nothing is known yet; each of its values is looked at before it is used.
@@ -44,3 +46,15 @@ def whole(document: Any, name: str) -> Optional[int]:
 def number(document: Any, name: str) -> int:
     """The same, 0 where there is none."""
     return whole(document, name) or 0
+
+
+def digest_of(document: Any) -> str:
+    """A short name for what a document holds."""
+    plain = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def undamaged(document: Document) -> Document:
+    """A document that carries the digest of all the rest; empty where that does not fit, so where it is not what was written."""
+    rest = {name: value for name, value in document.items() if name != "digest"}
+    return document if rest and document.get("digest") == digest_of(rest) else {}

@@ -8,20 +8,14 @@ Its id says what it holds and not which host brought it, so that training goes o
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any, Callable, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Data, DataContents
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, home_expanded
 
 # Where it is a host's own files that count, one that is named stands for other files than the next.
 ON_A_HOST = ("text", "host")
-
-
-def digest_of(document: Any) -> str:
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def maker(run: Mapping[str, Any], hosts: Sequence[Host], order: Mapping[str, int]) -> str:

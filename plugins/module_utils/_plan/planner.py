@@ -13,6 +13,7 @@ import os
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import PYTHONS, UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
@@ -37,7 +38,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import BatchError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import argv, choose, env
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Chooser,
     Host,

@@ -12,9 +12,9 @@ from __future__ import annotations
 import functools
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import head
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import (
     LEAST_BLOCK,
     MEETING_ROW_BYTES,

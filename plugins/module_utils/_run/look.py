@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, undamaged
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PLAN
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import Effort, busy_share, read_effort
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import WHICH_RUN, find_run_dir
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import PEEK_BYTES
@@ -66,6 +70,7 @@ def wait_for_news(
 OPTIONS: Dict[str, Dict[str, object]] = dict(
     rank=dict(type="int"),
     lines=dict(type="int", default=10),
+    plan=dict(type="bool", default=False),
     wait=dict(
         type="dict",
         options=dict(
@@ -80,7 +85,7 @@ OPTIONS: Dict[str, Dict[str, object]] = dict(
 
 
 def look(params: Mapping[str, Any]) -> RunState:
-    """What run_info returns for its parameters."""
+    """What run_info tells of a run."""
     run_dir, rank = find_run_dir(params), params.get("rank")
     if run_dir is None:
         return {**EMPTY}
@@ -94,6 +99,17 @@ def look(params: Mapping[str, Any]) -> RunState:
     return run
 
 
+def answer(params: Mapping[str, Any]) -> Dict[str, object]:
+    """What run_info returns, with the deployed plan where that is asked for."""
+    run = look(params)
+    return {"run": run, "plan": deployed_plan(run["run_dir"])} if params["plan"] else {"run": run}
+
+
+def deployed_plan(run_dir: Optional[str]) -> Document:
+    """The plan as it was written to the run folder; empty where there is none, or where what lies there is torn or was edited."""
+    return undamaged(read_object(os.path.join(run_dir, PLAN))) if run_dir else {}
+
+
 def say(mark: str, params: Dict[str, object]) -> None:
     """The program of a look: answers with what run_info returns."""
-    bare.answer(mark, {"run": look(bare.expanded(params, ["run_dir", "base_dir"]))})
+    bare.answer(mark, answer(bare.expanded(params, ["run_dir", "base_dir"])))

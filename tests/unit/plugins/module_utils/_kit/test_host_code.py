@@ -27,7 +27,7 @@ def told(module, params):
 
 
 def test_a_program_brings_what_it_imports(tmp_path):
-    params = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1}
+    params = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1, "plan": False}
     assert told(look, params)["run"]["state"] == state.PREPARED
 
 

@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import undamaged
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import command
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import PORT_CHECK
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import quicker
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, digest_of, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError, questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render, render_findings
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import plan_text
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     GIGA,
     desktop,
@@ -456,7 +459,7 @@ def test_the_digest_is_of_everything_else_and_stays_the_same():
         host["probe"]["run"] = {"exists": True, "session": {"id": "abc"}, "checkpoints": [5, 10]}
         host["probe"]["python"]["venv"]["exists"] = True
     assert make_plan(noisy).plan == plan
-    assert digest_of({key: value for key, value in plan.items() if key != "digest"}) == plan["digest"]
+    assert undamaged(json.loads(plan_text(plan))) == plan
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import closing_table, rows_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import reading
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
@@ -25,6 +26,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
     find,
     folder,
     log,
+    look,
     metrics,
     purge,
     report,
@@ -159,7 +161,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     begun = time.time() - 100
     fake_run.write_history(run, fake_run.history(0, 2, 12, begun), 0)
     fake_run.write_json(run / "session.json", fake_run.session_of(0, begun, ended=begun + 50, exit_code=0))
-    fake_run.write_json(run / "plan.json", fake_run.plan_for([run], 12))
+    plan = {name: value for name, value in fake_run.plan_for([run], 12).items() if name != "digest"}
+    fake_run.write_json(run / "plan.json", {**plan, "digest": digest_of(plan)})
     return base
 
 
@@ -177,6 +180,8 @@ def look_everywhere(base: Path) -> None:
     run_facts(run)
     data_sets(str(base))
     purge.look(str(base), "", True)
+    deployed = look.answer({"run_dir": run, "base_dir": None, "run": None, "lines": 0, "plan": True})["plan"]
+    assert deployed == {} or (deployed["world"], len(deployed["nodes"])) == (1, 1)
     session = Session("job", run, None)
     session.left_over()
     for wanted in (None, Spec(("true",), "/", None, "/tmp/log")):
