@@ -6,16 +6,27 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import ranks
 import torch
 from trainings import DATA, STEPS, Job
+
+from nanochat import common
+from nanochat.agreement import agree
+from nanochat.run import facts
+from nanochat.settings import parse
+from nanochat.stage import Stage
+
+if TYPE_CHECKING:
+    from nanochat.comm import Comm
 
 LINE = re.compile(
     r"step (\d{5})/(\d{5}) \((\d+\.\d\d)%\) \| loss: (\d+\.\d{6}) \| lrm: (\d\.\d\d) \| dt: (\d+\.\d\d)ms \| "
@@ -116,6 +127,19 @@ def test_field_07_tokenizers_that_count_otherwise_are_refused(tmp_path: Path) ->
     for result in ranks.finish(ranks.start_each([argv, argv], job.environment)):
         assert result.code == 2
         assert "differ in tokenizer sizes" in result.err
+
+
+def compare_devices(comm: Comm, folder: str) -> None:
+    """The facts of a rank on a CPU and of one on a GPU; there is no GPU here."""
+    os.environ.update(Job(Path(folder), comm.rank + 1).environment(comm.rank))
+    device = "cuda" if comm.rank else "cpu"
+    agree(comm, facts(parse([]), Stage(), device, common.choose_dtype("cpu"), "fp32", common.data_dir()))
+
+
+def test_a_cpu_and_a_gpu_are_refused_before_they_wait_for_each_other(tmp_path: Path) -> None:
+    for result in ranks.call("test_base_train", "compare_devices", 2, str(tmp_path)):
+        assert result.code == 2 and "the ranks differ in device: rank 0 (" in result.err, result
+        assert ") has cpu, rank 1 (" in result.err and ") has cuda; start every rank with the same." in result.err
 
 
 @pytest.mark.parametrize("mode", ["exact", "dense"])

@@ -20,7 +20,7 @@ import ranks
 import torch
 
 from nanochat.comm import CommError, connect
-from nanochat.common import Ranks, UserError
+from nanochat.common import Ranks, UserError, read_ranks
 
 if TYPE_CHECKING:
     from nanochat.comm import Comm
@@ -149,6 +149,12 @@ def test_field_20_a_rank_that_never_starts_is_named() -> None:
         connect(Ranks(1, 0, 2), "cpu", 1.0, environ | {"MASTER_PORT": str(ranks.free_port())})
 
 
+def suspend(after: float, seconds: float) -> None:
+    """This process, in a while."""
+    pause = f"sleep {after}; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
+    subprocess.Popen(["/bin/sh", "-c", pause])
+
+
 def suspended(comm: Comm) -> None:
     comm.exchange("all are here", None)
     comm.timeout = 4.0
@@ -156,11 +162,43 @@ def suspended(comm: Comm) -> None:
         time.sleep(14)
     else:
         # Longer than a rank that is heard of no more is waited for.
-        pause = f"sleep 2; kill -STOP {os.getpid()}; sleep 7; kill -CONT {os.getpid()}"
-        subprocess.Popen(["/bin/sh", "-c", pause])
+        suspend(2, 7)
     comm.barrier("the other one")
     comm.timeout = 60.0
 
 
+def store_suspended(comm: Comm) -> None:
+    comm.exchange("all are here", None)
+    comm.timeout = 20.0
+    if comm.rank == 0:
+        suspend(2, 4)
+    else:
+        time.sleep(8)
+    comm.barrier("the other one")
+    comm.timeout = 60.0
+
+
+def suspended_in_connect() -> None:
+    """The rank that serves the store, which the other one has not found yet or waits in."""
+    place = read_ranks()
+    if place.rank == 0:
+        suspend(0.5, 4)
+    else:
+        time.sleep(2)
+    begun = time.monotonic()
+    comm = connect(place, "cpu", 20.0)
+    assert time.monotonic() - begun > 1, "it was not suspended meanwhile"
+    comm.exchange("both are here", None)
+    comm.close()
+
+
 def test_a_rank_that_was_suspended_does_not_take_its_own_silence_for_that_of_others() -> None:
     ranks.passed(ranks.call(HERE, "suspended", 2))
+
+
+def test_the_rank_that_serves_the_store_may_be_suspended_while_another_waits_in_it() -> None:
+    ranks.passed(ranks.call(HERE, "store_suspended", 2))
+
+
+def test_the_rank_that_serves_the_store_may_be_suspended_while_ranks_meet() -> None:
+    ranks.passed(ranks.finish(ranks.start(["-c", f"import {HERE}; {HERE}.suspended_in_connect()"], 2)))

@@ -307,6 +307,19 @@ def test_a_stop_of_local_steps_waits_for_no_far_meeting(tmp_path: Path) -> None:
     assert beat["save_seconds"] > 0
 
 
+def test_a_stop_saves_and_leaves_what_is_due_to_the_next_start(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = training.train_step
+    monkeypatch.setattr(training, "train_step", lambda run: step(run) or run.progress.step == 2)
+    flags = ("--num-iterations", "4", "--eval-every", "2", "--eval-tokens", "512", "--save-every", "-1")
+    run_alone(alone, *flags)
+    assert alone.events("end")[-1]["reason"] == "stopped"
+    assert checkpoints.steps_in(alone.checkpoints(0)) == [2]
+    assert not alone.events("eval")
+    monkeypatch.undo()
+    run_alone(alone, *flags, "--resume")
+    assert [event["step"] for event in alone.events("eval")] == [2, 4]
+
+
 # -- output that cannot be written
 
 
