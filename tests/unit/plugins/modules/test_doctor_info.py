@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather as evidence_utils
 from ansible_collections.nanochat.ddp.plugins.modules import doctor_info
 
@@ -106,3 +107,20 @@ def test_a_host_without_the_run_has_its_state_told(run_module, tmp_path):
     evidence = run_module(doctor_info, run_dir=str(tmp_path / "none"), rank=0, probe_port=1)["evidence"]
     assert evidence["run"]["state"] == "absent"
     assert evidence["process"] is None
+
+
+def test_where_the_user_may_not_read_the_kernels_log_by_either_tool_nothing_fails(
+    run_module, run_dir, tmp_path_factory, monkeypatch
+):
+    tools = tmp_path_factory.mktemp("tools")
+    (tools / "dmesg").write_text(
+        "#!/bin/sh\necho 'dmesg: read kernel buffer failed: Operation not permitted' >&2\nexit 1\n"
+    )
+    (tools / "dmesg").chmod(0o755)
+    find = AnsibleModule.get_bin_path
+    there = {"dmesg": str(tools / "dmesg"), "journalctl": None}
+    monkeypatch.setattr(AnsibleModule, "get_bin_path", lambda self, name, *more, **options:
+                        there[name] if name in there else find(self, name, *more, **options))  # fmt: skip
+    told = run_module(doctor_info, run_dir=str(run_dir), rank=1, probe_port=1)
+    assert told["evidence"]["kernel"] == []
+    assert told["evidence"]["process"]["pid"] == pid_of(run_dir)
