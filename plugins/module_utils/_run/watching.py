@@ -44,6 +44,7 @@ MISSING = "missing"
 STARTED = "started"
 
 ORPHAN_GRACE = 20.0  # the other ranks see a broken connection at once and end by themselves
+EARLY_GRACE = 5.0  # before they have met there is no connection that could break
 MISSING_GRACE = 60.0
 LOST_SECONDS = 600.0  # a host may give no answer for this long
 
@@ -58,11 +59,10 @@ class Observation(NamedTuple):
     ended: float = 0.0  # seconds since its end was first seen
     over: Optional[str] = None  # the verdict with which watching it has ended
 
-    @property
-    def is_over(self) -> bool:
+    def is_over(self, grace: float = ORPHAN_GRACE) -> bool:
         """Whether its end was seen long enough ago; while its processes use CPU it may be starting again."""
         still_there = self.run.get("state") == RUNNING
-        return min(self.ended, self.quiet if still_there else math.inf) > ORPHAN_GRACE
+        return min(self.ended, self.quiet if still_there else math.inf) > grace
 
     @property
     def rank(self) -> Rank:
@@ -88,7 +88,7 @@ def judge(
 ) -> Optional[Verdict]:
     """The verdict on a host, or None while there is reason to go on watching it."""
     own = seen[host]
-    if own.run.get("state") in ENDED or (state_of(own.run) == CRASHED and own.is_over):
+    if own.run.get("state") in ENDED or (state_of(own.run) == CRASHED and own.is_over()):
         return _ended(own.run)
     if own.silent > lost_after:
         return Verdict(LOST, _lost(own))
@@ -141,11 +141,14 @@ def _missing(own: Observation) -> Verdict:
 
 def _orphaned(host: str, seen: Mapping[str, Observation]) -> Optional[Verdict]:
     """Whether this rank waits for one that has crashed, or was never started."""
-    if seen[host].run.get("membership"):
+    own = seen[host].run
+    if own.get("membership"):
         # Its keeper goes on without them, or waits for them.
         return None
+    meets = own.get("trainer") in TELLING and own.get("phase") in (None, "rendezvous")
+    grace = EARLY_GRACE if meets else ORPHAN_GRACE
     crashed = sorted(
-        name for name, one in seen.items() if name != host and state_of(one.run) == CRASHED and one.is_over
+        name for name, one in seen.items() if name != host and state_of(one.run) == CRASHED and one.is_over(grace)
     )
     if crashed:
         return Verdict(ORPHANED, "still runs and waits for %s, which crashed" % ", ".join(crashed))

@@ -110,6 +110,16 @@ def test_a_rank_that_waits_for_a_crashed_one_is_given_up_after_its_grace() -> No
     assert "waits for b, which crashed" in sentence("a", a=Observation(running()), b=Observation(crashed, ended=21))
 
 
+@pytest.mark.parametrize("phase", [None, "rendezvous"])
+def test_before_the_ranks_have_met_no_connection_breaks_that_would_have_to_be_waited_for(phase: str | None) -> None:
+    waits, crashed = running(phase=phase, trainer="ours", step=None), running(state="crashed", exit_code=3)
+    assert verdict("a", a=Observation(waits), b=Observation(crashed, ended=4)) is None
+    assert verdict("a", a=Observation(waits), b=Observation(crashed, ended=6)) == "orphaned"
+    assert verdict("a", a=Observation({**waits, "phase": "agree"}), b=Observation(crashed, ended=6)) is None
+    # Of a trainer that tells no phase nobody knows whether it has met the others.
+    assert verdict("a", a=Observation({**waits, "trainer": "git"}), b=Observation(crashed, ended=6)) is None
+
+
 def test_a_host_out_of_reach_is_given_time() -> None:
     assert verdict("a", a=Observation(running(), silent=500)) is None
     assert verdict("a", a=Observation(running(), silent=601)) == "lost"
