@@ -13,7 +13,7 @@ COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
 # What runs without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
 # By name only: single tests that take minutes (long), the execution environment (ee), the scenarios shards, faults, membership and mixed.
-EVERY_TIME=("lint,integration,molecule:no_sudo+docs,unit,trainer,campaign+molecule:restart,molecule:site,molecule:firewalls")
+EVERY_TIME=("lint,integration,molecule:no_sudo+trainer,campaign+molecule:restart,molecule:site,molecule:firewalls,unit,docs")
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables

@@ -22,9 +22,21 @@ from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, c
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import describe, fill
 
 METADATA = {
-    "METADATA": "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.0\n",
+    "METADATA": "Metadata-Version: 2.1\nName: tiny-thing\nVersion: {}\n",
     "WHEEL": "Wheel-Version: 1.0\nGenerator: by-hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
 }
+
+
+def publish(folder: Path, version: str) -> None:
+    """A wheel of the small package."""
+    name = f"tiny_thing-{version}"
+    with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny_thing.py", "")
+        record = ["tiny_thing.py,,"]
+        for file, text in METADATA.items():
+            wheel.writestr(f"{name}.dist-info/{file}", text.format(version))
+            record.append(f"{name}.dist-info/{file},,")
+        wheel.writestr(f"{name}.dist-info/RECORD", "\n".join([*record, f"{name}.dist-info/RECORD,,"]) + "\n")
 
 
 @pytest.fixture
@@ -32,15 +44,7 @@ def index(tmp_path):
     """A folder of wheels that pip takes for the package index; pip itself is in it too."""
     folder = tmp_path / "index"
     folder.mkdir()
-    with zipfile.ZipFile(folder / "tiny_thing-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("tiny_thing.py", "")
-        record = ["tiny_thing.py,,"]
-        for name, text in METADATA.items():
-            wheel.writestr(f"tiny_thing-1.0.dist-info/{name}", text)
-            record.append(f"tiny_thing-1.0.dist-info/{name},,")
-        wheel.writestr(
-            "tiny_thing-1.0.dist-info/RECORD", "\n".join([*record, "tiny_thing-1.0.dist-info/RECORD,,"]) + "\n"
-        )
+    publish(folder, "1.0")
     for wheel in Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl"):
         shutil.copy(wheel, folder)
     return folder
@@ -116,7 +120,7 @@ def test_nodes_of_one_machine_share_an_environment(play):
     assert made["a"]["packages"] == made["b"]["packages"] == {"tiny-thing": "1.0"}
 
 
-def test_packages_come_through_the_controller_where_no_host_reaches_an_index(play):
+def test_packages_come_through_the_controller_where_no_host_reaches_an_index(play, index):
     play.plan["trainer"]["offline"] = True
 
     first = play.run("trainer")
@@ -126,6 +130,15 @@ def test_packages_come_through_the_controller_where_no_host_reaches_an_index(pla
     assert results(first, "Make the trainer's environment from them")["b"]["packages"] == {"tiny-thing": "1.0"}
     assert results(first, "Fetch what is missing or broken")["b"]["from"].keys() == {"a"}
     assert counts(second, "changed") == {"a": 0, "b": 0}
+
+    # What was handed on to b before is of other requirements.
+    publish(index, "1.1")
+    play.environments = {"b": {"PIP_FIND_LINKS": str(index / "nothing")}}
+    play.plan["trainer"]["requirements"] = ["tiny-thing==1.1"]
+    third = play.run("trainer")
+    assert messages(third) == []
+    assert results(third, "Make the trainer's environment")["b"]["reason"] == "wheels"
+    assert results(third, "Make the trainer's environment from them")["b"]["packages"] == {"tiny-thing": "1.1"}
 
 
 def test_host_without_a_network_gets_the_packages_from_its_peer(play, index):
