@@ -45,9 +45,10 @@ def inventory(tmp_path):
     return write
 
 
-def plan(inventory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def plan(inventory: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
+        **environ,
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_STDOUT_CALLBACK": "default",
@@ -73,6 +74,21 @@ def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(i
     told = json.JSONDecoder().raw_decode(second.stdout[second.stdout.index('{\n  "plan"') :])[0]
     assert told["plan"] == document
     assert ("changed=1" in second.stdout) == (told["findings"] != before["findings"])
+
+
+def test_a_python_on_the_controllers_path_that_does_not_run_is_passed_over(inventory, tmp_path):
+    """As where pyenv has a shim for every version that some environment of it has."""
+    shims = tmp_path / "shims"
+    shims.mkdir()
+    for name in ("python3", "python", *(f"python3.{minor}" for minor in range(7, 20))):
+        (shims / name).write_text(f"#!/bin/sh\necho 'pyenv: {name}: command not found' >&2\nexit 127\n")
+        (shims / name).chmod(0o755)
+    hosts = inventory()
+    named = [line for line in hosts.read_text().splitlines() if "ansible_python_interpreter" not in line]
+    hosts.write_text("\n".join(named) + "\n")
+    made = plan(hosts, PATH=f"{shims}:{os.environ['PATH']}")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "Run d4 on 2 hosts" in made.stdout
 
 
 WRONG = {
