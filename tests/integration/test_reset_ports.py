@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 import sys
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
 
 pytestmark = pytest.mark.skipif(not able(), reason="needs the right to make network namespaces")
@@ -83,9 +87,27 @@ def test_field_29_reset_closes_what_earlier_runs_opened_and_not_what_a_live_one_
 
 def test_a_reset_of_one_run_leaves_the_others(lan):
     for run in ("d4", "d8"):
-        play(lan, "train", "--tags", "network", ddp_run=run)
+        told = play(lan, "train", "--tags", "network", ddp_run=run)
+    kept = shutil.which("systemctl") and not subprocess.call(["systemctl", "-q", "is-enabled", "nftables"])
+    assert ("Then `train.yml --tags restart` opens the ports again." in told) is not bool(kept)
     play(lan, "reset", "-e", "ddp_run=d4")
     assert opened(lan) == {"d8"}
+
+
+def test_field_29_a_reset_of_one_host_closes_all_its_ports_and_names_who_else_took_part(lan, tmp_path):
+    for run in ("d4", "d8"):
+        play(lan, "train", "--tags", "network", ddp_run=run)
+    deployed = {
+        "run": "d8",
+        "nodes": [{"host": "h0", "rank": 0, "open_ports": [29500], "peers": []}, {"host": "h1", "rank": 1}],
+    }
+    deployed["data_ports"] = {"low": 32768, "high": 60999}
+    folder = tmp_path / "h0" / "runs" / "d8"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({**deployed, "digest": digest_of(deployed)}))
+    told = play(lan, "reset", "-e", "target=h0")
+    assert (opened(lan, 0), opened(lan, 1)) == (set(), {"d4", "d8"})
+    assert "h1 took part in the run d8 and cannot be seen from this inventory" in " ".join(told.split())
 
 
 def test_a_damaged_plan_keeps_no_port_open(lan, tmp_path):
