@@ -119,6 +119,13 @@ def test_whatever_is_left_out_the_plan_is_not():
     assert always == ["nanochat.ddp.plan"]
 
 
+def test_tags_by_which_more_than_a_step_would_be_skipped_are_refused():
+    """Ansible leaves out whatever has a tag that is to be skipped, and a step has the tags of those that need it."""
+    [train] = [play for name, play in plays() if name == "train.yml"]
+    tags = [tag for step in steps() for tag in step["tags"]]
+    assert set(train["vars"]["train_shared"]) == {tag for tag in tags if tags.count(tag) > 1}
+
+
 def test_whatever_moves_packets_between_hosts_opens_the_ports_first():
     """Rules that nobody saved are gone after a reboot."""
     [network] = [step for step in steps() if step["ansible.builtin.import_role"]["name"].endswith("network")]
