@@ -26,6 +26,7 @@ requirements:
 """
 
 import atexit
+import signal
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -281,6 +282,8 @@ class Story(DefaultCallback):
 
     def _at_exit(self) -> None:
         """Leave the terminal in order when somebody interrupts, and say what that means for the training."""
+        # Whoever presses Ctrl-C twice is to read it, too.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self._terminal.leave() and self._run.unfinished:
             self._terminal.say(
                 "Training continues in the background; follow it with nanochat.ddp.status, end it with nanochat.ddp.stop."
