@@ -53,6 +53,7 @@ class Play:
         }
         inventory["all"]["vars"] = {
             "ansible_connection": "local",
+            "ansible_pipelining": True,  # as the plays of the collection have it
             "ansible_python_interpreter": sys.executable,
             "ddp_plan": self.plan,
             **self.variables,

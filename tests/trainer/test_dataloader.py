@@ -359,7 +359,7 @@ def odd_loader(folder: Path, does: Any, **options: Any) -> Loader:
     return Loader(Odd(does), folder, "train", 1, 8, 0, 1, **options)  # type: ignore[arg-type]
 
 
-def test_a_tokenizer_that_panics_is_told_with_file_and_row_group(tmp_path: Path) -> None:
+def test_field_32_a_tokenizer_that_panics_is_told_with_file_and_row_group(tmp_path: Path) -> None:
     def panic() -> None:
         raise Panic("called `Result::unwrap()` on an `Err` value")
 
@@ -372,7 +372,7 @@ def test_a_tokenizer_that_panics_is_told_with_file_and_row_group(tmp_path: Path)
     loader.close()
 
 
-def test_a_million_blanks_end_with_a_sentence(tmp_path: Path, tokens: Tokenizer) -> None:
+def test_field_32_a_million_blanks_end_with_a_sentence(tmp_path: Path, tokens: Tokenizer) -> None:
     for name in ("a", "b"):
         write_shard(tmp_path / f"{name}.parquet", ["x" + " " * 1_100_000 + "y"])
     loader = Loader(tokens, tmp_path, "train", 1, 8, 0, 1)

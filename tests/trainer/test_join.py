@@ -157,7 +157,7 @@ def test_sigterm_saves_and_resume_ends_like_an_uninterrupted_run(tmp_path: Path,
     assert [event["step"] for event in cut.events("step")] == list(range(STEPS))
 
 
-def test_the_files_are_those_of_the_checkout_itself(tmp_path: Path) -> None:
+def test_field_39_the_files_are_those_of_the_checkout_itself(tmp_path: Path) -> None:
     """Without the launcher the checkout goes on from a checkpoint of one rank, and the launcher from the checkout's."""
     checkout = Checkout(tmp_path)
     checkout.run(1, "--num-iterations=4")

@@ -89,7 +89,7 @@ def flat(state: dict[str, Any]) -> dict[str, Tensor]:
     return {f"{name} {key}": value for name, one in both.items() for key, value in one.items()}
 
 
-def test_their_optimizer_goes_on_from_our_file(tmp_path: Path) -> None:
+def test_field_40_their_optimizer_goes_on_from_our_file(tmp_path: Path) -> None:
     """Steps after the change are those that ours would have made."""
     model, optimizer = trained()
     other = baseline_of(model)
@@ -103,7 +103,7 @@ def test_their_optimizer_goes_on_from_our_file(tmp_path: Path) -> None:
     close(weights(model), weights(other), 2e-3)
 
 
-def test_ours_goes_on_from_theirs(tmp_path: Path) -> None:
+def test_field_40_ours_goes_on_from_theirs(tmp_path: Path) -> None:
     model = model_of()
     other = baseline_of(model)
     their = theirs(other)

@@ -207,7 +207,7 @@ def test_absent_removes_what_was_made(make, tools):
     assert not tools.path.exists() and not tools.path.with_suffix(".lock").exists()
 
 
-def test_field_36_a_venv_that_was_changed_by_hand_heals(make, tools):
+def test_a_venv_that_was_changed_by_hand_heals(make, tools):
     make()
     tools.installed = {"torch": None}
     assert make(_check_mode=True)["changed"]

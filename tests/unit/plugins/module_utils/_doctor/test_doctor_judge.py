@@ -455,7 +455,7 @@ def test_what_a_rank_reported_outweighs_that_its_processes_are_still_there() -> 
 SAVING = {"phase": "save", "idle_seconds": 40.0, "phase_seconds": 40.0}
 
 
-def test_two_healthy_ranks_that_save_for_long_are_healthy() -> None:
+def test_field_43_two_healthy_ranks_that_save_for_long_are_healthy() -> None:
     for seconds in (40.0, 200.0, 800.0):
         saving = {**SAVING, "idle_seconds": seconds}
         assert verdict(rank("laptop", saving, process=IDLE), rank("desktop", saving, process=IDLE))["code"] == "healthy"

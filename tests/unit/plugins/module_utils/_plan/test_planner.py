@@ -638,7 +638,7 @@ def test_a_host_that_cannot_take_part_is_refused(change, sentence):
     assert any(sentence in problem for problem in problems), problems
 
 
-def test_a_python_is_made_where_none_is_new_enough_unless_there_is_no_network():
+def test_field_36_a_python_is_made_where_none_is_new_enough_unless_there_is_no_network():
     old = {"python": {**laptop()["python"], "candidates": [], "version": "3.9.2"}}
     (problem,) = refusal(hosts({"ddp_trainer_offline": True}, two=old))
     assert (
