@@ -83,7 +83,7 @@ def test_the_deployed_plan_is_told_as_it_was_written_or_not_at_all(base: Path) -
     "name, words, told",
     [
         ("join", ["-e", "target=host"], "runs/d4/plan.json is missing or damaged; start it with ddp_restarts by train.yml"),
-        ("doctor", [], "No host that answers has a run with its plan below its base folder"),
+        ("doctor", [], "No host that answers has a run with its plan (plan.json, undamaged) below its base folder"),
         ("chat", ["-e", "prompt=Hello"], "runs/d4/plan.json is missing or damaged, and it says how the trainer is started; train.yml"),
     ],
 )  # fmt: skip

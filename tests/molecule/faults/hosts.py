@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
+sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
+
 USER = {"desktop": "lzw", "laptop": "xiaoxin"}
 BASE = {"desktop": "/home/lzw/nanochat", "laptop": "/home/xiaoxin/projects/nanochat"}
 ADDRESS = {"desktop": "10.89.75.11", "laptop": "10.89.75.12"}
@@ -120,9 +125,10 @@ class Training:
     def __init__(
         self, lab: Lab, plan: dict[str, Any], fresh: bool = True, start: tuple[str, ...] = tuple(USER)
     ) -> None:
-        self.lab, self.plan = lab, plan
+        changed = {name: part for name, part in plan.items() if name != "digest"}
+        self.lab, self.plan = lab, {**changed, "digest": digest_of(changed)}
         path = lab.folder / "plan-now.json"
-        path.write_text(json.dumps(plan))
+        path.write_text(json.dumps(self.plan))
         self.log = lab.folder / "run.log"
         self.verdict_file = lab.folder / plan["run"] / "doctor.json"
         self.verdict_file.unlink(missing_ok=True)
