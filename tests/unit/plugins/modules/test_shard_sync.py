@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -72,6 +73,16 @@ def test_check_mode_tells_what_will_move_and_moves_nothing(sync, tmp_path):
 
     done = sync()
     assert all(checked[key] == done[key] for key in ("changed", "moved", "bytes", "digest", "diff"))
+
+
+def test_a_manifest_may_be_given_as_it_was_read_from_a_file(sync, master):
+    assert sync(_check_mode=True, manifest=json.dumps(master.manifest))["moved"] == ALL
+
+
+@pytest.mark.parametrize("torn", ["", '{"format": 1, "id', "[1]"])
+def test_a_manifest_that_is_torn_is_refused(sync, torn):
+    told = sync(_check_mode=True, manifest=torn)
+    assert told["failed"] and "argument 'manifest' is of type" in told["msg"]
 
 
 def test_second_run_changes_nothing_and_needs_no_peer(sync):
