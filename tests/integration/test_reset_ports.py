@@ -11,7 +11,6 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
 
 pytestmark = pytest.mark.skipif(not able(), reason="needs the right to make network namespaces")
@@ -95,19 +94,19 @@ def test_a_reset_of_one_run_leaves_the_others(lan):
 
 
 def test_field_29_a_reset_of_one_host_closes_all_its_ports_and_names_who_else_took_part(lan, tmp_path):
-    for run in ("d4", "d8"):
-        play(lan, "train", "--tags", "network", ddp_run=run)
-    deployed = {
-        "run": "d8",
-        "nodes": [{"host": "h0", "rank": 0, "open_ports": [29500], "peers": []}, {"host": "h1", "rank": 1}],
-    }
-    deployed["data_ports"] = {"low": 32768, "high": 60999}
-    folder = tmp_path / "h0" / "runs" / "d8"
-    folder.mkdir(parents=True)
-    (folder / "plan.json").write_text(json.dumps({**deployed, "digest": digest_of(deployed)}))
-    told = play(lan, "reset", "-e", "target=h0")
+    kept = tmp_path / "plan.json"
+    for number in (0, 1):
+        lan.module(number, "peer_firewall", name="d4", peers=[f"10.9.0.{2 - number}"], ports=["29500"])
+    play(lan, "train", "--tags", "network", "-e", f"ddp_plan_file={kept}", ddp_run="d8")
+    plan = json.loads(kept.read_text())["plan"]
+    # A launch would leave the plan there; nothing else of it is needed here.
+    lan.module(0, "run_folder", path=plan["nodes"][0]["run_dir"], plan=plan, host="h0")
+    assert opened(lan, 0) == opened(lan, 1) == {"d4", "d8"}
+
+    told = " ".join(play(lan, "reset", "-e", "target=h0").split())
     assert (opened(lan, 0), opened(lan, 1)) == (set(), {"d4", "d8"})
-    assert "h1 took part in the run d8 and cannot be seen from this inventory" in " ".join(told.split())
+    assert "h1 took part in the run d8 and not in this reset." in told
+    assert "stay open until reset is run for it, too." in told
 
 
 def test_a_damaged_plan_keeps_no_port_open(lan, tmp_path):
