@@ -23,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTIONS = ROOT / ".ansible" / "collections"
+SAVED_RULES = Path("/etc/nftables.conf")
 
 
 def able() -> bool:
@@ -49,6 +50,10 @@ class Lan:
         self.preludes = [f"export TMUX_TMPDIR={folder}/tmux{number};" for number in range(count)]
         for number in range(count):
             (folder / f"tmux{number}").mkdir(parents=True, exist_ok=True)
+            if SAVED_RULES.exists():
+                # Where this machine loads it at boot a firewall's rules would be saved there.
+                shutil.copy(SAVED_RULES, folder / f"nftables{number}.conf")
+                self.preludes[number] += f"mount --bind {folder}/nftables{number}.conf {SAVED_RULES};"
         self._do("ip", "netns", "add", self.switch)
         self._in(self.switch, "ip", "link", "add", "br0", "type", "bridge")
         self._in(self.switch, "ip", "link", "set", "br0", "up")
