@@ -336,7 +336,7 @@ def test_a_look_over_a_connection_expands_the_home_of_its_host(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "runs" / "d4").mkdir(parents=True)
-    look.say("MARK", {"run_dir": None, "base_dir": "~", "run": None, "lines": 0, "wait": None})
+    look.say("MARK", {"run_dir": None, "base_dir": "~", "run": None, "lines": 0, "wait": None, "plan": False})
     said = capsys.readouterr().out
     assert said.startswith("MARK") and json.loads(said[4:])["run"]["run_dir"] == str(tmp_path / "runs" / "d4")
 
