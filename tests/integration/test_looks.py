@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import signed
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,14 +65,12 @@ def test_paths_are_those_of_the_host(base: Path) -> None:
 
 
 def test_the_deployed_plan_is_told_as_it_was_written_or_not_at_all(base: Path) -> None:
-    path, plan = (
-        base / "runs" / "d4" / "plan.json",
-        {"format": 1, "run": "d4", "nodes": [{"host": "here", "share": 0.5}]},
-    )
-    fake_run.write_json(path, {**plan, "digest": digest_of(plan)})
-    assert ask(base, plan=True)["plan"] == {**plan, "digest": digest_of(plan)}
+    path = base / "runs" / "d4" / "plan.json"
+    plan = signed({"format": 1, "run": "d4", "nodes": [{"host": "here", "share": 0.5}]})
+    fake_run.write_json(path, plan)
+    assert ask(base, plan=True)["plan"] == plan
     assert "plan" not in ask(base)
-    for spoilt in ('{"format": 1, "nod', "[]", json.dumps({**plan, "digest": digest_of(plan), "nodes": []})):
+    for spoilt in ('{"format": 1, "nod', "[]", json.dumps({**plan, "nodes": []})):
         path.write_text(spoilt)
         assert ask(base, plan=True)["plan"] == {}
     path.unlink()

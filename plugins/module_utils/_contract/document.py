@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any, Dict, List, Optional
 
@@ -50,11 +49,18 @@ def number(document: Any, name: str) -> int:
 
 def digest_of(document: Any) -> str:
     """A short name for what a document holds."""
+    import hashlib  # which takes a tenth of the time of a bare look, and most looks need none
+
     plain = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def undamaged(document: Document) -> Document:
-    """A document that carries the digest of all the rest; empty where that does not fit, so where it is not what was written."""
+def signed(document: Document) -> Document:
+    """The same with the digest of all the rest."""
     rest = {name: value for name, value in document.items() if name != "digest"}
-    return document if rest and document.get("digest") == digest_of(rest) else {}
+    return {**rest, "digest": digest_of(rest)}
+
+
+def undamaged(document: Document) -> Document:
+    """A signed document; empty where the digest does not fit, so where it is not what was written."""
+    return document if len(document) > 1 and document.get("digest") == signed(document)["digest"] else {}

@@ -8,10 +8,9 @@ Whatever cannot be read counts as not there: the step itself then says what is t
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any, Callable, Mapping, TypedDict
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     Digests,
@@ -129,9 +128,4 @@ def data_seen(folder: str, run_dir: str) -> DataSeen:
         links = plan_links(folder, run_dir, wanted)
     except (ShardsError, OSError):
         return {"ready": False, "digest": ""}
-    return {"ready": whole and not links.make and not links.remove, "digest": name_of(manifest)}
-
-
-def name_of(manifest: Mapping[str, Any]) -> str:
-    """One short name for a manifest with all that it says."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+    return {"ready": whole and not links.make and not links.remove, "digest": digest_of(manifest)}

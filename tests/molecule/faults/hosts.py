@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import signed
 
 USER = {"desktop": "lzw", "laptop": "xiaoxin"}
 BASE = {"desktop": "/home/lzw/nanochat", "laptop": "/home/xiaoxin/projects/nanochat"}
@@ -125,8 +125,7 @@ class Training:
     def __init__(
         self, lab: Lab, plan: dict[str, Any], fresh: bool = True, start: tuple[str, ...] = tuple(USER)
     ) -> None:
-        changed = {name: part for name, part in plan.items() if name != "digest"}
-        self.lab, self.plan = lab, {**changed, "digest": digest_of(changed)}
+        self.lab, self.plan = lab, signed(plan)
         path = lab.folder / "plan-now.json"
         path.write_text(json.dumps(self.plan))
         self.log = lab.folder / "run.log"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import closing_table, rows_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import signed
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import reading
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
@@ -161,8 +161,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     begun = time.time() - 100
     fake_run.write_history(run, fake_run.history(0, 2, 12, begun), 0)
     fake_run.write_json(run / "session.json", fake_run.session_of(0, begun, ended=begun + 50, exit_code=0))
-    plan = {name: value for name, value in fake_run.plan_for([run], 12).items() if name != "digest"}
-    fake_run.write_json(run / "plan.json", {**plan, "digest": digest_of(plan)})
+    fake_run.write_json(run / "plan.json", signed(fake_run.plan_for([run], 12)))
     return base
 
 
