@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Filters that turn what run_info and run_watch returned for several hosts into what people or programs read."""
+"""Filters that turn what run_info and run_watch returned into what people or programs read."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def width() -> int:
     return max(0, int(told) - 2) if told.isdigit() else 0
 
 
+def why_no_answer(result: Mapping[str, Any]) -> str:
+    """Why the result of a task is not what it should return, in one line."""
+    if "timedout" in result:
+        return f"it gave no answer within {(result['timedout'] or {}).get('period', 'some')} s; see that it is on and not frozen"
+    return words.plain_reason(str(result.get("msg") or "it gave no answer")).splitlines()[0]
+
+
 def rows_of(results: Any) -> list[run_table.Row]:
     """The registered results of several hosts as rows, whatever became of the task there."""
     if not isinstance(results, Mapping):
@@ -33,10 +40,7 @@ def rows_of(results: Any) -> list[run_table.Row]:
         if run.get("state") is None:
             run = {**EMPTY, **run, "state": None}
         reachable = not result.get("unreachable") and result.get("reachable", True)
-        said = words.plain_reason(str(result.get("msg") or "gave no answer"))
-        if "timedout" in result:
-            said = f"gave no answer within {(result['timedout'] or {}).get('period', 'some')} s; see that it is on and not frozen"
-        problem = None if result.get("run") else said.splitlines()[0]
+        problem = None if result.get("run") else why_no_answer(result)
         rows.append({**result, "host": str(host), "run": run, "reachable": reachable, "problem": problem})
     return rows
 
@@ -76,4 +80,5 @@ class FilterModule:
             "closing_table": closing_table,
             "status_table": status_table,
             "status_data": status_data,
+            "why_no_answer": why_no_answer,
         }

@@ -26,9 +26,11 @@ VENV = "/opt/trainer-venv"
 TEXT = "/srv/text"
 KEPT = "/var/tmp/kept"
 # Steps wait for the link rather than for a processor, so that a training takes long enough to be disturbed without much computing.
-LINK = "rate 50mbit burst 64kb latency 100ms"
-SLOW = "rate 2mbit burst 32kb latency 400ms"
-SLOWER = "rate 8mbit burst 32kb latency 100ms"  # than usual, but no trouble for a playbook
+LINK = "rate 50mbit latency 100ms"
+SLOW = "rate 2mbit latency 400ms"
+SLOWER = "rate 8mbit latency 100ms"  # than usual, but no trouble for a playbook
+# The same for all: a packet of up to 64 KB that waits when a smaller burst is set would never get through, nor any behind it.
+BURST = "burst 64kb"
 # Files of a checkpoint to one digest, whatever the order in which they were written.
 DIGEST = """
 import hashlib, pathlib, sys, torch
@@ -101,7 +103,7 @@ def freeze(host: str) -> None:
 
 
 def limit_link(host: str, limit: str = LINK) -> None:
-    on(host, f"tc qdisc replace dev eth0 root tbf {limit}")
+    on(host, f"tc qdisc replace dev eth0 root tbf {limit} {BURST}")
 
 
 def cable(host: str, state: str) -> None:

@@ -275,6 +275,28 @@ def test_the_filters_want_results_by_host() -> None:
         rows_of(["a"])
 
 
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (
+            {"timedout": {"frame": "f", "period": 25}, "msg": "Timed out after 25 second(s)."},
+            "it gave no answer within 25 s; see that it is on and not frozen",
+        ),
+        (
+            {
+                "unreachable": True,
+                "msg": "Failed to connect to the host via ssh: ssh: connect to host a port 22: Connection refused",
+            },
+            "ssh: connect to host a port 22: Connection refused",
+        ),
+        ({"failed": True, "msg": "the folder is of another user\ndetails"}, "the folder is of another user"),
+        ({"unreachable": True}, "it gave no answer"),
+    ],
+)
+def test_why_a_host_did_not_answer_is_said_in_one_line(result: dict[str, object], why: str) -> None:
+    assert FilterModule().filters()["why_no_answer"](result) == why
+
+
 def test_the_live_line_goes_by_the_slowest_rank_and_tells_all_shares() -> None:
     rows = [row("a", 0, done=6, eta_seconds=90.0), row("b", 1, done=5, wait_share=0.33)]
     words = "step 5/10  loss 5.2500  2000 tok/s  waiting a 10 %, b 33 %  1 min 30 s left"
