@@ -16,8 +16,10 @@ many rare, as in a text. A way that ends in /10 makes ten steps in its turn and 
 such ways are measured only if asked for, and so are int8 and int4. exact+head, bf16+head and so on share out the head
 (--head shared) instead of sending its gradient. Beside each way stands what the rehearsal's formula expects of it, from a
 step measured as the rehearsal measures it, in the same processes before the turns, and from the rate of the link; that has
---head auto, so that ways whose head is not what auto takes have none. With --write each size and rate takes the place of
-what the file had of it. Needs root, iproute2 and two cores; removes the namespaces that it made, and no others.
+--head auto, so that ways whose head is not what auto takes have none. With --delay the link is two tun interfaces and a thread
+that hands on what they carry (delay_line.py), since tc delays only where the kernel has netem. With --write each size and rate
+takes the place of what the file had of it. Needs root, iproute2 and two cores; removes the namespaces that it made, and no
+others.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from delay_line import MTU, delayed
 from pieces import write_list
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +55,8 @@ PORT = 29577
 WARM_UP = 1
 # Bytes of a packet that carry data, of those that go over the line: what a test of the rate over TCP finds.
 PAYLOAD = 1448 / 1514
+HEADERS = 52  # of a packet without Ethernet, as between tun interfaces
+LATENCY_MS = 0.2  # there and back, where nothing delays
 UNITS = {"gbit": 1000.0, "mbit": 1.0, "kbit": 0.001}
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 
@@ -67,7 +72,8 @@ class Model(NamedTuple):
 
 
 VOCABULARY = 32768
-MODELS = {"d4": Model(4, 64, 512, 2, 12), "d8": Model(8, 128, 1024, 2, 5)}
+# With one row a step takes little more than half as long, as on a faster processor: there is less time to hide what travels.
+MODELS = {"d4": Model(4, 64, 512, 2, 12), "d8": Model(8, 128, 1024, 2, 5), "d4-1row": Model(4, 64, 512, 1, 12)}
 
 
 # -- the two nodes
@@ -82,8 +88,24 @@ def command(*argv: str) -> str:
 
 
 @contextlib.contextmanager
+def link(names: Sequence[str], delay: float) -> Iterator[None]:
+    """A link between two namespaces, which takes so many seconds one way; its ends are node0 and node1."""
+    ends = [f"bench{os.getpid()}-{rank}" for rank in range(len(names))]
+    with contextlib.ExitStack() as stack:
+        if delay:
+            stack.enter_context(delayed(ends, delay))
+        else:
+            command("ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for rank, name in enumerate(names):
+            command("ip", "link", "set", ends[rank], "netns", name, "name", f"node{rank}")
+            command("ip", "-n", name, "address", "add", f"{ADDRESSES[rank]}/24", "dev", f"node{rank}")
+            command("ip", "-n", name, "link", "set", f"node{rank}", "up", *(["mtu", str(MTU)] if delay else []))
+        yield
+
+
+@contextlib.contextmanager
 def namespaces() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a link between them."""
+    """Two network namespaces."""
     names = (f"nanochat-bench-{os.getpid()}-a", f"nanochat-bench-{os.getpid()}-b")
     made: list[str] = []
     try:
@@ -91,12 +113,6 @@ def namespaces() -> Iterator[tuple[str, str]]:
             command("ip", "netns", "add", name)
             made.append(name)
             command("ip", "-n", name, "link", "set", "lo", "up")
-        command(
-            "ip", "-n", names[0], "link", "add", "node0", "type", "veth", "peer", "name", "node1", "netns", names[1]
-        )
-        for rank, name in enumerate(names):
-            command("ip", "-n", name, "address", "add", f"{ADDRESSES[rank]}/24", "dev", f"node{rank}")
-            command("ip", "-n", name, "link", "set", f"node{rank}", "up")
         yield names
     finally:
         for name in made:
@@ -250,14 +266,16 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if len(cores) < 2:
         raise SystemExit("two nodes need two cores")
     results = []
-    with namespaces() as names:
+    delay = arguments.delay / 1000
+    with namespaces() as names, link(names, delay):
         for model in arguments.models:
             for rate in arguments.rates:
-                print(f"{model} at {rate} ...", file=sys.stderr, flush=True)
+                label = f"{rate}, {arguments.delay:g} ms" if delay else rate
+                print(f"{model} at {label} ...", file=sys.stderr, flush=True)
                 shape(names, rate)
                 told = measure(names, cores, arguments, model)
-                found = summary(model, rate, [steps for dummy, steps in told])
-                add_expected(found, MODELS[model], megabits(rate), [speed for speed, dummy in told])
+                found = summary(model, label, [steps for dummy, steps in told])
+                add_expected(found, MODELS[model], rate, delay, [speed for speed, dummy in told])
                 results += found
                 print(table(found), file=sys.stderr, flush=True)
                 if arguments.write:
@@ -281,7 +299,9 @@ def summary(model: str, rate: str, ranks: Sequence[dict[str, list[dict[str, floa
     return rows
 
 
-def add_expected(rows: Sequence[dict[str, Any]], model: Model, mbit: float, speeds: Sequence[dict[str, Any]]) -> None:
+def add_expected(
+    rows: Sequence[dict[str, Any]], model: Model, rate: str, delay: float, speeds: Sequence[dict[str, Any]]
+) -> None:
     """What the rehearsal expects of each way, and which of them auto takes."""
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe
@@ -292,7 +312,8 @@ def add_expected(rows: Sequence[dict[str, Any]], model: Model, mbit: float, spee
     nodes = [{"host": host, "rows": model.rows} for host in hosts]
     plan = {"world": 2, "model": describe(shape), "training": training, "nodes": nodes}
     each = step_model.speeds_of(plan, dict(zip(hosts, speeds, strict=True)))
-    link, shares = step_model.Link(mbit * PAYLOAD, 0.2), [model.rows] * 2
+    payload = (MTU - HEADERS) / MTU if delay else PAYLOAD
+    link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS + 2000 * delay), [model.rows] * 2
     taken = step_model.choose_sync(plan, each, link, shares)
     for row in rows:
         kind, together = str(row["sync"]).removesuffix(SHARED), LOCAL not in row["sync"] and row["sync"] != ALONE
@@ -340,9 +361,10 @@ def several(choices: Sequence[str]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the network costs, for each way of --sync.")
-    parser.add_argument("--models", type=several(list(MODELS)), default=list(MODELS), help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--models", type=several(list(MODELS)), default=["d4", "d8"], help=f"of {', '.join(MODELS)}")
     parser.add_argument("--rates", type=several(()), default=["1gbit", "100mbit"], help="link rates as tc writes them")
     parser.add_argument("--modes", type=several(MODES), default=USUAL, help=f"of {', '.join(MODES)}")
+    parser.add_argument("--delay", type=float, default=0.0, help="milliseconds that the link takes one way")
     parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")
     parser.add_argument("--write", type=Path, help="file for the results as JSON")
     parser.add_argument("--show", type=Path, help="only print the tables of such a file")
