@@ -6,7 +6,8 @@
     python bench/local_steps.py --write local_steps.json
     python bench/local_steps.py --ranks 4 --seeds 0 1 --ways exact int8/30 --write local_steps.json
 
-A way is what --sync takes, and after a slash the --local-steps. So many ranks on this machine, of one thread each, train on
+A way is what --sync takes, after a slash the --local-steps, and after another one how many steps at the begin and at the end are
+made together at most, as in int8/30/12+6. So many ranks on this machine, of one thread each, train on
 Python's own library with the trainer as it is, common steps at begin and end included; a step has the same number of tokens
 however many ranks share it. A seed settles the first weights and the order of the text. Told are the bits per byte of the
 validation shard at the end, their mean and spread over the seeds, and how far a way is from common steps with the same ranks,
@@ -71,14 +72,17 @@ def order(folder: Path, seed: int) -> Path:
     return ordered
 
 
-def worker(seed: int, flags: list[str]) -> None:
-    """One rank: scripts.base_train, with other first weights."""
+def worker(seed: int, together: str, flags: list[str]) -> None:
+    """One rank: scripts.base_train, with other first weights, and where it is said with fewer steps made together."""
     sys.path.insert(0, str(TRAINER))
+    from nanochat import schedule
     from nanochat.common import exit_code
     from nanochat.model import GPT
     from scripts import base_train
 
     GPT.init_weights.__defaults__ = (seed,)
+    if together:
+        schedule.MOST_FIRST, schedule.MOST_LAST = map(int, together.split("+"))
     sys.argv = ["base_train", *flags]
     sys.exit(exit_code(base_train.main))
 
@@ -87,7 +91,7 @@ def train(one: Json, folder: Path) -> Json:
     """One training; what its evaluations and what it sent came to."""
     way, steps, ranks = one["way"], one["steps"], one["ranks"]
     world, rows = (1, ROWS // ranks) if way == ALONE else (ranks, ROWS)
-    sync, dummy, every = (COMMON if way == ALONE else way).partition("/")
+    sync, every, together = [*(COMMON if way == ALONE else way).split("/"), "", ""][:3]
     with tempfile.TemporaryDirectory(dir=folder, prefix="run-") as name:
         flags = [
             *MODEL, "--device-batch-size", str(ROWS // ranks), "--total-batch-size", str(rows * LENGTH),
@@ -99,7 +103,7 @@ def train(one: Json, folder: Path) -> Json:
         place |= {"NANOCHAT_BASE_DIR": name, "NANOCHAT_DATA_DIR": str(order(folder, one["seed"]))}
         processes = [
             subprocess.Popen(
-                [sys.executable, __file__, "--worker", str(one["seed"]), "--", *flags],
+                [sys.executable, __file__, "--worker", str(one["seed"]), together, *flags],
                 env=environment(folder, RANK=str(rank), LOCAL_RANK=str(rank), **place),
                 stdout=subprocess.DEVNULL,
             )
@@ -163,7 +167,7 @@ def spread(figures: Sequence[float]) -> str:
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
-        worker(int(sys.argv[2]), sys.argv[4:])
+        worker(int(sys.argv[2]), sys.argv[3], sys.argv[4:])
     parser = argparse.ArgumentParser(description="What local steps cost in quality.")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), help="--sync, or --sync/--local-steps, or alone")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4, 8], choices=(2, 4, 8))

@@ -83,7 +83,9 @@ def test_auto_batch_is_a_power_of_two_and_the_reference_at_depth_12() -> None:
 
 
 def test_the_ends_of_a_run_are_never_made_apart() -> None:
+    assert schedule.steps_apart(600) == range(60, 570)
     assert schedule.steps_apart(1000) == range(100, 950)
+    assert schedule.steps_apart(10000) == range(100, 9950)
     assert schedule.steps_apart(12) == range(2, 11)
     assert [len(schedule.steps_apart(steps)) for steps in (1, 2, 3)] == [0, 0, 1]
 

@@ -16,8 +16,9 @@ REFERENCE_DEPTH = 12
 BATCH_EXPONENT = 0.383
 # No run ever sees more, and floating point numbers beyond it are no whole numbers.
 MOST_TOKENS = 2.0**53
-# Of a run with local steps the ranks make the first tenth and the last twentieth together all the same.
+# Of a run with local steps the ranks make the first tenth and the last twentieth together all the same, but not more than so many.
 COMMON_FIRST, COMMON_LAST = 10, 20
+MOST_FIRST, MOST_LAST = 100, 50
 # Rate and momentum of the step from meeting to meeting for so many ranks, as MuLoCo has them for Muon
 # (https://arxiv.org/abs/2505.23725); between them by the logarithm of the ranks.
 FEW, OUTER_OF_FEW = 2, (0.9, 0.8)
@@ -134,7 +135,8 @@ def muon_weight_decay(plan: TrainingPlan, step: int) -> float:
 
 def steps_apart(steps: int) -> range:
     """The steps of a run that its ranks make apart, if it has local steps: all but those at the begin and at the end."""
-    return range(-(-steps // COMMON_FIRST), steps - -(-steps // COMMON_LAST))
+    first, last = min(-(-steps // COMMON_FIRST), MOST_FIRST), min(-(-steps // COMMON_LAST), MOST_LAST)
+    return range(first, steps - last)
 
 
 def outer_rates(world: int) -> tuple[float, float]:

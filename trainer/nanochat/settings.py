@@ -95,7 +95,7 @@ class Settings:
     local_steps: int = option(
         0,
         "for slow links: steps that each rank makes apart before all take the mean of their changes, but for the first tenth "
-        "and the last twentieth of the run; 0: together always",
+        "and the last twentieth of the run, up to 100 and 50 steps; 0: together always",
     )
     head: str = option(
         "auto",

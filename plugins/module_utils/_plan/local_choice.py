@@ -60,13 +60,13 @@ def choose_way(plan: Plan, speeds: Sequence[Speed], link: Link, rows: Sequence[i
     keeps = {count: alone / predict(plan, speeds, link, rows, least, count).seconds for count in able}
     count = next((count for count in able if keeps[count] >= KEPT), able[-1])
     sync = least if len(kinds) == 1 else choose_sync(plan, speeds, link, rows, count)
-    whole = mean_step(plan, speeds, link, rows, sync, count).seconds
+    apart, whole = (step(plan, speeds, link, rows, sync, count).seconds for step in (predict, mean_step))
     if whole > ALIKE * together[best]:
         return Way(best, 0, f"{said}, and with {count} local steps hardly more")
     return Way(
         sync,
         count,
-        f"{said}, with {count} steps apart {keeps[count]:.0%}, and {alone / whole:.0%} in the whole run with its common steps",
+        f"{said}, with {count} steps apart ({sync}) {alone / apart:.0%}, and {alone / whole:.0%} in the whole run with its common steps",
     )
 
 

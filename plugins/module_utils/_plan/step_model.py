@@ -25,9 +25,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size impo
 
 FLOAT = 4
 WIRE_SHARE = 0.98  # what Gloo makes of the rate that TCP has
-# The first tenth and the last twentieth of a run are never made apart.
+# The first tenth and the last twentieth of a run are never made apart, up to so many steps.
 COMMON_FIRST, COMMON_LAST = 10, 20
-ROUNDS = 4  # exchanges of a step that wait for each other
+MOST_FIRST, MOST_LAST = 100, 50
+# Exchanges of a step that wait for each other, behind which nothing is computed; by the delays of bench/two_nodes.py.
+ROUNDS = 8
 # Gloo's copying takes cores from the computing, so of the time on the wire this share is felt even where it is hidden.
 FELT_SHARE = 0.15
 # Share of the computing behind which the wire can hide: the head's gradient leaves soon, the buckets of ddp late. Both by
@@ -168,21 +170,22 @@ def predict(
     apart = local_steps(plan) if local is None else local
     computing = [speed.compute(count) for speed, count in zip(speeds, passes_of(plan, rows))]
     sent = bytes_sent(plan, kind, apart)
-    late = ROUNDS * link.latency_ms / 1000 / max(1, apart) if link else 0.0
-    wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6) + late if link and world > 1 else 0.0
+    joined = link if world > 1 else None
+    late = ROUNDS * joined.latency_ms / 1000 / max(1, apart) if joined else 0.0
+    wire = sent * 8 / (joined.mbit * WIRE_SHARE * 1e6) if joined else 0.0
     slowest = max(computing)
     overlapped = kind in (*WIRE_BYTES, "ddp") and not apart
     updates = [speed.optimizer(muon_share(plan, kind, apart)) for speed in speeds]
     hidden = (DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE) * (slowest + max(updates))
     felt = max(FELT_SHARE * wire, wire - hidden) if overlapped else wire
-    seconds = slowest + felt + max(updates)
+    seconds = slowest + felt + late + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
     return Step(seconds, training["total_batch"] / seconds, waits, sent)
 
 
 def steps_together(steps: int) -> int:
     """Steps that are made together in a run with local steps: at its begin and at its end, as the trainer's schedule.py has it."""
-    return min(steps, -(-steps // COMMON_FIRST) + -(-steps // COMMON_LAST))
+    return min(steps, min(-(-steps // COMMON_FIRST), MOST_FIRST) + min(-(-steps // COMMON_LAST), MOST_LAST))
 
 
 def mean_step(
@@ -222,7 +225,7 @@ def speeds_of(plan: Plan, measured: Mapping[str, Any]) -> List[Speed]:
 # What auto takes
 
 # By how little they round: those whose training held beside exact, see docs/performance.md.
-BY_EXACTNESS = ("exact", "bf16", "int8")
+BY_EXACTNESS = ("exact", "bf16", "int8", "int4")
 # What a way that rounds less may cost of the speed of the fastest.
 ALIKE = 0.95
 

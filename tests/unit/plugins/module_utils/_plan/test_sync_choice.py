@@ -105,14 +105,14 @@ def test_local_steps_are_as_many_as_the_measured_link_needs():
     sync, steps, (why,) = way(LOCAL, 9400.0)
     assert (sync, steps) == ("exact", 0)
     assert "together in every step (exact) the hosts keep" in why
-    by_link = [way(LOCAL, mbit)[1] for mbit in (60.0, 30.0, 3.0)]
+    by_link = [way(LOCAL, mbit)[1] for mbit in (50.0, 30.0, 3.0)]
     assert 0 < by_link[0] < by_link[1] <= by_link[2] <= 85
     sync, steps, (why,) = way(LOCAL, 10.0)
     assert sync in BY_EXACTNESS
-    assert f"with {steps} steps apart" in why
+    assert f"with {steps} steps apart ({sync}) " in why
 
 
-@pytest.mark.parametrize("steps", [1, 2, 10, 19, 20, 21, 199, 1000])
+@pytest.mark.parametrize("steps", [1, 2, 10, 19, 20, 21, 199, 1000, 1010, 10000])
 def test_the_plan_counts_the_steps_together_as_the_trainer_makes_them(trainers_own, steps):
     apart = trainers_own("schedule").steps_apart(steps)
     assert steps_together(steps) == steps - len(apart)

@@ -319,13 +319,23 @@ def test_why_auto_took_a_way_is_told():
     assert predict.outlook(plan(), one, slow)["auto_sync"] is None
 
 
+@pytest.mark.parametrize("kind", ["exact", "int8", "ddp", "dense"])
+def test_what_a_link_takes_to_answer_is_never_hidden(kind):
+    document, both = plan(rows=(8, 8)), speeds(0.3, 0.3)
+    near, far = (step_model.predict(document, both, Link(1000.0, late), (8, 8), kind, 0) for late in (0.0, 10.0))
+    assert far.seconds - near.seconds == pytest.approx(step_model.ROUNDS * 0.01)
+    apart = step_model.predict(document, both, Link(1000.0, 10.0), (8, 8), kind, 40)
+    without = step_model.predict(document, both, Link(1000.0, 0.0), (8, 8), kind, 40)
+    assert apart.seconds - without.seconds == pytest.approx(step_model.ROUNDS * 0.01 / 40)
+
+
 def test_a_run_with_local_steps_takes_the_mean_of_its_steps_together_and_apart():
     document, both = plan(rows=(8, 8)), speeds(0.3, 0.3)
     together, alone = (step_model.predict(document, both, Link(20.0, 1.0), (8, 8), "int8", n) for n in (0, 50))
     whole = step_model.mean_step(document, both, Link(20.0, 1.0), (8, 8), "int8", 50)
     assert whole.seconds == pytest.approx(0.15 * together.seconds + 0.85 * alone.seconds)
     assert together.bytes_sent > whole.bytes_sent > alone.bytes_sent
-    assert [step_model.steps_together(steps) for steps in (1, 10, 12, 1000)] == [1, 2, 3, 150]
+    assert [step_model.steps_together(steps) for steps in (1, 10, 12, 1000, 10000)] == [1, 2, 3, 150, 150]
 
 
 def test_why_auto_took_local_steps_is_told():
