@@ -137,7 +137,7 @@ SETTINGS: list[Setting] = [
         ("ddp_head", "str", "auto", {"choices": ("auto", "whole", "shared")},
          "The head: whole (its gradient travels), shared (each host has a part of the vocabulary), or auto: what sends less."),
         ("ddp_matmul", "str", "fp32", {"choices": ("auto", "fp32", "bf16")},
-         "Precision of the matrix products; bf16 is less exact, and faster on some of the CPUs that have it; auto: bf16 where all have it."),
+         "Precision of the matrix products; bf16 is less exact, and faster on some CPUs that have it; auto: bf16 where all have it."),
         ("ddp_dtype", "str", "auto", {"choices": ("auto", "float32", "bfloat16", "float16")},
          "Type of the activations; auto is float32 on CPUs, also where a GPU is present."),
         ("ddp_device", "str", "cpu", {"choices": ("auto", "cpu", "cuda")},
