@@ -87,7 +87,7 @@ def measure(model: Model, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What packing costs a rank.")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["d4", "d8"])
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
