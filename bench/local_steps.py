@@ -6,8 +6,8 @@
     python bench/local_steps.py --write local_steps.json
     python bench/local_steps.py --ranks 4 --seeds 0 1 --ways exact int8/30 --write local_steps.json
 
-A way is what --sync takes, after a slash the --local-steps, and after another one how many steps at the begin and at the end are
-made together at most, as in int8/30/12+6. So many ranks on this machine, of one thread each, train on
+A way is what --sync takes, after a slash the --local-steps, after another one the --local-overlap, and after a third how many
+steps at the begin and at the end are made together at most, as in int8/30/15/12+6. So many ranks on this machine, of one thread each, train on
 Python's own library with the trainer as it is, common steps at begin and end included; a step has the same number of tokens
 however many ranks share it. A seed settles the first weights and the order of the text. Told are the bits per byte of the
 validation shard at the end, their mean and spread over the seeds, and how far a way is from common steps with the same ranks,
@@ -91,12 +91,12 @@ def train(one: Json, folder: Path) -> Json:
     """One training; what its evaluations and what it sent came to."""
     way, steps, ranks = one["way"], one["steps"], one["ranks"]
     world, rows = (1, ROWS // ranks) if way == ALONE else (ranks, ROWS)
-    sync, every, together = [*(COMMON if way == ALONE else way).split("/"), "", ""][:3]
+    sync, every, overlap, together = [*(COMMON if way == ALONE else way).split("/"), "", "", ""][:4]
     with tempfile.TemporaryDirectory(dir=folder, prefix="run-") as name:
         flags = [
             *MODEL, "--device-batch-size", str(ROWS // ranks), "--total-batch-size", str(rows * LENGTH),
             "--num-iterations", str(steps), "--eval-every", str(max(1, steps // 2)), "--eval-tokens", "32768",
-            "--sample-every", "-1", "--core-metric-every", "-1", "--run-dir", name, "--sync", sync, "--local-steps", every or "0",
+            "--sample-every", "-1", "--core-metric-every", "-1", "--run-dir", name, "--sync", sync, "--local-steps", every or "0", "--local-overlap", overlap or "0",
         ]  # fmt: skip
         place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         (Path(name) / "tokenizer").symlink_to(folder / "tokenizer")

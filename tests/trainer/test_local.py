@@ -44,16 +44,20 @@ def train(
     mode: str = "exact",
     outer: tuple[float, float] | None = None,
     losses: list[tuple[float, float]] | None = None,
+    overlap: int = 0,
+    still: range = range(0),
+    last: int = 0,
 ) -> dict[str, Tensor]:
     """Some steps over rows of few and changing tokens, so that rows of the tables rest for long.
 
-    losses: takes the loss of each step on this rank, and what the step says.
+    losses: takes the loss of each step on this rank, and what the step says; still: steps that change nothing; last: the
+    step at which all meet in any case, if it is not the last of these.
     """
     torch.set_num_threads(1)
     model = tiny_model()
     training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
-    sync = LocalSync(comm, training, optimizer, [n * LENGTH for n in rows], every, mode, outer)
-    sync.begin(0, steps if comm.world > 1 else -1)
+    sync = LocalSync(comm, training, optimizer, [n * LENGTH for n in rows], every, mode, outer, overlap)
+    sync.begin(0, (last or steps) if comm.world > 1 else -1)
     generator = torch.Generator().manual_seed(comm.rank)
     for step in range(steps):
         low = 7 * step + 3 * comm.rank
@@ -66,7 +70,7 @@ def train(
         ids, targets = drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
         loss = training.forward_backward(ids, targets, 1 / ids.numel(), sync.on_ready)
         own = float(loss)
-        said = sync.step(loss, StepSchedule(0.5 + 0.01 * step, 0.9, 0.01))
+        said = sync.step(loss, StepSchedule(0.0 if step in still else 0.5 + 0.01 * step, 0.9, 0.01))
         if losses is not None:
             losses.append((own, said))
     # Also pays out what momentum is left, which after a meeting is none.
@@ -84,6 +88,9 @@ CASES = {
     2: [[1, [2, 2], 3], [4, [1, 3], 10], [40, [1, 1], 45], [4, [1, 1], 8, "bf16"], [4, [1, 3], 8, "int4"]],
     3: [[3, [2, 1, 1], 8], [3, [2, 1, 1], 6, "int8"]],
 }
+# Means that travel behind one, two or all steps up to the next meeting.
+CASES[2] += [[4, [1, 3], 18, mode, None, None, overlap] for mode, overlap in (("exact", 1), ("exact", 2), ("int8", 3))]
+CASES[3] += [[3, [2, 1, 1], 14, "exact", None, None, 2]]
 
 
 @pytest.mark.parametrize("world", CASES)
@@ -114,6 +121,21 @@ def mean_by_hand(comm: Comm) -> None:
 
 def test_one_local_step_is_the_mean_of_the_ranks_steps() -> None:
     ranks.passed(ranks.call(HERE, "mean_by_hand", 2))
+
+
+def landed(comm: Comm, mode: str) -> None:
+    """Means that come two steps late, in which nothing moved, against the same means waited for."""
+    late, waited = (train(comm, 4, [1, 3], 10, mode, None, None, n, range(8, 10), 99) for n in (2, 0))
+    before = train(comm, 4, [1, 3], 8, mode, None, None, 3, range(0), 99)
+    for name, values in waited.items():
+        torch.testing.assert_close(late[name], values, rtol=1e-5, atol=1e-6, msg=name)
+        # Of the eighth step nothing has come yet.
+        assert not torch.allclose(before[name], values, rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.parametrize("mode", ["exact", "int8"])
+def test_means_that_come_late_move_the_weights_as_those_that_are_waited_for(mode: str) -> None:
+    ranks.passed(ranks.call(HERE, "landed", 2, mode))
 
 
 def losses_by_hand(comm: Comm) -> None:

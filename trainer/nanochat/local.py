@@ -95,6 +95,19 @@ class Rows(NamedTuple):
     pending: list[Pending]
 
 
+class Flight(NamedTuple):
+    """A meeting whose means travel while the ranks go on: of the rows that any rank had touched, in rising order, what they
+    would be by decay alone and what they were on this rank when the ranks met."""
+
+    ids: Tensor
+    alone: dict[str, Tensor]
+    own: dict[str, Tensor]
+    swapped: list[Rows]
+    step: int  # of the optimizer
+    reduced_at: int
+    lands_at: int
+
+
 class LocalSync(Sync):
     """Steps of one's own, and every so many of them a meeting."""
 
@@ -107,16 +120,23 @@ class LocalSync(Sync):
         every: int,
         mode: str = "exact",
         outer: tuple[float, float] | None = None,
+        overlap: int = 0,
+        whole: Sequence[int] = (),
     ) -> None:
-        """mode: as --sync has it; outer: rate and momentum of the meetings, by the number of ranks where it is not given."""
+        """mode: as --sync has it; outer: rate and momentum of the meetings, by the number of ranks where it is not given;
+        overlap: steps behind which a meeting's means travel; whole: where a count of steps divides by one of these, all
+        ranks are to hold the same weights, and wait for the means."""
         super().__init__(comm, training, optimizer, tokens_of_ranks)
         self.every, self.row_wire = every, ROWS_OF_MEETINGS[mode]
+        self.overlap, self.whole = overlap, [count for count in whole if count > 0]
         self.weights = [tokens / sum(tokens_of_ranks) for tokens in tokens_of_ranks]
         parameters = {name: p.detach() for name, p in training.model.named_parameters()}
         dense = {name: parameters[name] for name in training.ready_order if not is_table(name)}
         self.dense = DenseMeeting(comm, dense, self.weights, WIRES[mode][0], outer or outer_rates(comm.world))
         self.feedback = self.dense.feedback
-        self.made, self.last, self.met = 0, 0, False
+        self.made, self.last, self.met, self.first = 0, 0, False, 0
+        self._anchored = False
+        self._flight: Flight | None = None
         self._mine, self._stop = torch.empty(0, dtype=torch.int64), False
         # The count of steps at which all ranks have agreed to meet, and whether the run ends there.
         self._agreed: tuple[int, bool] | None = None
@@ -127,7 +147,7 @@ class LocalSync(Sync):
     @torch.no_grad()
     def begin(self, step: int, last: int) -> None:
         """Go on from this step, and meet before the last in any case; what other ways left of momentum is settled."""
-        self.made, self.last = step, last
+        self.made, self.last, self.first = step, last, (step // self.every + 1) * self.every
         optimizer = self.optimizer
         optimizer.catch_up()
         for table in optimizer.tables.values() if optimizer.steps else ():
@@ -161,8 +181,9 @@ class LocalSync(Sync):
         return min(regular, self.last - self.made) if self.last > self.made else regular
 
     def start_step(self, token_ids: Tensor) -> None:
-        if not self._touched:
+        if not self._anchored:
             self.dense.start()
+            self._anchored = True
         fresh = token_ids[~self._seen[token_ids]]
         self._seen[fresh] = True
         values = {name: table.parameter[fresh] for name, table in self.optimizer.tables.items()}
@@ -171,13 +192,37 @@ class LocalSync(Sync):
     @torch.no_grad()
     def step(self, loss: Tensor, schedule: StepSchedule) -> float:
         """Returns this rank's loss, and in the step of a meeting that of all."""
-        meets = self.met = self._meets()
+        meets, stops = self._meets(), self._agreed is not None and self._agreed[1]
         own = super().step(loss, schedule)
         self.made += 1
         self._multipliers[self.optimizer.steps] = schedule.lr_multiplier
         self._agreed = None if meets else self._agreed
+        self.met = meets and (stops or self._is_whole())
+        self._get_on(meets)
         # A rank whose loss is spoilt says so before the others take its weights.
-        return self._meet(own) if meets and math.isfinite(own) else own
+        if not meets or not math.isfinite(own):
+            return own
+        return self._meet(own) if self.met else self._depart(own)
+
+    def _is_whole(self) -> bool:
+        """Whether all ranks wait for the means of the meeting after the steps made so far."""
+        made = self.made
+        return (
+            not self.overlap
+            or made % self.every != 0
+            or made in (self.first, self.last)
+            or any(made % count == 0 for count in self.whole)
+        )
+
+    def _get_on(self, meets: bool) -> None:
+        """With a meeting whose means travel."""
+        flight = self._flight
+        if flight is None:
+            return
+        if meets or self.made == flight.lands_at:
+            self._land(flight)
+        elif self.made == flight.reduced_at:
+            self.dense.reduce()
 
     # -- a meeting
 
@@ -188,20 +233,99 @@ class LocalSync(Sync):
         self.dense.send()
         # What is sent arrives in this order: rows before the mean would make all ranks wait for them at the mean.
         self.dense.take()
-        self._take_rows(self._swap_rows(ids, [count for count, dummy in told]))
+        changes, alone = self._row_changes(ids)
+        for name, table in self.optimizer.tables.items():
+            table.parameter.index_copy_(0, ids, alone[name])
+        self._take_rows(self._swap_rows(ids, [count for count, dummy in told], changes))
+        return self._begin_anew(told)
+
+    def _begin_anew(self, told: Sequence[Sequence[float]]) -> float:
+        """What is touched from here on counts for the next meeting; returns the loss of all ranks."""
         self._touched.clear()
         self._multipliers.clear()
         self._seen.zero_()
         return float(sum(weight * one for weight, (dummy, one) in zip(self.weights, told, strict=True)))
 
+    # -- a meeting whose means travel behind the next steps
+
+    def _depart(self, loss: float) -> float:
+        self.comm.enter("sync")
+        mine, steps = torch.cat([touched.ids for touched in self._touched]), self.optimizer.steps
+        told = self.comm.exchange("the meeting of all ranks", [len(mine), loss], patient=True)
+        changes, alone = self._row_changes(mine)
+        # The ids first: whose rows are under way, all must know before they touch them again.
+        ids = self._all_ids(mine, [int(count) for count, dummy in told])
+        kept, own = {}, {}
+        for name, table in self.optimizer.tables.items():
+            table.advance(ids, self.optimizer.history, steps)
+            own[name] = table.parameter[ids]
+            kept[name] = own[name].index_copy(0, torch.searchsorted(ids, mine), alone[name])
+        self.dense.send()
+        swapped = self._swap_rows(mine, [int(count) for count, dummy in told], changes)
+        half = self.made + (self.overlap + 1) // 2
+        self._flight = Flight(ids, kept, own, swapped, steps, half, self.made + self.overlap)
+        return self._begin_anew(told)
+
+    def _all_ids(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
+        """The rows that any rank has touched, in rising order."""
+        comm, of_ranks = self.comm, [torch.empty(count, dtype=torch.int32) for count in counts]
+        of_ranks[comm.rank] = mine.int()
+        what = "the ids of rows"
+        pending = [comm.receive(of_ranks[rank], rank, IDS_TAG, what) for rank in self.others]
+        pending += [comm.send(of_ranks[comm.rank], rank, IDS_TAG, what) for rank in self.others]
+        self._await(*pending)
+        return torch.cat(of_ranks).unique().long()
+
+    def _land(self, flight: Flight) -> None:
+        """The means have come, of a meeting some steps back: rows that have rested since then are as on all ranks, and
+        those touched since move by what the mean has beyond this rank's own change."""
+        self._flight = None
+        self.dense.land()
+        optimizer, ids = self.optimizer, flight.ids
+        means = self._mean_rows(flight)
+        touched = self._seen[ids]
+        since = torch.full((len(ids),), flight.step, dtype=torch.int32)
+        for name, table in optimizer.tables.items():
+            now = flight.alone[name].add_(means[name])
+            table.advance(ids, optimizer.history, optimizer.steps)
+            new, old = (table.decayed(v, since, self._multipliers, optimizer.steps) for v in (now, flight.own[name]))
+            new[touched] += table.parameter[ids[touched]] - old[touched]
+            table.parameter.index_copy_(0, ids, new)
+        self._change_records(ids, touched, flight)
+
+    def _mean_rows(self, flight: Flight) -> dict[str, Tensor]:
+        """The mean of the changes of each row, over those ranks alone that had touched it."""
+        touching = torch.zeros(len(flight.ids))
+        places = [torch.searchsorted(flight.ids, rows.ids.long()) for rows in flight.swapped]
+        for rows, place, weight in zip(flight.swapped, places, self.weights, strict=True):
+            for one in rows.pending:
+                self._await(one)
+            touching[place] += weight
+        means = {name: torch.zeros_like(values) for name, values in flight.own.items()}
+        for rows, place, weight in zip(flight.swapped, places, self.weights, strict=True):
+            share = (weight / touching[place]).unsqueeze(1)
+            for name, message in rows.messages.items():
+                change = self.row_wire.read(message, torch.empty(len(place), means[name].size(1)))
+                means[name].index_add_(0, place, change.mul_(share))
+        return means
+
+    def _change_records(self, ids: Tensor, touched: Tensor, flight: Flight) -> None:
+        """What rows touched since the meeting were before it: now the same on all ranks."""
+        records = []
+        for one in self._touched:
+            other = ~torch.isin(one.ids, ids)
+            records.append(Touched(one.ids[other], {n: v[other] for n, v in one.values.items()}, one.step))
+        values = {name: alone[touched] for name, alone in flight.alone.items()}
+        self._touched = [Touched(ids[touched], values, flight.step), *records]
+
     def _await(self, *pending: Pending) -> None:
         self.comm.enter("sync")
         self.comm.wait(*pending)
 
-    def _swap_rows(self, ids: Tensor, counts: Sequence[int]) -> list[Rows]:
+    def _swap_rows(self, ids: Tensor, counts: Sequence[int], changes: dict[str, Tensor]) -> list[Rows]:
         """Every rank's touched rows: their ids, and how each table changed there."""
         comm, widths = self.comm, {name: table.parameter.size(1) for name, table in self.optimizer.tables.items()}
-        changes, swapped = self._row_changes(ids), []
+        swapped = []
         start: Callable[[Tensor, int, int, str], Pending]
         for rank, count in enumerate(counts):
             places = {
@@ -221,18 +345,19 @@ class LocalSync(Sync):
             swapped.append(rows)
         return swapped
 
-    def _row_changes(self, ids: Tensor) -> dict[str, Tensor]:
-        """How the rows changed beyond their decay, momentum to come included; they are left as if never touched."""
-        optimizer, changes = self.optimizer, {}
+    def _row_changes(self, ids: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """How the rows changed beyond their decay, momentum to come included, and what they were if never touched."""
+        optimizer = self.optimizer
+        changes: dict[str, Tensor] = {}
+        alone: dict[str, Tensor] = {}
         for name, table in optimizer.tables.items():
             table.advance(ids, optimizer.history, optimizer.steps)
             table.pay_out(ids, optimizer.schedule.lr_multiplier, optimizer.steps)
             values = torch.cat([touched.values[name] for touched in self._touched])
             since = torch.cat([torch.full_like(t.ids, t.step, dtype=torch.int32) for t in self._touched])
-            left_alone = table.decayed(values, since, self._multipliers, optimizer.steps)
-            changes[name] = table.parameter[ids] - left_alone
-            table.parameter.index_copy_(0, ids, left_alone)
-        return changes
+            alone[name] = table.decayed(values, since, self._multipliers, optimizer.steps)
+            changes[name] = table.parameter[ids] - alone[name]
+        return changes, alone
 
     def _take_rows(self, swapped: Sequence[Rows]) -> None:
         """Add the mean of the changes, over those ranks alone that touched a row, to rows that are current."""
@@ -259,7 +384,9 @@ def make_local(
     settings: Settings, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int]
 ) -> LocalSync:
     """The way of --local-steps; --sync says what travels."""
-    return LocalSync(comm, training, optimizer, tokens_of_ranks, settings.local_steps, settings.sync)
+    whole = [getattr(settings, name) for name in MEETINGS]
+    every, overlap = settings.local_steps, settings.local_overlap
+    return LocalSync(comm, training, optimizer, tokens_of_ranks, every, settings.sync, overlap=overlap, whole=whole)
 
 
 def settle(comm: Comm, state: Mapping[str, Any]) -> None:

@@ -8,6 +8,12 @@
     dense.send()                # this rank's change leaves
     dense.take()                # the mean has come, and the weights are the same on all ranks
 
+or, where the ranks go on training while it travels:
+
+    dense.send()
+    dense.reduce()              # some steps later: what is ours to sum has come, and the mean of it leaves
+    dense.land()                # some more later: the weights move by what the mean has beyond this rank's own change
+
 Each rank sums a part of all weights, in float32 and in the order of the ranks, and sends the mean of it to all; everybody
 goes on from the mean as it was sent. What a packing wire rounds off a change or a mean is kept by the sender and goes with
 the next one, damped: from meeting to meeting the weights move far, and what is old tells less and less of where to.
@@ -71,6 +77,8 @@ class DenseMeeting:
         if not wire.dtype.is_floating_point:
             own = self._bounds[self.pieces * (comm.rank + 1)] - self._bounds[self.pieces * comm.rank]
             self.feedback = {"change": torch.zeros(self.size), "mean": torch.zeros(own)}
+        self._mean_change: Tensor | None = None  # of the part that is ours, once it is summed
+        self._coming: list[Part] = []
         self._own: list[Tensor] = []
         self._arriving: list[list[Part]] = []
         self._small: list[tuple[Pending | None, Tensor]] = []
@@ -122,28 +130,50 @@ class DenseMeeting:
                 else:
                     self._leave(message, rank, tag, what)
 
-    @torch.no_grad()
     def take(self) -> None:
-        """Sum our part, swap the means, and go on from there."""
-        mean = torch.empty_like(self.change)
+        """Sum our part, swap the means, and go on from there: all ranks with the same weights."""
+        self.reduce()
+        self._step(self._arrived())
+        sizes = [p.numel() for p in self.parameters]
+        for parameter, values in zip(self.parameters, self.anchor.split(sizes), strict=True):
+            parameter.copy_(values.view_as(parameter))
+
+    def land(self) -> None:
+        """Go on from the means, which lie some steps back, with what this rank has changed since."""
+        if self._mean_change is None:
+            self.reduce()
+        moved = self._step(self._arrived()).sub_(self.change)
+        sizes = [p.numel() for p in self.parameters]
+        for parameter, values in zip(self.parameters, moved.split(sizes), strict=True):
+            parameter.add_(values.view_as(parameter))
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """Sum our part of all ranks' changes, and send the mean of it."""
+        mean = self._mean_change = torch.empty_like(self.change)
         what, me = "the mean change of the weights", self.comm.rank
-        coming: list[Part] = []
         for number, parts in enumerate(self._arriving):
             tag = FIRST_TAG + 2 * number + 1
             shapes = {rank: self._piece(mean, rank, number).shape for rank in self.others}
-            coming += [self._expect(rank, number, shape, tag, what) for rank, shape in shapes.items()]
+            self._coming += [self._expect(rank, number, shape, tag, what) for rank, shape in shapes.items()]
             self._await(*(part.pending for part in parts))
             message = self._mean(number, parts, self._piece(mean, me, number))
             for rank in self.others:
                 self._leave(message, rank, tag, what)
-        for part in coming:
+        self._arriving.clear()
+
+    def _arrived(self) -> Tensor:
+        """The mean of all ranks' changes, when it has come from those who summed it."""
+        mean, self._mean_change = self._mean_change, None
+        assert mean is not None, "reduce() comes first"
+        for part in self._coming:
             self._await(part.pending)
             self.wire.read(part.message, self._piece(mean, part.rank, part.number))
         mean[self.size :] = self._mean_of_small()
         self.comm.wait(*(pending for pending, dummy in self._leaving))
-        for done in (self._own, self._arriving, self._small, self._leaving):
+        for done in (self._own, self._coming, self._small, self._leaving):
             done.clear()
-        self._step(mean)
+        return mean
 
     def _await(self, *pending: Pending) -> None:
         self.comm.enter("sync")
@@ -184,14 +214,14 @@ class DenseMeeting:
             total += change * weight
         return total
 
-    def _step(self, mean: Tensor) -> None:
-        """Nesterov's, along the mean of the matrices. The scalars go to their mean: their learning rates are so large that they
-        are where they want to be after a few steps, and momentum would carry them far beyond."""
+    @torch.no_grad()
+    def _step(self, mean: Tensor) -> Tensor:
+        """Move the anchor, and return by how much: Nesterov's, along the mean of the matrices. The scalars go to their mean:
+        their learning rates are so large that they are where they want to be after a few steps, and momentum would carry them
+        far beyond."""
         rate, momentum = self.outer
         matrices = mean[: self.size]
         self.momentum.mul_(momentum).add_(matrices)
         matrices.add_(self.momentum * momentum).mul_(rate)
         self.anchor += mean
-        sizes = [p.numel() for p in self.parameters]
-        for parameter, values in zip(self.parameters, self.anchor.split(sizes), strict=True):
-            parameter.copy_(values.view_as(parameter))
+        return mean

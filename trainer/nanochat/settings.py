@@ -97,6 +97,11 @@ class Settings:
         "for slow links: steps that each rank makes apart before all take the mean of their changes, but for the first tenth "
         "and the last twentieth of the run, up to 100 and 50 steps; 0: together always",
     )
+    local_overlap: int = option(
+        0,
+        "with --local-steps: steps that a rank goes on making while the mean of a meeting travels, where nothing needs all ranks "
+        "alike; 0: all wait for it",
+    )
     head: str = option(
         "auto",
         "the head, where it is the largest matrix: whole (its gradient travels), shared (each rank has a part of the "
@@ -278,6 +283,8 @@ def check(settings: Settings) -> None:
         refuse(
             settings, "local_steps", f"cannot go together with --sync {settings.sync}; take exact, bf16, int8 or int4"
         )
+    if settings.local_overlap and settings.local_overlap >= settings.local_steps:
+        refuse(settings, "local_overlap", "must be less than --local-steps, from one meeting to the next")
     if settings.rebalance and settings.local_steps:
         refuse(
             settings,
@@ -320,6 +327,7 @@ def _check_numbers(settings: Settings) -> None:
         "scalar_lr",
         "warmup_steps",
         "local_steps",
+        "local_overlap",
     ):
         if getattr(settings, name) < 0:
             refuse(settings, name, "must not be negative")
