@@ -7,7 +7,8 @@
     python bench/local_steps.py --ranks 4 --seeds 0 1 --ways exact int8/30 --write local_steps.json
 
 A way is what --sync takes, after a slash the --local-steps, after another one the --local-overlap, and after a third how many
-steps at the begin and at the end are made together at most, as in int8/30/15/12+6. So many ranks on this machine, of one thread each, train on
+steps at the begin and at the end are made together at most, as in int8/30/15/12+6. So many ranks on this machine, of one
+thread each, train on
 Python's own library with the trainer as it is, common steps at begin and end included; a step has the same number of tokens
 however many ranks share it. A seed settles the first weights and the order of the text. Told are the bits per byte of the
 validation shard at the end, their mean and spread over the seeds, and how far a way is from common steps with the same ranks,
@@ -96,7 +97,8 @@ def train(one: Json, folder: Path) -> Json:
         flags = [
             *MODEL, "--device-batch-size", str(ROWS // ranks), "--total-batch-size", str(rows * LENGTH),
             "--num-iterations", str(steps), "--eval-every", str(max(1, steps // 2)), "--eval-tokens", "32768",
-            "--sample-every", "-1", "--core-metric-every", "-1", "--run-dir", name, "--sync", sync, "--local-steps", every or "0", "--local-overlap", overlap or "0",
+            "--sample-every", "-1", "--core-metric-every", "-1", "--run-dir", name,
+            "--sync", sync, "--local-steps", every or "0", "--local-overlap", overlap or "0",
         ]  # fmt: skip
         place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         (Path(name) / "tokenizer").symlink_to(folder / "tokenizer")

@@ -125,11 +125,11 @@ def test_one_local_step_is_the_mean_of_the_ranks_steps() -> None:
 
 def landed(comm: Comm, mode: str) -> None:
     """Means that come two steps late, in which nothing moved, against the same means waited for."""
-    late, waited = (train(comm, 4, [1, 3], 10, mode, None, None, n, range(8, 10), 99) for n in (2, 0))
-    before = train(comm, 4, [1, 3], 8, mode, None, None, 3, range(0), 99)
+    late, waited = (train(comm, 4, [1, 3], 6, mode, None, None, n, range(4, 6), 99) for n in (2, 0))
+    before = train(comm, 4, [1, 3], 4, mode, None, None, 3, range(0), 99)
     for name, values in waited.items():
         torch.testing.assert_close(late[name], values, rtol=1e-5, atol=1e-6, msg=name)
-        # Of the eighth step nothing has come yet.
+        # Right after the meeting nothing has come yet.
         assert not torch.allclose(before[name], values, rtol=1e-5, atol=1e-6), name
 
 
@@ -208,6 +208,24 @@ def test_field_25_a_run_of_local_steps_resumes_to_the_bit(step: int, tmp_path: P
     assert job.events("digest")[-1] == {**uninterrupted.events("digest")[-1], "time": job.events("digest")[-1]["time"]}
 
 
+# Meetings at 8 and then every four steps up to 48, of which those at 12, 24, 36 and 48 are waited for.
+LATE = (
+    "--local-steps", "4", "--local-overlap", "3", "--num-iterations", "51", "--save-every", "12", "--keep-checkpoints", "-1",
+    "--sync", "int8",
+)  # fmt: skip
+
+
+def test_field_25_means_that_come_late_leave_a_run_that_resumes_to_the_bit(tmp_path: Path) -> None:
+    whole = Job(tmp_path / "whole", 2)
+    out = whole.run(*LATE)[0]
+    assert "whose means travel behind the next 3 steps" in out
+    last = whole.events("digest")[-1]
+    assert (last["step"], whole.events("end")[-1]["identical"]) == (51, True)
+    for step in (12, 24):
+        job = went_on(tmp_path / str(step), whole, 2, step, LATE)
+        assert job.events("digest")[-1] == {**last, "time": job.events("digest")[-1]["time"]}
+
+
 def test_a_step_whose_own_part_one_rank_has_lost_is_passed_over(tmp_path: Path, uninterrupted: Job) -> None:
     job = Job(tmp_path, 2)
     shutil.copytree(uninterrupted.folder, tmp_path, dirs_exist_ok=True)
@@ -247,6 +265,11 @@ def test_meetings_are_where_weights_are_needed() -> None:
     assert [first_meeting(begun, 10, 25) for begun in (0, 2, 3, 10, 21, 23)] == [1, 3, 10, 20, 23, 24]
     assert first_meeting(4, 0, 25) == 5
     assert first_meetings(0, 10, 25) == {1, 10, 24}
+    # Where means come late, the next meeting for which all wait.
+    assert first_meetings(0, 10, 200, 5, [30]) == {1, 30, 191}
+    assert first_meetings(40, 10, 200, 5, [70, 30]) == {60, 191}
+    assert first_meetings(40, 10, 200, 0, [70, 30]) == {50, 191}
+    assert first_meetings(40, 10, 200, 5, []) == {190, 191}
     assert first_meetings(0, 0, 25) == {1}
 
 
@@ -257,6 +280,9 @@ def test_meetings_are_where_weights_are_needed() -> None:
         (["--local-steps", "2", "--sync", "ddp"], "take exact, bf16, int8 or int4"),
         (["--local-steps", "2", "--head", "shared", "--rank-rows", "0,2"], "a rank without rows has work with"),
         (["--local-steps", "20"], "so the ranks would meet at its end only"),
+        (["--local-steps", "5", "--local-overlap", "5"], "must be less than --local-steps"),
+        (["--local-steps", "5", "--local-overlap", "-1"], "must not be negative"),
+        (["--local-overlap", "1"], "must be less than --local-steps"),
     ],
 )
 def test_local_steps_are_refused_where_they_make_no_sense(flags: list[str], words: str) -> None:

@@ -64,18 +64,30 @@ def is_apart(every: int, steps: int, step: int) -> bool:
     return every > 0 and step in steps_apart(steps)
 
 
-def first_meeting(begun: int, every: int, steps: int) -> int:
+def kinds_of_meetings(settings: Settings) -> tuple[int, list[int]]:
+    """Steps behind which the means of a meeting travel, and of which steps the multiples need all ranks alike."""
+    return settings.local_overlap, [count for count in (getattr(settings, name) for name in MEETINGS) if count > 0]
+
+
+def is_whole(meeting: int, overlap: int, whole: Sequence[int]) -> bool:
+    """Whether all ranks wait for the means of the regular meeting after so many steps."""
+    return not overlap or any(meeting % count == 0 for count in whole)
+
+
+def first_meeting(begun: int, every: int, steps: int, overlap: int = 0, whole: Sequence[int] = ()) -> int:
     """The step before which all ranks of a run that begins at a step are alike again."""
     if not is_apart(every, steps, begun):
         return begun + 1
-    return min((begun // every + 1) * every, steps_apart(steps).stop)
+    last = steps_apart(steps).stop
+    meetings = range((begun // every + 1) * every, last, every)
+    return next((meeting for meeting in meetings if is_whole(meeting, overlap, whole)), last)
 
 
-def first_meetings(begun: int, every: int, steps: int) -> set[int]:
+def first_meetings(begun: int, every: int, steps: int, overlap: int = 0, whole: Sequence[int] = ()) -> set[int]:
     """The same in each part of a run, where another way of training begins."""
     apart = steps_apart(steps)
     begins = [begun, max(begun, apart.start), max(begun, apart.stop)] if every else [begun]
-    return {first_meeting(one, every, steps) for one in begins}
+    return {first_meeting(one, every, steps, overlap, whole) for one in begins}
 
 
 class Touched(NamedTuple):
@@ -124,17 +136,16 @@ class LocalSync(Sync):
         whole: Sequence[int] = (),
     ) -> None:
         """mode: as --sync has it; outer: rate and momentum of the meetings, by the number of ranks where it is not given;
-        overlap: steps behind which a meeting's means travel; whole: where a count of steps divides by one of these, all
-        ranks are to hold the same weights, and wait for the means."""
+        overlap, whole: as kinds_of_meetings has them."""
         super().__init__(comm, training, optimizer, tokens_of_ranks)
         self.every, self.row_wire = every, ROWS_OF_MEETINGS[mode]
-        self.overlap, self.whole = overlap, [count for count in whole if count > 0]
+        self.overlap, self.whole = overlap, whole
         self.weights = [tokens / sum(tokens_of_ranks) for tokens in tokens_of_ranks]
         parameters = {name: p.detach() for name, p in training.model.named_parameters()}
         dense = {name: parameters[name] for name in training.ready_order if not is_table(name)}
         self.dense = DenseMeeting(comm, dense, self.weights, WIRES[mode][0], outer or outer_rates(comm.world))
         self.feedback = self.dense.feedback
-        self.made, self.last, self.met, self.first = 0, 0, False, 0
+        self.made, self.last, self.met = 0, 0, False
         self._anchored = False
         self._flight: Flight | None = None
         self._mine, self._stop = torch.empty(0, dtype=torch.int64), False
@@ -147,7 +158,7 @@ class LocalSync(Sync):
     @torch.no_grad()
     def begin(self, step: int, last: int) -> None:
         """Go on from this step, and meet before the last in any case; what other ways left of momentum is settled."""
-        self.made, self.last, self.first = step, last, (step // self.every + 1) * self.every
+        self.made, self.last = step, last
         optimizer = self.optimizer
         optimizer.catch_up()
         for table in optimizer.tables.values() if optimizer.steps else ():
@@ -197,22 +208,13 @@ class LocalSync(Sync):
         self.made += 1
         self._multipliers[self.optimizer.steps] = schedule.lr_multiplier
         self._agreed = None if meets else self._agreed
-        self.met = meets and (stops or self._is_whole())
+        regular = self.made % self.every == 0 and self.made != self.last and not stops
+        self.met = meets and (not regular or is_whole(self.made, self.overlap, self.whole))
         self._get_on(meets)
         # A rank whose loss is spoilt says so before the others take its weights.
         if not meets or not math.isfinite(own):
             return own
         return self._meet(own) if self.met else self._depart(own)
-
-    def _is_whole(self) -> bool:
-        """Whether all ranks wait for the means of the meeting after the steps made so far."""
-        made = self.made
-        return (
-            not self.overlap
-            or made % self.every != 0
-            or made in (self.first, self.last)
-            or any(made % count == 0 for count in self.whole)
-        )
 
     def _get_on(self, meets: bool) -> None:
         """With a meeting whose means travel."""
@@ -384,8 +386,8 @@ def make_local(
     settings: Settings, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int]
 ) -> LocalSync:
     """The way of --local-steps; --sync says what travels."""
-    whole = [getattr(settings, name) for name in MEETINGS]
-    every, overlap = settings.local_steps, settings.local_overlap
+    overlap, whole = kinds_of_meetings(settings)
+    every = settings.local_steps
     return LocalSync(comm, training, optimizer, tokens_of_ranks, every, settings.sync, overlap=overlap, whole=whole)
 
 

@@ -337,7 +337,8 @@ def check_memory(config: ModelConfig, device: str, settings: Settings, shares: l
         tokens = settings.local_steps * shares[comm.rank] * settings.max_seq_len
         rows = tables * min(1.0, tokens / config.vocab_size)
         wire = ROWS_OF_MEETINGS[settings.sync].dtype.itemsize
-        needed += 4 * 4 * (matrices + head) + int(rows * (4 + wire * comm.world))
+        under_way = 2 * 4 if settings.local_overlap else 0
+        needed += 4 * 4 * (matrices + head) + int(rows * (4 + under_way + wire * comm.world))
     common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())
 
 
@@ -380,9 +381,10 @@ def say_local(run: Run, asked: Settings) -> None:
     if asked.local_steps and not settings.local_steps:
         say("Local steps: none, since there is one rank only")
     if settings.local_steps:
-        apart = steps_apart(run.plan.num_iterations)
+        apart, behind = steps_apart(run.plan.num_iterations), settings.local_overlap
+        late = f", whose means travel behind the next {behind} steps" if behind else ""
         say(
-            f"Local steps: the ranks take the mean of what they changed every {settings.local_steps} steps; they make the "
+            f"Local steps: the ranks take the mean of what they changed every {settings.local_steps} steps{late}; they make the "
             f"first {apart.start} steps and the last {run.plan.num_iterations - apart.stop} together"
         )
     for name in MEETINGS:

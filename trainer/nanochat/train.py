@@ -22,7 +22,7 @@ from nanochat.causes import Cause
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.common import UserError
 from nanochat.dataloader import Pair
-from nanochat.local import first_meetings
+from nanochat.local import first_meetings, kinds_of_meetings
 from nanochat.loss_eval import bits_per_byte
 from nanochat.phases import apart_at, enter_phase
 from nanochat.reshare import change_shares
@@ -35,7 +35,7 @@ def train(run: Run) -> str:
     """All steps that are left; returns why it ended: "finished" or "stopped"."""
     settings, progress, steps = run.settings, run.progress, run.plan.num_iterations
     eval_every = settings.eval_every if run.stage.is_judged(settings) else 0
-    proofs = first_meetings(progress.step, settings.local_steps, steps)
+    proofs = first_meetings(progress.step, settings.local_steps, steps, *kinds_of_meetings(settings))
     stop = False
     while True:
         last = progress.step == steps
