@@ -10,7 +10,10 @@ of the ranks which touched it. That is another method than one step of all ranks
 docs/performance.md. The first and the last steps of a run (schedule.steps_apart) are made together all the same: in the first
 the weights move too far for a mean to make sense, and in the last what is left of the ranks' differences wears off.
 
-After a meeting all ranks hold the same weights to the bit. Of the embedding tables only the rows travel that a rank has
+--local-overlap K: the means travel behind the next K steps, and are taken after them: the weights move by what a mean has
+beyond the rank's own change. For a meeting before which a checkpoint, an evaluation or a sample is due all wait, as without it.
+
+After a meeting for which all wait they hold the same weights to the bit. Of the embedding tables only the rows travel that a rank has
 touched. A row that no rank has touched must change alike everywhere, by its decay alone, so at a meeting each rank first makes
 at once all updates that the momentum of its rows would still make, and begins without momentum there. All other state of the
 optimizers stays each rank's own and is saved by each rank, until the common steps at the end begin with the mean of it.

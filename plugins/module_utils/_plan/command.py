@@ -12,6 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.stages import BASE, SCRIPTS, run_name
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import local_overlap
 
 # Big buffers are reused instead of being given back to the kernel and faulted in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
@@ -160,6 +161,7 @@ def trainer_flags(
         "sync": run["ddp_sync"],
         "head": training["head"],
         "local-steps": run["ddp_local_steps"],
+        "local-overlap": local_overlap(run["ddp_local_steps"]),
         "matmul": choice.matmul,
         "run-dir": run_dir,
         "timeout-seconds": run["ddp_timeout"],

@@ -116,8 +116,9 @@ def memory(
         "muon": FLOAT * 2 * counts["transformer_matrices"],
         "activations": FLOAT * tokens * shape.n_embd * shape.depth * ACTIVATIONS_PER_LAYER,
         "logits": min(2 * logits, LOGIT_BYTES) if ours else LOGIT_COPIES * logits,
-        # Where the ranks meet after local steps: what was, what changed, the mean and its momentum.
-        "meeting": FLOAT * 4 * (counts["total"] - tables) if local else 0,
+        # Where the ranks meet after local steps: what was, what changed, the mean and its momentum; of rows of the tables what
+        # they were before they were touched, and while a mean is under way what they would be and what they are.
+        "meeting": FLOAT * (4 * (counts["total"] - tables) + 3 * tables) if local else 0,
         # What packing has left of each gradient of a matrix.
         "feedback": FLOAT * (counts["lm_head"] - apart + counts["transformer_matrices"]) if packs(sync) else 0,
         "runtime": RUNTIME_BYTES,

@@ -10,7 +10,7 @@ and the step ends when the slowest rank and the slowest link are done.
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
@@ -30,6 +30,7 @@ COMMON_FIRST, COMMON_LAST = 10, 20
 MOST_FIRST, MOST_LAST = 100, 50
 # Exchanges of a step that wait for each other, behind which nothing is computed; by the delays of bench/two_nodes.py.
 ROUNDS = 8
+MEETINGS_COUNTED = 1000  # of a run, to tell for how many of them all wait
 # Gloo's copying takes cores from the computing, so of the time on the wire this share is felt even where it is hidden.
 FELT_SHARE = 0.15
 # Share of the computing behind which the wire can hide: the head's gradient leaves soon, the buckets of ddp late. Both by
@@ -140,6 +141,20 @@ def head_of(plan: Plan, kind: str) -> str:
     return head.choose("auto", able, vocabulary, model["n_embd"], tokens, kind)
 
 
+def local_overlap(apart: int) -> int:
+    """Steps behind which the mean of a meeting travels, where the ranks make so many from one to the next."""
+    return apart // 2
+
+
+def waited_share(training: Mapping[str, Any], apart: int) -> float:
+    """Of the meetings those for which all wait: where a checkpoint, an evaluation or a sample needs all ranks alike."""
+    each = [int(training.get(name) or 0) for name in ("eval_every", "sample_every", "save_every")]
+    # As the trainer moves them: to the next meeting.
+    every = [-(-steps // apart) for steps in each if steps > 0]
+    meetings = range(1, min(max(1, training["iterations"] // apart), MEETINGS_COUNTED) + 1)
+    return sum(any(number % one == 0 for one in every) for number in meetings) / len(meetings)
+
+
 def local_steps(plan: Plan) -> int:
     """Steps that each rank makes apart; none in plans of before there were any."""
     return int(plan["training"].get("local_steps") or 0) if plan["world"] > 1 else 0
@@ -174,13 +189,22 @@ def predict(
     late = ROUNDS * joined.latency_ms / 1000 / max(1, apart) if joined else 0.0
     wire = sent * 8 / (joined.mbit * WIRE_SHARE * 1e6) if joined else 0.0
     slowest = max(computing)
-    overlapped = kind in (*WIRE_BYTES, "ddp") and not apart
     updates = [speed.optimizer(muon_share(plan, kind, apart)) for speed in speeds]
-    hidden = (DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE) * (slowest + max(updates))
-    felt = max(FELT_SHARE * wire, wire - hidden) if overlapped else wire
+    behind, waited = hiding(kind, training, apart)
+    hidden = behind * (slowest + max(updates))
+    felt = waited * wire + (1 - waited) * max(FELT_SHARE * wire, wire - hidden)
     seconds = slowest + felt + late + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
     return Step(seconds, training["total_batch"] / seconds, waits, sent)
+
+
+def hiding(kind: str, training: Mapping[str, Any], apart: int) -> Tuple[float, float]:
+    """(the share of the computing behind which the wire can hide, the share of what is sent that does not hide at all)."""
+    if apart:
+        return local_overlap(apart) / apart, waited_share(training, apart)
+    if kind == "ddp":
+        return DDP_HIDDEN_SHARE, 0.0
+    return (HIDDEN_SHARE, 0.0) if kind in WIRE_BYTES else (0.0, 1.0)
 
 
 def steps_together(steps: int) -> int:

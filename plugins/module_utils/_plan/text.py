@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import VENV_BYTES
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import steps_together
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import local_overlap, steps_together
 
 
 def human(number: float) -> str:
@@ -107,7 +107,9 @@ def local(training: Mapping[str, Any]) -> str:
     if not steps:
         return ""
     auto = " (auto)" if (training.get("asked") or {}).get("local_steps") == "auto" else ""
-    return f" every {steps} steps{auto}, apart in between but for {steps_together(total)} of the {total}"
+    behind = local_overlap(steps)
+    late = f" (the mean travels behind the next {behind})" if behind else ""
+    return f" every {steps} steps{auto}{late}, apart in between but for {steps_together(total)} of the {total}"
 
 
 def schedule(training: Mapping[str, Any]) -> str:

@@ -56,7 +56,7 @@ def test_over_a_fast_link_all_steps_are_made_together():
 
 
 @pytest.mark.parametrize(
-    ("sync", "mbit", "steps"), [("auto", 50.0, 100), ("auto", 60.0, 50), ("exact", 300.0, 50), ("exact", 450.0, 30)]
+    ("sync", "mbit", "steps"), [("auto", 10.0, 50), ("auto", 25.0, 20), ("exact", 50.0, 50), ("exact", 100.0, 20)]
 )
 def test_the_fewest_steps_apart_that_are_enough_are_taken(sync, mbit, steps):
     found, kind = way(mbit, sync=sync), LEAST if sync == "auto" else sync
