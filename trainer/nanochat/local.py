@@ -279,7 +279,8 @@ class LocalSync(Sync):
         pending = [comm.receive(of_ranks[rank], rank, IDS_TAG, what) for rank in self.others]
         pending += [comm.send(of_ranks[comm.rank], rank, IDS_TAG, what) for rank in self.others]
         self._await(*pending)
-        return torch.cat(of_ranks).unique().long()
+        all_ids: Tensor = torch.unique(torch.cat(of_ranks).long())
+        return all_ids
 
     def _land(self, flight: Flight) -> None:
         """The means have come, of a meeting some steps back: rows that have rested since then are as on all ranks, and
