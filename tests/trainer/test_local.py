@@ -218,7 +218,7 @@ LATE = (
 def test_field_25_means_that_come_late_leave_a_run_that_resumes_to_the_bit(tmp_path: Path) -> None:
     whole = Job(tmp_path / "whole", 2)
     out = whole.run(*LATE)[0]
-    assert "whose means travel behind the next 3 steps" in out
+    assert "every 4 steps, which travels behind the next 3 steps" in out
     last = whole.events("digest")[-1]
     assert (last["step"], whole.events("end")[-1]["identical"]) == (51, True)
     for step in (12, 24):

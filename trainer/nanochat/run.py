@@ -382,7 +382,7 @@ def say_local(run: Run, asked: Settings) -> None:
         say("Local steps: none, since there is one rank only")
     if settings.local_steps:
         apart, behind = steps_apart(run.plan.num_iterations), settings.local_overlap
-        late = f", whose means travel behind the next {behind} steps" if behind else ""
+        late = f", which travels behind the next {behind} steps" if behind else ""
         say(
             f"Local steps: the ranks take the mean of what they changed every {settings.local_steps} steps{late}; they make the "
             f"first {apart.start} steps and the last {run.plan.num_iterations - apart.stop} together"
