@@ -17,7 +17,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import VENV_BYTES
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import local_overlap, steps_together
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
+    local_overlap,
+    steps_together,
+    waited_share,
+)
 
 
 def human(number: float) -> str:
@@ -107,7 +111,7 @@ def local(training: Mapping[str, Any]) -> str:
     if not steps:
         return ""
     auto = " (auto)" if (training.get("asked") or {}).get("local_steps") == "auto" else ""
-    behind = local_overlap(steps)
+    behind = local_overlap(steps) if waited_share(training, steps) < 1 else 0
     late = f" (the mean travels behind the next {behind})" if behind else ""
     return f" every {steps} steps{auto}{late}, apart in between but for {steps_together(total)} of the {total}"
 

@@ -356,11 +356,13 @@ def test_a_checkout_of_other_calls_is_refused_before_anything_starts():
 
 
 def test_field_25_local_steps_reach_the_trainer_and_the_plan_says_so():
-    outcome = make_plan(hosts({"ddp_local_steps": 10, "ddp_iterations": 500}))
+    outcome = make_plan(hosts({"ddp_local_steps": 10, "ddp_iterations": 500, "ddp_save_every": 50}))
     assert flag(outcome.plan["nodes"][0], "local-steps") == "10"
     assert flag(outcome.plan["nodes"][0], "local-overlap") == "5"
     told = "sync exact (auto) every 10 steps (the mean travels behind the next 5), apart in between"
     assert told in render(outcome.plan)
+    often = make_plan(hosts({"ddp_local_steps": 10, "ddp_iterations": 500, "ddp_save_every": 5}))
+    assert "every 10 steps, apart in between" in render(often.plan)  # since all wait before each checkpoint
     apart, together = outcome.plan["nodes"][0], make_plan(hosts()).plan["nodes"][0]
     assert apart["memory_bytes"] > together["memory_bytes"]
     assert flag(together, "local-steps") == "0"
