@@ -6,14 +6,14 @@
     python bench/local_steps.py --write local_steps.json
     python bench/local_steps.py --ranks 4 --seeds 0 1 --ways exact int8/30 --write local_steps.json
 
-A way is what --sync takes, after a slash the --local-steps, after another one the --local-overlap, and after a third how many
-steps at the begin and at the end are made together at most, as in int8/30/15/12+6. So many ranks on this machine, of one
-thread each, train on
-Python's own library with the trainer as it is, common steps at begin and end included; a step has the same number of tokens
-however many ranks share it. A seed settles the first weights and the order of the text. Told are the bits per byte of the
-validation shard at the end, their mean and spread over the seeds, and how far a way is from common steps with the same ranks,
-seed by seed. Seconds tell nothing here, for the loopback is no slow link: bench/two_nodes.py measures those. "alone" is one
-rank that trains on its part of the rows: what a way with local steps has to beat, or the other hosts are of no use.
+A way is what --sync takes, after a slash the --local-steps, after another one the --local-overlap, and after a third how
+many steps at the begin and at the end are made together at most, as in int8/30/15/12+6. So many ranks on this machine, of
+one thread each, train on Python's own library with the trainer as it is, common steps at begin and end included; a step has
+the same number of tokens however many ranks share it. A seed settles the first weights and the order of the text. Told are
+the bits per byte of the validation shard at the end, their mean and spread over the seeds, and how far a way is from common
+steps with the same ranks, seed by seed. Seconds tell nothing here, for the loopback is no slow link: bench/two_nodes.py
+measures those. "alone" is one rank that trains on its part of the rows: what a way with local steps has to beat, or the
+other hosts are of no use.
 
 Each training is one entry of the file of --write, which a second call goes on with: what is in it is not made again.
 """
@@ -171,7 +171,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         worker(int(sys.argv[2]), sys.argv[3], sys.argv[4:])
     parser = argparse.ArgumentParser(description="What local steps cost in quality.")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), help="--sync, or --sync/--local-steps, or alone")
+    parser.add_argument(
+        "--ways", nargs="+", default=list(WAYS), help="--sync[/--local-steps[/--local-overlap[/FIRST+LAST]]], or alone"
+    )
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4, 8], choices=(2, 4, 8))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1000)

@@ -148,6 +148,7 @@ class LocalSync(Sync):
         dense = {name: parameters[name] for name in training.ready_order if not is_table(name)}
         self.dense = DenseMeeting(comm, dense, self.weights, WIRES[mode][0], outer or outer_rates(comm.world))
         self.feedback = self.dense.feedback
+        self._widths = {name: p.size(1) for name, p in parameters.items() if is_table(name)}
         self.made, self.last, self.met = 0, 0, False
         self._anchored = False
         self._flight: Flight | None = None
@@ -232,55 +233,59 @@ class LocalSync(Sync):
     # -- a meeting
 
     def _meet(self, loss: float) -> float:
-        self.comm.enter("sync")
-        ids = torch.cat([touched.ids for touched in self._touched])
-        told = self.comm.exchange("the meeting of all ranks", [len(ids), loss], patient=True)
+        loss, of_ranks = self._open(loss)
+        mine, optimizer = of_ranks[self.comm.rank], self.optimizer
         self.dense.send()
         # What is sent arrives in this order: rows before the mean would make all ranks wait for them at the mean.
         self.dense.take()
-        changes, alone = self._row_changes(ids)
-        for name, table in self.optimizer.tables.items():
-            table.parameter.index_copy_(0, ids, alone[name])
-        self._take_rows(self._swap_rows(ids, [count for count, dummy in told], changes))
-        return self._begin_anew(told)
+        changes, alone = self._row_changes(mine)
+        for name, table in optimizer.tables.items():
+            table.parameter.index_copy_(0, mine, alone[name])
+        ids = torch.unique(torch.cat(of_ranks))
+        for name, mean in self._mean_rows(ids, self._swap_rows(of_ranks, changes)).items():
+            table = optimizer.tables[name]
+            table.advance(ids, optimizer.history, optimizer.steps)
+            table.parameter.index_add_(0, ids, mean)
+        self._begin_anew()
+        return loss
 
-    def _begin_anew(self, told: Sequence[Sequence[float]]) -> float:
-        """What is touched from here on counts for the next meeting; returns the loss of all ranks."""
+    def _open(self, loss: float) -> tuple[float, list[Tensor]]:
+        """The loss of all ranks, and the ids of the rows that each has touched since the last meeting."""
+        comm, mine = self.comm, torch.cat([touched.ids for touched in self._touched])
+        comm.enter("sync")
+        told = comm.exchange("the meeting of all ranks", [len(mine), loss], patient=True)
+        of_ranks = [torch.empty(int(count), dtype=torch.int32) for count, dummy in told]
+        of_ranks[comm.rank] = mine.int()
+        what = "the ids of rows"
+        pending = [comm.receive(of_ranks[rank], rank, IDS_TAG, what) for rank in self.others]
+        pending += [comm.send(of_ranks[comm.rank], rank, IDS_TAG, what) for rank in self.others]
+        self._await(*pending)
+        mean = sum(weight * one for weight, (dummy, one) in zip(self.weights, told, strict=True))
+        return float(mean), [ids.long() for ids in of_ranks]
+
+    def _begin_anew(self) -> None:
+        """What is touched from here on counts for the next meeting."""
         self._touched.clear()
         self._multipliers.clear()
         self._seen.zero_()
-        return float(sum(weight * one for weight, (dummy, one) in zip(self.weights, told, strict=True)))
 
     # -- a meeting whose means travel behind the next steps
 
     def _depart(self, loss: float) -> float:
-        self.comm.enter("sync")
-        mine, steps = torch.cat([touched.ids for touched in self._touched]), self.optimizer.steps
-        told = self.comm.exchange("the meeting of all ranks", [len(mine), loss], patient=True)
+        # Whose rows are under way, all must know before they touch them again.
+        loss, of_ranks = self._open(loss)
+        mine, ids, steps = of_ranks[self.comm.rank], torch.unique(torch.cat(of_ranks)), self.optimizer.steps
         changes, alone = self._row_changes(mine)
-        # The ids first: whose rows are under way, all must know before they touch them again.
-        ids = self._all_ids(mine, [int(count) for count, dummy in told])
         kept, own = {}, {}
         for name, table in self.optimizer.tables.items():
             table.advance(ids, self.optimizer.history, steps)
             own[name] = table.parameter[ids]
             kept[name] = own[name].index_copy(0, torch.searchsorted(ids, mine), alone[name])
         self.dense.send()
-        swapped = self._swap_rows(mine, [int(count) for count, dummy in told], changes)
         half = self.made + (self.overlap + 1) // 2
-        self._flight = Flight(ids, kept, own, swapped, steps, half, self.made + self.overlap)
-        return self._begin_anew(told)
-
-    def _all_ids(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
-        """The rows that any rank has touched, in rising order."""
-        comm, of_ranks = self.comm, [torch.empty(count, dtype=torch.int32) for count in counts]
-        of_ranks[comm.rank] = mine.int()
-        what = "the ids of rows"
-        pending = [comm.receive(of_ranks[rank], rank, IDS_TAG, what) for rank in self.others]
-        pending += [comm.send(of_ranks[comm.rank], rank, IDS_TAG, what) for rank in self.others]
-        self._await(*pending)
-        all_ids: Tensor = torch.unique(torch.cat(of_ranks).long())
-        return all_ids
+        self._flight = Flight(ids, kept, own, self._swap_rows(of_ranks, changes), steps, half, self.made + self.overlap)
+        self._begin_anew()
+        return loss
 
     def _land(self, flight: Flight) -> None:
         """The means have come, of a meeting some steps back: rows that have rested since then are as on all ranks, and
@@ -288,7 +293,7 @@ class LocalSync(Sync):
         self._flight = None
         self.dense.land()
         optimizer, ids = self.optimizer, flight.ids
-        means = self._mean_rows(flight)
+        means = self._mean_rows(ids, flight.swapped)
         touched = self._seen[ids]
         since = torch.full((len(ids),), flight.step, dtype=torch.int32)
         for name, table in optimizer.tables.items():
@@ -299,22 +304,6 @@ class LocalSync(Sync):
             table.parameter.index_copy_(0, ids, new)
         self._change_records(ids, touched, flight)
 
-    def _mean_rows(self, flight: Flight) -> dict[str, Tensor]:
-        """The mean of the changes of each row, over those ranks alone that had touched it."""
-        touching = torch.zeros(len(flight.ids))
-        places = [torch.searchsorted(flight.ids, rows.ids.long()) for rows in flight.swapped]
-        for rows, place, weight in zip(flight.swapped, places, self.weights, strict=True):
-            for one in rows.pending:
-                self._await(one)
-            touching[place] += weight
-        means = {name: torch.zeros_like(values) for name, values in flight.own.items()}
-        for rows, place, weight in zip(flight.swapped, places, self.weights, strict=True):
-            share = (weight / touching[place]).unsqueeze(1)
-            for name, message in rows.messages.items():
-                change = self.row_wire.read(message, torch.empty(len(place), means[name].size(1)))
-                means[name].index_add_(0, place, change.mul_(share))
-        return means
-
     def _change_records(self, ids: Tensor, touched: Tensor, flight: Flight) -> None:
         """What rows touched since the meeting were before it: now the same on all ranks."""
         records = []
@@ -324,32 +313,48 @@ class LocalSync(Sync):
         values = {name: alone[touched] for name, alone in flight.alone.items()}
         self._touched = [Touched(ids[touched], values, flight.step), *records]
 
-    def _await(self, *pending: Pending) -> None:
-        self.comm.enter("sync")
-        self.comm.wait(*pending)
+    # -- rows of the tables
 
-    def _swap_rows(self, ids: Tensor, counts: Sequence[int], changes: dict[str, Tensor]) -> list[Rows]:
-        """Every rank's touched rows: their ids, and how each table changed there."""
-        comm, widths = self.comm, {name: table.parameter.size(1) for name, table in self.optimizer.tables.items()}
+    def _swap_rows(self, of_ranks: Sequence[Tensor], changes: dict[str, Tensor]) -> list[Rows]:
+        """How each table changed in the rows that every rank has touched; some of it is still to arrive."""
+        comm, wire = self.comm, self.row_wire
         swapped = []
         start: Callable[[Tensor, int, int, str], Pending]
-        for rank, count in enumerate(counts):
-            places = {
-                n: torch.empty(self.row_wire.length(count, w), dtype=self.row_wire.dtype) for n, w in widths.items()
-            }
+        for rank, ids in enumerate(of_ranks):
+            messages = {n: torch.empty(wire.length(len(ids), w), dtype=wire.dtype) for n, w in self._widths.items()}
             if rank == comm.rank:
                 for name, change in changes.items():
-                    self.row_wire.write(change, places[name])
-                rows, sources, start = Rows(ids.int(), places, []), self.others, comm.send
+                    wire.write(change, messages[name])
+                sources, start = self.others, comm.send
             else:
-                rows, sources, start = Rows(torch.empty(count, dtype=torch.int32), places, []), [rank], comm.receive
+                sources, start = [rank], comm.receive
+            rows = Rows(ids, messages, [])
             for other in sources:
-                rows.pending.append(start(rows.ids, other, IDS_TAG, "the ids of rows"))
-                pieces = [(name, piece) for name, message in places.items() for piece in message.split(PIECE)]
+                pieces = [(name, piece) for name, message in messages.items() for piece in message.split(PIECE)]
                 for tag, (name, piece) in enumerate(pieces, start=FIRST_TAG + 2 * self.dense.pieces):
                     rows.pending.append(start(piece, other, tag, f"the changes of {name}"))
             swapped.append(rows)
         return swapped
+
+    def _await(self, *pending: Pending) -> None:
+        self.comm.enter("sync")
+        self.comm.wait(*pending)
+
+    def _mean_rows(self, ids: Tensor, swapped: Sequence[Rows]) -> dict[str, Tensor]:
+        """The mean of the changes of each row, over those ranks alone that had touched it."""
+        touching = torch.zeros(len(ids))
+        places = [torch.searchsorted(ids, rows.ids) for rows in swapped]
+        for rows, place, weight in zip(swapped, places, self.weights, strict=True):
+            for one in rows.pending:
+                self._await(one)
+            touching[place] += weight
+        means = {name: torch.zeros(len(ids), width) for name, width in self._widths.items()}
+        for rows, place, weight in zip(swapped, places, self.weights, strict=True):
+            share = (weight / touching[place]).unsqueeze(1)
+            for name, message in rows.messages.items():
+                change = self.row_wire.read(message, torch.empty(len(place), self._widths[name]))
+                means[name].index_add_(0, place, change.mul_(share))
+        return means
 
     def _row_changes(self, ids: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """How the rows changed beyond their decay, momentum to come included, and what they were if never touched."""
@@ -364,22 +369,6 @@ class LocalSync(Sync):
             alone[name] = table.decayed(values, since, self._multipliers, optimizer.steps)
             changes[name] = table.parameter[ids] - alone[name]
         return changes, alone
-
-    def _take_rows(self, swapped: Sequence[Rows]) -> None:
-        """Add the mean of the changes, over those ranks alone that touched a row, to rows that are current."""
-        optimizer, touching = self.optimizer, torch.zeros(len(self._seen))
-        for rows, weight in zip(swapped, self.weights, strict=True):
-            for one in rows.pending:
-                self._await(one)
-            touching[rows.ids.long()] += weight
-        for rows, weight in zip(swapped, self.weights, strict=True):
-            ids = rows.ids.long()
-            share = (weight / touching[ids]).unsqueeze(1)
-            for name, message in rows.messages.items():
-                table = optimizer.tables[name]
-                table.advance(ids, optimizer.history, optimizer.steps)
-                change = self.row_wire.read(message, torch.empty(len(ids), table.parameter.size(1)))
-                table.parameter.index_add_(0, ids, change.mul_(share))
 
     def whole_state(self) -> dict[str, Any]:
         """This rank's own, and what is common to all."""

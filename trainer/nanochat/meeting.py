@@ -22,7 +22,7 @@ the next one, damped: from meeting to meeting the weights move far, and what is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -91,6 +91,11 @@ class DenseMeeting:
     def _gather(self, into: Tensor) -> None:
         torch.cat([p.flatten() for p in self.parameters], out=into)
 
+    def _parts(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each parameter, and what is its own of all in one piece."""
+        values = flat.split([p.numel() for p in self.parameters])
+        return ((p, part.view_as(p)) for p, part in zip(self.parameters, values, strict=True))
+
     def _piece(self, flat: Tensor, rank: int, number: int) -> Tensor:
         """One piece of the part that a rank sums, in rows."""
         part = rank * self.pieces + number
@@ -134,18 +139,15 @@ class DenseMeeting:
         """Sum our part, swap the means, and go on from there: all ranks with the same weights."""
         self.reduce()
         self._step(self._arrived())
-        sizes = [p.numel() for p in self.parameters]
-        for parameter, values in zip(self.parameters, self.anchor.split(sizes), strict=True):
-            parameter.copy_(values.view_as(parameter))
+        for parameter, values in self._parts(self.anchor):
+            parameter.copy_(values)
 
     def land(self) -> None:
         """Go on from the means, which lie some steps back, with what this rank has changed since."""
         if self._mean_change is None:
             self.reduce()
-        moved = self._step(self._arrived()).sub_(self.change)
-        sizes = [p.numel() for p in self.parameters]
-        for parameter, values in zip(self.parameters, moved.split(sizes), strict=True):
-            parameter.add_(values.view_as(parameter))
+        for parameter, moved in self._parts(self._step(self._arrived()).sub_(self.change)):
+            parameter.add_(moved)
 
     @torch.no_grad()
     def reduce(self) -> None:

@@ -95,7 +95,7 @@ def end(
     tree = members(session)
     for one in gentle_targets(tree):
         _ask(one)
-    tree = _wait(session, grace, tick, lambda asked: hurry())
+    tree = _wait(session, grace, tick, hurry)
     for one in tree.values():
         _ask(one)
     if tree:
@@ -120,15 +120,19 @@ def _wait(
     session: Session,
     seconds: float,
     tick: Callable[[], None],
-    until: Callable[[dict[int, processes_utils.Process]], bool] = lambda left: False,
+    hurry: Callable[[], bool] = lambda: False,
 ) -> dict[int, processes_utils.Process]:
-    """Wait until the session has no members any more, or `until` says so, or time is up; return who is left."""
+    """Wait until the session has no members any more, or `hurry` says so, or time is up; return who is left."""
     deadline = time.monotonic() + seconds
+    known: dict[int, processes_utils.Process] = {}
     while True:
         tick()
-        left = members(session)
-        if not left or until(left) or time.monotonic() >= deadline:
-            return left
+        # All of /proc is looked through only once those that are known have ended: it costs processor time, which they need to end.
+        known = {pid: one for pid, one in known.items() if processes_utils.alive(pid, one.start)} or members(session)
+        if not known:
+            return known
+        if hurry() or time.monotonic() >= deadline:
+            return members(session)
         time.sleep(_POLL_SECONDS)
 
 
