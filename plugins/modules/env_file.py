@@ -100,28 +100,12 @@ mode:
   sample: '0600'
 """
 
-import os
-import stat
 from typing import Any, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-
-
-def octal(mode: str) -> int:
-    """The mode that the digits mean."""
-    if not mode or len(mode) > 4 or set(mode) - set("01234567"):
-        raise env_file_utils.EnvFileError(f"mode {mode!r} is not a mode of octal digits in quotes, such as '0600'")
-    return int(mode, 8)
-
-
-def mode_of(path: str) -> str | None:
-    """The mode of the file as octal digits, None where there is none."""
-    try:
-        return f"{stat.S_IMODE(os.stat(path).st_mode):04o}"
-    except OSError:
-        return None
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.env_state import NEEDED, OPTIONS, apply
 
 
 def hide(module: AnsibleModule, secrets: list[str]) -> None:
@@ -141,60 +125,8 @@ def masked(params: Mapping[str, Any]) -> dict[str, object]:
     return {**params, "env": env}
 
 
-def apply(params: Mapping[str, Any], check: bool) -> dict[str, object]:
-    """Bring the file into its state and tell what was done, or would be done."""
-    path, present = params["path"], params["state"] == "present"
-    env = env_file_utils.checked(params["env"]) if present else {}
-    mode = octal(params["mode"])
-    if present and mode & 0o007 and set(params["secrets"]) & set(env):
-        raise env_file_utils.EnvFileError(
-            f"{path} would hold secrets, so mode {params['mode']} may not let everybody in"
-        )
-    if os.path.exists(path) and not os.path.isfile(path):
-        what = "a folder" if os.path.isdir(path) else "a pipe or a device"
-        raise env_file_utils.EnvFileError(f"cannot write {path}: it is {what}")
-    before, mode_before = env_file_utils.read(path), mode_of(path)
-    after = env_file_utils.render(env) if present else None
-    changed = before != after or (present and mode_before != f"{mode:04o}")
-    if changed and not check:
-        if after is None:
-            os.unlink(path)
-        else:
-            env_file_utils.store(path, after, mode)
-    return {
-        "changed": changed,
-        "path": path,
-        "names": sorted(env),
-        "mode": f"{mode:04o}",
-        "diff": difference(path, before, after, set(env) - set(params["secrets"]), (mode_before, f"{mode:04o}")),
-    }
-
-
-def difference(
-    path: str, before: bytes | None, after: bytes | None, visible: set[str], modes: tuple[str | None, str]
-) -> dict[str, str]:
-    """Both states of the file as texts that give no secret away."""
-    old = env_file_utils.parse(before) if before is not None else {}
-    new = env_file_utils.parse(after) if after is not None else {}
-    texts = [
-        "" if before is None else f"# mode {modes[0]}\n" + env_file_utils.shown(old, visible),
-        "" if after is None else f"# mode {modes[1]}\n" + env_file_utils.shown(new, visible, other=old),
-    ]
-    return {"before": texts[0], "after": texts[1], "before_header": path, "after_header": path}
-
-
 def main() -> None:
-    module = checked_module(
-        argument_spec={
-            "path": {"type": "path", "required": True},
-            "env": {"type": "dict", "no_log": True},
-            "secrets": {"type": "list", "elements": "str", "default": [], "no_log": False},
-            "mode": {"type": "str", "default": "0600"},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-        },
-        required_if=[("state", "present", ["env"])],
-        supports_check_mode=True,
-    )
+    module = checked_module(argument_spec=OPTIONS, required_if=NEEDED, supports_check_mode=True)
     hide(module, module.params["secrets"])
     invocation = {"module_args": masked(module.params)}
     try:

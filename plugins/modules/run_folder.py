@@ -89,49 +89,17 @@ boot:
   sample: false
 """
 
-import os
-from typing import Any, Mapping
-
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import BOOT
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment import OPTIONS, apply
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import (
-    Keeper,
-    RunFolderError,
-    make_ready,
-    prepare,
-)
-
-
-def keeper_of(params: Mapping[str, Any]) -> Keeper | None:
-    """What the keeper is started with, if there is to be one."""
-    if not params["plan"].get("keeper") or not params["keeper_secret"]:
-        return None
-    return Keeper(params["host"], params["keeper_secret"], host_code.program(keeper.__name__, "main", params["path"]))
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import RunFolderError
 
 
 def main() -> None:
-    module = checked_module(
-        argument_spec={
-            "path": {"type": "path", "required": True},
-            "plan": {"type": "dict", "required": True},
-            "fresh": {"type": "bool", "default": False},
-            "state": {"type": "str", "choices": ["ready", "deployed"], "default": "deployed"},
-            "host": {"type": "str"},
-            "keeper_secret": {"type": "str", "no_log": True},
-        },
-        supports_check_mode=True,
-    )
-    params = module.params
+    module = checked_module(argument_spec=OPTIONS, supports_check_mode=True)
     try:
-        if params["state"] == "ready":
-            result = make_ready(params["path"], params["plan"], params["fresh"], module.check_mode)
-        else:
-            result = prepare(params["path"], params["plan"], params["fresh"], module.check_mode, keeper_of(params))
+        module.exit_json(**apply(module.params, module.check_mode))
     except RunFolderError as error:
         module.fail_json(msg=str(error))
-    module.exit_json(boot=os.path.lexists(os.path.join(params["path"], BOOT)), **result)
 
 
 if __name__ == "__main__":

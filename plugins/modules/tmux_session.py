@@ -172,144 +172,25 @@ action:
   sample: start
 """
 
-import os
-from typing import Any, Mapping
-
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind as logind_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import Status
-
-STARTING = ("started", "restarted", "ready")
-
-
-def decide(session: session_utils.Session, params: Mapping[str, Any], spec: session_utils.Spec | None) -> str:
-    """What has to be done to bring the session into the wanted state."""
-    status, wanted = session.status()["state"], params["state"]
-    running = status == session_utils.RUNNING
-    if wanted == "restarted":
-        return "restart" if running else "start"
-    if spec is not None:
-        if running:
-            return "none" if session.same(spec) else "restart"
-        ended_as_wanted = status == session_utils.FINISHED and not params["rerun"] and session.same(spec)
-        return "none" if ended_as_wanted else "start"
-    if wanted == "absent" and (status != session_utils.ABSENT or session.launch()):
-        return "remove"
-    return "stop" if running or session.left_over() else "none"
-
-
-def carry_out(session: session_utils.Session, action: str, spec: session_utils.Spec | None, timeout: int) -> None:
-    """Do it. Whatever is started, what an earlier session left behind is ended first."""
-    if action == "none":
-        return
-    if spec is not None:
-        # What could not be started again is not stopped for it.
-        session.check_startable(spec)
-    session.stop(timeout)
-    if action == "remove":
-        session.remove()
-    elif spec is not None:
-        session.start(spec, timeout)
-
-
-def difference(session: session_utils.Session, action: str, spec: session_utils.Spec | None) -> dict[str, str]:
-    """What the session was given and is given, before anything is done."""
-    status = session.status()["state"]
-    before = session.describe(None, status)
-    after = before
-    if action == "stop":
-        after = session.describe(None, session_utils.FINISHED if status == session_utils.RUNNING else status)
-    elif action != "none":
-        after = session.describe(spec, session_utils.ABSENT if action == "remove" else session_utils.RUNNING)
-    return {"before": before, "after": after, "before_header": session.name, "after_header": session.name}
-
-
-def connect(module: AnsibleModule) -> tuple[tmux_utils.Tmux | None, bool]:
-    """The user's own tmux server (None without tmux), and whether logging out would kill what is started now."""
-    path = module.get_bin_path("tmux")
-    if path is None:
-        return None, False
-    # Inside tmux the client would take the server around it instead of the user's own.
-    os.environ.pop("TMUX", None)
-
-    def run(argv: list[str]) -> tuple[int, str, str]:
-        program = module.get_bin_path(argv[0])
-        if program is None:
-            return 127, "", f"{argv[0]} is not installed"
-        code, out, err = module.run_command([program, *argv[1:]], cwd="/")
-        return int(code), str(out), str(err)
-
-    if module.params["state"] not in ("started", "restarted"):
-        return tmux_utils.Tmux(run, path), False
-    logind = logind_of(run, processes_utils.user_name(os.getuid()))
-    return tmux_utils.Tmux(run, path, session_utils.user_scope(*logind)), logind.kills
-
-
-def warn_of_logout(module: AnsibleModule, status: Status) -> None:
-    """Say so if the session will not survive the connection by which it was started."""
-    if status["state"] == session_utils.RUNNING and tmux_utils.ends_with_login(status.get("pid", 0)):
-        user = processes_utils.user_name(os.getuid())
-        module.warn(
-            f"systemd ends the processes of {user} at logout here (KillUserProcesses=yes), so this session will end with "
-            f"the SSH connection; let {user} linger (loginctl enable-linger {user}), log out everywhere and start it again"
-        )
-
-
-def apply(module: AnsibleModule) -> dict[str, object]:
-    """Bring the session into its state and tell what was done, or would be done."""
-    params = module.params
-    tmux, logout_kills = connect(module)
-    session = session_utils.Session(params["name"], params["state_dir"], tmux)
-    spec = None
-    if params["state"] in STARTING:
-        spec = session_utils.spec_from(
-            params["argv"], params["chdir"], params["env_file"], params["log"], session.state_dir, session.name
-        )
-        session.check_free()
-    if spec is not None and params["state"] == "ready":
-        session.check_startable(spec)
-        return {"changed": False, "action": "none", "session": session.status()}
-    with session.locked(make=spec is not None and not module.check_mode, timeout=params["stop_timeout"] + 60):
-        action = decide(session, params, spec)
-        diff = difference(session, action, spec)
-        if not module.check_mode:
-            carry_out(session, action, spec, params["stop_timeout"])
-        status = session.status()
-    if logout_kills:
-        warn_of_logout(module, status)
-    return {"changed": action != "none", "action": action, "diff": diff, "session": status}
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.wanted import (
+    BOUNDS,
+    ERRORS,
+    NEEDED,
+    OPTIONS,
+    apply,
+)
 
 
 def main() -> None:
-    module = checked_module(
-        argument_spec={
-            "name": {"type": "str", "required": True},
-            "state_dir": {"type": "path", "required": True},
-            "argv": {"type": "list", "elements": "str"},
-            "chdir": {"type": "path"},
-            "env_file": {"type": "path"},
-            "log": {"type": "path"},
-            "state": {
-                "type": "str",
-                "choices": ["started", "restarted", "ready", "stopped", "absent"],
-                "default": "started",
-            },
-            "rerun": {"type": "bool", "default": False},
-            "stop_timeout": {"type": "int", "default": 60},
-        },
-        required_if=[("state", state, ["argv"]) for state in STARTING],
-        bounds={"stop_timeout": (0, 31 * 86400)},
-        supports_check_mode=True,
-    )
+    module = checked_module(argument_spec=OPTIONS, required_if=NEEDED, bounds=BOUNDS, supports_check_mode=True)
     try:
-        module.exit_json(**apply(module))
-    except (session_utils.SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError) as error:
+        result = apply(module.params, module.check_mode)
+    except ERRORS as error:
         module.fail_json(msg=str(error))
+    for warning in result.pop("warnings"):
+        module.warn(warning)
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A look at a host that costs it next to nothing.
+"""A look at a host that costs it next to nothing, and a small change.
 
-A module starts a Python with all of Ansible's own code, which takes five times as long as reading the run folder. What only reads is
-sent as the bare code that reads instead, to a Python that loads nothing else.
+A module starts a Python with all of Ansible's own code, which takes five times as long as reading the run folder. What is quickly done is
+sent as the bare code that does it instead, to a Python that loads nothing else. If no answer comes the module does it, once more where
+it was done already: so this is for what may be done twice.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ansible import constants
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import beyond
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
 
 Options = Mapping[str, Mapping[str, object]]
@@ -83,10 +85,11 @@ class BareAction(ActionBase):
 
     _supports_check_mode = True
     _supports_async = False
-    _supports_diff = False
     # The file with the module's OPTIONS, whose `say` answers.
     CODE: ClassVar[ModuleType]
     CHECKS: ClassVar[Mapping[str, object]] = {}
+    # Whether it does more than look, and so is told if it may only say what it would do.
+    CHANGES: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         # Read once, before Ansible makes a process for each host.
@@ -98,7 +101,10 @@ class BareAction(ActionBase):
         result: dict[str, object] = super().run(tmp, variables)
         arguments = self.arguments(variables)
         options = self.validate_argument_spec(unexpanded(self.CODE.OPTIONS), **self.CHECKS)[1]
-        seen = bare_answer(self, self.CODE, {**options, **arguments, **self.told_by_ansible()}, variables)
+        told = {**options, **arguments, **self.told_by_ansible()}
+        # What is out of bounds is left to the module to refuse.
+        is_sound = not any(beyond(options, getattr(self.CODE, "BOUNDS", {})))
+        seen = bare_answer(self, self.CODE, told, variables) if is_sound else None
         if seen is None:
             seen = self._execute_module(module_args={**self._task.args, **arguments}, task_vars=variables)
             seen.pop("invocation", None)
@@ -111,4 +117,4 @@ class BareAction(ActionBase):
 
     def told_by_ansible(self) -> dict[str, object]:
         """What a module would have of Ansible itself."""
-        return {}
+        return {"check": self._task.check_mode} if self.CHANGES else {}

@@ -21,11 +21,14 @@ def find(name: str) -> Optional[str]:
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *MORE_PATHS]))
 
 
-def run(argv: Sequence[str], environ: Optional[Mapping[str, str]] = None) -> Tuple[int, str, str]:
+def run(
+    argv: Sequence[str], environ: Optional[Mapping[str, str]] = None, folder: Optional[str] = None
+) -> Tuple[int, str, str]:
     """Runs a program with an addition to its environment; what cannot be run ends with 127."""
     try:
         done = subprocess.run(
             list(argv),
+            cwd=folder,
             env={**os.environ, **(environ or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,

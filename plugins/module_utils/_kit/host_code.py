@@ -5,7 +5,7 @@
 
 The program carries the source of a module of ours and of all that it imports from this collection, under their real names. So the same
 file serves Ansible (which brings it in an archive), a process that outlives the module that started it, and a look through the
-connection without any file at all.
+connection without any file at all. What runs so can make another such program out of what it carries.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from typing import Any
 PACKAGE = "ansible_collections.nanochat.ddp.plugins.module_utils"
 _PROGRAM = """\
 import json, sys, types
+class _Source:
+    def __init__(self, text):
+        self.text = text
+    def get_source(self, name):
+        return self.text
 def _load(name, source):
     parent = ""
     for part in name.split(".")[:-1]:
@@ -30,6 +35,7 @@ def _load(name, source):
                 setattr(sys.modules[parent], part, sys.modules[whole])
         parent = whole
     module = sys.modules[name] = types.ModuleType(name)
+    module.__loader__ = _Source(source)
     setattr(sys.modules[parent], name.split(".")[-1], module)
     exec(compile(source, name, "exec"), module.__dict__)
     return module

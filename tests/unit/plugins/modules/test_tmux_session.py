@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 from ansible.module_utils import basic
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
@@ -32,11 +32,11 @@ class Host:
         self.silent = False
         self.logind = ""
 
-    def get_bin_path(self, name, required=False, opt_dirs=None):
+    def find(self, name):
         program = name.rpartition("/")[2]
         return f"/usr/bin/{program}" if program in self.installed else None
 
-    def run_command(self, argv, **options):
+    def run(self, argv, **options):
         self.calls.append(argv)
         if argv[0].endswith("loginctl"):
             return 0, self.logind, ""
@@ -89,8 +89,8 @@ def host(monkeypatch, tmp_path):
     monkeypatch.setattr(session_utils, "_GO_SECONDS", 0.1)
     runner = subprocess.Popen(["sleep", "600"])
     made = Host(tmp_path, runner.pid)
-    monkeypatch.setattr(basic.AnsibleModule, "get_bin_path", made.get_bin_path)
-    monkeypatch.setattr(basic.AnsibleModule, "run_command", made.run_command)
+    monkeypatch.setattr(bare, "find", made.find)
+    monkeypatch.setattr(bare, "run", made.run)
     yield made
     runner.kill()
     runner.wait()

@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deployment
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_state, host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import setup_look
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import look, state
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner, session, wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 
 
@@ -40,7 +42,55 @@ def test_a_host_is_probed_and_looked_over_without_a_module(tmp_path, monkeypatch
     assert [seen[part]["ready"] for part in ("files", "venv", "data")] == [False, False, False]
 
 
-@pytest.mark.parametrize("module", [look, host, setup_look, runner, server])
+def wish(module, check=False, **given):
+    """What a module's options come to, and whether it may only say what it would do."""
+    return {**{name: option.get("default") for name, option in module.OPTIONS.items()}, "check": check, **given}
+
+
+def test_an_env_file_is_written_without_a_module(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    params = wish(env_state, path="~/env", env={"KEY": "it's secret"}, secrets=["KEY"])
+    assert told(env_state, {**params, "check": True})["changed"] and not (tmp_path / "env").exists()
+    done = told(env_state, params)
+    assert done["changed"] and "secret" not in json.dumps(done)
+    assert (tmp_path / "env").read_text().splitlines()[-1] == "KEY='it'\\''s secret'"
+    assert told(env_state, params)["changed"] is False
+    refused = told(env_state, {**params, "mode": "9"})
+    assert refused["failed"] and "mode '9' is not a mode" in refused["msg"]
+
+
+def test_a_run_folder_is_deployed_without_a_module_and_its_keeper_starts(tmp_path):
+    plan = {"keeper": {"port": 1}, "nodes": []}
+    params = wish(deployment, path=str(tmp_path / "run"), plan=plan, host="node1", keeper_secret="secret")
+    assert told(deployment, {**params, "check": True})["changed"] and not (tmp_path / "run").exists()
+    assert told(deployment, params)["changed"]
+    assert json.loads((tmp_path / "run/plan.json").read_text()) == plan
+    keeper = (tmp_path / "run/.keeper/keeper.py").read_text()
+    # A program out of what another one carries is the program that the collection makes.
+    assert keeper == host_code.program(deployment.keeper.__name__, "main", str(tmp_path / "run"))
+    (tmp_path / "file").write_text("")
+    assert (
+        "cannot be made"
+        in told(deployment, wish(deployment, path=f"{tmp_path}/file/run", plan={}, state="ready"))["msg"]
+    )
+
+
+@pytest.mark.skipif(not wanted.bare.find("tmux"), reason="tmux is not installed here")
+def test_a_session_is_started_and_stopped_without_a_module(tmp_path):
+    name = f"bare-{os.getpid()}"
+    params = wish(wanted, name=name, state_dir=str(tmp_path), argv=["/bin/sleep", "600"])
+    assert told(wanted, {**params, "check": True})["action"] == "start" and not (tmp_path / "session.json").exists()
+    try:
+        started = told(wanted, params)
+        assert started["changed"] and started["session"]["state"] == session.RUNNING
+        assert told(wanted, params)["action"] == "none"
+    finally:
+        stopped = told(wanted, {**params, "state": "absent"})
+    assert stopped["changed"] and stopped["action"] == "remove"
+    assert told(wanted, {**params, "name": "a.b"})["failed"]
+
+
+@pytest.mark.parametrize("module", [look, host, setup_look, runner, server, env_state, deployment, wanted])
 def test_each_source_comes_after_what_it_needs(module):
     names = [name for name, dummy_source in host_code.sources(module.__name__)]
     assert names[-1] == module.__name__

@@ -1,0 +1,19 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A run folder, which needs no module."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import ClassVar
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deployment
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
+
+
+class ActionModule(BareAction):
+    """The module of the same name."""
+
+    CODE: ClassVar[ModuleType] = deployment
+    CHANGES: ClassVar[bool] = True

@@ -1,0 +1,21 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A session, which needs no module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import ClassVar
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import wanted
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
+
+
+class ActionModule(BareAction):
+    """The module of the same name."""
+
+    CODE: ClassVar[ModuleType] = wanted
+    CHECKS: ClassVar[Mapping[str, object]] = {"required_if": wanted.NEEDED}
+    CHANGES: ClassVar[bool] = True

@@ -1,0 +1,55 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A run folder made ready for a start, with its keeper: what run_folder does, also as a program for a bare Python on the host."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Mapping, Optional
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import BOOT
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import (
+    Keeper,
+    RunFolderError,
+    make_ready,
+    prepare,
+)
+
+# What run_folder is told.
+OPTIONS: Dict[str, Dict[str, object]] = {
+    "path": {"type": "path", "required": True},
+    "plan": {"type": "dict", "required": True},
+    "fresh": {"type": "bool", "default": False},
+    "state": {"type": "str", "choices": ["ready", "deployed"], "default": "deployed"},
+    "host": {"type": "str"},
+    "keeper_secret": {"type": "str", "no_log": True},
+}
+
+
+def keeper_of(params: Mapping[str, Any]) -> Optional[Keeper]:
+    """What the keeper is started with, if there is to be one."""
+    if not params["plan"].get("keeper") or not params["keeper_secret"]:
+        return None
+    return Keeper(params["host"], params["keeper_secret"], host_code.program(keeper.__name__, "main", params["path"]))
+
+
+def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
+    """Bring the folder into its state and tell what was done, or would be done."""
+    path, plan, fresh = params["path"], params["plan"], params["fresh"]
+    if params["state"] == "ready":
+        result = make_ready(path, plan, fresh, check)
+    else:
+        result = prepare(path, plan, fresh, check, keeper_of(params))
+    return {"boot": os.path.lexists(os.path.join(path, BOOT)), **result}
+
+
+def say(mark: str, params: Dict[str, Any]) -> None:
+    """The program: answers with what run_folder returns."""
+    try:
+        result = apply(bare.expanded(params, ["path"]), params["check"])
+    except RunFolderError as error:
+        result = {"failed": True, "msg": str(error)}
+    bare.answer(mark, result)

@@ -1,0 +1,143 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A session brought into its wanted state: what tmux_session does, also as a program for a bare Python on the host."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind as logind_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import Status
+
+STARTING = ("started", "restarted", "ready")
+# What tmux_session is told.
+OPTIONS: Dict[str, Dict[str, object]] = {
+    "name": {"type": "str", "required": True},
+    "state_dir": {"type": "path", "required": True},
+    "argv": {"type": "list", "elements": "str"},
+    "chdir": {"type": "path"},
+    "env_file": {"type": "path"},
+    "log": {"type": "path"},
+    "state": {
+        "type": "str",
+        "choices": ["started", "restarted", "ready", "stopped", "absent"],
+        "default": "started",
+    },
+    "rerun": {"type": "bool", "default": False},
+    "stop_timeout": {"type": "int", "default": 60},
+}
+NEEDED = [("state", state, ["argv"]) for state in STARTING]
+BOUNDS = {"stop_timeout": (0, 31 * 86400)}
+PATHS = ("state_dir", "chdir", "env_file", "log")
+ERRORS = (session_utils.SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError)
+
+
+def decide(session: session_utils.Session, params: Mapping[str, Any], spec: Optional[session_utils.Spec]) -> str:
+    """What has to be done to bring the session into the wanted state."""
+    status, wanted = session.status()["state"], params["state"]
+    running = status == session_utils.RUNNING
+    if wanted == "restarted":
+        return "restart" if running else "start"
+    if spec is not None:
+        if running:
+            return "none" if session.same(spec) else "restart"
+        ended_as_wanted = status == session_utils.FINISHED and not params["rerun"] and session.same(spec)
+        return "none" if ended_as_wanted else "start"
+    if wanted == "absent" and (status != session_utils.ABSENT or session.launch()):
+        return "remove"
+    return "stop" if running or session.left_over() else "none"
+
+
+def carry_out(session: session_utils.Session, action: str, spec: Optional[session_utils.Spec], timeout: int) -> None:
+    """Do it. Whatever is started, what an earlier session left behind is ended first."""
+    if action == "none":
+        return
+    if spec is not None:
+        # What could not be started again is not stopped for it.
+        session.check_startable(spec)
+    session.stop(timeout)
+    if action == "remove":
+        session.remove()
+    elif spec is not None:
+        session.start(spec, timeout)
+
+
+def difference(session: session_utils.Session, action: str, spec: Optional[session_utils.Spec]) -> Dict[str, str]:
+    """What the session was given and is given, before anything is done."""
+    status = session.status()["state"]
+    before = session.describe(None, status)
+    after = before
+    if action == "stop":
+        after = session.describe(None, session_utils.FINISHED if status == session_utils.RUNNING else status)
+    elif action != "none":
+        after = session.describe(spec, session_utils.ABSENT if action == "remove" else session_utils.RUNNING)
+    return {"before": before, "after": after, "before_header": session.name, "after_header": session.name}
+
+
+def run(argv: List[str]) -> Tuple[int, str, str]:
+    """A command of the host, from a folder that nobody takes away."""
+    program = bare.find(argv[0])
+    return bare.run([program, *argv[1:]], folder="/") if program else (127, "", f"{argv[0]} is not installed")
+
+
+def connect(state: str) -> Tuple[Optional[tmux_utils.Tmux], bool]:
+    """The user's own tmux server (None without tmux), and whether logging out would kill what is started now."""
+    path = bare.find("tmux")
+    if path is None:
+        return None, False
+    # Inside tmux the client would take the server around it instead of the user's own.
+    os.environ.pop("TMUX", None)
+    if state not in ("started", "restarted"):
+        return tmux_utils.Tmux(run, path), False
+    logind = logind_of(run, processes_utils.user_name(os.getuid()))
+    return tmux_utils.Tmux(run, path, session_utils.user_scope(*logind)), logind.kills
+
+
+def warnings_of_logout(status: Status) -> List[str]:
+    """Says so if the session will not survive the connection by which it was started."""
+    if status["state"] != session_utils.RUNNING or not tmux_utils.ends_with_login(status.get("pid", 0)):
+        return []
+    user = processes_utils.user_name(os.getuid())
+    return [
+        f"systemd ends the processes of {user} at logout here (KillUserProcesses=yes), so this session will end with "
+        f"the SSH connection; let {user} linger (loginctl enable-linger {user}), log out everywhere and start it again"
+    ]
+
+
+def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
+    """Bring the session into its state and tell what was done, or would be done."""
+    tmux, logout_kills = connect(params["state"])
+    session = session_utils.Session(params["name"], params["state_dir"], tmux)
+    spec = None
+    if params["state"] in STARTING:
+        spec = session_utils.spec_from(
+            params["argv"], params["chdir"], params["env_file"], params["log"], session.state_dir, session.name
+        )
+        session.check_free()
+    if spec is not None and params["state"] == "ready":
+        session.check_startable(spec)
+        return {"changed": False, "action": "none", "session": session.status(), "warnings": []}
+    with session.locked(make=spec is not None and not check, timeout=params["stop_timeout"] + 60):
+        action = decide(session, params, spec)
+        diff = difference(session, action, spec)
+        if not check:
+            carry_out(session, action, spec, params["stop_timeout"])
+        status = session.status()
+    warnings = warnings_of_logout(status) if logout_kills else []
+    return {"changed": action != "none", "action": action, "diff": diff, "session": status, "warnings": warnings}
+
+
+def say(mark: str, params: Dict[str, Any]) -> None:
+    """The program: answers with what tmux_session returns."""
+    try:
+        result = apply(bare.expanded(params, PATHS), params["check"])
+    except ERRORS as error:
+        result = {"failed": True, "msg": str(error)}
+    bare.answer(mark, result)
