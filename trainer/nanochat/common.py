@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -77,6 +78,14 @@ def exit_code(main: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         # What a shell reports for a command that Ctrl-C ended.
         return 130
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, now that all is written: to take down torch needs half a second of a core, and others wait for this end."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def base_dir(environ: Mapping[str, str] = ENVIRON) -> Path:

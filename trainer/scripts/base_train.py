@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 
-from nanochat.common import exit_code
+from nanochat.common import exit_code, leave
 from nanochat.cores import pin
 from nanochat.program import run_stage
 from nanochat.settings import parse
@@ -26,4 +26,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    leave(exit_code(main))

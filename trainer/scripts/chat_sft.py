@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 
-from nanochat.common import exit_code
+from nanochat.common import exit_code, leave
 from nanochat.cores import pin
 from nanochat.fine_tuning import FineTuning, inherited
 from nanochat.program import run_stage
@@ -29,4 +29,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    leave(exit_code(main))
