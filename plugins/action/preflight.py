@@ -15,6 +15,7 @@ from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products, speeds_together
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, with_hosts
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
@@ -172,8 +173,8 @@ def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
 
 def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
     """The prediction, where every host's step and some link were measured."""
-    hosts = [node["host"] for node in evidence.plan["nodes"]]
-    speeds = speeds_of(evidence.plan, {host: piece(seen, host, "measured") for host in hosts})
+    hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
+    speeds = speeds_of(evidence.plan, {host: of_products(piece(seen, host, "measured"), matmul) for host in hosts})
     rates = [found["bandwidth_mbit"] for found in evidence.gloo.values() if found.get("bandwidth_mbit")]
     link = slowest_link(evidence.tries, min(rates, default=None))
     if not speeds or (link is None and len(hosts) > 1):
@@ -186,7 +187,8 @@ def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
         if nic["name"] == nics[host] and nic["kind"] == "wifi"
     ]
     links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
-    return outlook(evidence.plan, speeds, link, radio, links)
+    found = outlook(evidence.plan, speeds, link, radio, links)
+    return {**found, "products": speeds_together([piece(seen, host, "measured") for host in hosts])}
 
 
 def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:

@@ -88,7 +88,7 @@ class BareAction(ActionBase):
     # The file with the module's OPTIONS, whose `say` answers.
     CODE: ClassVar[ModuleType]
     CHECKS: ClassVar[Mapping[str, object]] = {}
-    # Whether it does more than look, and so is told if it may only say what it would do.
+    # Whether it does more than look, and is told whether it only has to tell what would be done.
     CHANGES: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:

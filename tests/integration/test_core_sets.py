@@ -35,7 +35,11 @@ def measure(folder: Path, kept: dict) -> dict:
         "env_secret": [], "threads": 2, "dtype": "float32", "argv": ["python", "scripts.base_train", "--", "--depth=1"],
         "host": "localhost",
     }  # fmt: skip
-    plan = {"model": {"vocab_size": 300}, "training": {"device_batch": 2, "matmul": "fp32"}, "trainer": {"torch": "2"}}
+    plan = {
+        "model": {"vocab_size": 300},
+        "training": {"device_batch": 2, "matmul": "fp32", "matmul_tried": ["fp32"]},
+        "trainer": {"torch": "2"},
+    }
     play = {
         "hosts": "localhost", "gather_facts": False,
         "vars": {

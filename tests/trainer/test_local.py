@@ -309,7 +309,9 @@ def small_pieces(comm: Comm, case: list[Any]) -> None:
     local.PIECE = meeting.PIECE = 100
     assert digests(train(comm, *case)) == whole
     # Behind the rows of a slow link the mean would come too late.
-    assert max(i for i, what in enumerate(waited) if "mean" in what) < waited.index("the changes of transformer.wte.weight")
+    assert max(i for i, what in enumerate(waited) if "mean" in what) < waited.index(
+        "the changes of transformer.wte.weight"
+    )
     assert sum(what.startswith("the changes of transformer.wte") for what in waited) > 4
 
 

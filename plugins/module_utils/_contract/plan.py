@@ -62,6 +62,7 @@ class Training(_Parts):
     local_steps: int
     rebalance: bool
     matmul: str
+    matmul_tried: List[str]
     eval_every: int
     eval_tokens: int
     sample_every: int

@@ -9,7 +9,7 @@ import os
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Keeper, Node, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import products, stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.stages import BASE, SCRIPTS, run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import local_overlap
@@ -39,6 +39,7 @@ class Choice(NamedTuple):
     device: str
     dtype: str
     matmul: str
+    matmul_tried: tuple[str, ...]  # what the rehearsal measures, for who leaves the choice to it
     stage: str
 
     @property
@@ -60,19 +61,28 @@ def choose(run: Mapping[str, Any], hosts: Sequence[Host]) -> Choice:
     dtype = str(run["ddp_dtype"])
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
-    matmul, ours = str(run["ddp_matmul"]), run["ddp_trainer_source"] == "ours"
+    ours = run["ddp_trainer_source"] == "ours"
+    matmul, tried = str(run["ddp_matmul"]), False
     if matmul == "auto":
-        matmul = "bf16" if dtype == "bfloat16" or (device == "cpu" and ours and rounds_products(run, hosts)) else "fp32"
+        matmul = "bf16" if dtype == "bfloat16" else "fp32"
+        tried = (
+            ours and device == "cpu" and dtype == "float32" and all(host.fact("cpu", "native_bf16") for host in hosts)
+        )
+    if tried:
+        began = [] if run["ddp_fresh"] else [host.fact("run", "matmul") for host in hosts]
+        matmul = products.taken(began, [host.fact("measured") for host in hosts])
     # On GPUs a checkout joins its ranks itself.
     joined = not ours and device == "cpu" and run["ddp_trainer_join"]
-    return Choice(run_name(run), ours, joined, device, dtype, matmul, str(run["ddp_stage"]))
-
-
-def rounds_products(run: Mapping[str, Any], hosts: Sequence[Host]) -> bool:
-    """Whether CPUs are to make their products of bf16: where every one has instructions for it, unless the run began without."""
-    able = all(host.fact("cpu", "native_bf16") for host in hosts)
-    began = [] if run["ddp_fresh"] else [host.fact("run", "matmul") for host in hosts]
-    return able and "fp32" not in began
+    return Choice(
+        run_name(run),
+        ours,
+        joined,
+        device,
+        dtype,
+        matmul,
+        products.TRIED if tried else (matmul,),
+        str(run["ddp_stage"]),
+    )
 
 
 def argv(run: Mapping[str, Any], choice: Choice, node: Node, plan: Plan) -> list[str]:

@@ -14,6 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     PYTHON_FOLDER,
     PYTHON_IN_FOLDER,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products
 
 USABLE = ("wired", "wifi")
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
@@ -34,6 +35,11 @@ class Host(NamedTuple):
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
+
+    def measured_with(self, matmul: str) -> Host:
+        """The host with what was measured of a step with these products, as if there were no others."""
+        measured = self.fact("measured")
+        return self._replace(probe={**self.probe, "measured": of_products(measured, matmul)}) if measured else self
 
 
 def home_expanded(path: str, host: Host) -> str:

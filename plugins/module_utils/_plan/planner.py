@@ -117,7 +117,6 @@ class Planner:
     ) -> None:
         self.settings = dict(run)
         self.told = told
-        self.hosts = hosts
         self.requirements = list(requirements)
         self.tolerant = tolerant
         self.here = here
@@ -132,6 +131,7 @@ class Planner:
         )
         self.model = model_size.describe(self.shape)
         self.choice = choose(run, hosts)
+        self.hosts = [host.measured_with(self.choice.matmul) for host in hosts]
         # What was asked for, beside what the plan makes of it.
         self.asked = {"sync": run["ddp_sync"], "head": run["ddp_head"], "local_steps": str(run["ddp_local_steps"])}
         self.kept_way = sync_choice.kept(run, hosts, self.choice, self.shape.n_embd)
@@ -282,6 +282,7 @@ class Planner:
             "asked": self.asked,
             "local_steps": run["ddp_local_steps"] if self.choice.ours else 0,
             "matmul": self.choice.matmul,
+            "matmul_tried": list(self.choice.matmul_tried),
             "eval_every": run["ddp_eval_every"],
             "eval_tokens": run["ddp_eval_tokens"],
             "sample_every": run["ddp_sample_every"],

@@ -277,6 +277,6 @@ def links_of(measured: Sequence[Mapping[str, Any]]) -> Optional[Link]:
     return Link(min(float(one["mbit"]) for one in links), max(float(one.get("latency_ms") or 0.0) for one in links))
 
 
-def subject(model: Mapping[str, Any], device_batch: int, matmul: str) -> str:
+def subject(model: Mapping[str, Any], device_batch: int) -> str:
     """By what a measured step is known to be one of this model."""
-    return digest_of([model, device_batch, matmul])
+    return digest_of([model, device_batch])

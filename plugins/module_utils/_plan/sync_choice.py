@@ -33,7 +33,7 @@ def measured(
     """The best way by what the rehearsal measured of these hosts with this very model; None where that is not known."""
     if len(by_rank) < 2 or not choice.ours or choice.device != "cpu":
         return None
-    wanted = subject(model, training["device_batch"], training["matmul"])
+    wanted = subject(model, training["device_batch"])
     found = {host.name: host.fact("measured") or {} for host in by_rank}
     nodes = [{"host": host.name, "rows": rows} for host, rows in zip(by_rank, training["rows"])]
     # So much of a plan is all that the model of a step reads.

@@ -18,8 +18,23 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import f
 CLEARLY = 1.05
 
 
-def best_of_sets(results: Sequence[Mapping[str, Any]], key: str) -> Document:
-    """The fastest of the sets {name, cpus} that were timed, with what each came to; key: what it was measured of."""
+def best_of_all(results: Sequence[Mapping[str, Any]], key: str) -> Document:
+    """What the first of the products came to that were timed, each with the sets of processors (items [set, products]), and
+    where there were several what each did; key: what it was measured of."""
+    by_products: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results:
+        cores, matmul = result.get("item") or [{}, ""]
+        by_products.setdefault(str(matmul), []).append({**result, "item": cores})
+    best = {matmul: best_of_sets(timed) for matmul, timed in by_products.items()}
+    products = {matmul: found for matmul, found in best.items() if found}
+    if not products:
+        return {}
+    kept = {"key": key, **next(iter(products.values()))}
+    return {**kept, "products": products} if len(by_products) > 1 else kept
+
+
+def best_of_sets(results: Sequence[Mapping[str, Any]]) -> Document:
+    """The fastest of the sets {name, cpus} that were timed, with what each came to."""
     timed = [(result["item"], found) for result in results if (found := told_by(result)) is not None]
     if not timed:
         return {}
@@ -28,9 +43,9 @@ def best_of_sets(results: Sequence[Mapping[str, Any]], key: str) -> Document:
         if speed_of(found) > CLEARLY * speed_of(best):
             item, best = other, found
     if len(results) == 1:
-        return {**best, "key": key}
+        return best
     sets = {str(one["name"]): speed_of(found) for one, found in timed}
-    return {**best, "key": key, "cores": list(item["cpus"]), "cores_name": item["name"], "sets": sets}
+    return {**best, "cores": list(item["cpus"]), "cores_name": item["name"], "sets": sets}
 
 
 def told_by(result: Mapping[str, Any]) -> Document | None:
@@ -64,7 +79,7 @@ def with_link(
     names = host_by_address(plan)
     peers = by_peer({**one, "host": names[one["address"]]} for one in links if one.get("address") in names)
     kept = {"link": link._asdict(), "links": {peer: list(one) for peer, one in peers.items()}} if link else {}
-    return {**measured, **kept, "subject": subject(plan["model"], training["device_batch"], training["matmul"])}
+    return {**measured, **kept, "subject": subject(plan["model"], training["device_batch"])}
 
 
 def host_by_address(plan: Plan) -> dict[str, str]:

@@ -18,6 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import byt
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import choose_way, chosen
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import WIRE_BYTES
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import fastest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
     Link,
     Speed,
@@ -79,6 +80,7 @@ class Outlook(TypedDict):
     auto_sync: Optional[str]
     auto_local: Optional[int]
     auto_why: Optional[str]
+    products: Dict[str, float]  # tokens per second of all hosts by themselves, where several precisions were measured
 
 
 def outlook(
@@ -118,6 +120,7 @@ def outlook(
         "auto_sync": way.sync if way and asked(plan, "sync") == "auto" else None,
         "auto_local": way.local_steps if way and asked(plan, "local_steps") == "auto" else None,
         "auto_why": way.why if way else None,
+        "products": {},
     }
 
 
@@ -273,7 +276,7 @@ def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> List[str]:
 def why_line(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     """Why auto took the way of the plan."""
     link = f"the slowest link carries {predicted['link_mbit'] or 0:.0f} Mbit/s each way while both hosts send"
-    return [*why_local(plan, predicted, link), *why_sync(plan, predicted, link)]
+    return [*why_local(plan, predicted, link), *why_sync(plan, predicted, link), *why_products(plan, predicted)]
 
 
 def why_local(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
@@ -302,6 +305,21 @@ def why_sync(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
         return [f"  ddp_sync auto takes exact, since rounding gives little or nothing: {link}"]
     exact = speed_text(predicted["ways"]["exact"]["tokens_per_second"])
     return [f"  ddp_sync auto takes {best}, which rounds least of what this link hides (exact: {exact} tok/s): {link}"]
+
+
+def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
+    speeds: Mapping[str, float] = predicted.get("products") or {}
+    if not speeds:
+        return []
+    taken = plan["training"]["matmul"]
+    told = ", ".join(f"{matmul} {speed_text(speed)} tok/s" for matmul, speed in speeds.items())
+    best = fastest(speeds)
+    if best != taken:
+        return [
+            f"  ddp_matmul auto keeps {taken}, which the run began with; without the optimizer all hosts by themselves come to {told} "
+            f"(-e ddp_matmul={best}, training goes on from its checkpoints)"
+        ]
+    return [f"  ddp_matmul auto takes {taken}: without the optimizer all hosts by themselves come to {told}"]
 
 
 def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:

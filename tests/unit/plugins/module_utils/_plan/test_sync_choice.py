@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products, speeds_together
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import BY_EXACTNESS, steps_together, subject
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import desktop, hosts, laptop
 
@@ -27,7 +28,7 @@ def measured(mbit: float, **settings: Any) -> dict[str, Any]:
         "adamw_seconds": 0.02,
         "muon_seconds": 0.1,
         "link": {"mbit": mbit, "latency_ms": 0.3},
-        "subject": subject(plan["model"], training["device_batch"], training["matmul"]),
+        "subject": subject(plan["model"], training["device_batch"]),
     }
 
 
@@ -147,11 +148,25 @@ def test_the_same_job_has_the_same_plan_after_its_start():
     assert again["digest"] == first["digest"]
 
 
-def products(settings: dict[str, Any], native: tuple[bool, bool], run: Any = None) -> str:
-    """What the plan makes of ddp_matmul with CPUs that have bf16 or not."""
+def with_products(fp32: float, bf16: float) -> dict[str, Any]:
+    """What a rehearsal leaves that measured a step with both."""
+    of_both = {
+        "fp32": {"tokens_per_second": fp32, "matmul": "fp32"},
+        "bf16": {"tokens_per_second": bf16, "matmul": "bf16"},
+    }
+    return {**of_both["fp32"], "products": of_both}
+
+
+FASTER, SLOWER = with_products(1000.0, 1600.0), with_products(1000.0, 700.0)
+
+
+def products(
+    settings: dict[str, Any], native: tuple[bool, bool], run: Any = None, found: tuple[Any, Any] = (FASTER, FASTER)
+) -> str:
+    """What the plan makes of ddp_matmul with CPUs that have bf16 or not, by what was measured."""
     facts = [
-        {"cpu": {**machine()["cpu"], "native_bf16": able}, **({"run": run} if run else {})}
-        for machine, able in zip((desktop, laptop), native, strict=True)
+        {"cpu": {**machine()["cpu"], "native_bf16": able}, "measured": measured, **({"run": run} if run else {})}
+        for machine, able, measured in zip((desktop, laptop), native, found, strict=True)
     ]
     plan = make_plan(hosts({"ddp_matmul": "auto", **settings}, *facts), tolerant=True).plan
     found = str(plan["training"]["matmul"])
@@ -159,8 +174,14 @@ def products(settings: dict[str, Any], native: tuple[bool, bool], run: Any = Non
     return found
 
 
-def test_products_are_of_bf16_where_every_cpu_has_instructions_for_it():
+def test_products_are_of_bf16_where_every_cpu_has_instructions_for_it_and_they_are_faster():
     assert products({}, (True, True)) == "bf16"
+    assert products({}, (True, True), found=(SLOWER, SLOWER)) == "fp32"
+    assert products({}, (True, True), found=(FASTER, SLOWER)) == "bf16"
+    assert products({}, (True, True), found=(with_products(1000.0, 1040.0),) * 2) == "fp32"
+    # Until every host has measured both.
+    assert products({}, (True, True), found=(FASTER, None)) == "fp32"
+    assert products({}, (True, True), found=(FASTER, {"tokens_per_second": 9000.0, "matmul": "fp32"})) == "fp32"
     assert products({}, (True, False)) == "fp32"
     assert products({"ddp_matmul": "fp32"}, (True, True)) == "fp32"
     assert products({"ddp_trainer_source": "/home/me/nanochat"}, (True, True)) == "fp32"
@@ -173,3 +194,45 @@ def test_a_run_keeps_the_products_that_it_began_with():
     assert products({}, (True, True), {**began, "matmul": "bf16"}) == "bf16"
     # A host without the instructions joined.
     assert products({}, (True, False), {**began, "matmul": "bf16"}) == "fp32"
+
+
+def test_a_plan_goes_by_what_was_measured_with_its_own_products():
+    """The second host is slow with bf16 alone, so it has fewer rows only where products are of bf16."""
+    slow = with_products(1000.0, 400.0)
+    for settings, rows in (({}, [3, 1]), ({"ddp_fresh": True, "ddp_matmul": "fp32"}, [2, 2])):
+        facts = [
+            {"cpu": {**machine()["cpu"], "native_bf16": True}, "measured": found}
+            for machine, found in ((desktop, with_products(1000.0, 2600.0)), (laptop, slow))
+        ]
+        given = {
+            "ddp_matmul": "auto",
+            "ddp_batch_split": "auto",
+            "ddp_total_batch": 2048,
+            "ddp_device_batch": 1,
+            **settings,
+        }
+        training = make_plan(hosts(given, *facts), tolerant=True).plan["training"]
+        assert training["rows"] == rows
+    assert of_products(slow, "bf16")["tokens_per_second"] == 400.0
+    assert of_products({"matmul": "fp32", "tokens_per_second": 1.0}, "bf16") == {}
+    # What was measured before this was told.
+    assert of_products({"tokens_per_second": 1.0}, "bf16") == {"tokens_per_second": 1.0}
+
+
+def test_a_file_that_holds_anything_tells_of_no_products():
+    for spoilt in (None, {}, {"products": []}, {"products": {"bf16": 3, "fp32": {"tokens_per_second": "x"}}}):
+        assert speeds_together([spoilt, FASTER]) == {}
+        assert of_products({**(spoilt or {}), "matmul": "fp32"}, "bf16") == {}
+
+
+def test_what_is_to_be_measured_does_not_depend_on_what_was_taken():
+    """Or the plan of a run would change with its start, and a step be measured again."""
+
+    def tried(**settings: Any) -> list[str]:
+        run = settings.pop("run", None)
+        cpu = [{**machine()["cpu"], "native_bf16": True} for machine in (desktop, laptop)]
+        facts = [{"cpu": one, "measured": FASTER, **({"run": run} if run else {})} for one in cpu]
+        return list(make_plan(hosts(settings, *facts), tolerant=True).plan["training"]["matmul_tried"])
+
+    assert tried() == tried(run={"rows": {}, "matmul": "bf16"}) == ["fp32", "bf16"]
+    assert tried(ddp_matmul="bf16") == ["bf16"] and tried(ddp_matmul="fp32") == ["fp32"]

@@ -395,13 +395,12 @@ def test_the_head_is_shared_out_or_not_with_each_way_by_itself():
 
 def test_a_measured_step_is_kept_with_its_link_and_model():
     document = plan()
-    document["training"]["matmul"] = "fp32"
     links = [{"bandwidth_mbit": 94.0, "duplex_mbit": 93.0, "latency_ms": 0.4}]
     kept = measured.with_link(
         {"key": "k"}, document, links, {"rc": 0, "stdout": '{"ok": true, "bandwidth_mbit": 80.0}'}
     )
     assert kept["link"] == {"mbit": 93.0, "latency_ms": 0.4}
-    assert kept["subject"] == step_model.subject(document["model"], 2, "fp32")
+    assert kept["subject"] == step_model.subject(document["model"], 2)
     assert "link" not in measured.with_link({}, document, [], {})
 
 
@@ -412,15 +411,51 @@ def test_ways_are_not_told_where_there_is_no_choice():
     assert "ddp_sync" not in predict.prediction_text(alone, predict.outlook(alone, speeds(0.4), None))
 
 
-def timed(name, speed, rc=0):
-    return {"rc": rc, "stdout": json.dumps({"tokens_per_second": speed}), "item": {"name": name, "cpus": [len(name)]}}
+def timed(name, speed, rc=0, matmul="fp32"):
+    return {
+        "rc": rc,
+        "stdout": json.dumps({"tokens_per_second": speed}),
+        "item": [{"name": name, "cpus": [len(name)]}, matmul],
+    }
 
 
 def test_field_33_the_fastest_set_of_processors_is_kept_with_what_each_came_to():
-    best = measured.best_of_sets([timed("fast", 100), timed("all", 130), timed("threads", 131)], "k")
+    best = measured.best_of_all([timed("fast", 100), timed("all", 130), timed("threads", 131)], "k")
     assert (best["cores"], best["cores_name"], best["tokens_per_second"], best["key"]) == ([3], "all", 130, "k")
     assert best["sets"] == {"fast": 100, "all": 130, "threads": 131}
-    assert measured.best_of_sets([timed("fast", 100), timed("all", 104)], "k")["cores"] == [4]
-    assert measured.best_of_sets([timed("fast", 100, rc=1), timed("all", 50)], "k")["cores"] == [3]
-    assert "cores" not in measured.best_of_sets([timed("as planned", 100)], "k")
-    assert measured.best_of_sets([{"rc": 1, "stdout": "", "item": {}}, {"skipped": True}], "k") == {}
+    assert measured.best_of_all([timed("fast", 100), timed("all", 104)], "k")["cores"] == [4]
+    assert measured.best_of_all([timed("fast", 100, rc=1), timed("all", 50)], "k")["cores"] == [3]
+    assert "cores" not in measured.best_of_all([timed("as planned", 100)], "k")
+    assert measured.best_of_all([{"rc": 1, "stdout": "", "item": [{}, "fp32"]}, {"skipped": True}], "k") == {}
+
+
+def test_each_precision_of_products_is_kept_by_itself_with_its_own_processors():
+    both = [timed("fast", 100), timed("fast", 150, matmul="bf16"), timed("all", 130), timed("all", 90, matmul="bf16")]
+    best = measured.best_of_all(both, "k")
+    assert (best["tokens_per_second"], best["cores_name"]) == (130, "all")
+    assert {name: (one["tokens_per_second"], one["cores_name"]) for name, one in best["products"].items()} == {
+        "fp32": (130, "all"),
+        "bf16": (150, "fast"),
+    }
+    # One that could not be measured is no choice.
+    assert (
+        "bf16"
+        not in measured.best_of_all([timed("fast", 100), timed("fast", 150, rc=1, matmul="bf16")], "k")["products"]
+    )
+    assert "products" not in measured.best_of_all([timed("fast", 100)], "k")
+
+
+def test_why_products_were_taken_is_told():
+    document = plan(rows=(4, 4))
+    document["training"]["matmul"] = "fp32"
+    told = {
+        **predict.outlook(document, speeds(0.4, 0.4), Link(94.0, 0.3)),
+        "products": {"fp32": 1985.0, "bf16": 1419.0},
+    }
+    assert (
+        "ddp_matmul auto takes fp32: without the optimizer all hosts by themselves come to fp32 1985 tok/s, bf16 1419 tok/s"
+        in (predict.prediction_text(document, told))
+    )
+    told["products"]["bf16"] = 4000.0
+    assert "ddp_matmul auto keeps fp32, which the run began with" in predict.prediction_text(document, told)
+    assert "ddp_matmul" not in predict.prediction_text(document, {**told, "products": {}})
