@@ -6,14 +6,17 @@
     sudo python bench/two_nodes.py                       # d4 and d8 at 1 Gbit/s and 100 Mbit/s
     sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20 --write two_nodes.json
     sudo python bench/two_nodes.py --models d4 --rates 100mbit --cycles 4 --modes exact,bf16,exact/10,bf16/10
+    sudo python bench/two_nodes.py --models d4 --rates 20mbit --cycles 2 --modes int8+head,int8/30,int8/30/15
     python bench/two_nodes.py --show two_nodes.json      # all tables that were written there
 
 The nodes are two network namespaces of this machine, joined by a pair of virtual interfaces that tc shapes. The ways
 take turns step by step in the same two processes, and so does "alone": both nodes train the same rows at the same
 time, but neither says a word to the other. Efficiency is the seconds of a step alone by those of a step together, the
 median over all cycles, so that a busy machine treats all ways alike. Tokens are drawn so that few are frequent and
-many rare, as in a text. A way that ends in /10 makes ten steps in its turn and meets after the last (--local-steps);
-such ways are measured only if asked for, and so are int8 and int4. exact+head, bf16+head and so on share out the head
+many rare, as in a text. A way that ends in /10 makes ten steps in its turn and meets after the last (--local-steps); one that
+ends in /30/15 makes four times thirty, and the means of its meetings travel behind the next 15 steps (--local-overlap), but
+for the last, for which both wait as before a checkpoint. Such ways are measured only if asked for, and so are int8 and int4.
+exact+head, bf16+head and so on share out the head
 (--head shared) instead of sending its gradient. Beside each way stands what the rehearsal's formula expects of it, from a
 step measured as the rehearsal measures it, in the same processes before the turns, and from the rate of the link; that has
 --head auto, so that ways whose head is not what auto takes have none. With --delay the link is two tun interfaces and a thread
@@ -32,7 +35,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,13 +46,13 @@ ROOT = Path(__file__).resolve().parents[1]
 TRAINER = ROOT / "trainer"
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 ALONE = "alone"
-LOCAL_STEPS = 10
-# Of a way that ends so, a step is the mean of as many as the nodes make from one meeting to the next.
-LOCAL = f"/{LOCAL_STEPS}"
+# Meetings of a turn with --local-overlap, the last of which all wait for.
+MEETINGS = 4
 # Of a way that ends so, each node has a part of the vocabulary (--head shared).
 SHARED = "+head"
 USUAL = [ALONE, "dense", "ddp", "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
-MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED, "exact" + LOCAL, "bf16" + LOCAL)
+MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED)
+APART = ("exact", "bf16", "int8", "int4")
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29577
 WARM_UP = 1
@@ -74,6 +77,28 @@ class Model(NamedTuple):
 VOCABULARY = 32768
 # With one row a step takes little more than half as long, as on a faster processor: there is less time to hide what travels.
 MODELS = {"d4": Model(4, 64, 512, 2, 12), "d8": Model(8, 128, 1024, 2, 5), "d4-1row": Model(4, 64, 512, 1, 12)}
+
+
+class Local(NamedTuple):
+    """A way with local steps: how many apart, and behind how many the means travel."""
+
+    kind: str
+    every: int
+    overlap: int
+
+    @property
+    def turn(self) -> int:
+        """Steps of one turn."""
+        return self.every * (MEETINGS if self.overlap else 1)
+
+
+def local_of(mode: str) -> Local | None:
+    """What a way like int8/30/15 or int8/10 says; None for those that meet in every step."""
+    kind, *numbers = mode.split("/")
+    if not numbers:
+        return None
+    every, overlap = [*map(int, numbers), 0][:2]
+    return Local(kind, every, overlap)
 
 
 # -- the two nodes
@@ -202,8 +227,12 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     def sync_of(mode: str) -> Sync:
         if mode == ALONE:
             return Alone(comm, training, optimizer, [tokens])
-        if mode.endswith(LOCAL):
-            return LocalSync(comm, training, optimizer, [tokens] * comm.world, LOCAL_STEPS, mode.removesuffix(LOCAL))
+        local = local_of(mode)
+        if local:
+            whole = [local.turn]
+            return LocalSync(
+                comm, training, optimizer, [tokens] * 2, local.every, local.kind, overlap=local.overlap, whole=whole
+            )
         shared = mode.endswith(SHARED)
         mode = mode.removesuffix(SHARED)
         passing = TrainingPass(gpt, shared_head=shared_head(mode)) if shared else training
@@ -225,9 +254,12 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     ways, whole = {mode: sync_of(mode) for mode in modes}, optimizer.dense[HEAD]
     states = {mode: head_state(sync) for mode, sync in ways.items()}
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
+    turns = {mode: local.turn if (local := local_of(mode)) else 1 for mode in modes}
+    # One step alone is a poor measure for the mean of many.
+    turns[ALONE] = max(1, max(turns.values()) // MEETINGS)
     for dummy in range(WARM_UP + cycles):
         for mode, sync in ways.items():
-            rows = [draw() for dummy in range(LOCAL_STEPS if mode.endswith(LOCAL) else 1)]
+            rows = [draw() for dummy in range(turns[mode])]
             optimizer.dense[HEAD] = states[mode]
             comm.exchange("the start of a step", mode)
             steps = [one_step(sync, one) for one in rows]
@@ -308,7 +340,7 @@ def add_expected(
 
     shape = Shape(model.depth, 64, model.head_dim, model.length, "SSSL", VOCABULARY)
     hosts, batch = ("one", "two"), {"total_batch": 2 * model.rows * model.length, "device_batch": model.rows}
-    training = batch | {"sync": "", "asked": {"sync": "auto", "head": "auto"}}
+    training = batch | {"sync": "", "asked": {"sync": "auto", "head": "auto"}, "iterations": 10**6}
     nodes = [{"host": host, "rows": model.rows} for host in hosts]
     plan = {"world": 2, "model": describe(shape), "training": training, "nodes": nodes}
     each = step_model.speeds_of(plan, dict(zip(hosts, speeds, strict=True)))
@@ -316,7 +348,11 @@ def add_expected(
     link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS + 2000 * delay), [model.rows] * 2
     taken = step_model.choose_sync(plan, each, link, shares)
     for row in rows:
-        kind, together = str(row["sync"]).removesuffix(SHARED), LOCAL not in row["sync"] and row["sync"] != ALONE
+        local = local_of(row["sync"])
+        if local and local.overlap == step_model.local_overlap(local.every):
+            apart = plan | {"training": training | {"save_every": local.turn}}
+            row["expected"] = step_model.predict(apart, each, link, shares, local.kind, local.every).seconds
+        kind, together = str(row["sync"]).removesuffix(SHARED), not local and row["sync"] != ALONE
         shared = step_model.head_of(plan, kind) == "shared" if together else False
         if together and shared == row["sync"].endswith(SHARED):
             row["expected"] = step_model.predict(plan, each, link, shares, kind).seconds
@@ -346,24 +382,32 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def several(choices: Sequence[str]) -> Any:
-    """A type for argparse: some of these, with commas between."""
+def several(choices: Sequence[str], also: Callable[[str], bool] = lambda part: False) -> Any:
+    """A type for argparse: some of these, or of what else is right, with commas between."""
 
     def read(text: str) -> list[str]:
         parts = text.split(",")
         for part in parts:
-            if choices and part not in choices:
+            if choices and part not in choices and not also(part):
                 raise argparse.ArgumentTypeError(f"{part} is none of {', '.join(choices)}")
         return parts
 
     return read
 
 
+def is_local(mode: str) -> bool:
+    """Whether it is a way like int8/30 or int8/30/15."""
+    kind, *numbers = mode.split("/")
+    return kind in APART and 1 <= len(numbers) <= 2 and all(number.isdigit() for number in numbers)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the network costs, for each way of --sync.")
     parser.add_argument("--models", type=several(list(MODELS)), default=["d4", "d8"], help=f"of {', '.join(MODELS)}")
     parser.add_argument("--rates", type=several(()), default=["1gbit", "100mbit"], help="link rates as tc writes them")
-    parser.add_argument("--modes", type=several(MODES), default=USUAL, help=f"of {', '.join(MODES)}")
+    parser.add_argument(
+        "--modes", type=several(MODES, is_local), default=USUAL, help=f"of {', '.join(MODES)}, exact/10, int8/30/15 ..."
+    )
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds that the link takes one way")
     parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")
     parser.add_argument("--write", type=Path, help="file for the results as JSON")
