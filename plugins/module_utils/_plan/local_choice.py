@@ -25,6 +25,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
 KEPT = 0.95
 # Steps apart from which auto takes the fewest that are enough, and the meetings that a run must have at least.
 STEPS, LEAST_MEETINGS = (5, 10, 20, 30, 50, 100), 10
+# The mean of many ranks that have trained far apart is worth less: so many steps held in training with two of them, and with more.
+MOST_OF_TWO, MOST_OF_MORE = 100, 30
 
 
 class Way(NamedTuple):
@@ -54,7 +56,8 @@ def choose_way(plan: Plan, speeds: Sequence[Speed], link: Link, rows: Sequence[i
     if kept >= KEPT:
         return Way(best, 0, said)
     steps = plan["training"]["iterations"]
-    able = [count for count in STEPS if count * LEAST_MEETINGS <= steps - steps_together(steps)]
+    most = min((steps - steps_together(steps)) // LEAST_MEETINGS, MOST_OF_TWO if plan["world"] == 2 else MOST_OF_MORE)
+    able = [count for count in STEPS if count <= most]
     if not able:
         return Way(best, 0, f"{said}, but a run of {steps} steps is too short for {LEAST_MEETINGS} meetings")
     keeps = {count: alone / predict(plan, speeds, link, rows, least, count).seconds for count in able}

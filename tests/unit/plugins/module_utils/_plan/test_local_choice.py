@@ -84,6 +84,14 @@ def test_a_run_has_at_least_ten_meetings(iterations, steps):
     assert way(2.0, iterations=iterations).local_steps == steps
 
 
+def test_more_than_two_hosts_meet_more_often():
+    hosts = [*BOTH, BOTH[1]._replace(host="c")]
+    document = {**plan(), "world": 3, "nodes": [*plan()["nodes"], {**plan()["nodes"][1], "host": "c"}]}
+    document["training"] = {**document["training"], "rows": [*ROWS, ROWS[1]]}
+    found = choose_way(document, hosts, Link(0.3, 1.0), [*ROWS, ROWS[1]])
+    assert found.local_steps == 30
+
+
 def test_a_run_too_short_for_ten_meetings_stays_together():
     found = way(2.0, iterations=58)
     assert found.local_steps == 0 and "a run of 58 steps is too short for 10 meetings" in found.why
