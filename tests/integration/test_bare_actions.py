@@ -1,0 +1,88 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What changes a host without a module there, played by Ansible itself: check mode, diffs, refusals and secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "correct-horse-battery"
+
+
+def tasks_of(folder: Path, name: str) -> list[dict]:
+    session = {"name": name, "state_dir": str(folder / "session")}
+    steps = {
+        "env": ("env_file", {"path": str(folder / "env"), "env": {"API_KEY": "{{ secret }}", "A": 1}, "secrets": ["API_KEY"]}),
+        "env_again": ("env_file", {"path": str(folder / "env"), "env": {"API_KEY": "{{ secret }}", "A": 1}, "secrets": ["API_KEY"]}),
+        "env_refused": ("env_file", {"path": str(folder / "other"), "env": {}, "mode": "99"}),
+        "env_lacking": ("env_file", {"path": str(folder / "other")}),
+        "folder": ("run_folder", {"path": str(folder / "run"), "plan": {"a": 1}, "host": "x", "keeper_secret": "{{ secret }}"}),
+        "folder_again": ("run_folder", {"path": str(folder / "run"), "plan": {"a": 1}}),
+        "bounds": ("tmux_session", {**session, "argv": ["/bin/sleep", "600"], "stop_timeout": -5}),
+        "named": ("tmux_session", {**session, "name": "a.b", "argv": ["/bin/sleep", "600"]}),
+        "start": ("tmux_session", {**session, "argv": ["/bin/sleep", "600"]}),
+        "start_again": ("tmux_session", {**session, "argv": ["/bin/sleep", "600"]}),
+        "stop": ("tmux_session", {**session, "state": "absent"}),
+    }  # fmt: skip
+    tasks: list[dict] = [
+        {f"nanochat.ddp.{module}": options, "register": step, "ignore_errors": True}
+        for step, (module, options) in steps.items()
+    ]
+    found = "{{ dict(names | zip(names | map('extract', vars))) | to_json }}"
+    told = {"ansible.builtin.copy": {"content": found, "dest": str(folder / "found")}, "check_mode": False}
+    told["vars"] = {"names": list(steps)}
+    return [*tasks, told]
+
+
+def play(folder: Path, *words: str) -> tuple[dict, str]:
+    """What each task returned, and all that was printed."""
+    (folder / "secret.json").write_text(json.dumps({"secret": SECRET}))
+    tasks = tasks_of(folder, f"bare-{os.getpid()}")
+    (folder / "play.json").write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment["ANSIBLE_STDOUT_CALLBACK"] = "default"
+    done = subprocess.run(
+        ["ansible-playbook", "-i", "localhost,", "-c", "local", str(folder / "play.json"), "-e", f"@{folder}/secret.json",
+         "-e", f"ansible_python_interpreter={sys.executable}", "-e", "ansible_pipelining=true", *words],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "found").read_text()), done.stdout + done.stderr
+
+
+@pytest.fixture
+def refused() -> dict[str, str]:
+    return {
+        "env_refused": "mode '99' is not a mode",
+        "env_lacking": "state is present but all of the following are missing: env",
+        "bounds": "stop_timeout is -5; it must be from 0",
+        "named": "'a.b' is no name for a session",
+    }
+
+
+def test_what_changes_a_host_without_a_module_keeps_to_the_rules_of_modules(tmp_path, refused):
+    found, said = play(tmp_path, "-vvv")
+    for step, words in refused.items():
+        assert found[step]["failed"] and words in found[step]["msg"]
+    changed = {step for step, result in found.items() if result["changed"]}
+    assert changed == {"env", "folder", "start", "stop"}
+    assert found["start"]["session"]["state"] == "running" and found["start_again"]["action"] == "none"
+    assert (tmp_path / "env").read_text().endswith(f"API_KEY='{SECRET}'\n") and (tmp_path / "run/plan.json").exists()
+    assert SECRET not in said and SECRET not in (tmp_path / "found").read_text()
+
+
+def test_check_mode_tells_what_would_change_and_changes_nothing(tmp_path, refused):
+    found, said = play(tmp_path, "--check", "--diff")
+    assert {step for step, result in found.items() if result["changed"]} >= {"env", "folder", "start"}
+    assert "+API_KEY=********" in said and '+ "a": 1' in said and SECRET not in said
+    for step in refused:
+        assert found[step]["failed"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found", "play.json", "secret.json"]
