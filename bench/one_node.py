@@ -4,6 +4,7 @@
 """One node: seconds a step of the trainer, in float32 and with bf16 products, against plain eager torch.
 
     python bench/one_node.py [--quick] [--sizes d4 d8] [--rounds N] [--threads N] [--write one_node.json]
+    python bench/one_node.py --ops --sizes d4        # what of a float32 step goes into which operation of torch
 
 Each variant is a process of its own with the same weights, tokens and schedule. They take turns, step by step, so that
 what disturbs the machine disturbs all of them; a ratio is the median over rounds of two steps next to each other.
@@ -47,6 +48,7 @@ from nanochat.schedule import StepSchedule  # noqa: E402
 SIZES = {"d4": ModelConfig.from_depth(4, 64, 64, 512), "d8": ModelConfig.from_depth(8, 64, 128, 1024)}
 ROUNDS = {"d4": 15, "d8": 5}
 QUICK_ROUNDS = 5
+SHOWN = 24  # operations
 HEADER = "size variant   median s   best s    tok/s  x baseline  floor s  share  first step s   last loss"
 VARIANTS = ("baseline", "fp32", "bf16")  # torch takes fifty times as long for bf16 on a CPU without instructions for it
 ROWS, ACCUMULATION = 2, 2
@@ -229,12 +231,36 @@ def lines(size: str, variants: dict[str, dict[str, float]]) -> str:
     return "\n".join(rows)
 
 
+def operations(size: str, threads: int, steps: int = 4) -> str:
+    """By operation, what of some steps is spent in it alone."""
+    torch.set_num_threads(threads)
+    config, step = SIZES[size], our_step(SIZES[size], "fp32")
+    for number in range(2):
+        step(micro_batches(config, number))
+    batches = [micro_batches(config, number) for number in range(2, 2 + steps)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        start = time.perf_counter()
+        for one in batches:
+            step(one)
+        seconds = time.perf_counter() - start
+    found = sorted(profiler.key_averages(), key=lambda one: -one.self_cpu_time_total)
+    lines = [f"{size}: {seconds / steps:.3f} s a step, with the profiler's own time"]
+    for one in found[:SHOWN]:
+        lines.append(
+            f"{100 * one.self_cpu_time_total / 1e6 / seconds:5.1f} %  {one.count // steps:6} a step  {one.key}"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds a step on one node, against plain eager torch.")
     parser.add_argument("--quick", action="store_true", help="few rounds, of the small model only")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, help="the models to measure")
     parser.add_argument("--rounds", type=int, help="steps of each variant after its first")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--ops", action="store_true", help="only which operations of torch a float32 step spends its time in"
+    )
     parser.add_argument("--write", type=Path, help="a JSON file for the figures")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -243,6 +269,10 @@ def main() -> None:
         work(size, variant, args.threads)
         return
     sizes = args.sizes or (["d4"] if args.quick else list(SIZES))
+    if args.ops:
+        for size in sizes:
+            print(operations(size, args.threads))
+        return
     rounds = {size: args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS[size]) for size in sizes}
     print(HEADER)
     result = {}
