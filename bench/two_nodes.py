@@ -300,8 +300,6 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     results = []
     delay = arguments.delay / 1000
     with namespaces() as names, link(names, delay):
-        for name in names if arguments.keep_window else ():
-            command("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0")
         for model in arguments.models:
             for rate in arguments.rates:
                 label = f"{rate}, {arguments.delay:g} ms" if delay else rate
@@ -411,7 +409,6 @@ def main() -> None:
         "--modes", type=several(MODES, is_local), default=USUAL, help=f"of {', '.join(MODES)}, exact/10, int8/30/15 ..."
     )
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds that the link takes one way")
-    parser.add_argument("--keep-window", action="store_true", help="let TCP keep its window over a pause of the sender")
     parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")
     parser.add_argument("--write", type=Path, help="file for the results as JSON")
     parser.add_argument("--show", type=Path, help="only print the tables of such a file")
