@@ -25,8 +25,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
 KEPT = 0.95
 # Steps apart from which auto takes the fewest that are enough, and the meetings that a run must have at least.
 STEPS, LEAST_MEETINGS = (5, 10, 20, 30, 50, 100), 10
-# The mean of many ranks that have trained far apart is worth less: so many steps held in training with two of them, and with more.
-MOST_OF_TWO, MOST_OF_MORE = 100, 30
+# The mean of many ranks that have trained far apart is worth less. So many steps held in training with so many hosts; with
+# eight not even ten did (docs/performance.md).
+MOST_BY_HOSTS = ((2, 100), (4, 30))
 
 
 class Way(NamedTuple):
@@ -56,8 +57,12 @@ def choose_way(plan: Plan, speeds: Sequence[Speed], link: Link, rows: Sequence[i
     if kept >= KEPT:
         return Way(best, 0, said)
     steps = plan["training"]["iterations"]
-    most = min((steps - steps_together(steps)) // LEAST_MEETINGS, MOST_OF_TWO if plan["world"] == 2 else MOST_OF_MORE)
-    able = [count for count in STEPS if count <= most]
+    held = next((most for hosts, most in MOST_BY_HOSTS if plan["world"] <= hosts), 0)
+    if not held:
+        return Way(
+            best, 0, f"{said}, but with {plan['world']} hosts steps apart would cost the model more than they bring"
+        )
+    able = [count for count in STEPS if count <= min(held, (steps - steps_together(steps)) // LEAST_MEETINGS)]
     if not able:
         return Way(best, 0, f"{said}, but a run of {steps} steps is too short for {LEAST_MEETINGS} meetings")
     keeps = {count: alone / predict(plan, speeds, link, rows, least, count).seconds for count in able}

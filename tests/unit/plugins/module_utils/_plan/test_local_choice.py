@@ -84,12 +84,19 @@ def test_a_run_has_at_least_ten_meetings(iterations, steps):
     assert way(2.0, iterations=iterations).local_steps == steps
 
 
-def test_more_than_two_hosts_meet_more_often():
-    hosts = [*BOTH, BOTH[1]._replace(host="c")]
-    document = {**plan(), "world": 3, "nodes": [*plan()["nodes"], {**plan()["nodes"][1], "host": "c"}]}
-    document["training"] = {**document["training"], "rows": [*ROWS, ROWS[1]]}
-    found = choose_way(document, hosts, Link(0.3, 1.0), [*ROWS, ROWS[1]])
-    assert found.local_steps == 30
+@pytest.mark.parametrize(("world", "steps"), [(2, 100), (3, 30), (4, 30), (5, 0)])
+def test_the_more_hosts_the_more_often_they_meet(world, steps):
+    more, document = world - 2, plan()
+    document["nodes"] = [
+        *document["nodes"],
+        *[{**document["nodes"][1], "host": f"c{number}"} for number in range(more)],
+    ]
+    rows = [*ROWS, *[ROWS[1]] * more]
+    document = {**document, "world": world, "training": {**document["training"], "rows": rows}}
+    hosts = [*BOTH, *[BOTH[1]._replace(host=f"c{number}") for number in range(more)]]
+    found = choose_way(document, hosts, Link(0.3, 1.0), rows)
+    assert found.local_steps == steps
+    assert steps or "with 5 hosts steps apart would cost the model more than they bring" in found.why
 
 
 def test_a_run_too_short_for_ten_meetings_stays_together():
