@@ -16,13 +16,12 @@ median over all cycles, so that a busy machine treats all ways alike. Tokens are
 many rare, as in a text. A way that ends in /10 makes ten steps in its turn and meets after the last (--local-steps); one that
 ends in /30/15 makes four times thirty, and the means of its meetings travel behind the next 15 steps (--local-overlap), but
 for the last, for which both wait as before a checkpoint. Such ways are measured only if asked for, and so are int8 and int4.
-exact+head, bf16+head and so on share out the head
-(--head shared) instead of sending its gradient. Beside each way stands what the rehearsal's formula expects of it, from a
-step measured as the rehearsal measures it, in the same processes before the turns, and from the rate of the link; that has
---head auto, so that ways whose head is not what auto takes have none. With --delay the link is two tun interfaces and a thread
-that hands on what they carry (delay_line.py), since tc delays only where the kernel has netem. With --write each size and rate
-takes the place of what the file had of it. Needs root, iproute2 and two cores; removes the namespaces that it made, and no
-others.
+exact+head, bf16+head and so on share out the head (--head shared) instead of sending its gradient. Beside each way stands
+what the rehearsal's formula expects of it, from a step measured as the rehearsal measures it, in the same processes before
+the turns, and from the rate of the link; that has --head auto, so that ways whose head is not what auto takes have none. With
+--delay the link is two tun interfaces and a thread that hands on what they carry (delay_line.py), since tc delays only where
+the kernel has netem. With --write each size and rate takes the place of what the file had of it. Needs root, iproute2 and two
+cores; removes the namespaces that it made, and no others.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -52,7 +52,7 @@ MEETINGS = 4
 SHARED = "+head"
 USUAL = [ALONE, "dense", "ddp", "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
 MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED)
-APART = ("exact", "bf16", "int8", "int4")
+LOCAL = re.compile(r"(exact|bf16|int8|int4)/(\d+)(?:/(\d+))?")
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29577
 WARM_UP = 1
@@ -93,12 +93,9 @@ class Local(NamedTuple):
 
 
 def local_of(mode: str) -> Local | None:
-    """What a way like int8/30/15 or int8/10 says; None for those that meet in every step."""
-    kind, *numbers = mode.split("/")
-    if not numbers:
-        return None
-    every, overlap = [*map(int, numbers), 0][:2]
-    return Local(kind, every, overlap)
+    """What a way like int8/30/15 or int8/10 says; None for any other."""
+    found = LOCAL.fullmatch(mode)
+    return Local(found[1], int(found[2]), int(found[3] or 0)) if found else None
 
 
 # -- the two nodes
@@ -231,7 +228,14 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
         if local:
             whole = [local.turn]
             return LocalSync(
-                comm, training, optimizer, [tokens] * 2, local.every, local.kind, overlap=local.overlap, whole=whole
+                comm,
+                training,
+                optimizer,
+                [tokens] * comm.world,
+                local.every,
+                local.kind,
+                overlap=local.overlap,
+                whole=whole,
             )
         shared = mode.endswith(SHARED)
         mode = mode.removesuffix(SHARED)
@@ -382,7 +386,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def several(choices: Sequence[str], also: Callable[[str], bool] = lambda part: False) -> Any:
+def several(choices: Sequence[str], also: Callable[[str], object] = lambda part: None) -> Any:
     """A type for argparse: some of these, or of what else is right, with commas between."""
 
     def read(text: str) -> list[str]:
@@ -395,18 +399,12 @@ def several(choices: Sequence[str], also: Callable[[str], bool] = lambda part: F
     return read
 
 
-def is_local(mode: str) -> bool:
-    """Whether it is a way like int8/30 or int8/30/15."""
-    kind, *numbers = mode.split("/")
-    return kind in APART and 1 <= len(numbers) <= 2 and all(number.isdigit() for number in numbers)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the network costs, for each way of --sync.")
     parser.add_argument("--models", type=several(list(MODELS)), default=["d4", "d8"], help=f"of {', '.join(MODELS)}")
     parser.add_argument("--rates", type=several(()), default=["1gbit", "100mbit"], help="link rates as tc writes them")
     parser.add_argument(
-        "--modes", type=several(MODES, is_local), default=USUAL, help=f"of {', '.join(MODES)}, exact/10, int8/30/15 ..."
+        "--modes", type=several(MODES, local_of), default=USUAL, help=f"of {', '.join(MODES)}, exact/10, int8/30/15 ..."
     )
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds that the link takes one way")
     parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")

@@ -174,7 +174,8 @@ def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
 def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
     """The prediction, where every host's step and some link were measured."""
     hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
-    speeds = speeds_of(evidence.plan, {host: of_products(piece(seen, host, "measured"), matmul) for host in hosts})
+    measured = {host: piece(seen, host, "measured") for host in hosts}
+    speeds = speeds_of(evidence.plan, {host: of_products(found, matmul) for host, found in measured.items()})
     rates = [found["bandwidth_mbit"] for found in evidence.gloo.values() if found.get("bandwidth_mbit")]
     link = slowest_link(evidence.tries, min(rates, default=None))
     if not speeds or (link is None and len(hosts) > 1):
@@ -187,8 +188,7 @@ def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
         if nic["name"] == nics[host] and nic["kind"] == "wifi"
     ]
     links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
-    found = outlook(evidence.plan, speeds, link, radio, links)
-    return {**found, "products": speeds_together([piece(seen, host, "measured") for host in hosts])}
+    return outlook(evidence.plan, speeds, link, radio, links, speeds_together(list(measured.values())))
 
 
 def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:

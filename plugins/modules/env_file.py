@@ -105,7 +105,7 @@ from typing import Any, Mapping
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.env_state import NEEDED, OPTIONS, apply
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.env_state import ERRORS, NEEDED, OPTIONS, apply
 
 
 def hide(module: AnsibleModule, secrets: list[str]) -> None:
@@ -131,7 +131,7 @@ def main() -> None:
     invocation = {"module_args": masked(module.params)}
     try:
         module.exit_json(invocation=invocation, **apply(module.params, module.check_mode))
-    except (env_file_utils.EnvFileError, OSError) as error:
+    except ERRORS as error:
         module.fail_json(msg=str(error), invocation=invocation)
 
 

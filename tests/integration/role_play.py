@@ -14,6 +14,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def played(folder: Path, play: dict, *words: str) -> str:
+    """What Ansible prints of one play on this machine, which has to end well."""
+    file = folder / "play.json"
+    file.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, **play}]))
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment["ANSIBLE_STDOUT_CALLBACK"] = "default"
+    done = subprocess.run(
+        ["ansible-playbook", "-i", "localhost,", "-c", "local", str(file), "-e", f"ansible_python_interpreter={sys.executable}", *words],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 class Play:
     """One inventory of local hosts, one plan, and the roles that a test plays."""
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.tests.integration.role_play import played
 
-ROOT = Path(__file__).resolve().parents[2]
 SECRET = "correct-horse-battery"
 
 
@@ -46,16 +44,9 @@ def play(folder: Path, *words: str) -> tuple[dict, str]:
     """What each task returned, and all that was printed."""
     (folder / "secret.json").write_text(json.dumps({"secret": SECRET}))
     tasks = tasks_of(folder, f"bare-{os.getpid()}")
-    (folder / "play.json").write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment["ANSIBLE_STDOUT_CALLBACK"] = "default"
-    done = subprocess.run(
-        ["ansible-playbook", "-i", "localhost,", "-c", "local", str(folder / "play.json"), "-e", f"@{folder}/secret.json",
-         "-e", f"ansible_python_interpreter={sys.executable}", "-e", "ansible_pipelining=true", *words],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads((folder / "found").read_text()), done.stdout + done.stderr
+    given = ["-e", f"@{folder}/secret.json", "-e", "ansible_pipelining=true"]
+    said = played(folder, {"tasks": tasks}, *given, *words)
+    return json.loads((folder / "found").read_text()), said
 
 
 @pytest.fixture

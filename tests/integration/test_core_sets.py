@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT, played
+
 PYTHON = """#!/bin/sh
 echo "cores=$NANOCHAT_CORES threads=$OMP_NUM_THREADS seconds=$6" >> "{log}"
 case "$NANOCHAT_CORES" in 0,2) speed=100 ;; 0,2,4,5) speed=150 ;; *) echo '{{"error": "no"}}'; exit 1 ;; esac
@@ -41,7 +39,6 @@ def measure(folder: Path, kept: dict) -> dict:
         "trainer": {"torch": "2"},
     }
     play = {
-        "hosts": "localhost", "gather_facts": False,
         "vars": {
             "preflight_plan": {**plan, "nodes": [node]}, "preflight_node": node, "preflight_measure_seconds": 10,
             "preflight_probe": {"cpu": {"model": "x"}, "measured": kept}, "__preflight_seen": {},
@@ -52,15 +49,7 @@ def measure(folder: Path, kept: dict) -> dict:
         ],
         "vars_files": [str(ROOT / "roles/preflight/vars/main.yml")],
     }  # fmt: skip
-    (folder / "play.json").write_text(json.dumps([play]))
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment["ANSIBLE_STDOUT_CALLBACK"] = "default"
-    done = subprocess.run(
-        ["ansible-playbook", "-i", "localhost,", "-c", "local", str(folder / "play.json"),
-         "-e", f"ansible_python_interpreter={sys.executable}"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    played(folder, play)
     return dict(json.loads((folder / "found").read_text()))
 
 

@@ -48,8 +48,4 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
 
 def say(mark: str, params: Dict[str, Any]) -> None:
     """The program: answers with what run_folder returns."""
-    try:
-        result = apply(bare.expanded(params, ["path"]), params["check"])
-    except RunFolderError as error:
-        result = {"failed": True, "msg": str(error)}
-    bare.answer(mark, result)
+    bare.change(mark, params, ["path"], apply, (RunFolderError,))

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type
 
 # Where modules look beside the PATH, too.
 MORE_PATHS = ("/usr/sbin", "/sbin", "/usr/local/sbin")
@@ -43,6 +43,21 @@ def expanded(params: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """The parameters with these paths as this host means them: its home is not the controller's."""
     paths: List[str] = [name for name in names if params.get(name)]
     return {**params, **{name: os.path.expanduser(os.path.expandvars(str(params[name]))) for name in paths}}
+
+
+def change(
+    mark: str,
+    params: Mapping[str, Any],
+    paths: Sequence[str],
+    apply: Callable[[Mapping[str, Any], bool], Mapping[str, Any]],
+    refusals: Tuple[Type[Exception], ...],
+) -> None:
+    """Bring something into its state, or tell what would be done, and tell the controller what came of it."""
+    try:
+        result = apply(expanded(params, paths), params["check"])
+    except refusals as error:
+        result = {"failed": True, "msg": str(error)}
+    answer(mark, result)
 
 
 def answer(mark: str, result: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ OPTIONS: Dict[str, Dict[str, object]] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
 }
 NEEDED = [("state", "present", ["env"])]
+ERRORS = (env_files.EnvFileError, OSError)
 
 
 def octal(mode: str) -> int:
@@ -80,8 +81,4 @@ def difference(
 
 def say(mark: str, params: Dict[str, Any]) -> None:
     """The program: answers with what env_file returns."""
-    try:
-        result = apply(bare.expanded(params, ["path"]), params["check"])
-    except (env_files.EnvFileError, OSError) as error:
-        result = {"failed": True, "msg": str(error)}
-    bare.answer(mark, result)
+    bare.change(mark, params, ["path"], apply, ERRORS)

@@ -11,7 +11,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 
 # A CPU may have instructions for bf16 and be slower with them.
 TRIED = ("fp32", "bf16")
-# What is worth another rounding; a measurement is not exacter.
+# By so much another precision, or another set of processors than the usual one, has to be faster; a measurement is not exacter.
 CLEARLY = 1.05
 
 

@@ -10,12 +10,10 @@ from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import CLEARLY
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import by_peer, slowest_link
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
-
-# Another set of processors than the usual one has to be faster by this much; a measurement is not exacter.
-CLEARLY = 1.05
 
 
 def best_of_all(results: Sequence[Mapping[str, Any]], key: str) -> Document:

@@ -84,10 +84,15 @@ class Outlook(TypedDict):
 
 
 def outlook(
-    plan: Plan, speeds: Sequence[Speed], link: Optional[Link], radio: Sequence[str] = (), links: Optional[Links] = None
+    plan: Plan,
+    speeds: Sequence[Speed],
+    link: Optional[Link],
+    radio: Sequence[str] = (),
+    links: Optional[Links] = None,
+    products: Optional[Dict[str, float]] = None,
 ) -> Outlook:
     """One host against all, and what would be better: the prediction as everything else passes it on. `link` is the slowest,
-    `links` are those between any two hosts."""
+    `links` are those between any two hosts; `products` is what all came to with each precision, where several were tried."""
     links = links or {}
     training = plan["training"]
     rows = [next(node["rows"] for node in plan["nodes"] if node["host"] == speed.host) for speed in speeds]
@@ -120,7 +125,7 @@ def outlook(
         "auto_sync": way.sync if way and asked(plan, "sync") == "auto" else None,
         "auto_local": way.local_steps if way and asked(plan, "local_steps") == "auto" else None,
         "auto_why": way.why if way else None,
-        "products": {},
+        "products": products or {},
     }
 
 
@@ -312,14 +317,15 @@ def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     if not speeds:
         return []
     taken = plan["training"]["matmul"]
-    told = ", ".join(f"{matmul} {speed_text(speed)} tok/s" for matmul, speed in speeds.items())
+    each = ", ".join(f"{matmul} {speed_text(speed)} tok/s" for matmul, speed in speeds.items())
+    told = f"without the optimizer all hosts by themselves come to {each}"
     best = fastest(speeds)
     if best != taken:
         return [
-            f"  ddp_matmul auto keeps {taken}, which the run began with; without the optimizer all hosts by themselves come to {told} "
+            f"  ddp_matmul auto keeps {taken}, which the run began with; {told} "
             f"(-e ddp_matmul={best}, training goes on from its checkpoints)"
         ]
-    return [f"  ddp_matmul auto takes {taken}: without the optimizer all hosts by themselves come to {told}"]
+    return [f"  ddp_matmul auto takes {taken}: {told}"]
 
 
 def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:

@@ -136,8 +136,4 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
 
 def say(mark: str, params: Dict[str, Any]) -> None:
     """The program: answers with what tmux_session returns."""
-    try:
-        result = apply(bare.expanded(params, PATHS), params["check"])
-    except ERRORS as error:
-        result = {"failed": True, "msg": str(error)}
-    bare.answer(mark, result)
+    bare.change(mark, params, PATHS, apply, ERRORS)
