@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -98,6 +99,30 @@ def test_a_rank_whose_agent_is_killed_saves_and_ends(tmp_path: Path) -> None:
     agent.communicate(timeout=ranks.PATIENCE_SECONDS)
 
 
+def test_a_forked_rank_is_a_process_of_its_own_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a name and a session, and nothing of the agent's store, whose port is free once the agent is gone."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    job, port = Job(tmp_path, 1), ranks.free_port()
+    agent = start(job, port, "--num-iterations", "100000")
+    job.wait_for_step(1)
+    rank = rank_of(job)
+    assert Path(f"/proc/{rank}/comm").read_text().strip() == torchrun.RANK_NAME
+    assert os.getsid(rank) == rank
+    assert not sockets(rank) & sockets(agent.pid)
+    assert list((tmp_path / "tmp").iterdir())
+    agent.send_signal(signal.SIGTERM)
+    lines_of(agent)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def sockets(pid: int) -> set[str]:
+    """What a process has open to talk to others."""
+    return {name for one in Path(f"/proc/{pid}/fd").iterdir() if (name := str(one.readlink())).startswith("socket:")}
+
+
 def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_path: Path) -> None:
     """The agent of a host whose rank is done gets SIGTERM; that of the other host would wait half a minute for it."""
     script, port = tmp_path / "script.py", ranks.free_port()
@@ -129,7 +154,7 @@ def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_p
 def test_an_agent_does_not_wait_long_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun's own 300 s would keep a session open for as long."""
     monkeypatch.setattr(torchrun.api, "LocalElasticAgent", None)
-    monkeypatch.setattr(torchrun, "parse_args", lambda argv: argv)
+    monkeypatch.setattr(torchrun, "parse_args", lambda argv: argparse.Namespace(log_dir=None))
     monkeypatch.setattr(torchrun, "run", lambda args: None)
     assert torchrun.main() == 0
     made: Any = torchrun.api.LocalElasticAgent

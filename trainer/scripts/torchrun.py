@@ -5,25 +5,43 @@
 
     python -m scripts.torchrun --nnodes=2 --node-rank=0 --master-addr=192.168.1.10 -m scripts.base_train -- --depth=4
 
-All flags are torchrun's own. What went wrong in a rank, the rank itself has said above.
+All flags are torchrun's own. What went wrong in a rank, the rank itself has said above. A rank that is a module (-m) is forked from the
+agent, which has loaded PyTorch already: a second time it would take seconds, and the memory of a second copy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
+import multiprocessing
+import os
+import runpy
 import signal
+import stat
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as elastic
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.launcher import api
 from torch.distributed.run import parse_args, run
 
 # All ranks end together, so an agent that has not come by then was ended by somebody; torchrun itself waits 300 s.
 EXIT_BARRIER_SECONDS = 30
 EXIT_ERROR = 1
+# What a forked rank calls itself, since it has the agent's command line and environment; the collection knows it by that.
+RANK_NAME = "nanochat-rank"
+# The agent's, which mean something else in a rank.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Agent(LocalElasticAgent):
@@ -35,12 +53,51 @@ class Agent(LocalElasticAgent):
         super()._exit_barrier()  # type: ignore[no-untyped-call]
 
 
+class Rank(SubprocessHandler):
+    """A rank that is forked, as its agent sees it: what a Popen of its own would tell."""
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        # What a script of somebody else does when it is forked, nobody knows.
+        if args[2] != "-m" or self._stdout or self._stderr:
+            return super()._popen(args, env)
+        # A signal that comes meanwhile waits until the rank has handlers of its own.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            return Forked(args[3], args[4:], env)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+class Forked:
+    """What of Popen an agent asks, told of a process that was forked."""
+
+    def __init__(self, module: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.process = fork.Process(target=become_rank, args=(module, words, environment))
+        self.process.start()
+        self.pid = self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.process), timeout or 0.0)
+        return self.process.exitcode
+
+
 def main() -> int:
+    elastic.get_subprocess_handler = Rank  # type: ignore[attr-defined,assignment]
     api.LocalElasticAgent = functools.partial(  # type: ignore[attr-defined,assignment]
         Agent, exit_barrier_timeout=EXIT_BARRIER_SECONDS
     )
+    args = parse_args(sys.argv[1:])
     try:
-        run(parse_args(sys.argv[1:]))
+        # torchrun makes a folder in /tmp for each start, and leaves it there.
+        with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
+            args.log_dir = args.log_dir or folder
+            run(args)
     except ChildFailedError as error:
         return tell(" and ".join(ended(rank, failure) for rank, failure in sorted(error.failures.items())))
     except SignalException as error:
@@ -51,6 +108,32 @@ def main() -> int:
     except KeyboardInterrupt:
         return tell("was ended by SIGINT, and has ended its ranks")
     return 0
+
+
+def become_rank(module: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """In the forked process: leave everything behind that is the agent's, and be `python -u -m module words`."""
+    os.setsid()
+    Path("/proc/self/comm").write_text(RANK_NAME, encoding="ascii")
+    close_sockets()
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(write_through=True)
+    os.environ.update(environment)
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def close_sockets() -> None:
+    """Those of the agent's store: as long as this process had them too, nobody would notice that the agent is gone."""
+    for path in Path("/proc/self/fd").iterdir():
+        number = int(path.name)
+        # The folder itself was open when it was read.
+        with contextlib.suppress(OSError):
+            if number > sys.stderr.fileno() and stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
 
 
 def ended(rank: int, failure: object) -> str:
@@ -66,5 +149,13 @@ def tell(what: str) -> int:
     return EXIT_ERROR
 
 
+def leave(code: int) -> NoReturn:
+    """As ranks do, who have a `leave` of their own: to take down PyTorch needs half a second of a core, and a restart waits for it."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -24,6 +24,8 @@ _LISTEN = "0A"
 
 # What the process of preflight that answers on the job's ports calls itself, so that it is known where its play was interrupted.
 PORT_CHECK = "nanochat-check"
+# What a rank calls itself that our torchrun has forked: it has the agent's command line and environment.
+RANK_NAME = "nanochat-rank"
 
 
 class Process(NamedTuple):
@@ -37,7 +39,7 @@ class Process(NamedTuple):
     argv: tuple[str, ...]
     name: str
     marker: str | None = None
-    worker: bool = False  # carries torchrun's variables for a worker
+    worker: bool = False  # carries torchrun's variables for a worker, or a forked one's name
 
     @property
     def command(self) -> str:
@@ -99,7 +101,7 @@ def process(pid: int, proc: str = "/proc") -> Process | None:
         argv=tuple(os.fsdecode(word) for word in argv.split(b"\0")) if argv else (),
         name=name,
         marker=marker,
-        worker=worker,
+        worker=worker or name == RANK_NAME,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
@@ -72,6 +73,15 @@ def test_a_process_whose_environment_is_not_ours_to_read_has_no_marker(proc):
     (proc.add(7) / "environ").unlink()
     found = processes.process(7, proc.path)
     assert found.marker is None and found.worker is False
+
+
+def test_a_rank_that_was_forked_from_its_agent_is_known_by_the_name_that_the_trainer_gives_it(proc):
+    """It has the environment of the agent, which is no worker."""
+    trainer = Path(__file__).resolve().parents[5] / "trainer/scripts/torchrun.py"
+    assert f'RANK_NAME = "{processes.RANK_NAME}"' in trainer.read_text(encoding="utf-8")
+    for pid, name in [(7, "pt_elastic"), (8, processes.RANK_NAME)]:
+        proc.add(pid, name=name, argv=(b"python", b"-m", b"scripts.torchrun"), environ=b"NANOCHAT_DDP_SESSION=ab\0")
+    assert {pid: one.worker for pid, one in processes.processes(proc.path).items()} == {7: False, 8: True}
 
 
 def test_alive_means_the_same_process_and_no_zombie(proc):
