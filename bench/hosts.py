@@ -7,13 +7,12 @@
     python bench/hosts.py 32 --look          # plan, preflight and status only, which start nothing
     python bench/hosts.py 2 8 --write hosts.json
 
-Hosts are nodes of this machine (ansible_connection: local), so what the modules of all hosts compute is done by this
-machine's cores as well: hosts of one's own are faster. CPU seconds are those of ansible-playbook with all modules, without
-the training; they hardly depend on what else the machine does. A task is executed for each host, also where it is skipped,
-in a process of its own. Memory is that of the processes of ansible-playbook: the
-largest of them (RSS), and all of them together (PSS, in which what they share counts once). Wants ansible-playbook on the
-PATH and the trainer's environment that ./demo.sh makes (--venv names another). Everything else lies in a temporary folder,
-and goes.
+Hosts are nodes of this machine (ansible_connection: local), so what the modules of all hosts compute is done by this machine's cores as
+well: hosts of one's own are faster. CPU seconds are those of ansible-playbook with all modules, without the training; what of them the
+hosts' Python took, which hosts of one's own take themselves, has a column of its own. A task is executed for each host, also where it is
+skipped, in a process of its own. Memory is that of the processes of ansible-playbook: the largest of them (RSS), and all of them together
+(PSS, in which what they share counts once). Wants ansible-playbook on the PATH and the trainer's environment that ./demo.sh makes (--venv
+names another). Everything else lies in a temporary folder, and goes.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ HEAD = (
     "what",
     "seconds",
     "CPU s",
+    "of them on hosts",
     "tasks",
     "executed",
     "modules on hosts",
@@ -59,10 +59,14 @@ HEAD = (
     "all processes",
 )
 SAMPLE_SECONDS = 0.5
-# Stands for the hosts' Python, so that every module that runs there leaves a word, and every look that needs none (plugin_utils/_look.py).
+# Stands for the hosts' Python, so that every module that runs there leaves a word, and every look that needs none (plugin_utils/_look.py),
+# with what it took: `times` tells user and system time of the shell, and below that those of its children.
 INTERPRETER = """#!/bin/sh
-if [ "$*" = "-I -S -" ]; then echo look; else echo module; fi >>{counts}
-exec {python} "$@"
+if [ "$*" = "-I -S -" ]; then what=look; else what=module; fi
+{python} "$@"
+code=$?
+{{ echo $what; times; }} >>{counts}
+exit $code
 """
 
 
@@ -73,6 +77,7 @@ class Cost(NamedTuple):
     what: str
     seconds: float
     cpu: float
+    on_hosts: float
     tasks: int
     executions: int
     modules: int
@@ -86,6 +91,7 @@ class Cost(NamedTuple):
             self.what,
             f"{self.seconds:.1f}",
             f"{self.cpu:.1f}",
+            f"{self.on_hosts:.1f}",
             str(self.tasks),
             str(self.executions),
             str(self.modules),
@@ -93,6 +99,12 @@ class Cost(NamedTuple):
             f"{self.largest_mb} MB",
             f"{self.together_mb} MB",
         )
+
+
+def seconds_of(word: str) -> float:
+    """What the shell writes as 1m2.34s."""
+    minutes, seconds = word.rstrip("s").split("m")
+    return 60 * int(minutes) + float(seconds)
 
 
 class Memory(threading.Thread):
@@ -182,6 +194,7 @@ class Bench:
             what,
             seconds,
             used.ru_utime + used.ru_stime,
+            sum(seconds_of(word) for word in started if word[0].isdigit()),
             len(tasks),
             sum(runs for dummy, runs, dummy_seconds in tasks),
             started.count("module"),

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import json
 import os
 import re
 import shutil
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from typing import Mapping, NamedTuple, Sequence
 
@@ -133,9 +130,13 @@ def pip_settings(run: Run, pip: Sequence[str]) -> dict[str, str]:
 
 def answers(url: str, settings: Mapping[str, str]) -> bool:
     """Whether an index says anything about torch, asked the way pip would (proxies, certificates)."""
+    # Only here: whoever just looks at an environment needs none of it, and it takes longer to load than the look.
+    import http.client
+    import urllib.parse
+    import urllib.request
+
     if url.startswith("file://"):
         return os.path.isdir(urllib.request.url2pathname(urllib.parse.urlparse(url).path))
-    # Only here: whoever looks at an environment without Ansible's module needs none of it.
     from ansible.module_utils.urls import ConnectionError as UrlError
     from ansible.module_utils.urls import open_url
 

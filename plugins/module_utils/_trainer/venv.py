@@ -53,9 +53,10 @@ def lost(one):
     # files, so folders are listed and no file is asked for.
     base, there = str(one.locate_file("")), {}
     for row in csv.reader((one.read_text("RECORD") or "").splitlines()):
-        folder, name = os.path.split(os.path.join(base, row[0]))
+        folder, slash, name = row[0].rpartition("/")
         if folder not in there:
-            there[folder] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
+            path = os.path.join(base, folder + slash)
+            there[folder] = set(os.listdir(path)) if os.path.isdir(path) else set()
         if name not in there[folder] and not name.endswith(".pyc"):
             yield row[0]
 
