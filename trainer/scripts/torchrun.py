@@ -58,7 +58,7 @@ class Rank(SubprocessHandler):
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
         # What a script of somebody else does when it is forked, nobody knows.
-        if args[2] != "-m" or self._stdout or self._stderr:
+        if args[2] != "-m" or self._stdout or self._stderr or sys.platform != "linux":
             return super()._popen(args, env)
         # A signal that comes meanwhile waits until the rank has handlers of its own.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -72,10 +72,15 @@ class Forked:
     """What of Popen an agent asks, told of a process that was forked."""
 
     def __init__(self, module: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        ready, set_up = os.pipe()
         fork = multiprocessing.get_context("fork")
-        self.process = fork.Process(target=become_rank, args=(module, words, environment))
+        self.process = fork.Process(target=become_rank, args=(module, words, environment, set_up))
         self.process.start()
         self.pid = self.process.pid
+        # Until the rank has closed its end it has no group of its own that could be signalled.
+        os.close(set_up)
+        os.read(ready, 1)
+        os.close(ready)
 
     def poll(self) -> int | None:
         return self.process.exitcode
@@ -110,7 +115,7 @@ def main() -> int:
     return 0
 
 
-def become_rank(module: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
+def become_rank(module: str, words: Sequence[str], environment: Mapping[str, str], set_up: int) -> None:
     """In the forked process: leave everything behind that is the agent's, and be `python -u -m module words`."""
     os.setsid()
     Path("/proc/self/comm").write_text(RANK_NAME, encoding="ascii")
@@ -118,6 +123,7 @@ def become_rank(module: str, words: Sequence[str], environment: Mapping[str, str
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    os.close(set_up)
     for stream in (sys.stdout, sys.stderr):
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(write_through=True)
