@@ -113,11 +113,8 @@ class ActionModule(JudgingAction):
 
 def tell_what_is_lacking(hosts: int) -> None:
     """Said once by the first play: what no play can set."""
-    few = _configuration.forks() < hosts
     said = _configuration.lacking(hosts, _configuration.forks(), _configuration.display_is_chosen())
-    if few:
-        display.warning(said)
-    elif said:
+    if said:
         display.display(said, stderr=True)
 
 

@@ -1,72 +1,76 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Remembers between the looks of an until loop where in the log the last one ended."""
+"""Reads a host's log, and follows it to the end of the run while its lines are printed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, ClassVar
 
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.action.run_watch import PatientAction
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, words
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import TABLE
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import log
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import FollowingAction, abandoned
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import unexpanded
 
 display = Display()
 
 
-def tell_of_forks(variables: Mapping[str, Any]) -> None:
-    """Once, by the first host: which logs cannot be followed with the others."""
-    hosts = variables.get("ansible_play_hosts") or []
-    if len(hosts) > _configuration.forks() and variables["inventory_hostname"] == hosts[0]:
-        display.warning(_configuration.lacking(len(hosts), _configuration.forks(), chosen=True))
+def run_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a host's run is, by that host's own settings."""
+    run = settings.get("ddp_run")
+    return {"base_dir": settings.get("ddp_base_dir") or TABLE["ddp_base_dir"].default, **({"run": run} if run else {})}
 
 
-def show(host: str, result: Mapping[str, Any]) -> None:
-    """The lines, each with its host."""
-    lines = words(result, "lines")
-    if lines:
-        display.display("\n".join(f"{host} | {line}" for line in lines))
+class ActionModule(FollowingAction):
+    """The module of the same name, which prints the lines, and goes on where it was."""
 
-
-class ActionModule(PatientAction):
-    """The module of the same name, which goes on where it was."""
-
-    # One process makes all the looks of a host's loop, but with a new object for each.
-    _offsets: ClassVar[dict[str, int]] = {}
+    MODULE: ClassVar[str] = "nanochat.ddp.run_log"
+    CODE: ClassVar[ModuleType] = log
 
     def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
-        """One look; under another display than ours, which would show none of the lines, all of them to the end."""
-        variables = task_vars or {}
-        result = self.look(tmp, variables)
-        if _configuration.shows_results():
+        """The last look at this host's log, when all that went along are at their end, too."""
+        variables: Mapping[str, Any] = task_vars or {}
+        result: dict[str, object] = super().run(tmp, task_vars)
+        if result.get("over"):
             return result
-        show(str(variables["inventory_hostname"]), result)
-        while not result.get("over") and not result.get("failed") and not result.get("unreachable"):
-            result = self.look(tmp, variables)
-            show(str(variables["inventory_hostname"]), result)
+        host = str(variables["inventory_hostname"])
+        if self.asked(host, variables)["follow"] and not self._names_folder:
+            self.take_along(variables)
+        result.update(self.follow(host, variables))
+        while self.accompanied() and not abandoned():
+            pass
         return result
 
-    def look(self, tmp: Any, variables: dict[str, object]) -> dict[str, object]:
-        """What was written since the last look."""
-        result: dict[str, object] = super().run(tmp, variables)
-        if result.get("failed"):
-            return result
-        arguments = dict(self._task.args)
-        follow = boolean(arguments.get("follow", False))
-        key = f"{self._task._uuid} {variables['inventory_hostname']}"
-        if follow and key not in self._offsets:
-            tell_of_forks(variables)
-        if follow and key in self._offsets:
-            arguments["offset"] = self._offsets[key]
-        answer = self.ask("nanochat.ddp.run_log", arguments, variables)
-        if answer is None and key not in self._offsets:
-            return {**result, "unreachable": True, "msg": "the host cannot be reached"}
-        result.update(answer or {"changed": False, "lines": [], "over": False, "offset": self._offsets[key]})
-        if "offset" in result:
-            self._offsets[key] = number(result, "offset")
-        if not follow or result.get("failed"):
-            result["over"] = True
-        return result
+    @property
+    def _names_folder(self) -> bool:
+        """Whether the task says where the run is, which may be elsewhere on another host."""
+        return bool(self._task.args.get("run_dir") or self._task.args.get("base_dir"))
+
+    def asked(self, host: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """What the task says, of the kinds that the module's options have, and where it says nothing of the folder the host's settings."""
+        checks = ONE_RUN if self._names_folder else {}
+        options = self.validate_argument_spec(unexpanded(log.OPTIONS), **checks)[1]
+        given = {name: value for name, value in options.items() if value is not None}
+        return given if self._names_folder else {**run_of(variables["hostvars"][host]), **given}
+
+    def follow(self, host: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Print what the log holds, and what comes, until the run ends; returns the last look."""
+        asked = self.asked(host, variables)
+        seen = self.ask(asked, variables)
+        if seen is None:
+            return {"unreachable": True, "msg": "the host cannot be reached"}
+        width = max(map(len, variables["ansible_play_hosts"]))
+        while not abandoned():
+            lines = words(seen, "lines")
+            if lines:
+                display.display("\n".join(f"{host:<{width}} | {line}" for line in lines))
+            if seen.get("failed") or seen["over"] or not asked["follow"]:
+                break
+            # While the host cannot be reached what was seen last holds.
+            seen = self.ask({**asked, "offset": seen["offset"]}, variables) or {**seen, "lines": []}
+        return {**seen, "over": True}

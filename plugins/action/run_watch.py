@@ -5,20 +5,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import multiprocessing
-import os
-import signal
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, TypedDict, cast
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any, ClassVar, TypedDict, cast
 
-from ansible import constants
-from ansible.errors import AnsibleConnectionFailure, AnsibleError
-from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
+from ansible.errors import AnsibleError
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits, quiet_now, state_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RunState
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import (
@@ -27,37 +21,18 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import 
     intervals,
     judge,
 )
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import quick_look
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import FollowingAction, Ledger, abandoned, ledger_of
 
-RUN_INFO = "nanochat.ddp.run_info"
-RETRY_SECONDS = 5.0
-ANSWER_SECONDS = 25
 LOOK_SECONDS = 40.0  # the longest wait for news, and some time to connect
 UNSEEN: Mapping[str, None] = {"state": None, "step": None}
-
-
-@contextlib.contextmanager
-def answered_within(wait: Any) -> Iterator[None]:
-    """A connection to a host that froze carries nothing and never breaks; it is given up a while after its answer was due."""
-    seconds = wait["timeout"] if isinstance(wait, dict) else wait
-    seconds_to_wait = int(seconds or 0) + ANSWER_SECONDS
-
-    def give_up(number: int, frame: Any) -> None:
-        raise AnsibleConnectionFailure(f"the host gave no answer within {seconds_to_wait} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(seconds_to_wait)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def abandoned() -> bool:
-    """Whether the playbook run that this loop belongs to is gone without having ended its loops, as when it was killed."""
-    parent = multiprocessing.parent_process()
-    return parent is not None and os.getppid() != parent.pid
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nodes": {"type": "list", "elements": "dict", "required": True},
+    "first_step": {"type": "bool", "default": False},
+    "stall_factor": {"type": "float", "default": 5.0},
+    "stall_minimum": {"type": "float", "default": 45.0},
+    "timeout": {"type": "float", "default": 300.0},
+    "lost_after": {"type": "float", "default": 600.0},
+}
 
 
 class Entry(TypedDict, total=False):
@@ -71,29 +46,6 @@ class Entry(TypedDict, total=False):
     worked: float
     ended_since: float
     over: str
-
-
-class Ledger:
-    """What each host's loop has seen, shared through files in this playbook run's own temporary folder.
-
-    The loops of several hosts run in processes of their own, which know nothing of each other.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def write(self, host: str, entry: Entry) -> None:
-        """Put a host's entry there, whole or not at all."""
-        write_json(str(self.path(host)), entry)
-
-    def read(self, host: str) -> Entry:
-        """A host's entry; empty while there is none."""
-        return cast(Entry, read_object(str(self.path(host))))
-
-    def path(self, host: str) -> Path:
-        """A host's file; the name is quoted, since an inventory name may hold anything."""
-        return self.folder / (host.encode().hex() + ".json")
 
 
 def observation(entry: Entry, now: float) -> Observation:
@@ -110,112 +62,119 @@ def observation(entry: Entry, now: float) -> Observation:
     )
 
 
-class PatientAction(ActionBase):
-    """An action of an until loop that outlives a broken connection."""
-
-    _supports_check_mode = True
-    _supports_async = False
-    _supports_diff = False
-
-    def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
-        """Ends a loop for which nobody waits any more; it would go on asking the host."""
-        result: dict[str, object] = super().run(tmp, task_vars)
-        if abandoned():
-            result.update(failed=True, over=True, msg="The playbook run that asked is gone, so nobody waits for this.")
-        return result
-
-    def ask(self, module: str, arguments: dict[str, object], variables: dict[str, object]) -> dict[str, object] | None:
-        """A module's answer; None, after a pause, if the host cannot be reached."""
-        answer: dict[str, object] | None = None
-        try:
-            with answered_within(arguments.get("wait")):
-                if module == RUN_INFO:
-                    answer = quick_look(self, arguments, variables)
-                if answer is None:
-                    answer = self._execute_module(module, module_args=arguments, task_vars=variables)
-        except AnsibleConnectionFailure:
-            self._begin_again()
-            time.sleep(RETRY_SECONDS)
-            return None
-        return answer
-
-    def cleanup(self, force: bool = False) -> None:
-        """The connection may break here too, after the answer."""
-        try:
-            super().cleanup(force)
-        except AnsibleConnectionFailure:
-            self._begin_again()
-
-    def _begin_again(self) -> None:
-        """Forget the connection, and the temporary folder that can no longer be removed through it."""
-        self._connection.close()
-        with contextlib.suppress(AnsibleError, OSError):
-            # One that is kept open for later tasks would seem to stand, however long the host is frozen.
-            self._connection.reset()
-        self._connection._shell.tmpdir = None
+def result_of(entry: Entry, verdict: Verdict | None) -> dict[str, object]:
+    """What the task returns for a host."""
+    return {
+        "changed": False,
+        "run": entry.get("run") or UNSEEN,
+        "reachable": not entry.get("silent_since"),
+        "over": verdict is not None,
+        "verdict": verdict.verdict if verdict else None,
+        "sentence": verdict.sentence if verdict else None,
+    }
 
 
-class ActionModule(PatientAction):
+def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict[str, object]]:
+    """What the children have seen of their hosts, for the display; nothing of those that were not looked at yet."""
+    entries = {name: entry_of(ledger, name) for name in others}
+    return {
+        name: {
+            "run": entry.get("run") or UNSEEN,
+            "reachable": not entry.get("silent_since"),
+            "verdict": entry.get("over"),
+            "age": now - entry.get("seen", now),
+        }
+        for name, entry in entries.items()
+        if entry.get("run") or entry.get("silent_since")
+    }
+
+
+def entry_of(ledger: Ledger, host: str) -> Entry:
+    """A host's entry; empty while there is none."""
+    return cast(Entry, ledger.read(host))
+
+
+def node_of(host: str, nodes: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Where a host's share of the run is."""
+    for node in nodes:
+        if node.get("host") == host and node.get("run_dir"):
+            return node
+    raise AnsibleError(f"Of {host} no run_dir is named, so there is nothing to watch.")
+
+
+class ActionModule(FollowingAction):
     """Look, remember, judge."""
+
+    MODULE: ClassVar[str] = "nanochat.ddp.run_info"
+    CODE: ClassVar[ModuleType] = look
+    # This host's own end, while others that went along are not at theirs.
+    _ended: ClassVar[Mapping[str, Any] | None] = None
 
     def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
         """One attempt of the until loop."""
         variables = task_vars or {}
         result: dict[str, object] = super().run(tmp, variables)
-        if result.get("failed"):
+        if result.get("over"):
             return result
-        dummy, options = self.validate_argument_spec(
-            argument_spec={
-                "run_dir": {"type": "path", "required": True},
-                "rank": {"type": "int"},
-                "hosts": {"type": "list", "elements": "str", "required": True},
-                "first_step": {"type": "bool", "default": False},
-                "stall_factor": {"type": "float", "default": 5.0},
-                "stall_minimum": {"type": "float", "default": 45.0},
-                "timeout": {"type": "float", "default": 300.0},
-                "lost_after": {"type": "float", "default": 600.0},
-            }
-        )
-        host = str(variables["inventory_hostname"])
-        ledger = Ledger(Path(constants.DEFAULT_LOCAL_TMP) / f"run-watch-{self._task._uuid}")
-        entry = ledger.read(host) or {"begun": time.time()}
-        problem = self._look(options, entry, variables, ledger)
-        if problem:
-            ledger.write(host, {**entry, "over": "failed"})
-            return {**result, **problem, "over": True, "run": entry.get("run") or UNSEEN}
-        ledger.write(host, entry)
-        verdict = self._judge(host, ledger, options)
-        if verdict:
-            ledger.write(host, {**entry, "over": verdict.verdict})
-        result.update(
-            changed=False,
-            run=entry.get("run") or UNSEEN,
-            reachable=not entry.get("silent_since"),
-            over=verdict is not None,
-            verdict=verdict.verdict if verdict else None,
-            sentence=verdict.sentence if verdict else None,
-        )
+        others = self.take_along(variables)
+        own = self._ended or self._look_and_judge(str(variables["inventory_hostname"]), variables)
+        result.update(own)
+        if own["over"]:
+            type(self)._ended = own
+            result["over"] = not self.accompanied()
+        if not result["over"]:
+            result["others"] = seen_of(others, self._ledger(), time.time())
         return result
 
-    def _judge(self, host: str, ledger: Ledger, options: Mapping[str, Any]) -> Verdict | None:
+    def follow(self, host: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Looks at a host that goes along until watching it is over."""
+        while True:
+            seen = self._look_and_judge(host, variables)
+            if seen["over"] or abandoned():
+                return seen
+
+    def _ledger(self) -> Ledger:
+        return ledger_of(self, "run-watch")
+
+    def _options(self) -> dict[str, Any]:
+        options: dict[str, Any] = self.validate_argument_spec(argument_spec=OPTIONS)[1]
+        return options
+
+    def _look_and_judge(self, host: str, variables: Mapping[str, Any]) -> dict[str, object]:
+        """One look at a host, and whether watching it is over."""
+        options, ledger = self._options(), self._ledger()
+        entry = entry_of(ledger, host) or {"begun": time.time()}
+        problem = self._look(host, options, entry, variables)
+        if problem:
+            ledger.write(host, {**entry, "over": "failed"})
+            return {**problem, "over": True, "run": entry.get("run") or UNSEEN}
+        ledger.write(host, entry)
+        verdict = self._judge(host, options)
+        if verdict:
+            ledger.write(host, {**entry, "over": verdict.verdict})
+        return result_of(entry, verdict)
+
+    def _judge(self, host: str, options: Mapping[str, Any]) -> Verdict | None:
         """With what the loops of the other hosts have seen."""
-        now = time.time()
-        seen = {name: observation(ledger.read(name), now) for name in {*options["hosts"], host}}
+        now, ledger = time.time(), self._ledger()
+        hosts = {node["host"] for node in options["nodes"]} | {host}
+        seen = {name: observation(entry_of(ledger, name), now) for name in hosts}
         limits = Limits(options["stall_factor"], options["stall_minimum"], options["timeout"])
         return judge(host, seen, limits, options["first_step"], options["lost_after"])
 
     def _look(
-        self, options: Mapping[str, Any], entry: Entry, variables: dict[str, object], ledger: Ledger
+        self, host: str, options: Mapping[str, Any], entry: Entry, variables: Mapping[str, Any]
     ) -> dict[str, object] | None:
         """Update the entry from the host; returns a failed module result if the look itself is impossible."""
         known = entry.get("run")
-        arguments = {"run_dir": options["run_dir"], "rank": options["rank"], "lines": 5}
+        node = node_of(host, options["nodes"])
+        arguments = {"run_dir": node["run_dir"], "rank": node.get("rank"), "lines": 5}
         if known:
             pause = intervals(time.time() - entry["begun"], options["first_step"])
             arguments["wait"] = {"state": known["state"], "step": known["step"], **pause}
         entry["asked"] = time.time()
-        ledger.write(str(variables["inventory_hostname"]), entry)
-        seen = self.ask(RUN_INFO, arguments, variables)
+        self._ledger().write(host, entry)
+        seen = self.ask(arguments, variables)
         if seen is None:
             entry.setdefault("silent_since", entry["asked"])
             return None

@@ -246,7 +246,7 @@ class Story(DefaultCallback):
 
     @with_outcome
     def v2_runner_retry(self, result: Any) -> None:
-        """Progress of a run that is watched, and lines of a log that is followed."""
+        """Progress of a run that is watched."""
         self._run.take(result.host.get_name(), result.result, final=False)
 
     def v2_playbook_on_no_hosts_matched(self) -> None:

@@ -11,7 +11,8 @@ short_description: Read a rank's log, and follow it
 version_added: 0.1.0
 description:
   - Returns the last lines of the log of a host's rank, or those from an offset on, and waits for new ones if told to.
-  - In an C(until) loop with O(follow) every look goes on where the last one ended. The display P(nanochat.ddp.story#callback) shows the lines as they come.
+  - With O(follow) the lines are printed as they come, each with its host, until the run ends. All hosts are followed at the same time, also those
+    for which Ansible has no process (C(forks)) as long as no folder is named here.
 extends_documentation_fragment:
   - nanochat.ddp.run
   - nanochat.ddp.reader
@@ -35,7 +36,7 @@ options:
     type: float
     default: 0
   follow:
-    description: In an C(until) loop, go on where the last look ended.
+    description: Print the lines, and go on to the end of the run.
     type: bool
     default: false
 attributes:
@@ -49,18 +50,13 @@ seealso:
 EXAMPLES = r"""
 - name: Follow the log to the end of the run
   nanochat.ddp.run_log:
-    base_dir: /mnt/data/nanochat
     follow: true
     wait: 5
-  register: read
-  until: read.over
-  retries: 1000000
-  delay: 0
 """
 
 RETURN = r"""
 lines:
-  description: The lines, as text without terminal codes.
+  description: The lines, as text without terminal codes; with O(follow) those of the last look.
   returned: always
   type: list
   elements: str
@@ -82,29 +78,18 @@ log:
   type: str
 """
 
-from typing import Dict
-
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN, WHICH_RUN
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.log import read_log
-
-ARGUMENTS: Dict[str, object] = dict(
-    **WHICH_RUN,
-    rank=dict(type="int"),
-    lines=dict(type="int", default=20),
-    offset=dict(type="int"),
-    wait=dict(type="float", default=0.0),
-    follow=dict(type="bool", default=False),
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.log import BOUNDS, OPTIONS, read_log
 
 
 def main() -> None:
     """Read the log and answer."""
     module = checked_module(
-        argument_spec=ARGUMENTS,
+        argument_spec=OPTIONS,
         **ONE_RUN,
-        bounds={"lines": (0, 100000), "rank": (0, 1000000), "offset": (0, 2**62), "wait": (0, 3600)},
+        bounds=BOUNDS,
         supports_check_mode=True,
     )
     try:

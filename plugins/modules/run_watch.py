@@ -21,17 +21,12 @@ extends_documentation_fragment:
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 options:
-  run_dir:
-    description: The run folder on the host.
-    type: path
-    required: true
-  rank:
-    description: The host's rank.
-    type: int
-  hosts:
-    description: All hosts of the run, as the inventory names them.
+  nodes:
+    description:
+      - All hosts of the run, each with C(host) (as the inventory names it), C(run_dir) and C(rank), such as the nodes of the plan.
+      - Hosts for which Ansible has no process (C(forks)) are looked at all the same.
     type: list
-    elements: str
+    elements: dict
     required: true
   first_step:
     description: Whether watching is over once the first step was made.
@@ -64,8 +59,11 @@ seealso:
 EXAMPLES = r"""
 - name: Watch the run to its end
   nanochat.ddp.run_watch:
-    run_dir: /mnt/data/nanochat/runs/d4
-    hosts: "{{ ansible_play_hosts }}"
+    nodes:
+      - host: node1
+        run_dir: /mnt/data/nanochat/runs/d4
+      - host: node2
+        run_dir: /home/me/nanochat/runs/d4
   register: watched
   until: watched.over
   retries: 1000000
@@ -95,6 +93,10 @@ reachable:
   description: Whether the host answered.
   returned: always
   type: bool
+others:
+  description: What was seen of the hosts for which Ansible has no process and that this host's process looks at.
+  returned: when watching is not over
+  type: dict
 """
 
 # There is an action plugin of this name, which does all the work.

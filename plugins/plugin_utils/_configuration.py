@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import math
+
 from ansible import constants, context
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 
 STORY = "nanochat.ddp.story"
+FORKS = "forks = {}"
 
 
 def forks() -> int:
@@ -16,25 +19,35 @@ def forks() -> int:
     return int(context.CLIARGS.get("forks") or constants.DEFAULT_FORKS)
 
 
-def shows_results() -> bool:
-    """Whether the display is ours, which shows what the results of its actions tell; with -v it is Ansible's own."""
-    return bool(constants.DEFAULT_STDOUT_CALLBACK == STORY and not context.CLIARGS.get("verbosity"))
-
-
 def display_is_chosen() -> bool:
     """Whether somebody chose how the output looks, be it ours or another."""
     return bool(constants.config.get_config_value_and_origin("DEFAULT_STDOUT_CALLBACK")[1] != "default")
 
 
+def _at_a_time(hosts: int, enough: int) -> str:
+    return f"Ansible works on {plural(enough, 'host')} at a time and the job has {hosts}"
+
+
+def _add(lines: list[str], hosts: int) -> str:
+    once = f" (for once: --forks {hosts})" if FORKS.format(hosts) in lines else ""
+    return f"add to ansible.cfg below [defaults]: {' and '.join(lines)}{once}"
+
+
 def lacking(hosts: int, enough: int, chosen: bool) -> str:
     """One sentence with the lines to add; nothing where nothing is lacking."""
     few = enough < hosts
-    lines = [f"forks = {hosts}"] if few else []
+    lines = [FORKS.format(hosts)] if few else []
     lines += [] if chosen else [f"stdout_callback = {STORY}"]
     if not lines:
         return ""
-    at_a_time = f"Ansible works on {plural(enough, 'host')} at a time and the job has {hosts}"
-    why = f"{at_a_time}, so the rest are followed only after these have ended"
-    told = why if few else "This collection has a display of its own, which shows the progress of a run"
-    once = f" (for once: --forks {hosts})" if few else ""
-    return f"{told}; add to ansible.cfg below [defaults]: {' and '.join(lines)}{once}"
+    slower = f"{_at_a_time(hosts, enough)}, so every task is done in {math.ceil(hosts / enough)} rounds"
+    told = slower if few else "This collection has a display of its own, which shows the progress of a run"
+    return f"{told}; {_add(lines, hosts)}"
+
+
+def followed_later(host: str, why: str, hosts: int, enough: int) -> str:
+    """Of a host that could not go along with another one: when it is followed, and what to add so that it is followed at once."""
+    return (
+        f"{host} is followed only after others have ended: {why}. {_at_a_time(hosts, enough)}; "
+        f"{_add([FORKS.format(hosts)], hosts)}"
+    )

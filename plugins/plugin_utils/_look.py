@@ -23,7 +23,6 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import beyond
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
 
 Options = Mapping[str, Mapping[str, object]]
 MARK = "nanochat-ddp-look "
@@ -32,9 +31,6 @@ MARK = "nanochat-ddp-look "
 def defaults_of(options: Options) -> dict[str, object]:
     """What a module would take where nothing is said."""
     return {name: option.get("default") for name, option in options.items()}
-
-
-DEFAULTS = defaults_of(look.OPTIONS)
 
 
 def program(code: ModuleType, params: Mapping[str, Any]) -> str:
@@ -49,7 +45,7 @@ def program(code: ModuleType, params: Mapping[str, Any]) -> str:
 FIRST = 'for one in {names}; do found=$(command -v "$one") && exec "$found" "$@"; done; exit 127'
 
 
-def python_of(action: ActionBase, variables: dict[str, object]) -> list[str]:
+def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
     """What starts the Python that the inventory names or Ansible has found; else the one that Ansible would find, since what a host
     tells of its Python must not depend on who asks."""
     named = action._templar.template(variables.get("ansible_python_interpreter"))
@@ -62,7 +58,7 @@ def python_of(action: ActionBase, variables: dict[str, object]) -> list[str]:
 
 
 def bare_answer(
-    action: ActionBase, code: ModuleType, params: Mapping[str, Any], variables: dict[str, object]
+    action: ActionBase, code: ModuleType, params: Mapping[str, Any], variables: Mapping[str, object]
 ) -> dict[str, object] | None:
     """What that program answers; None where this way does not work, and the module has to be asked, which says why."""
     if not action._connection.has_pipelining:
@@ -75,9 +71,13 @@ def bare_answer(
     return None
 
 
-def quick_look(action: ActionBase, params: Mapping[str, Any], variables: dict[str, object]) -> dict[str, object] | None:
-    """What run_info says of a run."""
-    return bare_answer(action, look, {**DEFAULTS, **params}, variables)
+def code_answer(
+    action: ActionBase, code: ModuleType, params: Mapping[str, Any], variables: Mapping[str, object]
+) -> dict[str, object] | None:
+    """What the module with this code would answer to these parameters; None where it has to be asked itself, or is to refuse them."""
+    if any(beyond(params, getattr(code, "BOUNDS", {}))):
+        return None
+    return bare_answer(action, code, {**defaults_of(code.OPTIONS), **params}, variables)
 
 
 def unexpanded(options: Options) -> dict[str, Mapping[str, object]]:
@@ -107,9 +107,7 @@ class BareAction(ActionBase):
         arguments = self.arguments(variables)
         options = self.validate_argument_spec(unexpanded(self.CODE.OPTIONS), **self.CHECKS)[1]
         told = {**options, **arguments, **self.told_by_ansible()}
-        # What is out of bounds is left to the module to refuse.
-        is_sound = not any(beyond(options, getattr(self.CODE, "BOUNDS", {})))
-        seen = bare_answer(self, self.CODE, told, variables) if is_sound else None
+        seen = code_answer(self, self.CODE, told, variables)
         if seen is None:
             seen = self._execute_module(module_args={**self._task.args, **arguments}, task_vars=variables)
             seen.pop("invocation", None)

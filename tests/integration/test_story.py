@@ -41,7 +41,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        nodes = [{"host": "node1"}, {"host": "node2"}]
+        nodes = [{"host": f"node{rank + 1}", "run_dir": str(self.run_dir(rank)), "rank": rank} for rank in (0, 1)]
         self.variables: dict[str, Any] = {
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, TypedDict
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_run_dir
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import WHICH_RUN, find_run_dir
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines, plain_line
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     EMPTY,
@@ -20,6 +21,16 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
 )
 
 CHUNK = 256 * 1024
+# What run_log is told.
+OPTIONS: Dict[str, Dict[str, object]] = dict(
+    rank=dict(type="int"),
+    lines=dict(type="int", default=20),
+    offset=dict(type="int"),
+    wait=dict(type="float", default=0.0),
+    follow=dict(type="bool", default=False),
+    **WHICH_RUN,
+)
+BOUNDS = {"lines": (0, 100000), "rank": (0, 1000000), "offset": (0, 2**62), "wait": (0, 3600)}
 
 
 class Piece(NamedTuple):
@@ -94,3 +105,8 @@ def read_log(
 
 def _answer(run: RunState, piece: Piece, over: bool) -> LogPiece:
     return {"state": run["state"], "log": run["log"], "lines": piece.lines, "offset": piece.offset, "over": over}
+
+
+def say(mark: str, params: Dict[str, object]) -> None:
+    """The program of a look at a log: answers with what run_log returns."""
+    bare.answer(mark, read_log(bare.expanded(params, ["run_dir", "base_dir"])))

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The run itself while it goes on: one live line, or without a terminal a line now and then; and lines of a log that is followed."""
+"""The run itself while it goes on: one live line, or without a terminal a line now and then."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line, regrouped
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import Terminal
@@ -28,14 +29,13 @@ class Watched(TypedDict):
 
 
 class Progress:
-    """What run_watch and run_log returned last of each host."""
+    """What run_watch returned last of each host."""
 
     def __init__(self, terminal: Terminal, steps: Steps) -> None:
         self.rows: dict[str, Watched] = {}
         self._terminal = terminal
         self._steps = steps
         self._line = ("", 0.0)
-        self._host_width = 0
         self._generation = 1  # the first one is no news
 
     @property
@@ -44,40 +44,38 @@ class Progress:
         return any(row["verdict"] is None for row in self.rows.values())
 
     def take(self, host: str, seen: Mapping[str, Any], final: bool) -> None:
-        """A result; one that is neither a look at a run nor a piece of a log is left alone."""
-        if isinstance(seen.get("lines"), list) and "over" in seen:
-            self._log_lines(host, seen["lines"])
-        elif "over" in seen and isinstance(seen.get("run"), Mapping):
-            self._look(host, seen, final)
+        """A result; one that is no look at a run is left alone. It brings along what was seen of hosts without a loop of their own."""
+        if "over" not in seen or not isinstance(seen.get("run"), Mapping):
+            return
+        others: dict[str, Any] = section(seen, "others")
+        for name, found in {**others, host: seen}.items():
+            self._note(name, found)
+        self._look(final and bool(seen.get("verdict")))
 
-    def _look(self, host: str, seen: Mapping[str, Any], final: bool) -> None:
-        first = self.rows[host]["first"] if host in self.rows else time.monotonic()
+    def _note(self, host: str, seen: Mapping[str, Any]) -> None:
+        now = time.monotonic()
         self.rows[host] = {
             "host": host,
-            "first": first,
+            "first": self.rows[host]["first"] if host in self.rows else now,
             "run": seen["run"],
             "verdict": seen.get("verdict"),
-            "seen": time.monotonic(),
+            "seen": now - float(seen.get("age") or 0.0),
             "reachable": seen.get("reachable") is not False,
         }
+
+    def _look(self, ended: bool) -> None:
         self._steps.forget_task()
         self._generation, news = regrouped(list(self.rows.values()), self._generation)
         if news:
             self._steps.tell(news)
         if self._terminal.quiet:
             return
-        if final and seen.get("verdict"):
+        if ended:
             self._terminal.hide()
         else:
             self._terminal.show(self._run_line)
         if not self._terminal.present:
             self._plainly(self._run_line(0).strip())
-
-    def _log_lines(self, host: str, lines: list[str]) -> None:
-        """Lines of a log, each with its host."""
-        self._host_width = max(self._host_width, len(host))
-        if lines:
-            self._terminal.say("\n".join(f"{host:<{self._host_width}} | {line}" for line in lines))
 
     def _run_line(self, width: int) -> str:
         """Where the run is, as far as the line has room for it."""
