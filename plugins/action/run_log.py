@@ -63,7 +63,7 @@ class ActionModule(FollowingAction):
         asked = self.asked(host, variables)
         seen = self.ask(asked, variables)
         if seen is None:
-            return {"unreachable": True, "msg": "the host cannot be reached"}
+            return {"unreachable": True, "over": True, "msg": "the host cannot be reached"}
         width = max(map(len, variables["ansible_play_hosts"]))
         while not abandoned():
             lines = words(seen, "lines")

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,14 @@ FINDING = {
 
 
 class Stage:
-    """A folder with an inventory of two local nodes, in which playbooks are played."""
+    """A folder with an inventory of local nodes, in which playbooks are played."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hosts: int = 2) -> None:
         self.folder = folder
-        nodes = [{"host": f"node{rank + 1}", "run_dir": str(self.run_dir(rank)), "rank": rank} for rank in (0, 1)]
+        self.hosts: dict[str, dict[str, Any]] = {f"node{rank + 1}": {"rank": rank} for rank in range(hosts)}
+        nodes = [
+            {"host": name, "run_dir": str(self.run_dir(rank)), "rank": rank} for rank, name in enumerate(self.hosts)
+        ]
         self.variables: dict[str, Any] = {
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
@@ -61,7 +64,6 @@ class Stage:
                 "rank": "{{ rank | int }}",
             },
         }
-        self.hosts: dict[str, dict[str, Any]] = {"node1": {"rank": 0}, "node2": {"rank": 1}}
 
     def run_dir(self, rank: int) -> Path:
         return self.folder / f"node{rank + 1}" / "runs" / "d4"
@@ -155,9 +157,7 @@ def set_fact(**facts: Any) -> dict[str, Any]:
     return task("Note", "ansible.builtin.set_fact", facts)
 
 
-def start_ranks(
-    stage: Stage, *words: str, steps: int = 6, of: tuple[int, ...] = (0, 1)
-) -> list[subprocess.Popen[bytes]]:
+def start_ranks(stage: Stage, *words: str, steps: int = 6, of: Iterable[int] = (0, 1)) -> list[subprocess.Popen[bytes]]:
     """Stand-ins for the trainers, at work."""
     program = str(ROOT / "tests" / "integration" / "fake_run.py")
     started = []

@@ -1,0 +1,193 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""More hosts than forks: all are followed at the same time, and nobody is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ansible_collections.nanochat.ddp.tests.integration.test_story import (
+    FLAKY,
+    ROOT,
+    WATCH,
+    Stage,
+    of_stage,
+    start_ranks,
+    until,
+)
+
+HOSTS = 4
+ALL = range(HOSTS)
+DISPLAYS = ("default", "nanochat.ddp.story")
+LOGS = "nanochat.ddp.logs"
+LONG = 1000  # steps that no test waits for
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path, HOSTS)
+
+
+@pytest.fixture
+def ranks(stage: Stage) -> Iterator[Callable[..., None]]:
+    """start_ranks for this stage; whatever still runs is ended with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield lambda *words, **more: started.extend(start_ranks(stage, *words, **more))
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+class Following:
+    """A playbook that goes on, and what it has told."""
+
+    def __init__(self, stage: Stage, play: list | str, forks: int, **more: str) -> None:
+        self.path = stage.folder / "told"
+        argv, environment = stage.argv(play, "--forks", str(forks)), stage.environment(PYTHONUNBUFFERED="1", **more)
+        with self.path.open("w") as screen:
+            self.process = subprocess.Popen(
+                argv, cwd=ROOT, env=environment, stdout=screen, stderr=screen, start_new_session=True
+            )
+
+    @property
+    def told(self) -> str:
+        return self.path.read_text()
+
+    def hosts(self) -> set[str]:
+        """Those whose lines have come."""
+        return set(re.findall(r"^(node\d) \| step", self.told, re.MULTILINE))
+
+    def interrupt(self) -> None:
+        """Ansible itself hangs now and then when it is interrupted while a worker reports; people press twice."""
+        while self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(30)
+
+
+@pytest.fixture
+def following(stage: Stage) -> Iterator[Callable[..., Following]]:
+    started: list[Following] = []
+
+    def start(play: list | str, forks: int, **more: str) -> Following:
+        started.append(Following(stage, play, forks, **more))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.wait()
+
+
+@pytest.mark.parametrize("display", DISPLAYS)
+def test_all_logs_are_followed_while_the_runs_go_on(
+    stage: Stage, ranks: Callable[..., None], following: Callable[..., Following], display: str
+) -> None:
+    ranks(steps=LONG, of=ALL)
+    logs = following(LOGS, forks=1, ANSIBLE_STDOUT_CALLBACK=display)
+    until(lambda: logs.hosts() == set(stage.hosts), 60)
+    # And on: not only the first look.
+    seen = len(logs.told)
+    until(lambda: logs.told[seen:].count("node4 | step") > 1)
+    assert logs.process.poll() is None
+    logs.interrupt()
+    until(lambda: not of_stage(stage))
+
+
+@pytest.mark.parametrize("display", DISPLAYS)
+@pytest.mark.parametrize("forks", [1, 3, HOSTS])
+def test_every_line_comes_once_and_in_order(stage: Stage, ranks: Callable[..., None], display: str, forks: int) -> None:
+    # node2 ends late, so that others of Ansible's processes are free before those that go along with it have ended.
+    ranks(steps=3, of=[0, 2])
+    ranks(steps=8, of=[1, 3])
+    told = stage.play(LOGS, "--forks", str(forks), ANSIBLE_STDOUT_CALLBACK=display)
+    for name, steps in {"node1": 3, "node2": 8, "node3": 3, "node4": 8}.items():
+        assert re.findall(rf"{name} \| step 0000(\d)", told) == [str(step) for step in range(steps)]
+
+
+def test_a_crash_beyond_the_forks_ends_the_watching_with_a_verdict_on_every_host(
+    stage: Stage, ranks: Callable[..., None]
+) -> None:
+    ranks(steps=LONG, of=[0, 1, 2])
+    ranks("--fail-at", "3", of=[3])
+    told = stage.play(WATCH, "--forks", "1", code=2)
+    assert "The run d4 on node4 crashed with code 1, 3 of 6 steps made: RuntimeError" in told
+    for name in ("node1", "node2", "node3"):
+        assert f"The run d4 on {name} still runs and waits for node4, which crashed" in told
+
+
+def test_the_display_counts_hosts_beyond_the_forks(stage: Stage, ranks: Callable[..., None]) -> None:
+    ranks(steps=40, of=[0, 1, 2])
+    ranks("--seconds", "1.2", steps=20, of=[3])
+    told = stage.play(WATCH, "--forks", "1")
+    # The one that is slowest is at the step that all have made.
+    assert re.search(r"step \d+/\d+  .*node4", told) or re.search(r"waiting .*\(node[234]\)", told), told
+    assert re.search(r"node4 +3 +finished +20/20", told)
+
+
+def test_a_host_that_does_not_answer_holds_up_nobody(
+    stage: Stage, ranks: Callable[..., None], following: Callable[..., Following]
+) -> None:
+    plugins, down = stage.folder / "connections", stage.folder / "down"
+    plugins.mkdir()
+    (plugins / "flaky.py").write_text(FLAKY.replace("DOWN", repr(str(down))))
+    stage.hosts["node3"]["ansible_connection"] = "flaky"
+    down.touch()
+    ranks(steps=LONG, of=ALL)
+    watching = following(WATCH, forks=1, ANSIBLE_CONNECTION_PLUGINS=str(plugins))
+    until(lambda: "node3 does not answer" in watching.told and "step " in watching.told)
+    down.unlink()
+    seen = len(watching.told)
+    until(lambda: any("step " in line and "node3 does" not in line for line in watching.told[seen:].splitlines()))
+
+
+def test_a_host_that_only_a_module_can_ask_is_followed_later_and_told_of(
+    stage: Stage, ranks: Callable[..., None]
+) -> None:
+    plugins = stage.folder / "connections"
+    plugins.mkdir()
+    text = FLAKY.replace("DOWN", "'/nowhere'").replace(
+        'transport = "flaky"', 'transport = "flaky"\n    has_pipelining = False'
+    )
+    (plugins / "flaky.py").write_text(text)
+    stage.hosts["node3"]["ansible_connection"] = "flaky"
+    ranks(of=ALL)
+    argv, environment = stage.argv(LOGS, "--forks", "1"), stage.environment(ANSIBLE_CONNECTION_PLUGINS=str(plugins))
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0
+    assert "node3 is followed only after others have ended: it can be asked by a module only" in done.stderr
+    assert done.stderr.count("forks = 4 (for once: --forks 4)") == 1
+    for name in stage.hosts:
+        assert len(re.findall(rf"{name} \| step", done.stdout)) == 6
+
+
+def test_a_controller_that_is_killed_leaves_nobody_behind(
+    stage: Stage, ranks: Callable[..., None], following: Callable[..., Following]
+) -> None:
+    ranks(steps=LONG, of=ALL)
+    watching = following(WATCH, forks=2)
+    # The playbook itself, two processes of Ansible's, and one more for each of the others.
+    until(lambda: "step " in watching.told and len(of_stage(stage)) == 1 + HOSTS)
+    watching.process.kill()
+    watching.process.wait()
+    until(lambda: not of_stage(stage), 60)
+
+
+def test_an_interrupted_watching_leaves_nobody_behind(
+    stage: Stage, ranks: Callable[..., None], following: Callable[..., Following]
+) -> None:
+    ranks(steps=LONG, of=ALL)
+    watching = following(WATCH, forks=2)
+    until(lambda: "step " in watching.told and len(of_stage(stage)) == 1 + HOSTS)
+    watching.interrupt()
+    until(lambda: not of_stage(stage))
+    assert "Training continues in the background" in watching.told
