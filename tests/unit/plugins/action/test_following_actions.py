@@ -1,0 +1,100 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who goes along with whom, what the processes tell each other, and what the display is told of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible_collections.nanochat.ddp.plugins.action.run_log import run_of
+from ansible_collections.nanochat.ddp.plugins.action.run_watch import node_of, seen_of
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import Ledger, common_password, taken_along
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import Progress
+
+HOSTS = [f"host{number}" for number in range(8)]
+
+
+def test_every_host_beyond_the_forks_goes_along_with_one_that_has_a_process():
+    assert taken_along(HOSTS, "host0", 5) == ["host5"]
+    assert taken_along(HOSTS, "host2", 5) == ["host7"]
+    assert taken_along(HOSTS, "host3", 5) == taken_along(HOSTS, "host7", 5) == []
+    assert taken_along(HOSTS, "host0", 1) == HOSTS[1:]
+
+
+@pytest.mark.parametrize("forks", [1, 2, 3, 7, 8, 100])
+def test_nobody_is_forgotten_or_taken_twice(forks):
+    assert sorted(HOSTS[:forks] + [other for host in HOSTS for other in taken_along(HOSTS, host, forks)]) == HOSTS
+
+
+def test_a_ledger_tells_of_hosts_with_any_name(tmp_path):
+    ledger = Ledger(tmp_path / "new")
+    assert ledger.read("a/b") == {}
+    ledger.write("a/b", {"over": "finished"})
+    assert Ledger(tmp_path / "new").read("a/b") == {"over": "finished"}
+
+
+def test_a_host_is_followed_by_one_process_at_a_time(tmp_path):
+    ledger = Ledger(tmp_path)
+    claim = ledger.claim("host1", wait=True)
+    assert claim is not None
+    assert ledger.claim("host1", wait=False) is None
+    assert ledger.claim("host2", wait=False) is not None
+    claim.close()
+    assert ledger.claim("host1", wait=False) is not None
+
+
+def test_the_password_of_one_host_is_not_tried_on_others():
+    action: Any = SimpleNamespace(_play_context=SimpleNamespace(password="asked for"))
+    assert common_password(action, {"ansible_user": "me"}) == "asked for"
+    assert common_password(action, {"ansible_ssh_pass": "its own"}) is None
+
+
+def test_a_host_that_is_followed_later_is_told_of_with_the_line_to_add():
+    assert _configuration.followed_later("host7", "it has no pipelining", 8, 5) == (
+        "host7 is followed only after others have ended: it has no pipelining. Ansible works on 5 hosts at a time and the job has 8; "
+        "add to ansible.cfg below [defaults]: forks = 8 (for once: --forks 8)"
+    )
+
+
+def test_without_a_folder_the_run_is_that_of_the_hosts_settings():
+    assert run_of({}) == {"base_dir": "~/nanochat-ddp"}
+    assert run_of({"ddp_base_dir": "/data", "ddp_run": "d4"}) == {"base_dir": "/data", "run": "d4"}
+    assert run_of({"ddp_base_dir": "", "ddp_run": ""}) == {"base_dir": "~/nanochat-ddp"}
+
+
+def test_a_host_without_a_run_dir_is_named():
+    nodes = [{"host": "host1", "run_dir": "/runs/d4"}, {"host": "host2"}]
+    assert node_of("host1", nodes) is nodes[0]
+    for name in ("host2", "host3"):
+        with pytest.raises(AnsibleError, match=f"Of {name} no run_dir"):
+            node_of(name, nodes)
+
+
+def test_of_hosts_that_go_along_what_was_seen_is_told_and_how_old_it_is(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.write("host5", {"begun": 90.0, "run": {"state": "running"}, "seen": 96.0})
+    ledger.write("host6", {"begun": 90.0, "silent_since": 95.0})
+    ledger.write("host7", {"begun": 90.0, "asked": 91.0})
+    assert seen_of(["host5", "host6", "host7", "host8"], ledger, now=100.0) == {
+        "host5": {"run": {"state": "running"}, "reachable": True, "verdict": None, "age": 4.0},
+        "host6": {"run": {"state": None, "step": None}, "reachable": False, "verdict": None, "age": 0.0},
+    }
+
+
+def test_the_display_takes_what_one_result_tells_of_several_hosts():
+    terminal: Any = SimpleNamespace(quiet=True)
+    steps: Any = SimpleNamespace(forget_task=lambda: None, tell=lambda text: None)
+    progress = Progress(terminal, steps)
+    run = {"state": "running", "step": 3}
+    other = {"run": run, "reachable": False, "verdict": "lost", "age": 20.0}
+    progress.take("host1", {"over": False, "run": run, "verdict": None, "others": {"host6": other}}, final=False)
+    own, along = progress.rows["host1"], progress.rows["host6"]
+    assert (own["verdict"], own["reachable"], along["verdict"], along["reachable"]) == (None, True, "lost", False)
+    assert own["seen"] - along["seen"] == pytest.approx(20, abs=1)
+    progress.take("host2", {"over": True, "lines": []}, final=True)
+    assert "host2" not in progress.rows
