@@ -233,11 +233,9 @@ def looks(job: Job) -> dict[str, float]:
 def by_the_clock(job: Job, blocks: int, seconds: float) -> dict[str, Any]:
     """Seconds of a step in blocks with and without watching, in turn; a status comes every few seconds on top in every third block."""
     plan = json.loads((job.folder / "node1/runs/display/plan.json").read_text(encoding="utf-8"))
-    node = "{{ watch_plan.nodes | selectattr('host', 'eq', inventory_hostname) | first }}"
     role = {
         "role": "nanochat.ddp.watch",
         "watch_plan": plan,
-        "watch_node": node,
         "watch_to_end": True,
         "watch_stall_factor": 5.0,
     }

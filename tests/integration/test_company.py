@@ -170,6 +170,51 @@ def test_a_host_that_only_a_module_can_ask_is_followed_later_and_told_of(
         assert len(re.findall(rf"{name} \| step", done.stdout)) == 6
 
 
+ASKED = """
+DOCUMENTATION = '''
+name: asked
+short_description: local, and writes down what it was told
+description: local, and writes down what it was told
+extends_documentation_fragment: [connection_pipelining]
+options:
+  host: {description: where, vars: [{name: inventory_hostname}, {name: ansible_host}]}
+  port: {description: where, type: int, vars: [{name: ansible_port}], keyword: [{name: port}]}
+  remote_user: {description: who, vars: [{name: ansible_user}], keyword: [{name: remote_user}], cli: [{name: user}]}
+  password: {description: secret, vars: [{name: ansible_password}]}
+  timeout: {description: seconds, type: int, default: 1, cli: [{name: timeout}]}
+'''
+import pathlib
+from ansible.plugins.connection.local import Connection as Local
+class Connection(Local):
+    transport = "asked"
+    def exec_command(self, *args, **kwargs):
+        told = [str(self.get_option(name)) for name in ("host", "port", "remote_user", "password", "timeout")]
+        pathlib.Path(FOLDER, self.get_option("host")).write_text(" ".join(told))
+        return super().exec_command(*args, **kwargs)
+"""
+
+
+def test_connections_are_those_that_ansible_would_make(stage: Stage, ranks: Callable[..., None]) -> None:
+    plugins = stage.folder / "connections"
+    plugins.mkdir()
+    written = stage.folder / "written"
+    written.mkdir()
+    (plugins / "asked.py").write_text(ASKED.replace("FOLDER", repr(str(written))))
+    (stage.folder / "secret").write_text("common")
+    del stage.variables["ansible_connection"]
+    stage.hosts["node1"]["ansible_port"] = 22
+    stage.hosts["node2"] |= {"ansible_host": "address2", "ansible_port": "{{ 2000 + rank }}", "ansible_user": "her"}
+    stage.hosts["node3"]["ansible_password"] = "own"
+    ranks(of=ALL)
+    words = ("-c", "asked", "-u", "me", "-T", "77", "--connection-password-file", str(stage.folder / "secret"))
+    told = {}
+    for forks in ("1", "4"):
+        stage.play(LOGS, *words, "--forks", forks, ANSIBLE_CONNECTION_PLUGINS=str(plugins))
+        told[forks] = [(written / name).read_text() for name in ("node1", "address2", "node3", "node4")]
+    assert told["1"] == told["4"]
+    assert told["1"][1:] == ["address2 2001 her common 77", "node3 None me own 77", "node4 None me common 77"]
+
+
 def test_a_controller_that_is_killed_leaves_nobody_behind(
     stage: Stage, ranks: Callable[..., None], following: Callable[..., Following]
 ) -> None:

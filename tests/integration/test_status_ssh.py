@@ -64,7 +64,7 @@ def inventory(tmp_path: Path) -> Iterator[Path]:
     daemon.wait()
 
 
-def status(inventory: Path, *words: str) -> str:
+def play(inventory: Path, playbook: str, *words: str) -> subprocess.CompletedProcess[str]:
     """From a controller with nothing but the collection and the inventory: no checkout, no configuration, no run of its own."""
     home = inventory.parent / "second-controller"
     home.mkdir(exist_ok=True)
@@ -75,11 +75,15 @@ def status(inventory: Path, *words: str) -> str:
         "ANSIBLE_STDOUT_CALLBACK": "nanochat.ddp.story", "ANSIBLE_PIPELINING": "true", "NO_COLOR": "1",
         "ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets),
     }  # fmt: skip
-    argv = ["ansible-playbook", "nanochat.ddp.status", "-i", str(inventory), *words]
+    argv = ["ansible-playbook", f"nanochat.ddp.{playbook}", "-i", str(inventory), *words]
     done = subprocess.run(argv, cwd=home, env=environment, capture_output=True, text=True, timeout=120, check=False)
     shutil.rmtree(sockets, ignore_errors=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done
+
+
+def status(inventory: Path, *words: str) -> str:
+    return play(inventory, "status", *words).stdout
 
 
 def test_a_second_controller_sees_it(inventory: Path) -> None:
@@ -104,3 +108,12 @@ def test_for_programs_it_is_one_document(inventory: Path) -> None:
     wanted = {"step", "loss", "val_bpb", "tokens_per_second", "tokens_per_second_mean", "wait_share", "memory_bytes", "checkpoint",
               "eta_seconds", "idle_seconds", "exit_code", "error", "shown"}  # fmt: skip
     assert wanted <= set(found["hosts"]["node1"])
+
+
+def test_a_log_is_followed_over_ssh_without_a_process_of_ansible(inventory: Path) -> None:
+    for rank in (0, 1):
+        ended = fake_run.session_of(rank, time.time() - 10, ended=time.time(), exit_code=0)
+        fake_run.write_json(inventory.parent / f"node{rank + 1}" / "runs" / "d4" / "session.json", ended)
+    done = play(inventory, "logs", "--forks", "1", "-e", "lines=2")
+    assert sorted(done.stdout.splitlines()) == [f"node{node} | step 000{step}" for node in (1, 2) for step in (18, 19)]
+    assert "followed only after" not in done.stderr
