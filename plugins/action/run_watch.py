@@ -128,10 +128,15 @@ class ActionModule(FollowingAction):
 
     def follow(self, host: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         """Looks at a host that goes along until watching it is over."""
-        while True:
+        try:
             seen = self._look_and_judge(host, variables)
-            if seen["over"] or abandoned():
-                return seen
+            while not seen["over"] and not abandoned():
+                seen = self._look_and_judge(host, variables)
+        except Exception:
+            # Nobody looks at it for now; to the others that would seem to be a host that gives no answer.
+            self._ledger().forget(host)
+            raise
+        return seen
 
     def _ledger(self) -> Ledger:
         return ledger_of(self, "run-watch")

@@ -13,6 +13,7 @@ description:
   - Returns the last lines of the log of a host's rank, or those from an offset on, and waits for new ones if told to.
   - With O(follow) the lines are printed as they come, each with its host, until the run ends. All hosts are followed at the same time, also those
     for which Ansible has no process (C(forks)) as long as no folder is named here.
+  - Without O(run_dir) and O(base_dir) the run is the one that the host's C(ddp_base_dir) and C(ddp_run) mean.
 extends_documentation_fragment:
   - nanochat.ddp.run
   - nanochat.ddp.reader

@@ -70,7 +70,8 @@ def abandoned() -> bool:
 
 def taken_along(hosts: Sequence[str], host: str, forks: int) -> list[str]:
     """The hosts that go along with this one: Ansible starts its first processes in this order, and has none left for the rest."""
-    place = hosts.index(host)
+    # A host that has failed plays on in what is done always, but no longer counts.
+    place = hosts.index(host) if host in hosts else forks
     return list(hosts[place + forks :: forks]) if place < forks else []
 
 
@@ -88,6 +89,10 @@ class Ledger:
     def read(self, host: str) -> Document:
         """A host's entry; empty while there is none."""
         return read_object(str(self.path(host)))
+
+    def forget(self, host: str) -> None:
+        """Have no entry of a host any more."""
+        self.path(host).unlink(missing_ok=True)
 
     def claim(self, host: str, wait: bool) -> IO[str] | None:
         """Make the host this process's own until it closes the file; None where another one has it and that is not waited for."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.nanochat.ddp.plugins.action.run_log import run_of
-from ansible_collections.nanochat.ddp.plugins.action.run_watch import node_of, seen_of
+from ansible_collections.nanochat.ddp.plugins.action.run_watch import ActionModule, node_of, seen_of
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import Ledger, common_password, taken_along
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import Progress
@@ -24,6 +24,7 @@ def test_every_host_beyond_the_forks_goes_along_with_one_that_has_a_process():
     assert taken_along(HOSTS, "host2", 5) == ["host7"]
     assert taken_along(HOSTS, "host3", 5) == taken_along(HOSTS, "host7", 5) == []
     assert taken_along(HOSTS, "host0", 1) == HOSTS[1:]
+    assert taken_along(HOSTS, "one that failed", 1) == []
 
 
 @pytest.mark.parametrize("forks", [1, 2, 3, 7, 8, 100])
@@ -84,6 +85,19 @@ def test_of_hosts_that_go_along_what_was_seen_is_told_and_how_old_it_is(tmp_path
         "host5": {"run": {"state": "running"}, "reachable": True, "verdict": None, "age": 4.0},
         "host6": {"run": {"state": None, "step": None}, "reachable": False, "verdict": None, "age": 0.0},
     }
+
+
+def test_a_host_that_nobody_looks_at_for_now_is_not_taken_for_a_silent_one(tmp_path, monkeypatch):
+    def give_up(host, variables):
+        ledger.write(host, {"begun": 90.0, "asked": 91.0})
+        raise AnsibleError("it can be asked by a module only")
+
+    ledger, watch = Ledger(tmp_path), object.__new__(ActionModule)
+    monkeypatch.setattr(watch, "_ledger", lambda: ledger, raising=False)
+    monkeypatch.setattr(watch, "_look_and_judge", give_up, raising=False)
+    with pytest.raises(AnsibleError, match="module only"):
+        watch.follow("host7", {})
+    assert ledger.read("host7") == {}
 
 
 def test_the_display_takes_what_one_result_tells_of_several_hosts():
