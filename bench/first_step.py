@@ -5,10 +5,11 @@
 
     python bench/first_step.py                            # d4 and d8, this machine's cores
     python bench/first_step.py --models d4 --repeats 5 --write first_step.json
+    python bench/first_step.py --models d2 --nodes 2      # as two hosts start it, each with an agent of torchrun
 
 Starts scripts.base_train on made-up text with a vocabulary of 32768, in a folder that is removed afterwards. "ready" is
 a process that has imported the trainer and does no more; what comes after that is "set up" (settings, data, model,
-weights) and the first step itself.
+weights) and the first step itself. "leave" is the time from the end of the training to that of the last process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +30,18 @@ from typing import Any
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
 VOCABULARY = 32768
 MODELS = {
+    "d2": [
+        "--depth",
+        "2",
+        "--aspect-ratio",
+        "16",
+        "--head-dim",
+        "32",
+        "--max-seq-len",
+        "64",
+        "--total-batch-size",
+        "256",
+    ],
     "d4": ["--depth", "4", "--head-dim", "64", "--max-seq-len", "512", "--total-batch-size", "2048"],
     "d8": ["--depth", "8", "--head-dim", "128", "--max-seq-len", "1024", "--total-batch-size", "4096"],
 }
@@ -60,29 +74,56 @@ def make_data(folder: Path) -> None:
         pq.write_table(pa.table({"text": texts}), path, row_group_size=500)
 
 
-def start_once(base: Path, model: str) -> dict[str, float]:
+def start_once(base: Path, model: str, nodes: int) -> dict[str, float]:
     """One start; the seconds of each part."""
     run = Path(tempfile.mkdtemp(dir=base))
     environ = os.environ | {"NANOCHAT_BASE_DIR": str(base), "GLIBC_TUNABLES": MALLOC, "PYTHONUNBUFFERED": "1"}
-    argv = [sys.executable, "-m", "scripts.base_train", *MODELS[model], *FLAGS, "--model-tag", run.name]
+    trainer = [*MODELS[model], *FLAGS, "--model-tag", run.name]
     began = time.time()
-    done = subprocess.run(
-        [*argv, "--run-dir", str(run)], cwd=TRAINER, env=environ, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr.strip())
+    started = [
+        subprocess.Popen(
+            [sys.executable, *launcher, *trainer, "--run-dir", str(run)],
+            cwd=TRAINER,
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for launcher in launchers(nodes)
+    ]
+    said = [process.communicate()[1].strip() for process in started]
+    gone = time.time()
+    if any(process.returncode for process in started):
+        raise SystemExit("\n".join(said))
     events = [json.loads(line) for line in (run / "metrics-rank0.jsonl").read_text().splitlines()]
-    started = next(event for event in events if event["kind"] == "start")["time"]
+    when = {event["kind"]: event["time"] for event in events}
     first, second = (event for event in events if event["kind"] == "step")
     ready = seconds_to_import(environ)
     return {
         "ready": ready,
-        "set_up": started - began - ready,
-        "first_step": first["time"] - started,
+        "set_up": when["start"] - began - ready,
+        "first_step": first["time"] - when["start"],
         "from_ready": first["time"] - began - ready,
         "total": first["time"] - began,
         "second_step": second["seconds"],
+        "leave": gone - when["end"],
     }
+
+
+def launchers(nodes: int) -> list[list[str]]:
+    """What starts the trainer: itself, or an agent of torchrun for each of several nodes of this machine."""
+    if nodes == 1:
+        return [["-m", "scripts.base_train"]]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [
+        [
+            "-m", "scripts.torchrun", f"--nnodes={nodes}", f"--node-rank={node}", "--nproc-per-node=1",
+            "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "-m", "scripts.base_train", "--",
+        ]
+        for node in range(nodes)
+    ]  # fmt: skip
 
 
 def seconds_to_import(environ: dict[str, str]) -> float:
@@ -94,7 +135,7 @@ def seconds_to_import(environ: dict[str, str]) -> float:
 
 def table(results: list[dict[str, Any]]) -> str:
     """The results for people."""
-    heads = ["ready", "set_up", "first_step", "from_ready", "total", "second_step"]
+    heads = ["ready", "set_up", "first_step", "from_ready", "total", "second_step", "leave"]
     lines = [f"| model | {' | '.join(head.replace('_', ' ') for head in heads)} |", "|" + "---|" * (len(heads) + 1)]
     for one in results:
         lines.append(f"| {one['model']} | " + " | ".join(f"{one[head]:.2f} s" for head in heads) + " |")
@@ -103,7 +144,8 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="From starting the trainer to the end of its first step.")
-    parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}, with commas between")
+    parser.add_argument("--models", default="d4,d8", help=f"of {', '.join(MODELS)}, with commas between")
+    parser.add_argument("--nodes", type=int, default=1, help="so many nodes of this machine, each below torchrun")
     parser.add_argument("--repeats", type=int, default=3, help="how often each is started; the median is shown")
     parser.add_argument("--write", type=Path, help="file for the results as JSON")
     arguments = parser.parse_args()
@@ -111,12 +153,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="nanochat-bench-") as name:
         make_data(Path(name))
         for model in arguments.models.split(","):
-            starts = [start_once(Path(name), model) for dummy in range(arguments.repeats)]
+            starts = [start_once(Path(name), model, arguments.nodes) for dummy in range(arguments.repeats)]
             medians = {part: statistics.median(start[part] for start in starts) for part in starts[0]}
             results.append({"model": model, **medians})
     print(table(results))
     if arguments.write:
-        arguments.write.write_text(json.dumps({"cores": os.cpu_count(), "results": results}, indent=1) + "\n")
+        arguments.write.write_text(
+            json.dumps({"cores": os.cpu_count(), "nodes": arguments.nodes, "results": results}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, ClassVar, TypedDict, cast
 
 from ansible.errors import AnsibleError
+from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits, quiet_now, state_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RunState
@@ -21,7 +22,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import 
     intervals,
     judge,
 )
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import FollowingAction, Ledger, abandoned, ledger_of
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import Watched, is_due, run_line
+
+display = Display()
 
 LOOK_SECONDS = 40.0  # the longest wait for news, and some time to connect
 UNSEEN: Mapping[str, None] = {"state": None, "step": None}
@@ -33,6 +38,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "timeout": {"type": "float", "default": 300.0},
     "lost_after": {"type": "float", "default": 600.0},
 }
+
+
+class Told(TypedDict):
+    """The last line about the run where lines stay, when it was printed, and since when there are lines."""
+
+    line: str
+    at: float
+    begun: float
 
 
 class Entry(TypedDict, total=False):
@@ -83,9 +96,23 @@ def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict
             "reachable": not entry.get("silent_since"),
             "verdict": entry.get("over"),
             "age": now - entry.get("seen", now),
+            "watched": now - entry["begun"],
         }
         for name, entry in entries.items()
         if entry.get("run") or entry.get("silent_since")
+    }
+
+
+def watched(host: str, seen: Mapping[str, Any]) -> Watched:
+    """What was seen of a host, as the display keeps it."""
+    now = time.monotonic()
+    return {
+        "host": host,
+        "first": now - seen["watched"],
+        "run": seen["run"],
+        "verdict": seen["verdict"],
+        "seen": now - seen["age"],
+        "reachable": seen["reachable"],
     }
 
 
@@ -111,11 +138,18 @@ class ActionModule(FollowingAction):
     _ended: ClassVar[Mapping[str, Any] | None] = None
 
     def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
-        """One attempt of the until loop."""
+        """One attempt of the until loop; under a display that would call each one FAILED all of them, with a line now and then."""
         variables = task_vars or {}
         result: dict[str, object] = super().run(tmp, variables)
-        if result.get("over"):
-            return result
+        while not result.get("over"):
+            self._attempt(result, variables)
+            if _configuration.shows_progress() or abandoned():
+                break
+            self._tell()
+        return result
+
+    def _attempt(self, result: dict[str, object], variables: Mapping[str, Any]) -> None:
+        """A look, and what is to be told of it."""
         others = self.take_along(variables)
         own = self._ended or self._look_and_judge(str(variables["inventory_hostname"]), variables)
         result.update(own)
@@ -124,7 +158,21 @@ class ActionModule(FollowingAction):
             result["over"] = not self.accompanied()
         if not result["over"]:
             result["others"] = seen_of(others, self._ledger(), time.time())
-        return result
+
+    def _tell(self) -> None:
+        """Where the run is, by whichever of the processes comes first."""
+        told = ledger_of(self, "told")
+        claim = told.claim("line", wait=False)
+        if claim is None:
+            return
+        with claim:
+            before = cast(Told, told.read("line")) or {"line": "", "at": 0.0, "begun": time.monotonic()}
+            hosts = [node["host"] for node in self._options()["nodes"]]
+            line = run_line([watched(host, one) for host, one in seen_of(hosts, self._ledger(), time.time()).items()])
+            if is_due(line, before["line"], before["at"], before["begun"]):
+                told.write("line", {**before, "line": line, "at": time.monotonic()})
+                # What reads the output of another display wants nothing else in it.
+                display.display(line, stderr=True)
 
     def follow(self, host: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         """Looks at a host that goes along until watching it is over."""

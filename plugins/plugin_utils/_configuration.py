@@ -19,6 +19,11 @@ def forks() -> int:
     return int(context.CLIARGS.get("forks") or constants.DEFAULT_FORKS)
 
 
+def shows_progress() -> bool:
+    """Whether the display is ours, which shows attempts of a loop as progress; Ansible's own, also with -v, calls each of them FAILED."""
+    return bool(constants.DEFAULT_STDOUT_CALLBACK == STORY and not context.CLIARGS.get("verbosity"))
+
+
 def display_is_chosen() -> bool:
     """Whether somebody chose how the output looks, be it ours or another."""
     return bool(constants.config.get_config_value_and_origin("DEFAULT_STDOUT_CALLBACK")[1] != "default")

@@ -102,6 +102,7 @@ class Stage:
         # The collection is found from the checkout, results go to the folder.
         done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == code, done.stdout + done.stderr
+        self.errors = done.stderr
         return done.stdout
 
     def terminal(self, plays: list[dict[str, Any]] | str, *words: str, **more: str) -> str:
@@ -413,6 +414,14 @@ def test_a_watched_run_is_followed_to_its_table(stage: Stage, ranks: Callable[..
     assert re.search(r"node1 +0 +finished +60/60 +2 +13\.4000 +1\d\.\d+ +1\.\d+ +5120 +\d\.\d s \(5\.0 %\)", told)
     assert "weights identical on both ranks" in told
     assert "Ctrl-C stops watching; training continues" in told
+
+
+def test_under_another_display_no_look_is_called_a_failure(stage: Stage, ranks: Callable[..., None]) -> None:
+    ranks("--seconds", "0.5", steps=10)
+    told = stage.play(WATCH, ANSIBLE_STDOUT_CALLBACK="default")
+    assert "RETRYING" not in told and "FAILED" not in told
+    assert re.search(r"^(starting.*|step \d+/10.*  loss .*)$", stage.errors, re.M), stage.errors
+    assert re.findall(r"^ok: \[(node\d)\]$", told.partition("Watch the run")[2].partition("TASK")[0], re.M)
 
 
 def test_on_a_terminal_a_watched_run_has_one_live_line(stage: Stage, ranks: Callable[..., None]) -> None:

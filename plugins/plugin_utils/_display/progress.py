@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
@@ -26,6 +26,22 @@ class Watched(TypedDict):
     verdict: str | None
     seen: float
     reachable: bool
+
+
+def run_line(rows: Collection[Watched], width: int = 0, fancy: bool = True) -> str:
+    """Where the run is, as far as the line has room for it; without a width all of it."""
+    now = time.monotonic()
+    told = [{**row, "age": now - row["seen"], "watched": now - row["first"]} for row in rows]
+    away = [row["host"] for row in rows if not row["reachable"]]
+    tail = f"  ({', '.join(sorted(away))} does not answer)" if away else ""
+    room = max(20, width - len(tail)) if width else 0
+    return live_line(told, room, unicode=fancy) + tail
+
+
+def is_due(line: str, before: str, since: float, begun: float) -> bool:
+    """Whether a line is to be printed where lines stay: it is news, and the one before was printed a while ago."""
+    now = time.monotonic()
+    return line != before and now - since >= min(QUIET_SECONDS[1], max(QUIET_SECONDS[0], (now - begun) / 10))
 
 
 class Progress:
@@ -78,19 +94,12 @@ class Progress:
             self._plainly(self._run_line(0).strip())
 
     def _run_line(self, width: int) -> str:
-        """Where the run is, as far as the line has room for it."""
-        now = time.monotonic()
-        rows = [{**row, "age": now - row["seen"], "watched": now - row["first"]} for row in self.rows.values()]
-        away = [row["host"] for row in self.rows.values() if not row["reachable"]]
-        tail = f"  ({', '.join(sorted(away))} does not answer)" if away else ""
-        room = max(20, width - 2 - len(tail)) if width else 0
-        return "  " + live_line(rows, room, unicode=self._terminal.fancy) + tail
+        """Below its step, and in what is left of a terminal's line."""
+        return "  " + run_line(self.rows.values(), max(1, width - 2) if width else 0, self._terminal.fancy)
 
     def _plainly(self, line: str) -> None:
         """Without a terminal a line now and then is enough."""
         before, at = self._line
-        now = time.monotonic()
-        pause = min(QUIET_SECONDS[1], max(QUIET_SECONDS[0], (now - self._steps.begun) / 10))
-        if line != before and now - at >= pause:
-            self._line = (line, now)
+        if is_due(line, before, at, self._steps.begun):
+            self._line = (line, time.monotonic())
             self._steps.tell(line)

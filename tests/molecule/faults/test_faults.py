@@ -240,7 +240,7 @@ def alive(lab, endless):
 def watched(lab, alive):
     """The same, watched again."""
     watching = Training(lab, alive.plan, start=())
-    until("it is watched", lambda: watching.log.read_text().count("RETRYING: [laptop]") >= 2, 60)
+    until("it is watched", lambda: "tok/s" in watching.log.read_text(), 60)
     yield watching
     watching.leave()
 

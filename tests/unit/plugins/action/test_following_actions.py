@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleError
+from ansible_collections.nanochat.ddp.plugins.action import run_watch
 from ansible_collections.nanochat.ddp.plugins.action.run_log import run_of
 from ansible_collections.nanochat.ddp.plugins.action.run_watch import ActionModule, node_of, seen_of
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import Ledger, common_password, taken_along
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display import progress
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import Progress
 
 HOSTS = [f"host{number}" for number in range(8)]
@@ -82,8 +84,14 @@ def test_of_hosts_that_go_along_what_was_seen_is_told_and_how_old_it_is(tmp_path
     ledger.write("host6", {"begun": 90.0, "silent_since": 95.0})
     ledger.write("host7", {"begun": 90.0, "asked": 91.0})
     assert seen_of(["host5", "host6", "host7", "host8"], ledger, now=100.0) == {
-        "host5": {"run": {"state": "running"}, "reachable": True, "verdict": None, "age": 4.0},
-        "host6": {"run": {"state": None, "step": None}, "reachable": False, "verdict": None, "age": 0.0},
+        "host5": {"run": {"state": "running"}, "reachable": True, "verdict": None, "age": 4.0, "watched": 10.0},
+        "host6": {
+            "run": {"state": None, "step": None},
+            "reachable": False,
+            "verdict": None,
+            "age": 0.0,
+            "watched": 10.0,
+        },
     }
 
 
@@ -100,15 +108,45 @@ def test_a_host_that_nobody_looks_at_for_now_is_not_taken_for_a_silent_one(tmp_p
     assert ledger.read("host7") == {}
 
 
+def test_where_lines_stay_there_are_fewer_of_them_the_longer_it_takes(monkeypatch):
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 1000.0)
+    assert progress.is_due("step 2", "step 1", since=997.0, begun=990.0)
+    assert not progress.is_due("step 2", "step 1", since=999.0, begun=990.0)
+    assert not progress.is_due("step 2", "step 2", since=900.0, begun=990.0)
+    assert not progress.is_due("step 2", "step 1", since=960.0, begun=500.0)
+    assert progress.is_due("step 2", "step 1", since=939.0, begun=-5000.0)
+
+
+def test_one_of_several_processes_tells_where_the_run_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_watch, "ledger_of", lambda action, name: Ledger(tmp_path / name))
+    monkeypatch.setattr(
+        ActionModule, "_options", lambda self: {"nodes": [{"host": "host1"}, {"host": "host2"}]}, raising=False
+    )
+    said = []
+    monkeypatch.setattr(run_watch.display, "display", lambda line, stderr: said.append((line, stderr)))
+    now = run_watch.time.time()
+    for host in ("host1", "host2"):
+        entry = {"begun": now, "run": {"state": "running", "phase": "data"}, "seen": now}
+        Ledger(tmp_path / "run-watch").write(host, entry)
+    watches = [object.__new__(ActionModule) for dummy in range(2)]
+    for watch in watches:
+        watch._tell()
+    assert said == [("starting: host1, host2 opening the data", True)]
+    with Ledger(tmp_path / "told").claim("line", wait=True):
+        (tmp_path / "told" / f"{b'line'.hex()}.json").unlink()
+        watches[0]._tell()
+    assert len(said) == 1
+
+
 def test_the_display_takes_what_one_result_tells_of_several_hosts():
     terminal: Any = SimpleNamespace(quiet=True)
     steps: Any = SimpleNamespace(forget_task=lambda: None, tell=lambda text: None)
-    progress = Progress(terminal, steps)
+    shown = Progress(terminal, steps)
     run = {"state": "running", "step": 3}
     other = {"run": run, "reachable": False, "verdict": "lost", "age": 20.0}
-    progress.take("host1", {"over": False, "run": run, "verdict": None, "others": {"host6": other}}, final=False)
-    own, along = progress.rows["host1"], progress.rows["host6"]
+    shown.take("host1", {"over": False, "run": run, "verdict": None, "others": {"host6": other}}, final=False)
+    own, along = shown.rows["host1"], shown.rows["host6"]
     assert (own["verdict"], own["reachable"], along["verdict"], along["reachable"]) == (None, True, "lost", False)
     assert own["seen"] - along["seen"] == pytest.approx(20, abs=1)
-    progress.take("host2", {"over": True, "lines": []}, final=True)
-    assert "host2" not in progress.rows
+    shown.take("host2", {"over": True, "lines": []}, final=True)
+    assert "host2" not in shown.rows
