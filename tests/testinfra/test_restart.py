@@ -44,10 +44,10 @@ def restart(lab, *more, code=0):
 
 
 def of_this_run(lab, host):
-    """The processes that carry the mark of any session of ours, but for tmux and the pane's own."""
+    """Name and command line of the processes that carry the mark of any session of ours, but for tmux and the pane's own."""
     script = (
         "for entry in /proc/[0-9]*; do tr '\\0' '\\n' <$entry/environ 2>/dev/null | grep -q ^NANOCHAT_DDP_SESSION= "
-        "&& tr '\\0' ' ' <$entry/cmdline && echo; done; true"
+        "&& echo $(cat $entry/comm) $(tr '\\0' ' ' <$entry/cmdline); done; true"
     )
     return [line for line in lab.on(host, script).splitlines() if "base_train" in line]
 
@@ -119,7 +119,8 @@ def test_field_06_a_session_whose_record_is_lost_is_found_and_ended(lab):
     assert lab.states() == ALL_RUNNING
     for host in HOSTS:
         assert not alive(lab, host, before[host]["child_pid"])
-        assert len([line for line in of_this_run(lab, host) if "scripts.torchrun" in line]) == 1
+        # torchrun's agent, and the rank that it has forked.
+        assert sorted(line.split()[0] for line in of_this_run(lab, host)) == ["nanochat-rank", "pt_elastic"]
 
 
 def test_restart_after_the_tmux_server_was_killed(lab):
