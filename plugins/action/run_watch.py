@@ -168,8 +168,9 @@ class ActionModule(FollowingAction):
         with claim:
             before = cast(Told, told.read("line")) or {"line": "", "at": 0.0, "begun": time.monotonic()}
             hosts = [node["host"] for node in self._options()["nodes"]]
-            line = run_line([watched(host, one) for host, one in seen_of(hosts, self._ledger(), time.time()).items()])
-            if is_due(line, before["line"], before["at"], before["begun"]):
+            seen = seen_of(hosts, self._ledger(), time.time())
+            line = run_line([watched(host, one) for host, one in seen.items()]) if seen else ""
+            if line and is_due(line, before["line"], before["at"], before["begun"]):
                 told.write("line", {**before, "line": line, "at": time.monotonic()})
                 # What reads the output of another display wants nothing else in it.
                 display.display(line, stderr=True)

@@ -118,6 +118,25 @@ def test_a_forked_rank_is_a_process_of_its_own_and_leaves_nothing(
     assert not list((tmp_path / "tmp").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "log", "forked"),
+    [
+        (("python", "-u", "-m", "scripts.base_train", "--depth=4"), None, True),
+        (("python", "-u", "script.py"), None, False),
+        (("program",), None, False),
+        (("numactl", "--cpunodebind=0", "python", "-u", "-m", "scripts.base_train"), None, False),
+        (("python", "-u", "-m", "scripts.base_train"), "/dev/null", False),
+    ],
+)
+def test_only_what_is_known_to_stand_it_is_forked(
+    words: tuple[str, ...], log: str | None, forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchrun, "Forked", lambda module, more, environment: (module, *more))
+    monkeypatch.setattr(torchrun.SubprocessHandler, "_popen", lambda self, args, env: args)
+    rank = torchrun.Rank(words[0], words[1:], {}, log, None, 0, None)
+    assert rank.proc == (words[3:] if forked else words)
+
+
 def sockets(pid: int) -> set[str]:
     """What a process has open to talk to others."""
     return {name for one in Path(f"/proc/{pid}/fd").iterdir() if (name := str(one.readlink())).startswith("socket:")}

@@ -58,7 +58,7 @@ class Rank(SubprocessHandler):
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
         # What a script of somebody else does when it is forked, nobody knows.
-        if args[2] != "-m" or self._stdout or self._stderr or sys.platform != "linux":
+        if args[1:3] != ("-u", "-m") or self._stdout or self._stderr or sys.platform != "linux":
             return super()._popen(args, env)
         # A signal that comes meanwhile waits until the rank has handlers of its own.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

@@ -124,6 +124,8 @@ def test_one_of_several_processes_tells_where_the_run_is(tmp_path, monkeypatch):
     )
     said = []
     monkeypatch.setattr(run_watch.display, "display", lambda line, stderr: said.append((line, stderr)))
+    object.__new__(ActionModule)._tell()
+    assert not said, "nothing was seen yet"
     now = run_watch.time.time()
     for host in ("host1", "host2"):
         entry = {"begun": now, "run": {"state": "running", "phase": "data"}, "seen": now}
