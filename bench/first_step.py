@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,24 +26,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pieces import free_port
+
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
 VOCABULARY = 32768
 MODELS = {
-    "d2": [
-        "--depth",
-        "2",
-        "--aspect-ratio",
-        "16",
-        "--head-dim",
-        "32",
-        "--max-seq-len",
-        "64",
-        "--total-batch-size",
-        "256",
-    ],
+    "d2": ["--depth", "2", "--aspect-ratio", "16", "--head-dim", "32", "--max-seq-len", "64", "--total-batch-size", "256"],
     "d4": ["--depth", "4", "--head-dim", "64", "--max-seq-len", "512", "--total-batch-size", "2048"],
     "d8": ["--depth", "8", "--head-dim", "128", "--max-seq-len", "1024", "--total-batch-size", "4096"],
-}
+}  # fmt: skip
 FLAGS = ["--device-batch-size", "2", "--num-iterations", "2", "--eval-every", "-1", "--sample-every", "-1"]
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 
@@ -114,9 +104,7 @@ def launchers(nodes: int) -> list[list[str]]:
     """What starts the trainer: itself, or an agent of torchrun for each of several nodes of this machine."""
     if nodes == 1:
         return [["-m", "scripts.base_train"]]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     return [
         [
             "-m", "scripts.torchrun", f"--nnodes={nodes}", f"--node-rank={node}", "--nproc-per-node=1",

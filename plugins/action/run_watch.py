@@ -24,7 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import 
 )
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import FollowingAction, Ledger, abandoned, ledger_of
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import Watched, is_due, run_line
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import is_due, row_of, run_line
 
 display = Display()
 
@@ -87,7 +87,7 @@ def result_of(entry: Entry, verdict: Verdict | None) -> dict[str, object]:
     }
 
 
-def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict[str, object]]:
+def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict[str, Any]]:
     """What the children have seen of their hosts, for the display; nothing of those that were not looked at yet."""
     entries = {name: entry_of(ledger, name) for name in others}
     return {
@@ -100,19 +100,6 @@ def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict
         }
         for name, entry in entries.items()
         if entry.get("run") or entry.get("silent_since")
-    }
-
-
-def watched(host: str, seen: Mapping[str, Any]) -> Watched:
-    """What was seen of a host, as the display keeps it."""
-    now = time.monotonic()
-    return {
-        "host": host,
-        "first": now - seen["watched"],
-        "run": seen["run"],
-        "verdict": seen["verdict"],
-        "seen": now - seen["age"],
-        "reachable": seen["reachable"],
     }
 
 
@@ -169,9 +156,10 @@ class ActionModule(FollowingAction):
             before = cast(Told, told.read("line")) or {"line": "", "at": 0.0, "begun": time.monotonic()}
             hosts = [node["host"] for node in self._options()["nodes"]]
             seen = seen_of(hosts, self._ledger(), time.time())
-            line = run_line([watched(host, one) for host, one in seen.items()]) if seen else ""
+            now = time.monotonic()
+            line = run_line([row_of(host, one, now - one["watched"]) for host, one in seen.items()]) if seen else ""
             if line and is_due(line, before["line"], before["at"], before["begun"]):
-                told.write("line", {**before, "line": line, "at": time.monotonic()})
+                told.write("line", {**before, "line": line, "at": now})
                 # What reads the output of another display wants nothing else in it.
                 display.display(line, stderr=True)
 

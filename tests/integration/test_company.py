@@ -20,7 +20,7 @@ from ansible_collections.nanochat.ddp.tests.integration.test_story import (
     WATCH,
     Stage,
     of_stage,
-    start_ranks,
+    ranks_of,
     until,
 )
 
@@ -38,12 +38,7 @@ def stage(tmp_path: Path) -> Stage:
 
 @pytest.fixture
 def ranks(stage: Stage) -> Iterator[Callable[..., None]]:
-    """start_ranks for this stage; whatever still runs is ended with the test."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield lambda *words, **more: started.extend(start_ranks(stage, *words, **more))
-    for process in started:
-        process.kill()
-        process.wait()
+    yield from ranks_of(stage)
 
 
 class Following:
@@ -86,6 +81,15 @@ def following(stage: Stage) -> Iterator[Callable[..., Following]]:
         if one.process.poll() is None:
             one.process.kill()
         one.process.wait()
+
+
+@pytest.fixture
+def watching(stage: Stage, ranks: Callable[..., None], following: Callable[..., Following]) -> Following:
+    """The playbook itself, two processes of Ansible's, and one more for each of the other hosts."""
+    ranks(steps=LONG, of=ALL)
+    started = following(WATCH, forks=2)
+    until(lambda: "step " in started.told and len(of_stage(stage)) == 1 + HOSTS)
+    return started
 
 
 @pytest.mark.parametrize("display", DISPLAYS)
@@ -215,24 +219,13 @@ def test_connections_are_those_that_ansible_would_make(stage: Stage, ranks: Call
     assert told["1"][1:] == ["address2 2001 her common 77", "node3 None me own 77", "node4 None me common 77"]
 
 
-def test_a_controller_that_is_killed_leaves_nobody_behind(
-    stage: Stage, ranks: Callable[..., None], following: Callable[..., Following]
-) -> None:
-    ranks(steps=LONG, of=ALL)
-    watching = following(WATCH, forks=2)
-    # The playbook itself, two processes of Ansible's, and one more for each of the others.
-    until(lambda: "step " in watching.told and len(of_stage(stage)) == 1 + HOSTS)
+def test_a_controller_that_is_killed_leaves_nobody_behind(stage: Stage, watching: Following) -> None:
     watching.process.kill()
     watching.process.wait()
     until(lambda: not of_stage(stage), 60)
 
 
-def test_an_interrupted_watching_leaves_nobody_behind(
-    stage: Stage, ranks: Callable[..., None], following: Callable[..., Following]
-) -> None:
-    ranks(steps=LONG, of=ALL)
-    watching = following(WATCH, forks=2)
-    until(lambda: "step " in watching.told and len(of_stage(stage)) == 1 + HOSTS)
+def test_an_interrupted_watching_leaves_nobody_behind(stage: Stage, watching: Following) -> None:
     watching.interrupt()
     until(lambda: not of_stage(stage))
     assert "Training continues in the background" in watching.told

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,18 +178,18 @@ def start_ranks(stage: Stage, *words: str, steps: int = 6, of: Iterable[int] = (
     return started
 
 
-@pytest.fixture
-def ranks(stage: Stage) -> Any:
+def ranks_of(stage: Stage) -> Iterator[Callable[..., None]]:
     """start_ranks for this stage; whatever still runs is ended with the test."""
     started: list[subprocess.Popen[bytes]] = []
-
-    def start(*words: str, **more: Any) -> None:
-        started.extend(start_ranks(stage, *words, **more))
-
-    yield start
+    yield lambda *words, **more: started.extend(start_ranks(stage, *words, **more))
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def ranks(stage: Stage) -> Iterator[Callable[..., None]]:
+    yield from ranks_of(stage)
 
 
 def test_steps_get_one_line_each_with_mark_time_and_changes(stage: Stage) -> None:

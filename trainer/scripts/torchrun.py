@@ -156,7 +156,8 @@ def tell(what: str) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """As ranks do, who have a `leave` of their own: to take down PyTorch needs half a second of a core, and a restart waits for it."""
+    """To take down PyTorch needs half a second of a core, and a restart waits for it. (The `leave` of ranks is out of reach beside a
+    checkout, which brings a package `nanochat` of its own.)"""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

@@ -28,6 +28,18 @@ class Watched(TypedDict):
     reachable: bool
 
 
+def row_of(host: str, seen: Mapping[str, Any], first: float) -> Watched:
+    """What run_watch tells of a host, which is watched since `first`."""
+    return {
+        "host": host,
+        "first": first,
+        "run": seen["run"],
+        "verdict": seen.get("verdict"),
+        "seen": time.monotonic() - float(seen.get("age") or 0.0),
+        "reachable": seen.get("reachable") is not False,
+    }
+
+
 def run_line(rows: Collection[Watched], width: int = 0, fancy: bool = True) -> str:
     """Where the run is, as far as the line has room for it; without a width all of it."""
     now = time.monotonic()
@@ -65,19 +77,9 @@ class Progress:
             return
         others: dict[str, Any] = section(seen, "others")
         for name, found in {**others, host: seen}.items():
-            self._note(name, found)
+            first = self.rows[name]["first"] if name in self.rows else time.monotonic()
+            self.rows[name] = row_of(name, found, first)
         self._look(final and bool(seen.get("verdict")))
-
-    def _note(self, host: str, seen: Mapping[str, Any]) -> None:
-        now = time.monotonic()
-        self.rows[host] = {
-            "host": host,
-            "first": self.rows[host]["first"] if host in self.rows else now,
-            "run": seen["run"],
-            "verdict": seen.get("verdict"),
-            "seen": now - float(seen.get("age") or 0.0),
-            "reachable": seen.get("reachable") is not False,
-        }
 
     def _look(self, ended: bool) -> None:
         self._steps.forget_task()
