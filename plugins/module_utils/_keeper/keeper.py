@@ -17,7 +17,7 @@ import queue
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple, TypedDict, cast
+from typing import Any, Dict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk
@@ -28,17 +28,6 @@ TICK = 0.2
 LINGER = 3.0  # so long whoever asks is told how it ended
 FOLDER, SETTINGS, STATE, LEAVE = ".keeper", "keeper.json", "state.json", "leave"
 NOW, EVENTS = "members.json", "members.jsonl"
-
-
-class Remembered(TypedDict):
-    """What a keeper writes down of itself, for the one after it."""
-
-    launch: str
-    promised: int
-    started: int
-    last: Optional[Tuple[int, List[str]]]
-    clean: bool
-    deaths: List[Tuple[float, int]]
 
 
 def rules_of(plan: Plan) -> membership.Rules:
@@ -74,35 +63,16 @@ class Keeper:
 
     def _remembered(self) -> membership.Own:
         """What an earlier keeper of this start of the run has promised; it returns, if it was not started by a user."""
-        fresh, now = membership.Own(membership.Word(self.host), time.monotonic()), time.monotonic()
-        kept = cast(Remembered, files.read_object(os.path.join(self.folder, STATE)))
-        try:
-            own = self._returned(fresh, kept) if kept.get("launch") == self.launch else None
-        except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody has spoilt the file
-            own = None
-        if own is None:
-            return fresh._replace(word=fresh.word._replace(steps=self.rank.steps()))
-        return membership.awake(own, now, returned=True)
-
-    def _returned(self, fresh: membership.Own, kept: Remembered) -> membership.Own:
-        last = kept["last"] and membership.Generation(kept["last"][0], tuple(kept["last"][1]))
-        word = fresh.word._replace(
-            promised=int(kept["promised"]), started=int(kept["started"]), steps=self.rank.steps()
-        )
-        deaths = tuple((float(when), int(step)) for when, step in kept["deaths"])
-        return fresh._replace(word=word, last=last, clean=bool(kept["clean"]), deaths=deaths)
+        kept, now = files.read_object(os.path.join(self.folder, STATE)), time.monotonic()
+        if kept.get("launch") == self.launch:
+            # Somebody may have spoilt the file.
+            with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
+                return membership.awake(self.host, kept, now, self.rank.steps(), returned=True)
+        return membership.awake(self.host, {}, now, self.rank.steps(), returned=False)
 
     def _remember(self) -> None:
-        own, word = self.own, self.own.word
-        files.write_json(
-            os.path.join(self.folder, STATE),
-            {
-                "launch": self.launch, "promised": word.promised, "started": word.started, "last": own.last,
-                "clean": own.clean, "deaths": own.deaths,
-            },
-            mode=0o600,
-            durable=True,
-        )  # fmt: skip
+        kept = {"launch": self.launch, **membership.to_remember(self.own)}
+        files.write_json(os.path.join(self.folder, STATE), kept, mode=0o600, durable=True)
 
     # -- one look after another
 
@@ -148,7 +118,7 @@ class Keeper:
         order = self._asked(now)
         if not order:
             self.own, order = membership.decide(self.rules, self.own, self.heard, now)
-        if self._lasting(self.own) != self._lasting(before):
+        if membership.to_remember(self.own) != membership.to_remember(before):
             # On the disk before anybody hears of it.
             self._remember()
         if order == membership.START and self.own.word.generation is not None:
@@ -182,10 +152,6 @@ class Keeper:
         elif os.path.exists(os.path.join(self.folder, LEAVE)):
             self.own, order = membership.asked_to_end(self.own, now, membership.LEFT, "it was taken out")
         return order
-
-    @staticmethod
-    def _lasting(own: membership.Own) -> Any:
-        return own.word.promised, own.word.started, own.last, own.clean, own.deaths
 
     def _linger(self) -> None:
         """Whoever asks why is told, unless all know how it is."""

@@ -15,13 +15,15 @@ one; a host joins only the newest that it promised, so it never trains in two.
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict
 
-# What a keeper says that it does. The first four are on their way to training or in it, the others have ended.
+# On the way to training or in it, and on the way out of it.
 IDLE, OFFERED, PROMISED, TRAINING, ENDING = "idle", "offered", "promised", "training", "ending"
 ASKING = "asking"  # its rank ended because some host was asked to stop, and it looks for the reason
-FINISHED, STOPPED, LEFT, FAILED = "finished", "stopped", "left", "failed"
-OVER = (FINISHED, STOPPED, LEFT, FAILED)
+STUCK = "stuck"  # its rank was to end and cannot be killed, so it takes part in nothing until that is gone
+# The keeper ends. AWAY: its host goes down and comes back by itself.
+FINISHED, STOPPED, LEFT, FAILED, AWAY = "finished", "stopped", "left", "failed", "away"
+OVER = (FINISHED, STOPPED, LEFT, FAILED, AWAY)
 
 # Orders for the host's own rank: start it; finish the step, save and end; save what can be saved and end.
 START, FINISH_STEP, SAVE = "start", "finish step", "save"
@@ -82,6 +84,17 @@ class Own(NamedTuple):
     then: str = IDLE  # what ENDING leads to
 
 
+class Remembered(TypedDict):
+    """What a keeper writes down of itself, for the one after it."""
+
+    promised: int
+    started: int
+    last: Optional[Generation]
+    clean: bool
+    deaths: Tuple[Tuple[float, int], ...]
+    left: Tuple[str, ...]
+
+
 class Heard(NamedTuple):
     """The newest word of another host, when it came, and since when they have come without a gap."""
 
@@ -109,8 +122,8 @@ def fresh(rules: Rules, heard: Hearing, now: float) -> Dict[str, Word]:
 
 def present(own: Own, words: Mapping[str, Word]) -> Dict[str, Word]:
     """Those among them that hear us too, are not over, and so can train with us; a link that is cut one way is none."""
-    me = own.word.host
-    return {host: word for host, word in words.items() if me in word.hears and word.state not in (ASKING, *OVER)}
+    me, out = own.word.host, (ASKING, STUCK, *OVER)
+    return {host: word for host, word in words.items() if me in word.hears and word.state not in out}
 
 
 def circle(rules: Rules, own: Own, around: Mapping[str, Word]) -> Tuple[str, ...]:
@@ -167,7 +180,7 @@ def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
     words = fresh(rules, heard, now)
     own = _gossip(own, words)
     state = own.word.state
-    if state in OVER or state == ENDING:
+    if state in OVER or state in (ENDING, STUCK):
         return own, ""
     for word in words.values():
         if word.state == STOPPED and state != TRAINING:
@@ -407,16 +420,17 @@ def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
 # -- what happens to this host
 
 
-def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = "") -> Own:
+def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = True) -> Own:
     """This host's rank is gone. how: FINISHED (the last step was made), STOPPED (asked to) or FAILED.
 
     lasting_error: what it failed by, if starting it again would not change that.
+    by_itself: it failed by an error or crash of its own, and not by the loss of another rank or of the link to it.
     """
     own = own._replace(word=own.word._replace(steps=steps, go=False))
     if how == FINISHED:
         return change(own, now, FINISHED)
     mine = own.word.generation
-    if own.word.state == ENDING:
+    if own.word.state in (ENDING, STUCK):
         return change(own, now, own.then)
     if mine is not None and own.word.regroup == mine.number and how == STOPPED:
         return change(own, now, IDLE)._replace(clean=True)
@@ -428,17 +442,50 @@ def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = 
 
 
 def asked_to_end(own: Own, now: float, state: str, why: str) -> Tuple[Own, str]:
-    """A user stops the run (STOPPED) or takes this host out of it (LEFT)."""
-    if own.word.state in (TRAINING, ENDING):
+    """A user stops the run (STOPPED) or takes this host out of it (LEFT), or the host goes down (AWAY)."""
+    if own.word.state in (TRAINING, ENDING, STUCK):
         order = FINISH_STEP if own.word.state == TRAINING else ""
-        told = {"regroup": own.word.started if state == LEFT else 0, "stopping": state == STOPPED}
-        return change(own, now, ENDING, why=why, **told)._replace(then=state, clean=True), order
+        told = {"regroup": 0 if state == STOPPED else own.word.started, "stopping": state == STOPPED}
+        into = STUCK if own.word.state == STUCK else ENDING
+        return change(own, now, into, why=why, **told)._replace(then=state, clean=True), order
     return change(own, now, state, why=why), ""
 
 
-def awake(own: Own, now: float, returned: bool) -> Own:
-    """A keeper that starts with what an earlier one left on disk."""
-    word = own.word._replace(state=IDLE, go=False, hears=(), regroup=0, over=0, why="", generation=None)
+def going_down(own: Own, now: float, why: str = "") -> Tuple[Own, str]:
+    """A signal ends this keeper, which no user's stop does: the host leaves for now, and the others go on at once."""
+    return asked_to_end(own, now, AWAY, why or "%s goes down" % own.word.host)
+
+
+def rank_stuck(own: Own, now: float, why: str) -> Own:
+    """The rank outlived even SIGKILL: nobody waits for this host until `rank_ended`."""
+    return own if own.word.state == STUCK else change(own, now, STUCK, why=why)
+
+
+def to_remember(own: Own) -> Remembered:
+    """All that outlives a keeper. It is on the disk before anybody hears of it."""
+    word = own.word
+    return {
+        "promised": word.promised, "started": word.started, "last": own.last, "clean": own.clean,
+        "deaths": own.deaths, "left": word.left,
+    }  # fmt: skip
+
+
+def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> Own:
+    """A keeper that starts with what an earlier one left on disk (as JSON, which may be spoilt); nothing where there was none.
+
+    returned: its host was off, or nobody knows how long its keeper was, so that the run may have been stopped meanwhile.
+    ArithmeticError, LookupError, TypeError or ValueError where `kept` is not what `to_remember` made.
+    """
+    if not kept:
+        return Own(Word(host, steps=steps), since=now)
+    last = kept["last"] and Generation(int(kept["last"][0]), tuple(map(str, kept["last"][1])))
+    word = Word(
+        host,
+        promised=int(kept["promised"]),
+        started=int(kept["started"]),
+        steps=steps,
+        left=tuple(map(str, kept["left"])),
+    )
     # After a reboot the clock begins again, so what seems to lie ahead is past.
-    deaths = tuple((min(when, now), step) for when, step in own.deaths)
-    return own._replace(word=word, since=now, returned=returned, then=IDLE, deaths=deaths)
+    deaths = tuple((min(float(when), now), int(step)) for when, step in kept["deaths"])
+    return Own(word, since=now, returned=returned, last=last or None, clean=bool(kept["clean"]), deaths=deaths)

@@ -36,7 +36,8 @@ class Host:
 
     def __init__(self, name, clock):
         self.name, self.clock = name, clock
-        self.own = m.Own(m.Word(name), since=clock)
+        self.own = m.awake(name, {}, clock, 0, returned=False)
+        self.disk = {}  # what its keepers remember
         self.heard = {}
         self.back_at = None  # when the keeper starts again
         self.gone = False  # for good
@@ -124,8 +125,7 @@ class World:
         host.back_at, host.heard, host.order = None, {}, ""
         if rng.random() < 0.5:
             host.clock = rng.uniform(0, 50)  # a reboot
-        host.own = m.awake(host.own, host.clock, returned=rng.random() < 0.5)
-        host.own = host.own._replace(word=host.own.word._replace(steps=host.saved.step))
+        host.own = m.awake(host.name, host.disk, host.clock, host.saved.step, returned=rng.random() < 0.5)
 
     def deliver(self):
         late = []
@@ -143,6 +143,7 @@ class World:
         before = host.own.word
         host.own, order = m.decide(self.rules, host.own, host.heard, host.clock)
         assert host.own.word.promised >= before.promised and host.own.word.started >= before.started
+        host.disk = m.to_remember(host.own)
         if order == m.START:
             self.start(host)
         elif order:

@@ -271,11 +271,19 @@ def test_the_rows_of_a_step_are_dealt_again_among_those_present():
         assert [word for word in argv if word.startswith("--rank-rows")] == [f"--rank-rows={rows}"]
 
 
-GOOD_STATE = {"launch": "x", "promised": 3, "started": 2, "last": [2, ["a", "b"]], "clean": False, "deaths": [[1.0, 5]]}
+GOOD_STATE = {
+    "launch": "x",
+    "promised": 3,
+    "started": 2,
+    "last": [2, ["a", "b"]],
+    "clean": False,
+    "deaths": [[1.0, 5]],
+    "left": [],
+}
 SPOILT_STATES = [
     {"launch": "x"}, {**GOOD_STATE, "last": 5}, {**GOOD_STATE, "deaths": [1]}, {**GOOD_STATE, "deaths": 3},
     {**GOOD_STATE, "promised": "soon"}, {**GOOD_STATE, "promised": None}, {**GOOD_STATE, "last": [[], 1]},
-    {**GOOD_STATE, "deaths": [["a", {}]]}, {**GOOD_STATE, "launch": "y"},
+    {**GOOD_STATE, "deaths": [["a", {}]]}, {**GOOD_STATE, "left": 3}, {**GOOD_STATE, "launch": "y"},
 ]  # fmt: skip
 
 
@@ -283,7 +291,6 @@ def remembered(folder: Path, state: object) -> membership.Own:
     """What a keeper that returns takes from its file."""
     (folder / keeper.STATE).write_text(json.dumps(state))
     stub: Any = SimpleNamespace(host="a", folder=str(folder), launch="x", rank=SimpleNamespace(steps=lambda: 7))
-    stub._returned = lambda fresh, kept: keeper.Keeper._returned(stub, fresh, kept)
     return keeper.Keeper._remembered(stub)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -184,11 +185,24 @@ def test_deaths_are_counted_within_an_hour_and_losses_are_not():
     assert m.verdict(RULES, own, 3800.0) == ""
 
 
+def again(own, **fields):
+    """The keeper after this one, from what is on the disk."""
+    kept = json.loads(json.dumps(m.to_remember(own)))
+    return m.awake(own.word.host, kept, 0.0, own.word.steps, **fields)
+
+
 def test_a_host_that_was_off_does_not_begin_alone():
-    own = m.awake(trains(RULES, "laptop", ("desktop", "laptop")), 0.0, returned=True)
-    assert m.decide(RULES, own, {}, 1000.0)[0].word.state == m.IDLE
-    own = m.awake(own, 0.0, returned=False)
-    assert m.decide(RULES, own, {}, 1000.0)[0].word.state == m.OFFERED
+    own = trains(RULES, "laptop", ("desktop", "laptop"))
+    assert m.decide(RULES, again(own, returned=True), {}, 1000.0)[0].word.state == m.IDLE
+    assert m.decide(RULES, again(own, returned=False), {}, 1000.0)[0].word.state == m.OFFERED
+
+
+def test_who_was_taken_out_by_hand_is_known_after_a_reboot():
+    left = m.Word("c", m.LEFT)
+    a, b = (m.decide(THREE, m.Own(m.Word(host)), heard(1, left), 1.0)[0] for host in "ab")
+    a, b = again(a, returned=True), again(b, returned=True)
+    a, order = m.decide(THREE._replace(least=3), a, heard(1, b.word._replace(hears=("a",))), 1.0)
+    assert (a.word.state, a.word.generation.members) == (m.OFFERED, ("a", "b"))
 
 
 def test_a_stop_reaches_whoever_waits():
