@@ -21,6 +21,7 @@ from typing import Any, Dict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank, limits
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
 
@@ -30,11 +31,11 @@ FOLDER, SETTINGS, STATE, LEAVE = ".keeper", "keeper.json", "state.json", "leave"
 NOW, EVENTS = "members.json", "members.jsonl"
 
 
-def rules_of(plan: Plan) -> membership.Rules:
+def rules_of(plan: Plan) -> Rules:
     """The rules of a plan."""
     keeper = plan["keeper"]
     hosts = tuple(node["host"] for node in plan["nodes"])
-    return membership.Rules(
+    return Rules(
         hosts, keeper["min_hosts"], keeper["grace_seconds"], float(plan["timeout_seconds"]), keeper["restarts"]
     )
 
@@ -67,7 +68,9 @@ class Keeper:
         if kept.get("launch") == self.launch:
             # Somebody may have spoilt the file.
             with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
-                return membership.awake(self.host, kept, now, self.rank.steps(), returned=True)
+                # Where the runner started it again, the host was on, and a stop would be on its disk.
+                off = not os.environ.get("NANOCHAT_KEEPER_RESTARTED")
+                return membership.awake(self.host, kept, now, self.rank.steps(), returned=off)
         return membership.awake(self.host, {}, now, self.rank.steps(), returned=False)
 
     def _remember(self) -> None:
@@ -112,7 +115,7 @@ class Keeper:
             self.code = 1 if ended == membership.FAILED else 0
             self._give_way()
             error = self.rank.lasting_error() if ended == membership.FAILED else ""
-            self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended, error)
+            self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended, error, self.rank.by_itself())
         elif self.rank.process is not None:
             self.own = self.own._replace(word=self.own.word._replace(steps=self.rank.steps()))
         order = self._asked(now)
@@ -137,7 +140,7 @@ class Keeper:
             return
         self.own = self.own._replace(apart=False)
         try:
-            moved = self.rank.set_apart(membership.ordinal(self.rules, mine.number))
+            moved = self.rank.set_apart(mine.number)
             self._tell("gave way", "%d files of checkpoints are kept in the folder apart" % len(moved))
         except OSError as error:
             self._tell("gave way", "its checkpoints could not be put aside: %s" % error)
@@ -182,7 +185,7 @@ class Keeper:
     def _tell(self, what: str, why: str, about: str = "") -> None:
         """One event: a line of the log, a line of members.jsonl, and members.json."""
         word, mine = self.own.word, self.own.word.generation
-        number = membership.ordinal(self.rules, mine.number) if mine else 0
+        number = mine.number if mine else 0
         event = {
             "time": time.time(), "host": about or self.host, "what": what, "why": why, "generation": number,
             "members": list(mine.members) if mine else [], "steps": word.steps, "rank": self.rank.number,

@@ -32,6 +32,8 @@ LASTING_CAUSES = (
     "settings-differ", "data-differ", "torch-differs", "code-differs", "weights-differ", "non-finite-loss", "disk-full",
     "bad-data", "bad-checkpoint", "bad-settings",
 )  # fmt: skip
+# Causes by which a rank ends for the sake of another one.
+LOSSES = ("peer-lost", "peer-late", "store-lost", "link-lost")
 
 
 def command(plan: Plan, host: str, generation: membership.Generation) -> List[str]:
@@ -89,7 +91,7 @@ class Rank:
         with contextlib.suppress(OSError):
             os.remove(self.path(HANG_UP % self.number))
         places = ",".join(str(self.places[member]) for member in generation.members)
-        told = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number // len(self.places))}
+        told = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
         argv, environ = command(self.plan, self.host, generation), {**os.environ, **told}
         self.started_at = time.time()
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
@@ -131,6 +133,16 @@ class Rank:
         if not isinstance(when, float) or when < self.started_at or end.get("cause") not in LASTING_CAUSES:
             return ""
         return str(end.get("error") or end["cause"])
+
+    def by_itself(self) -> bool:
+        """Whether it failed by an error or crash of its own, and not because another rank or the link to it was lost."""
+        for kind in ("end", "step", "start"):
+            event = self._last(kind)
+            when = event.get("time")
+            if isinstance(when, float) and when >= self.started_at:
+                return event.get("cause") not in LOSSES
+        # It ended before it said anything: perhaps it never met the others.
+        return False
 
     def steps(self) -> int:
         """Steps done, as the last line about one says; the keeper asks several times a second."""
