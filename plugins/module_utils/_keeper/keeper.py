@@ -20,7 +20,7 @@ import time
 from typing import Any, Dict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, memory, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank, limits
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
@@ -70,11 +70,11 @@ class Keeper:
             with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
                 # Where the runner started it again, the host was on, and a stop would be on its disk.
                 off = not os.environ.get("NANOCHAT_KEEPER_RESTARTED")
-                return membership.awake(self.host, kept, now, self.rank.steps(), returned=off)
-        return membership.awake(self.host, {}, now, self.rank.steps(), returned=False)
+                return memory.awake(self.host, kept, now, self.rank.steps(), returned=off)
+        return memory.awake(self.host, {}, now, self.rank.steps(), returned=False)
 
     def _remember(self) -> None:
-        kept = {"launch": self.launch, **membership.to_remember(self.own)}
+        kept = {"launch": self.launch, **memory.to_remember(self.own)}
         files.write_json(os.path.join(self.folder, STATE), kept, mode=0o600, durable=True)
 
     # -- one look after another
@@ -121,7 +121,7 @@ class Keeper:
         order = self._asked(now)
         if not order:
             self.own, order = membership.decide(self.rules, self.own, self.heard, now)
-        if membership.to_remember(self.own) != membership.to_remember(before):
+        if memory.to_remember(self.own) != memory.to_remember(before):
             # On the disk before anybody hears of it.
             self._remember()
         if order == membership.START and self.own.word.generation is not None:

@@ -15,7 +15,7 @@ one; a host joins only the newest that it promised, so it never trains in two.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, TypedDict
+from typing import Dict, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deaths
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, circle, may_train, wanted
@@ -71,17 +71,6 @@ class Own(NamedTuple):
     deaths: Tuple[deaths.Death, ...] = ()
     apart: bool = False  # what was trained since the last generation began lost against another part
     then: str = IDLE  # what ENDING leads to
-
-
-class Remembered(TypedDict):
-    """What a keeper writes down of itself, for the one after it."""
-
-    promised: int
-    started: int
-    last: Optional[Generation]
-    deaths: Tuple[deaths.Death, ...]
-    left: Tuple[str, ...]
-    failed: Tuple[str, ...]
 
 
 class Heard(NamedTuple):
@@ -443,31 +432,3 @@ def going_down(own: Own, now: float, why: str = "") -> Tuple[Own, str]:
 def rank_stuck(own: Own, now: float, why: str) -> Own:
     """The rank outlived even SIGKILL: nobody waits for this host until `rank_ended`."""
     return own if own.word.state == STUCK else change(own, now, STUCK, why=why)
-
-
-def to_remember(own: Own) -> Remembered:
-    """All that outlives a keeper. It is on the disk before anybody hears of it."""
-    word = own.word
-    return {
-        "promised": word.promised, "started": word.started, "last": own.last, "deaths": own.deaths,
-        "left": word.left, "failed": word.failed,
-    }  # fmt: skip
-
-
-def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> Own:
-    """A keeper that starts with what an earlier one left on disk (as JSON, which may be spoilt); nothing where there was none.
-
-    returned: its host was off, or nobody knows how long its keeper was, so that the run may have been stopped meanwhile.
-    ArithmeticError, LookupError, TypeError or ValueError where `kept` is not what `to_remember` made.
-    """
-    if not kept:
-        return Own(Word(host, steps=steps), since=now)
-    last = kept["last"] and Generation(int(kept["last"][0]), tuple(map(str, kept["last"][1])))
-    started = int(kept["started"])
-    left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
-    word = Word(
-        host, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed, missed=started
-    )
-    # After a reboot the clock begins again, so what seems to lie ahead is past.
-    died = [deaths.Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
-    return Own(word, since=now, returned=returned, last=last or None, deaths=tuple(died))

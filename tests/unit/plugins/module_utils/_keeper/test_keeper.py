@@ -272,18 +272,12 @@ def test_the_rows_of_a_step_are_dealt_again_among_those_present():
 
 
 GOOD_STATE = {
-    "launch": "x",
-    "promised": 3,
-    "started": 2,
-    "last": [2, ["a", "b"]],
-    "clean": False,
-    "deaths": [[1.0, 5]],
-    "left": [],
-}
+    "launch": "x", "promised": 3, "started": 2, "last": [2, ["a", "b"]], "deaths": [[1.0, 5, ["a"]]], "left": [], "failed": [],
+}  # fmt: skip
 SPOILT_STATES = [
     {"launch": "x"}, {**GOOD_STATE, "last": 5}, {**GOOD_STATE, "deaths": [1]}, {**GOOD_STATE, "deaths": 3},
     {**GOOD_STATE, "promised": "soon"}, {**GOOD_STATE, "promised": None}, {**GOOD_STATE, "last": [[], 1]},
-    {**GOOD_STATE, "deaths": [["a", {}]]}, {**GOOD_STATE, "left": 3}, {**GOOD_STATE, "launch": "y"},
+    {**GOOD_STATE, "deaths": [["a", {}, []]]}, {**GOOD_STATE, "left": 3}, {**GOOD_STATE, "launch": "y"},
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import os
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import memory
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper import membership_world
 
 # ./test.sh unit tries ten thousand.
@@ -156,7 +157,7 @@ def test_a_rank_that_fails_by_itself_time_and_again_is_given_up(steps):
     # The other host is well, and so goes on alone, at once; unless all hosts are needed.
     assert other.word.state == m.OFFERED
     other = m.change(other, 1000.0, m.IDLE)
-    alone, order = m.decide(RULES, other, heard(1000, own.word), 1000.0)
+    alone, dummy = m.decide(RULES, other, heard(1000, own.word), 1000.0)
     assert (alone.word.state, alone.word.generation.members) == (m.OFFERED, ("desktop",))
     assert again(alone, returned=True).word.failed == ("laptop",)
     over, dummy = m.decide(RULES._replace(least=2), other, heard(1000, own.word), 1000.0)
@@ -283,8 +284,8 @@ def test_what_another_start_would_not_change_is_not_tried_again():
 
 def again(own, **fields):
     """The keeper after this one, from what is on the disk."""
-    kept = json.loads(json.dumps(m.to_remember(own)))
-    return m.awake(own.word.host, kept, 0.0, own.word.steps, **fields)
+    kept = json.loads(json.dumps(memory.to_remember(own)))
+    return memory.awake(own.word.host, kept, 0.0, own.word.steps, **fields)
 
 
 def test_a_host_that_was_off_does_not_begin_alone():
