@@ -53,12 +53,13 @@ class Keeper:
         self.patience = float(plan["timeout_seconds"])
         peers = {n["host"]: talk.Peer(n["host"], str(n["address"]), n["keeper_port"]) for n in plan["nodes"]}
         me = peers.pop(self.host)
-        self.talk = talk.Talk(me, tuple(peers.values()), str(settings["secret"]))
+        self.talk = talk.Talk(me, tuple(peers.values()), str(settings["secret"]), self.launch)
         self.heard: Dict[str, membership.Heard] = {}
         self.own = self._remembered()
         self.terms = 0
         self.code = 0
         self.cause = ""  # of the generation that is being made
+        self.waits = ""  # for whom, and what is seen of them
 
     # -- what survives this process
 
@@ -170,6 +171,10 @@ class Keeper:
 
     def _report(self, before: membership.Own) -> None:
         word, was = self.own.word, before.word
+        waits = self._waiting_for()
+        if waits != self.waits:
+            self.waits = waits
+            self._tell("waits" if waits else "waits no more", waits)
         if (word.state, word.generation, word.hears) == (was.state, was.generation, was.hears):
             return
         if (word.state, word.generation) != (was.state, was.generation):
@@ -181,6 +186,19 @@ class Keeper:
             self._tell("lost", "%s is not heard any more" % host, about=host)
         for host in sorted(set(word.hears) - set(was.hears)):
             self._tell("heard", "%s is heard" % host, about=host)
+
+    def _waiting_for(self) -> str:
+        """Whom this host has waited for longer than a word takes, and what is seen of them."""
+        silent, word = dict(self.talk.silent), self.own.word
+        told = [silent[self.host]] if self.host in silent else []
+        if word.state in (membership.IDLE, membership.ASKING) and time.monotonic() - self.own.since > self.rules.lost:
+            missing = [
+                host for host in membership.expected(self.rules, self.own) if host not in (self.host, *word.hears)
+            ]
+            told += [silent.get(host, "%s is not heard" % host) for host in missing]
+            deaf = [host for host in word.hears if self.host not in self.heard[host].word.hears]
+            told += ["%s does not hear this host" % host for host in deaf]
+        return "; ".join(dict.fromkeys(told))
 
     def _tell(self, what: str, why: str, about: str = "") -> None:
         """One event: a line of the log, a line of members.jsonl, and members.json."""
@@ -198,7 +216,7 @@ class Keeper:
                 file.write(json.dumps(event) + "\n")
             files.write_json(
                 os.path.join(self.run_dir, NOW),
-                {**event, "state": word.state, "hears": word.hears, "since": time.time()},
+                {**event, "state": word.state, "hears": word.hears, "since": time.time(), "waits": self.waits},
             )
 
 

@@ -15,7 +15,7 @@ one; a host joins only the newest that it promised, so it never trains in two.
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deaths
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, circle, may_train, wanted
@@ -161,12 +161,14 @@ def _without(own: Own, words: Mapping[str, Word]) -> str:
 
 def _gossip(own: Own, words: Mapping[str, Word]) -> Own:
     """Hear of hosts that were taken out by hand or gave up; one that is heard itself knows best."""
-    told = {"hears": tuple(sorted(words))}
-    for field, state in (("left", LEFT), ("failed", FAILED)):
-        known = {host for word in (own.word, *words.values()) for host in getattr(word, field)}
-        out = {host for host in known if host not in words and host != own.word.host}
-        told[field] = tuple(sorted(out | {host for host, word in words.items() if word.state == state}))
-    word = own.word._replace(**told)
+    all_words = (own.word, *words.values())
+
+    def known(state: str, told: Iterable[Tuple[str, ...]]) -> Tuple[str, ...]:
+        out = {host for hosts in told for host in hosts if host not in words and host != own.word.host}
+        return tuple(sorted(out | {host for host, word in words.items() if word.state == state}))
+
+    left, failed = known(LEFT, (w.left for w in all_words)), known(FAILED, (w.failed for w in all_words))
+    word = own.word._replace(hears=tuple(sorted(words)), left=left, failed=failed)
     return own if word == own.word else own._replace(word=word)
 
 
