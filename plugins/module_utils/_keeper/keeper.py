@@ -64,15 +64,17 @@ class Keeper:
     # -- what survives this process
 
     def _remembered(self) -> membership.Own:
-        """What an earlier keeper of this start of the run has promised; it returns, if it was not started by a user."""
-        kept, now = files.read_object(os.path.join(self.folder, STATE)), time.monotonic()
-        if kept.get("launch") == self.launch:
-            # Somebody may have spoilt the file.
-            with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
-                # Where the runner started it again, the host was on, and a stop would be on its disk.
-                off = not os.environ.get("NANOCHAT_KEEPER_RESTARTED")
-                return memory.awake(self.host, kept, now, self.rank.steps(), returned=off)
-        return memory.awake(self.host, {}, now, self.rank.steps(), returned=False)
+        """What an earlier keeper of this start of the run has promised."""
+        path, now, steps = os.path.join(self.folder, STATE), time.monotonic(), self.rank.steps()
+        kept = files.read_object(path)
+        if not os.path.lexists(path) or kept.get("launch", self.launch) != self.launch:
+            return memory.new(self.host, now, steps)
+        # Where the runner started it again, the host was on, and a stop would be on its disk.
+        off = not os.environ.get("NANOCHAT_KEEPER_RESTARTED")
+        try:
+            return memory.awake(self.host, kept, now, steps, returned=off)
+        except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody has spoilt the file
+            return memory.forgetful(self.host, self.rules.hosts, now, steps)
 
     def _remember(self) -> None:
         kept = {"launch": self.launch, **memory.to_remember(self.own)}

@@ -24,7 +24,7 @@ def heard(now, *words):
 
 
 def trains(rules, host, members, number=2, now=100.0, **word):
-    own = m.Own(m.Word(host), returned=False)
+    own = m.Own(m.Word(host))
     mine = m.Generation(number, members)
     own = own._replace(word=own.word._replace(promised=number, generation=mine), since=now)
     own = m._started(own, mine, now)
@@ -292,6 +292,20 @@ def test_a_host_that_was_off_does_not_begin_alone():
     own = trains(RULES, "laptop", ("desktop", "laptop"))
     assert m.decide(RULES, again(own, returned=True), {}, 1000.0)[0].word.state == m.IDLE
     assert m.decide(RULES, again(own, returned=False), {}, 1000.0)[0].word.state == m.OFFERED
+
+
+def test_a_host_that_was_off_trusts_one_that_was_not():
+    own = again(trains(THREE, "a", ("a", "b", "c")), returned=True)
+    other = trains(THREE, "c", ("c",)).word._replace(state=m.IDLE, hears=("a",))
+    for returned, state in ((True, m.IDLE), (False, m.OFFERED)):
+        assert m.decide(THREE, own, heard(1000, other._replace(returned=returned)), 1000.0)[0].word.state == state
+
+
+def test_a_host_without_memory_begins_with_nobody_but_all():
+    own = memory.forgetful("a", THREE.hosts, 0.0, 7)
+    b, c = (m.Word(host, hears=("a", "b", "c"), started=5, promised=5) for host in "bc")
+    assert m.decide(THREE._replace(least=1), own, {}, 1000.0)[0].word.state == m.IDLE
+    assert m.decide(THREE, own, heard(1000, b, c), 1000.0)[0].word.promised > 5
 
 
 def test_who_was_taken_out_by_hand_is_known_after_a_reboot():
