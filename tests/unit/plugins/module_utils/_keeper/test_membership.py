@@ -13,8 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import member
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import memory
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper import membership_world
 
-# ./test.sh unit tries ten thousand.
-SCHEDULES = int(os.environ.get("SCHEDULES", "2000"))
+SCHEDULES = int(os.environ.get("SCHEDULES", "1000"))
 RULES = m.Rules(("desktop", "laptop"), least=1, grace=10, first_grace=60)
 THREE = m.Rules(("a", "b", "c"), least=2, grace=10, first_grace=60)
 
@@ -31,16 +30,14 @@ def trains(rules, host, members, number=2, now=100.0, **word):
     return own._replace(word=own.word._replace(**word))
 
 
-@pytest.mark.parametrize("part", range(10))
-def test_random_schedules(part):
-    """Losses, delays, cuts in one direction, clocks that jump, keepers that die: what must hold is asserted every second."""
-    count = SCHEDULES // 10
-    events, waits = membership_world.prove(part * count, count)
-    assert len(waits) == count
+def test_random_schedules():
+    """Losses, signals, reboots, cuts, hosts taken out and in, late words: what must hold is checked as it happens."""
+    events, waits = membership_world.prove(0, SCHEDULES)
+    assert len(waits) > SCHEDULES / 3
+    assert events["steps"] > 10 * SCHEDULES
     # The schedules do make what they are to withstand.
-    for name in ("rank died", "keeper died", "host froze", "link cut", "split", "clock jumped", "ended to let in"):
-        assert events[name] > count / 20, name
-    assert events["steps"] > 10 * count
+    faults = [fault.__name__[2:].replace("_", " ") for fault in membership_world.FAULTS]
+    assert not [name for name in (*faults, "ended in order", "stopped", "finished", "given up") if not events[name]]
 
 
 @pytest.mark.parametrize(
