@@ -146,6 +146,11 @@ def keeper(run: Mapping[str, Any], hosts: int) -> Keeper | None:
     }
 
 
+def may_lose_hosts(run: Mapping[str, Any], hosts: int) -> bool:
+    """Whether the run is to go on with fewer hosts than it has."""
+    return bool(run["ddp_restarts"] and 0 < run["ddp_min_hosts"] < hosts)
+
+
 def keeper_ports(run: Mapping[str, Any], hosts: int) -> list[int]:
     """The ports at which keepers may come to listen on a host; more than one where nodes share a machine."""
     return list(range(run["ddp_keeper_port"], run["ddp_keeper_port"] + hosts)) if run["ddp_restarts"] else []
