@@ -433,4 +433,4 @@ def going_down(own: Own, now: float, why: str = "") -> Tuple[Own, str]:
 
 def rank_stuck(own: Own, now: float, why: str) -> Own:
     """The rank outlived even SIGKILL: nobody waits for this host until `rank_ended`."""
-    return own if own.word.state == STUCK else change(own, now, STUCK, why=why)
+    return own if own.word.state == STUCK else change(own, now, STUCK, why=why, missed=own.word.started)
