@@ -448,7 +448,13 @@ class World:
     @property
     def bound(self):
         rules = self.rules
-        return TIMEOUT + 2 * (rules.lost + rules.grace + rules.offer + END_TICKS) + rules.first_grace + 2 * rules.begin + 40
+        return (
+            TIMEOUT
+            + 2 * (rules.lost + rules.grace + rules.offer + END_TICKS)
+            + rules.first_grace
+            + 2 * rules.begin
+            + 40
+        )
 
     def quiet(self, condition, what):
         """Peace until a condition holds; returns the seconds."""
