@@ -233,9 +233,10 @@ def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
         return own._replace(died=False)
     told = [own.word, *(words[host] for host in own.last.members if host in words)]
     crashed = tuple(sorted(word.host for word in told if word.crashed == own.last.number))
-    missed = len(told) < len(own.last.members) or any(word.missed == own.last.number for word in told)
+    # Or some went on without this host.
+    missed = any(word.missed == own.last.number or word.started > own.last.number for word in told)
     own = own._replace(died=False)
-    if missed and not crashed:
+    if not crashed and (missed or len(told) < len(own.last.members)):
         return own
     return own._replace(deaths=(*own.deaths, deaths.Death(now, own.word.steps, crashed)))
 

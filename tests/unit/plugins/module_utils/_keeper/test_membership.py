@@ -191,6 +191,8 @@ def test_a_run_that_stalls_at_one_step_while_all_are_there_ends():
     for number in range(10):
         # That of a keeper which was killed, or which heard one less.
         own = died(RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", missed=number + 1)])
+        # That of a host which was frozen while the other went on without it, and lost others since.
+        own = died(RULES, own, number + 2, 17, 100.0 * number, told=[m.Word("desktop", started=99, missed=99)])
     assert own.deaths == ()
 
 
