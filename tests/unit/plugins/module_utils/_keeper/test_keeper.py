@@ -41,6 +41,8 @@ def done():
         return -1
 step = done()
 say(kind="start", step=step, argv=sys.argv)
+if os.path.exists("sick"):
+    os._exit(9)
 while step < 100000:
     time.sleep(0.1)
     step += 1
@@ -205,6 +207,19 @@ def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     hosts.wait_for_training("desktop", "desktop")
     assert hosts.running["laptop"].wait(PATIENCE) == 0
     assert hosts.state("laptop")["state"] == membership.LEFT
+
+
+@pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_a_host_whose_rank_dies_time_and_again_gives_up_alone(hosts):
+    for host in ("desktop", "laptop"):
+        hosts.start(host)
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    (hosts.folder / "laptop/sick").touch()
+    os.kill(hosts.trainer("laptop"), signal.SIGKILL)
+    assert hosts.running["laptop"].wait(PATIENCE) == 1
+    assert hosts.state("laptop")["why"].startswith("the rank of laptop died")
+    hosts.wait_for_training("desktop", "desktop")
+    assert hosts.running["desktop"].poll() is None
 
 
 def test_what_a_part_made_that_lost_is_put_aside(tmp_path):
