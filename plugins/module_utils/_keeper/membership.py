@@ -208,7 +208,7 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
         return True
     waited = now - own.since
     known = [own.word, *(heard[host].word for host in members if host in heard)]
-    if own.last is not None and missing & set(own.last.members) and all(word.returned for word in known):
+    if all(word.returned for word in known) and missing & set(own.last.members if own.last else rules.hosts):
         # Those who are missing may know that the run was stopped.
         return False
     if not any(word.started for word in known):

@@ -42,7 +42,8 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
     left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
     word = Word(
         host, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed, missed=started,
-        returned=returned,
+        # A memory that was spoilt once holds no more than since then.
+        returned=returned or bool(last and not last.number),
     )  # fmt: skip
     # After a reboot the clock begins again, so what seems to lie ahead is past.
     died = [Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
