@@ -143,6 +143,7 @@ class World:
         self.post = collections.defaultdict(list)  # when it arrives -> (to, word)
         self.tick = self.steps = 0
         self.last_step = EVER
+        self.forgot = None
         self.trouble = rng.choice((0.05, 0.12, 0.25))
         self.events = collections.Counter()
         if rng.random() < 0.1:
@@ -191,6 +192,10 @@ class World:
         return self.switch_off(host, rng.randint(8, 20), was_off=True)
 
     def a_spoilt_memory(self, host, rng):
+        """Of one host at most: what several have forgotten, nobody knows."""
+        if self.forgot not in (None, host):
+            return False
+        self.forgot = host
         host.disk, host.kept = "{}" if host.disk else "", {}
         return self.switch_off(host, rng.randint(1, 15), was_off=rng.random() < 0.5)
 
