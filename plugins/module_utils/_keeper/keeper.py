@@ -74,7 +74,7 @@ class Keeper:
         try:
             return memory.awake(self.host, kept, now, steps, returned=off)
         except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody has spoilt the file
-            return memory.forgetful(self.host, self.rules.hosts, now, steps)
+            return memory.forgetful(self.host, now, time.time(), steps)
 
     def _remember(self) -> None:
         kept = {"launch": self.launch, **memory.to_remember(self.own)}

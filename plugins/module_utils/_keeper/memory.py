@@ -42,8 +42,7 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
     left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
     word = Word(
         host, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed, missed=started,
-        # A memory that was spoilt once holds no more than since then.
-        returned=returned or bool(last and not last.number),
+        returned=returned,
     )  # fmt: skip
     # After a reboot the clock begins again, so what seems to lie ahead is past.
     died = [Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
@@ -55,6 +54,6 @@ def new(host: str, now: float, steps: int) -> Own:
     return Own(Word(host, steps=steps), since=now)
 
 
-def forgetful(host: str, hosts: Tuple[str, ...], now: float, steps: int) -> Own:
-    """A keeper whose memory was spoilt: it begins with nobody but all, who know which numbers are used."""
-    return Own(Word(host, steps=steps, returned=True), since=now, last=Generation(0, hosts))
+def forgetful(host: str, now: float, wall: float, steps: int) -> Own:
+    """A keeper whose memory was spoilt. Seconds since 1970 are above all numbers that it may have promised."""
+    return Own(Word(host, promised=int(wall), steps=steps, returned=True), since=now)

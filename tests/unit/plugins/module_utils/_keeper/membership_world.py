@@ -143,7 +143,6 @@ class World:
         self.post = collections.defaultdict(list)  # when it arrives -> (to, word)
         self.tick = self.steps = 0
         self.last_step = EVER
-        self.forgot = None
         self.trouble = rng.choice((0.05, 0.12, 0.25))
         self.events = collections.Counter()
         if rng.random() < 0.1:
@@ -192,10 +191,6 @@ class World:
         return self.switch_off(host, rng.randint(8, 20), was_off=True)
 
     def a_spoilt_memory(self, host, rng):
-        """Of one host at most: what several have forgotten, nobody knows."""
-        if self.forgot not in (None, host):
-            return False
-        self.forgot = host
         host.disk, host.kept = "{}" if host.disk else "", {}
         return self.switch_off(host, rng.randint(1, 15), was_off=rng.random() < 0.5)
 
@@ -311,7 +306,7 @@ class World:
             return memory.awake(host.name, kept, host.clock, host.saved.step, returned=host.was_off)
         except LookupError:
             host.out = {"left": (), "failed": ()}
-            return memory.forgetful(host.name, self.rules.hosts, host.clock, host.saved.step)
+            return memory.forgetful(host.name, host.clock, 10**6 + 60 * self.tick, host.saved.step)
         except ValueError:
             return memory.new(host.name, host.clock, host.saved.step)
 
@@ -546,7 +541,11 @@ class World:
         if not able or not may_train(self.rules, able, tuple(left - set(able))):
             return None
         for own in keepers:
-            if own.word.returned and not set(own.last.members if own.last else self.rules.hosts) <= {*able, *left, *failed}:
+            if own.word.returned and not set(own.last.members if own.last else self.rules.hosts) <= {
+                *able,
+                *left,
+                *failed,
+            }:
                 return None  # It may wait for those who know whether the run was stopped.
         for name, host in self.hosts.items():
             if name not in able and not host.unkillable_until:
