@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership, rank, talk
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import Keeper, write_keeper, write_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import record
 
 PATIENCE = 120
 SECRET = "s" * 40
@@ -84,7 +85,8 @@ class Hosts:
             "nodes": [{**node, "checkpoint_bytes": 1000} for node in nodes],
         }
 
-    def start(self, host, again=False):
+    def start(self, host, again=False, below=()):
+        """Start a keeper, as a child of this process or below another program."""
         run_dir = str(self.folder / host)
         if not again:
             write_plan(run_dir, self.plan)
@@ -92,7 +94,7 @@ class Hosts:
             write_keeper(run_dir, Keeper(host, SECRET, program))
         with (self.folder / f"{host}.log").open("ab") as log:
             self.running[host] = subprocess.Popen(
-                [sys.executable, "-B", f"{run_dir}/.keeper/keeper.py"], cwd=run_dir, stdout=log, stderr=log,
+                [*below, sys.executable, "-B", f"{run_dir}/.keeper/keeper.py"], cwd=run_dir, stdout=log, stderr=log,
                 env={**os.environ, "PYTHONPATH": str(self.folder / "fake"), "NANOCHAT_DDP_SESSION": f"{self.folder}-{host}"},
             )  # fmt: skip
 
@@ -181,6 +183,58 @@ def test_an_error_that_would_come_again_ends_the_run_on_all_hosts(hosts):
 
 
 @pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_a_host_that_goes_down_by_a_signal_leaves_the_run_to_the_others(hosts):
+    for host in ("desktop", "laptop"):
+        hosts.start(host)
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    # As a shutdown does it: all processes at once.
+    agent = hosts.trainer("desktop")
+    for pid in (hosts.running["desktop"].pid, agent):
+        os.kill(pid, signal.SIGTERM)
+    assert hosts.running["desktop"].wait(PATIENCE) == record.COME_BACK
+    assert hosts.events("desktop", "end")[-1]["reason"] == "stopped"
+    hosts.wait_for_training("laptop", "laptop")
+    assert not (hosts.folder / "desktop/.session/stop").exists()
+    hosts.start("desktop", again=True)
+    hosts.wait_for_training("desktop", "desktop", "laptop")
+
+
+@pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_a_keeper_whose_session_was_killed_ends_and_its_rank_with_it(hosts):
+    hosts.start("desktop")
+    hosts.start("laptop", below=[sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"])
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    keeper_pid = hosts.trainer("laptop")
+    agent = children(keeper_pid)[0]
+    hosts.running["laptop"].kill()
+    hosts.wait("the keeper to end", lambda: not any(processes.alive(pid, None) for pid in (keeper_pid, agent)))
+    assert (hosts.state("laptop")["state"], hosts.state("laptop")["why"]) == (
+        membership.AWAY,
+        "the session of laptop was killed",
+    )
+    hosts.wait_for_training("desktop", "desktop")
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_a_keeper_that_cannot_write_promises_nothing_and_goes_on_when_it_can(hosts):
+    for host in ("desktop", "laptop"):
+        hosts.start(host)
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    folder, away = hosts.folder / "laptop/.keeper", hosts.folder / "laptop/away"
+    promised = json.loads((folder / keeper.STATE).read_text())["promised"]
+    folder.rename(away)
+    os.kill(hosts.trainer("laptop"), signal.SIGKILL)
+    log = hosts.folder / "laptop.log"
+    hosts.wait("a word about it", lambda: "keeper: cannot write" in log.read_text())
+    assert hosts.running["laptop"].poll() is None
+    assert json.loads((away / keeper.STATE).read_text())["promised"] == promised
+    away.rename(folder)
+    hosts.wait("a second start", lambda: len(hosts.events("laptop", "start")) == 2)
+    assert log.read_text().count("keeper: cannot write") == 1
+    assert json.loads((folder / keeper.STATE).read_text())["promised"] > promised
+
+
+@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     for host in ("desktop", "laptop"):
         hosts.start(host)
@@ -207,25 +261,100 @@ def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     assert hosts.state("laptop")["state"] == membership.LEFT
 
 
-def test_what_a_part_made_that_lost_is_put_aside(tmp_path):
+def a_rank(folder: Path, **plan: Any) -> rank.Rank:
+    nodes = [{"host": "desktop", "rank": 0, "checkpoint_bytes": 1000}]
+    return rank.Rank({"timeout_seconds": 60, "nodes": nodes, **plan}, "desktop", str(folder))  # type: ignore[typeddict-item]
+
+
+def write_events(folder: Path, *events: dict[str, Any]) -> None:
+    with (folder / "metrics-rank0.jsonl").open("a") as file:
+        file.writelines(json.dumps({"time": time.time(), **event}) + "\n" for event in events)
+
+
+def test_what_a_part_made_that_lost_is_put_aside_each_time_into_a_folder_of_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "base_checkpoints/d4"
     folder.mkdir(parents=True)
-    for step in (30, 40):
-        for name in (
-            f"model_{step:06d}.pt",
-            f"meta_{step:06d}.json",
-            f"optim_{step:06d}_rank0.pt",
-            f"ckpt_{step:06d}_rank0.json",
-        ):
-            (folder / name).touch()
-    (tmp_path / "metrics-rank0.jsonl").write_text('{"kind": "start", "step": 30, "resumed_from": 30}\n')
-    plan = {"nodes": [{"host": "desktop", "rank": 0}]}
-    moved = rank.Rank(plan, "desktop", str(tmp_path)).set_apart(2)
-    assert len(moved) == 4 and all("000040" in name for name in moved)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "ckpt_000030_rank0.json", "meta_000030.json", "model_000030.pt", "optim_000030_rank0.pt",
-    ]  # fmt: skip
-    assert sorted(moved) == sorted(path.name for path in (tmp_path / "apart/generation-2").iterdir())
+    files = ("model_{:06d}.pt", "meta_{:06d}.json", "optim_{:06d}_rank0.pt", "ckpt_{:06d}_rank0.json")
+    for place in ("generation-2", "generation-2-2"):
+        for step in (30, 40):
+            for name in files:
+                (folder / name.format(step)).write_text(place)
+        moved = a_rank(tmp_path).set_apart(2, since=30)
+        assert sorted(moved) == sorted(name.format(40) for name in files)
+        assert sorted(path.name for path in folder.iterdir()) == sorted(name.format(30) for name in files)
+        assert sorted(moved) == sorted(path.name for path in (tmp_path / "apart" / place).iterdir())
+    assert (tmp_path / "apart/generation-2/model_000040.pt").read_text() == "generation-2"
+
+
+def test_the_step_of_a_split_is_known_however_long_ago_it_was(tmp_path: Path) -> None:
+    one = a_rank(tmp_path)
+    write_events(tmp_path, {"kind": "start", "resumed_from": 10})
+    one._begun = one._size()
+    assert one.resumed_from() is None
+    write_events(tmp_path, {"kind": "start", "resumed_from": 500}, *({"kind": "step", "step": n} for n in range(3000)))
+    assert one.resumed_from() == 500
+
+
+def test_a_host_keeps_in_mind_since_when_it_trains_apart(tmp_path: Path) -> None:
+    steps: list[int | None] = [700, 900, None]
+    one: Any = SimpleNamespace(
+        rules=membership.Rules(("a", "b"), 1, 1, 1), since=None, rank=SimpleNamespace(resumed_from=lambda: steps[0])
+    )
+    word = membership.Word("a")
+    for members, expected in ((("a",), 700), (("a",), 700), (("a", "b"), None), (("a",), None)):
+        one.own = membership.Own(word._replace(generation=membership.Generation(1, members)))
+        keeper.Keeper._part(one)
+        assert one.since == expected
+        steps.pop(0) if len(steps) > 1 else None
+
+
+def test_a_slow_step_has_its_time_to_end(tmp_path: Path) -> None:
+    write_events(tmp_path, {"kind": "start"}, {"kind": "step", "step": 3, "seconds": 400.0})
+    for order, least in ((membership.FINISH_STEP, 1600), (membership.SAVE, 800)):
+        one = a_rank(tmp_path)
+        one.process = subprocess.Popen([sys.executable, "-c", "pass"])
+        one.end(order)
+        assert one.ends_at - time.monotonic() > least
+        one.process.wait()
+
+
+AGENT = """
+import json, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+json.dump({"time": time.time(), "phase": "end"}, open("heartbeat-rank0.json", "w"))
+open("metrics-rank0.jsonl", "a").write(json.dumps({"time": time.time(), "kind": "end", "reason": "stopped"}) + "\\n")
+time.sleep(600)
+"""
+
+
+def test_an_agent_whose_rank_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    one = a_rank(tmp_path)
+    one.started_at = time.time()
+    one.process = subprocess.Popen([sys.executable, "-c", AGENT], cwd=tmp_path)
+    begun, how = time.monotonic(), None
+    while how is None:
+        assert time.monotonic() - begun < PATIENCE
+        time.sleep(0.1)
+        how = one.ended()
+    assert how == membership.STOPPED and time.monotonic() - begun < 30
+
+
+def test_a_rank_that_cannot_be_killed_is_told_and_nothing_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = a_rank(tmp_path)
+    one.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    found = processes.process(one.process.pid)
+    assert found is not None
+    monkeypatch.setattr(rank.reaper, "end", lambda *dummy, **more: {found.pid: found})
+    one.ends_at = time.monotonic() - 1
+    begun = time.monotonic()
+    assert [one.ended() for dummy in range(3)] == [None] * 3
+    assert list(one.stuck) == [found.pid] and time.monotonic() - begun < 5
+    monkeypatch.undo()
+    one.process.kill()
+    one.process.wait()
+    assert one.ended() == membership.FAILED and not one.stuck
 
 
 def test_nobody_is_told_without_the_secret():
