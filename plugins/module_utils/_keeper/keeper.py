@@ -23,9 +23,11 @@ from typing import Any, Dict, Optional, Set, cast
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION_FILES
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, memory, talk
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import COME_BACK
 
 TICK = 0.2
@@ -34,11 +36,11 @@ FOLDER, SETTINGS, STATE, LEAVE = ".keeper", "keeper.json", "state.json", "leave"
 NOW, EVENTS = "members.json", "members.jsonl"
 
 
-def rules_of(plan: Plan) -> membership.Rules:
+def rules_of(plan: Plan) -> Rules:
     """The rules of a plan."""
     keeper = plan["keeper"]
     hosts = tuple(node["host"] for node in plan["nodes"])
-    return membership.Rules(
+    return Rules(
         hosts, keeper["min_hosts"], keeper["grace_seconds"], float(plan["timeout_seconds"]), keeper["restarts"]
     )
 
@@ -55,7 +57,7 @@ class Keeper:
         self.patience = float(plan["timeout_seconds"])
         peers = {n["host"]: talk.Peer(n["host"], str(n["address"]), n["keeper_port"]) for n in plan["nodes"]}
         me = peers.pop(self.host)
-        self.talk = talk.Talk(me, tuple(peers.values()), str(settings["secret"]))
+        self.talk = talk.Talk(me, tuple(peers.values()), str(settings["secret"]), self.launch)
         self.heard: Dict[str, membership.Heard] = {}
         self.since: Optional[int] = None  # the step from which this host has trained apart from others
         self.kept: Dict[str, Any] = {}  # what is on the disk
@@ -65,6 +67,7 @@ class Keeper:
         self.signals: Set[int] = set()
         self.code = 0
         self.cause = ""  # of the generation that is being made
+        self.waits = ""  # for whom, and what is seen of them
 
     # -- what survives this process
 
@@ -74,14 +77,16 @@ class Keeper:
         if kept.get("launch") == self.launch:
             # Somebody may have spoilt the file.
             with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
-                own = membership.awake(self.host, kept, now, self.rank.steps(), returned=True)
+                # Where the runner started it again, the host was on, and a stop would be on its disk.
+                off = not os.environ.get(RESTARTED_VARIABLE)
+                own = memory.awake(self.host, kept, now, self.rank.steps(), returned=off)
                 self.kept, self.since = kept, whole(kept, "since")
                 return own
-        return membership.awake(self.host, {}, now, self.rank.steps(), returned=False)
+        return memory.awake(self.host, {}, now, self.rank.steps(), returned=False)
 
     def _remember(self, own: membership.Own) -> bool:
         """Write down what must outlive this keeper. False if a promise could not be written: then it must not be made."""
-        kept = {"launch": self.launch, **membership.to_remember(own), "since": self.since}
+        kept = {"launch": self.launch, **memory.to_remember(own), "since": self.since}
         if kept == self.kept:
             return True
         try:
@@ -181,7 +186,7 @@ class Keeper:
         mine = self.own.word.generation
         if mine is None:
             return
-        if set(mine.members) >= set(membership.wanted(self.rules, self.own.word.left)):
+        if set(mine.members) >= set(wanted(self.rules, self.own.word.left)):
             self.since = None
         elif self.since is None:
             self.since = self.rank.resumed_from()
@@ -193,8 +198,7 @@ class Keeper:
             return
         self.own = self.own._replace(apart=False)
         try:
-            number = membership.ordinal(self.rules, mine.number)
-            moved = self.rank.set_apart(number, self.since) if self.since is not None else []
+            moved = self.rank.set_apart(mine.number, self.since) if self.since is not None else []
             self._tell("gave way", "%d files of checkpoints are kept in the folder apart" % len(moved))
         except OSError as error:
             self._tell("gave way", "its checkpoints could not be put aside: %s" % error)
@@ -229,6 +233,10 @@ class Keeper:
 
     def _report(self, before: membership.Own) -> None:
         word, was = self.own.word, before.word
+        waits = self._waiting_for()
+        if waits != self.waits:
+            self.waits = waits
+            self._tell("waits" if waits else "waits no more", waits)
         if (word.state, word.generation, word.hears) == (was.state, was.generation, was.hears):
             return
         if (word.state, word.generation) != (was.state, was.generation):
@@ -241,10 +249,23 @@ class Keeper:
         for host in sorted(set(word.hears) - set(was.hears)):
             self._tell("heard", "%s is heard" % host, about=host)
 
+    def _waiting_for(self) -> str:
+        """Whom this host has waited for longer than a word takes, and what is seen of them."""
+        silent, word = dict(self.talk.silent), self.own.word
+        told = [silent[self.host]] if self.host in silent else []
+        if word.state in (membership.IDLE, membership.ASKING) and time.monotonic() - self.own.since > self.rules.lost:
+            missing = [
+                host for host in membership.expected(self.rules, self.own) if host not in (self.host, *word.hears)
+            ]
+            told += [silent.get(host, "%s is not heard" % host) for host in missing]
+            deaf = [host for host in word.hears if self.host not in self.heard[host].word.hears]
+            told += ["%s does not hear this host" % host for host in deaf]
+        return "; ".join(dict.fromkeys(told))
+
     def _tell(self, what: str, why: str, about: str = "") -> None:
         """One event: a line of the log, a line of members.jsonl, and members.json."""
         word, mine = self.own.word, self.own.word.generation
-        number = membership.ordinal(self.rules, mine.number) if mine else 0
+        number = mine.number if mine else 0
         event = {
             "time": time.time(), "host": about or self.host, "what": what, "why": why, "generation": number,
             "members": list(mine.members) if mine else [], "steps": word.steps, "rank": self.rank.number,
@@ -258,7 +279,7 @@ class Keeper:
                 file.write(json.dumps(event) + "\n")
             files.write_json(
                 os.path.join(self.run_dir, NOW),
-                {**event, "state": word.state, "hears": word.hears, "since": time.time()},
+                {**event, "state": word.state, "hears": word.hears, "since": time.time(), "waits": self.waits},
             )
 
 

@@ -15,7 +15,10 @@ one; a host joins only the newest that it promised, so it never trains in two.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict
+from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deaths
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, circle, may_train, wanted
 
 # On the way to training or in it, and on the way out of it.
 IDLE, OFFERED, PROMISED, TRAINING, ENDING = "idle", "offered", "promised", "training", "ending"
@@ -27,23 +30,6 @@ OVER = (FINISHED, STOPPED, LEFT, FAILED, AWAY)
 
 # Orders for the host's own rank: start it; finish the step, save and end; save what can be saved and end.
 START, FINISH_STEP, SAVE = "start", "finish step", "save"
-
-HOUR = 3600.0
-ALIKE = 3  # deaths at one step after which nobody tries again
-
-
-class Rules(NamedTuple):
-    """What the plan says; times in seconds."""
-
-    hosts: Tuple[str, ...]  # in plan order
-    least: int  # ddp_min_hosts
-    grace: float  # ddp_grace: how long a missing host is waited for
-    first_grace: float  # the same before the first generation, for which all hosts are needed
-    restarts: int = 3  # deaths in an hour that are started again
-    lost: float = 6.0  # a host that was not heard for so long (two looks and more) is missing
-    offer: float = 10.0  # how long an offer waits for its promises
-    begin: float = 30.0  # how long a promised member may take until it has started its rank
-    settle: float = 20.0  # how long a generation trains at least before somebody is let in
 
 
 class Generation(NamedTuple):
@@ -67,6 +53,9 @@ class Word(NamedTuple):
     regroup: int = 0  # this generation is ended only to begin a new one
     over: int = 0  # the generation that has fewer steps than this host's and is to give way
     left: Tuple[str, ...] = ()  # hosts that were taken out by hand
+    failed: Tuple[str, ...] = ()  # hosts that have given up
+    crashed: int = 0  # the newest generation in which its rank failed by itself
+    missed: int = 0  # the newest that it ended for a host that was missing, or left by a death of its keeper
     stopping: bool = False  # a user stops the run: its rank finishes the step, as all ranks then do
     why: str = ""
 
@@ -78,21 +67,10 @@ class Own(NamedTuple):
     since: float = 0.0  # when the state began
     returned: bool = False  # started by itself after a reboot: others may know that the run was stopped
     last: Optional[Generation] = None  # in which this host trained last
-    clean: bool = True  # that one ended because it was asked to
-    deaths: Tuple[Tuple[float, int], ...] = ()  # (when, at which step) a generation died though all hosts were there
+    died: bool = False  # that one ended though nobody asked for it and nobody was missing
+    deaths: Tuple[deaths.Death, ...] = ()
     apart: bool = False  # what was trained since the last generation began lost against another part
     then: str = IDLE  # what ENDING leads to
-
-
-class Remembered(TypedDict):
-    """What a keeper writes down of itself, for the one after it."""
-
-    promised: int
-    started: int
-    last: Optional[Generation]
-    clean: bool
-    deaths: Tuple[Tuple[float, int], ...]
-    left: Tuple[str, ...]
 
 
 class Heard(NamedTuple):
@@ -126,45 +104,21 @@ def present(own: Own, words: Mapping[str, Word]) -> Dict[str, Word]:
     return {host: word for host, word in words.items() if me in word.hears and word.state not in out}
 
 
-def circle(rules: Rules, own: Own, around: Mapping[str, Word]) -> Tuple[str, ...]:
-    """Us and those of the present who all hear each other, in plan order."""
-    me = own.word.host
-    hears = {me: tuple(around), **{host: word.hears for host, word in around.items()}}
-    chosen = [me]
-    for host in rules.hosts:
-        if host in around and all(other in hears[host] and host in hears[other] for other in chosen):
-            chosen.append(host)
-    return tuple(host for host in rules.hosts if host in chosen)
+def circle_around(rules: Rules, own: Own, around: Mapping[str, Word]) -> Tuple[str, ...]:
+    """Us and those of the present who all hear each other."""
+    hears = {host: word.hears for host, word in around.items()}
+    return circle(rules, own.word.host, {**hears, own.word.host: tuple(around)})
 
 
-def wanted(rules: Rules, left: Sequence[str]) -> Tuple[str, ...]:
-    """The hosts of the plan that nobody has taken out by hand."""
-    return tuple(host for host in rules.hosts if host not in left)
-
-
-def may_train(rules: Rules, members: Sequence[str], left: Sequence[str] = ()) -> bool:
-    """Whether these are enough, and the others cannot think the same of themselves.
-
-    A part needs ddp_min_hosts, and the majority or the half with the first host. Where ddp_min_hosts is at most half of
-    the hosts, the user has said that each part may go on by itself.
-    """
-    hosts = wanted(rules, left)
-    least = min(rules.least, len(hosts))
-    if not members or len(members) < least:
-        return False
-    twice = 2 * len(members)
-    return twice > len(hosts) or (twice == len(hosts) and hosts[0] in members) or 2 * least <= len(hosts)
+def expected(rules: Rules, own: Own) -> Tuple[str, ...]:
+    """The hosts that are waited for: neither taken out by hand nor given up."""
+    return tuple(host for host in wanted(rules, own.word.left) if host not in own.word.failed)
 
 
 def next_number(rules: Rules, own: Own, words: Mapping[str, Word]) -> int:
-    """A number above all that are known, which no other host can choose."""
+    """The next number above all that are known which no other host can choose."""
     highest = max([own.word.promised, own.word.started, *(max(w.promised, w.started) for w in words.values())])
-    return (highest // len(rules.hosts) + 1) * len(rules.hosts) + rules.hosts.index(own.word.host)
-
-
-def ordinal(rules: Rules, number: int) -> int:
-    """The number of a generation as people count, without the host's index in it."""
-    return number // len(rules.hosts)
+    return highest + 1 + (rules.hosts.index(own.word.host) - highest) % len(rules.hosts)
 
 
 # -- changing one's own state
@@ -180,38 +134,50 @@ def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
     words = fresh(rules, heard, now)
     own = _gossip(own, words)
     state = own.word.state
-    if state in OVER or state in (ENDING, STUCK):
+    if state in OVER or state == STUCK:
         return own, ""
-    for word in words.values():
-        if word.state == STOPPED and state != TRAINING:
-            return change(own, now, STOPPED, why="%s was stopped" % word.host), ""
-        if word.state == FAILED and state != TRAINING:
-            return change(own, now, FAILED, why="%s gave up: %s" % (word.host, word.why)), ""
-        if word.state == FINISHED and state != TRAINING:
-            return change(own, now, FINISHED, why="%s has finished" % word.host), ""
+    if state == ENDING:
+        # A rank that is to end in order cannot once another is lost.
+        return own, SAVE if _missing(rules, own, heard, now) else ""
     if state == TRAINING:
         return _train(rules, own, heard, now)
+    for word in words.values():
+        if word.state == STOPPED or word.stopping:
+            return change(own, now, STOPPED, why="%s was stopped" % word.host), ""
+        if word.state == FINISHED:
+            return change(own, now, FINISHED, why="%s has finished" % word.host), ""
+    if not may_train(rules, expected(rules, own), own.word.left):
+        return change(own, now, FAILED, why=_without(own, words)), ""
     if state == ASKING:
         return _ask(rules, own, words, now), ""
-    return _gather(rules, own, words, now)
+    return _gather(rules, own, heard, now)
+
+
+def _without(own: Own, words: Mapping[str, Word]) -> str:
+    """Why the others cannot go on."""
+    reasons = [words[host].why for host in own.word.failed if host in words and words[host].why]
+    return "%s gave up%s" % (" and ".join(own.word.failed), ": " + reasons[0] if reasons else "")
 
 
 def _gossip(own: Own, words: Mapping[str, Word]) -> Own:
-    """Hear of hosts that were taken out by hand; one that is heard itself knows best."""
-    left = {host for word in words.values() for host in word.left} | set(own.word.left)
-    left = {host for host in left if host not in words and host != own.word.host}
-    left |= {host for host, word in words.items() if word.state == LEFT}
-    hears, gone = tuple(sorted(words)), tuple(sorted(left))
-    if (hears, gone) == (own.word.hears, own.word.left):
-        return own
-    return own._replace(word=own.word._replace(hears=hears, left=gone))
+    """Hear of hosts that were taken out by hand or gave up; one that is heard itself knows best."""
+    all_words = (own.word, *words.values())
+
+    def known(state: str, told: Iterable[Tuple[str, ...]]) -> Tuple[str, ...]:
+        out = {host for hosts in told for host in hosts if host not in words and host != own.word.host}
+        return tuple(sorted(out | {host for host, word in words.items() if word.state == state}))
+
+    left, failed = known(LEFT, (w.left for w in all_words)), known(FAILED, (w.failed for w in all_words))
+    word = own.word._replace(hears=tuple(sorted(words)), left=left, failed=failed)
+    return own if word == own.word else own._replace(word=word)
 
 
 # -- before a generation
 
 
-def _gather(rules: Rules, own: Own, words: Dict[str, Word], now: float) -> Tuple[Own, str]:
+def _gather(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
     """Idle, or between offer and start."""
+    words = fresh(rules, heard, now)
     me, around = own.word.host, present(own, words)
     started = _begin_promised(own, words, now)
     if started is not None:
@@ -225,65 +191,61 @@ def _gather(rules: Rules, own: Own, words: Dict[str, Word], now: float) -> Tuple
         own = change(own, own.since, IDLE)
     order = [host for host in rules.hosts if host == me or host in around]
     if order[0] != me:
-        return _promise(rules, own, around[order[0]], now), ""
-    members = circle(rules, own, around)
-    if busy or not may_form(rules, own, around, members, now):
+        return _promise(rules, own, words, around[order[0]], now), ""
+    members = circle_around(rules, own, around)
+    if busy or not may_form(rules, own, heard, members, now):
         return own, ""
     offer = Generation(next_number(rules, own, words), members)
-    return _join(rules, own, offer, now, OFFERED), ""
+    return _join(rules, own, words, offer, now, OFFERED), ""
 
 
-def may_form(rules: Rules, own: Own, around: Mapping[str, Word], members: Tuple[str, ...], now: float) -> bool:
+def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], now: float) -> bool:
     """Whether whoever holds the roll call may offer a generation of these members now."""
-    if set(members) >= set(wanted(rules, own.word.left)):
+    if not may_train(rules, members, own.word.left):
+        return False
+    missing = set(expected(rules, own)) - set(members)
+    if not missing:
         return True
     waited = now - own.since
-    newest = max([own.word.started, *(around[host].started for host in members if host in around)])
+    newest = max([own.word.started, *(heard[host].word.started for host in members if host in heard)])
     if newest == 0:
         # Nothing was trained yet, so whoever is missing has never been there.
-        return waited >= rules.first_grace and may_train(rules, members, own.word.left)
-    if own.returned and own.last is not None and not set(own.last.members) <= set(members):
+        return waited >= rules.first_grace
+    if own.returned and own.last is not None and missing & set(own.last.members):
         # The others may have been stopped while this host was off.
         return False
-    return waited >= rules.grace and may_train(rules, members, own.word.left)
+    # Who said that it goes down is not back before it is heard again.
+    return waited >= rules.grace or all(host in heard and heard[host].word.state == AWAY for host in missing)
 
 
-def _join(rules: Rules, own: Own, generation: Generation, now: float, state: str) -> Own:
+def _join(rules: Rules, own: Own, words: Mapping[str, Word], offer: Generation, now: float, state: str) -> Own:
     """Offer or promise a generation, unless what was before it died once too often."""
-    own = _count_death(own, generation, now)
-    hopeless = verdict(rules, own, now)
-    if hopeless:
-        return change(own, now, FAILED, why=hopeless)
-    return change(own, now, state, generation=generation, promised=generation.number, go=False)
+    own = _count_death(own, words, now)
+    why = deaths.hopeless(own.deaths, own.word.host, rules.restarts, now)
+    if why:
+        return change(own, now, FAILED, why=why)
+    return change(own, now, state, generation=offer, promised=offer.number, go=False)
 
 
-def _count_death(own: Own, generation: Generation, now: float) -> Own:
-    """If everybody who was in the last generation is there, nobody left: it died by itself."""
-    if own.last is None or own.clean:
+def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
+    """The last generation died by itself if a rank failed by itself, or if nobody knows why and nobody was missing."""
+    if own.last is None or not own.died:
+        return own._replace(died=False)
+    told = [own.word, *(words[host] for host in own.last.members if host in words)]
+    crashed = tuple(sorted(word.host for word in told if word.crashed == own.last.number))
+    missed = len(told) < len(own.last.members) or any(word.missed == own.last.number for word in told)
+    own = own._replace(died=False)
+    if missed and not crashed:
         return own
-    deaths = own.deaths
-    if set(own.last.members) <= set(generation.members):
-        deaths = (*deaths, (now, own.word.steps))
-    return own._replace(deaths=deaths, clean=True)
+    return own._replace(deaths=(*own.deaths, deaths.Death(now, own.word.steps, crashed)))
 
 
-def verdict(rules: Rules, own: Own, now: float) -> str:
-    """Why there is no use in starting again; empty if there is."""
-    steps = [step for dummy, step in own.deaths[-ALIKE:]]
-    if len(steps) == ALIKE and len(set(steps)) == 1:
-        return "the run died %d times at step %d" % (ALIKE, steps[0])
-    lately = [when for when, dummy in own.deaths if now - when < HOUR]
-    if len(lately) > rules.restarts:
-        return "the run died %d times within an hour, and ddp_restarts is %d" % (len(lately), rules.restarts)
-    return ""
-
-
-def _promise(rules: Rules, own: Own, caller: Word, now: float) -> Own:
+def _promise(rules: Rules, own: Own, words: Mapping[str, Word], caller: Word, now: float) -> Own:
     """Join what the first host offers, if it is newer than all that this host has promised."""
     offer = caller.generation
     if caller.state != OFFERED or offer is None or own.word.host not in offer.members:
         return own
-    return _join(rules, own, offer, now, PROMISED) if offer.number > own.word.promised else own
+    return _join(rules, own, words, offer, now, PROMISED) if offer.number > own.word.promised else own
 
 
 def _mine(own: Own) -> Generation:
@@ -312,7 +274,7 @@ def _begin_promised(own: Own, words: Mapping[str, Word], now: float) -> Optional
 
 def _started(own: Own, generation: Generation, now: float, go: bool = False) -> Own:
     own = change(own, now, TRAINING, started=generation.number, go=go, regroup=0, over=0, why="")
-    return own._replace(returned=False, last=generation, clean=False, apart=False)
+    return own._replace(returned=False, last=generation, died=False, apart=False)
 
 
 def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
@@ -333,22 +295,24 @@ def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> 
 
 def _train(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
     """Go on, unless a member is missing, somebody waits to be let in, or another part has more steps."""
-    why = broken(rules, own, heard, now)
+    mine = _mine(own)
+    why = _missing(rules, own, heard, now)
     if why:
-        return change(own, now, ENDING, why=why)._replace(then=IDLE), SAVE
-    words, mine = fresh(rules, heard, now), _mine(own)
-    for word in words.values():
+        return change(own, now, ENDING, why=why, missed=mine.number)._replace(then=IDLE), SAVE
+    why = _ended_elsewhere(own, heard)
+    if why:
+        return change(own, now, ENDING, why=why)._replace(then=IDLE, died=True), SAVE
+    for word in fresh(rules, heard, now).values():
         if word.regroup == mine.number:
             # Ended by each for itself, so that a rank whose others are gone already does not hang.
-            ended = change(own, now, ENDING, regroup=mine.number, why=word.why)
-            return ended._replace(then=IDLE, clean=True), FINISH_STEP
+            return change(own, now, ENDING, regroup=mine.number, why=word.why)._replace(then=IDLE), FINISH_STEP
     if mine.members[0] == own.word.host:
         return _lead(rules, own, heard, now)
     return own, ""
 
 
-def broken(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
-    """Why this generation cannot go on; empty if it can."""
+def _missing(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
+    """Which member of this generation is not there any more, or never was; empty if all are."""
     mine = _mine(own)
     for host in mine.members:
         if host == own.word.host:
@@ -356,16 +320,29 @@ def broken(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
         one = heard.get(host)
         if now - max(one.at if one else 0.0, own.since) > rules.lost:
             return "%s is not heard" % host
-        if one is None or one.word.state in (FINISHED, STOPPED) or one.word.stopping:
-            # Its rank has told the others, so this host's ends in the same step, or has ended.
+        if one is None or _goes_with_all(one.word):
             continue
-        word = one.word
-        if word.started > mine.number or word.promised > mine.number:
+        if one.word.started > mine.number or one.word.promised > mine.number:
             return "%s is in another generation" % host
-        if word.started == mine.number and word.state not in (TRAINING, ASKING) and word.regroup != mine.number:
-            return word.why or "the rank of %s has ended" % host
-        if word.started < mine.number and now - own.since > rules.begin:
+        if one.word.started < mine.number and now - own.since > rules.begin:
             return "%s has not started its rank" % host
+    return ""
+
+
+def _goes_with_all(word: Word) -> bool:
+    """Its rank has told the others that it stops, so this host's ends in the same step, or has ended."""
+    return word.state in (FINISHED, STOPPED) or word.stopping
+
+
+def _ended_elsewhere(own: Own, heard: Hearing) -> str:
+    """By what the rank of another member has ended; empty where none has."""
+    mine = _mine(own)
+    for host in mine.members:
+        word = heard[host].word if host in heard and host != own.word.host else own.word
+        if word.state in (TRAINING, ASKING) or _goes_with_all(word):
+            continue
+        if word.started == mine.number != word.regroup:
+            return word.why or "the rank of %s has ended" % host
     return ""
 
 
@@ -384,43 +361,40 @@ def _lead(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]
         elif word.over != mine.number:
             continue
         ended = change(own, now, ENDING, regroup=mine.number, why="%s has more steps" % host)
-        return ended._replace(then=IDLE, apart=True, clean=True), FINISH_STEP
+        return ended._replace(then=IDLE, apart=True), FINISH_STEP
     waiting = [
         host
         for host, word in around.items()
         if host not in mine.members and word.state in (IDLE, OFFERED) and now - heard[host].since >= rules.lost
     ]
-    members = circle(rules, own, around)
+    members = circle_around(rules, own, around)
     comers = [host for host in waiting if host in members and set(mine.members) <= set(members)]
     if comers and now - own.since >= rules.settle:
         ended = change(own, now, ENDING, regroup=mine.number, why="%s comes in" % " and ".join(comers))
-        return ended._replace(then=IDLE, clean=True), FINISH_STEP
+        return ended._replace(then=IDLE), FINISH_STEP
     return own, ""
 
 
 def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
     """The rank ended well before the last step: to begin again with others, or because a user stopped the run?
 
-    Whoever hears nobody that knows waits on: it must not go on alone with a run that was stopped.
+    Nobody stopped it where no member knows of that; one that is silent may know, and is waited for.
     """
     mine = _mine(own)
-    asking = 1
-    for host, word in words.items():
-        if host in mine.members and word.started >= mine.number and word.state not in (TRAINING, ENDING, ASKING, *OVER):
-            return change(own, now, IDLE)._replace(clean=True)
-        if word.regroup == mine.number or word.started > mine.number:
-            return change(own, now, IDLE, regroup=mine.number)._replace(clean=True)
-        asking += host in mine.members and word.state == ASKING
-    if asking > 1 and now - own.since > rules.begin:
-        # Who knew is gone, and it did not stop more than one of us.
-        return change(own, now, IDLE)._replace(clean=True)
+    if any(word.regroup == mine.number or word.started > mine.number for word in words.values()):
+        return change(own, now, IDLE, regroup=mine.number)
+    others = [host for host in mine.members if host != own.word.host]
+    ended = [words[host].state for host in others if host in words and words[host].started == mine.number]
+    ended = [state for state in ended if state not in (TRAINING, ENDING)]
+    if len(ended) == len(others) or set(ended) - {ASKING} or now - own.since > rules.begin:
+        return change(own, now, IDLE)
     return own
 
 
 # -- what happens to this host
 
 
-def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = True) -> Own:
+def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = False) -> Own:
     """This host's rank is gone. how: FINISHED (the last step was made), STOPPED (asked to) or FAILED.
 
     lasting_error: what it failed by, if starting it again would not change that.
@@ -432,13 +406,14 @@ def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = 
     mine = own.word.generation
     if own.word.state in (ENDING, STUCK):
         return change(own, now, own.then)
-    if mine is not None and own.word.regroup == mine.number and how == STOPPED:
-        return change(own, now, IDLE)._replace(clean=True)
     if how == STOPPED:
-        return change(own, now, ASKING)
+        regroups = mine is not None and own.word.regroup == mine.number
+        return change(own, now, IDLE if regroups else ASKING)
+    if by_itself:
+        own = own._replace(word=own.word._replace(crashed=own.word.started))
     if lasting_error:
         return change(own, now, FAILED, why=lasting_error)
-    return change(own, now, IDLE, why="the rank of %s died" % own.word.host)
+    return change(own, now, IDLE, why="the rank of %s died" % own.word.host)._replace(died=True)
 
 
 def asked_to_end(own: Own, now: float, state: str, why: str) -> Tuple[Own, str]:
@@ -447,7 +422,7 @@ def asked_to_end(own: Own, now: float, state: str, why: str) -> Tuple[Own, str]:
         order = FINISH_STEP if own.word.state == TRAINING else ""
         told = {"regroup": 0 if state == STOPPED else own.word.started, "stopping": state == STOPPED}
         into = STUCK if own.word.state == STUCK else ENDING
-        return change(own, now, into, why=why, **told)._replace(then=state, clean=True), order
+        return change(own, now, into, why=why, **told)._replace(then=state), order
     return change(own, now, state, why=why), ""
 
 
@@ -459,33 +434,3 @@ def going_down(own: Own, now: float, why: str = "") -> Tuple[Own, str]:
 def rank_stuck(own: Own, now: float, why: str) -> Own:
     """The rank outlived even SIGKILL: nobody waits for this host until `rank_ended`."""
     return own if own.word.state == STUCK else change(own, now, STUCK, why=why)
-
-
-def to_remember(own: Own) -> Remembered:
-    """All that outlives a keeper. It is on the disk before anybody hears of it."""
-    word = own.word
-    return {
-        "promised": word.promised, "started": word.started, "last": own.last, "clean": own.clean,
-        "deaths": own.deaths, "left": word.left,
-    }  # fmt: skip
-
-
-def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> Own:
-    """A keeper that starts with what an earlier one left on disk (as JSON, which may be spoilt); nothing where there was none.
-
-    returned: its host was off, or nobody knows how long its keeper was, so that the run may have been stopped meanwhile.
-    ArithmeticError, LookupError, TypeError or ValueError where `kept` is not what `to_remember` made.
-    """
-    if not kept:
-        return Own(Word(host, steps=steps), since=now)
-    last = kept["last"] and Generation(int(kept["last"][0]), tuple(map(str, kept["last"][1])))
-    word = Word(
-        host,
-        promised=int(kept["promised"]),
-        started=int(kept["started"]),
-        steps=steps,
-        left=tuple(map(str, kept["left"])),
-    )
-    # After a reboot the clock begins again, so what seems to lie ahead is past.
-    deaths = tuple((min(float(when), now), int(step)) for when, step in kept["deaths"])
-    return Own(word, since=now, returned=returned, last=last or None, clean=bool(kept["clean"]), deaths=deaths)

@@ -35,9 +35,8 @@ LASTING_CAUSES = (
     "settings-differ", "data-differ", "torch-differs", "code-differs", "weights-differ", "non-finite-loss", "disk-full",
     "bad-data", "bad-checkpoint", "bad-settings",
 )  # fmt: skip
-
-# Those by which a rank ends that has lost another one.
-LOSS_CAUSES = ("peer-lost", "peer-late", "store-lost", "link-lost")
+# Causes by which a rank ends for the sake of another one.
+LOSSES = ("peer-lost", "peer-late", "store-lost", "link-lost")
 
 
 def command(plan: Plan, host: str, generation: membership.Generation) -> List[str]:
@@ -101,7 +100,7 @@ class Rank:
         with contextlib.suppress(OSError):
             os.remove(self.path(HANG_UP % self.number))
         places = ",".join(str(self.places[member]) for member in generation.members)
-        told = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number // len(self.places))}
+        told = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
         argv, environ = command(self.plan, self.host, generation), {**os.environ, **told}
         self.started_at = time.time()
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
@@ -165,14 +164,19 @@ class Rank:
     def _of_this_start(self, document: Document) -> bool:
         return (finite(document.get("time")) or 0.0) >= self.started_at
 
-    def by_itself(self) -> bool:
-        """Whether a rank that failed did so by itself, and not by the loss of another one."""
-        return self._end().get("cause") not in LOSS_CAUSES
-
     def lasting_error(self) -> str:
         """What the rank said when it ended by something that another start would not change; empty otherwise."""
         end = self._end()
         return str(end.get("error") or end["cause"]) if end.get("cause") in LASTING_CAUSES else ""
+
+    def by_itself(self) -> bool:
+        """Whether it failed by an error or crash of its own, and not because another rank or the link to it was lost."""
+        for kind in ("end", "step", "start"):
+            event = self._last(kind)
+            if self._of_this_start(event):
+                return event.get("cause") not in LOSSES
+        # It ended before it said anything: perhaps it never met the others.
+        return False
 
     def steps(self) -> int:
         """Steps done, as the last line about one says; the keeper asks several times a second."""

@@ -4,31 +4,40 @@
 """How keepers hear of each other: each asks every other one for its word, once a second, over TCP.
 
 The asker sends a number that is used once, signed; the answer is the other's word, signed together with that number. So
-nothing that was recorded earlier passes for a word, and the secret of the run never crosses the network. A keeper
-listens on the planned address only and reads what comes from the addresses of the plan only. Threads share nothing with
-the keeper but a queue of what was heard, and the one word that is told.
+nothing that was recorded earlier passes for a word, and the secret of the run never crosses the network. A keeper listens
+on the planned address only, and asks from it. Whoever cannot prove to know the secret is told the id of this start of the
+run and nothing else. Threads share nothing with the keeper but a queue of what was heard, the one word that is told, and
+why a peer is not heard.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
-import ipaddress
 import json
 import queue
+import re
 import secrets
 import socket
 import socketserver
 import threading
 import time
-from typing import Any, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 
 LONGEST = 65536
+QUESTION = 4096  # bytes; what a stranger may make us read
 SECONDS = 2.0  # for a whole question and its answer
+AGAIN = 2.0  # between two tries to listen
+FRESH = 6.0  # a word is told for so long after the keeper has said it; a keeper that hangs is not heard
+# At once, of the planned addresses and of all others; so strangers cannot keep the peers out.
+PEERS, STRANGERS = 64, 8
+LAUNCH = re.compile("[0-9a-f]{1,64}")
+FREEBIND = {socket.AF_INET: (socket.IPPROTO_IP, 15), socket.AF_INET6: (socket.IPPROTO_IPV6, 78)}  # of linux/in.h, in6.h
 
 
 class Peer(NamedTuple):
@@ -54,73 +63,117 @@ def to_word(text: str) -> membership.Word:
     generation = told["generation"]
     known = {name: told[name] for name in membership.Word._fields}
     known["generation"] = membership.Generation(int(generation[0]), tuple(generation[1])) if generation else None
-    known.update(hears=tuple(told["hears"]), left=tuple(told["left"]))
+    known.update({name: tuple(told[name]) for name in ("hears", "left", "failed")})
     return membership.Word(**known)
 
 
 class Talk:
     """Both directions: `say` what is to be told, and find in `heard` what was told."""
 
-    def __init__(self, me: Peer, others: Tuple[Peer, ...], secret: str, every: float = 1.0) -> None:
-        self.me, self.others, self.secret, self.every = me, others, secret, every
+    def __init__(self, me: Peer, others: Tuple[Peer, ...], secret: str, launch: str, every: float = 1.0) -> None:
+        self.me, self.others, self.secret, self.launch, self.every = me, others, secret, launch, every
         self.heard: queue.Queue[membership.Word] = queue.Queue()
-        self._text = ""
+        self.silent: Dict[str, str] = {}  # why a peer is not heard, by host; this host where it cannot listen
+        self._said = (0.0, "")
         self._over = threading.Event()
-        self.server = _Server(me, self)
 
     def say(self, word: membership.Word) -> None:
-        """What whoever asks is told from now on."""
-        self._text = to_text(word)
+        """What whoever asks is told from now on, for as long as it is said again and again."""
+        self._said = (time.monotonic(), to_text(word))
 
     def start(self) -> None:
-        threading.Thread(target=self.server.serve_forever, args=(0.1,), daemon=True).start()
+        threading.Thread(target=self._listen, daemon=True).start()
         for peer in self.others:
             threading.Thread(target=self._ask_for_ever, args=(peer,), daemon=True).start()
 
     def close(self) -> None:
         self._over.set()
-        self.server.shutdown()
-        self.server.server_close()
+
+    def _listen(self) -> None:
+        """Answer until the end. A port that another process holds may be free a moment later."""
+        while not self._over.is_set():
+            try:
+                with _Server(self) as server:
+                    self.silent.pop(self.me.host, None)
+                    while not self._over.is_set():
+                        server.handle_request()
+            except OSError as error:
+                self.silent[self.me.host] = "cannot listen on %s port %d: %s" % (
+                    self.me.address, self.me.port, error.strerror or error,
+                )  # fmt: skip
+                self._over.wait(AGAIN)
 
     def _ask_for_ever(self, peer: Peer) -> None:
         while not self._over.is_set():
             begun = time.monotonic()
-            # A peer that is off, or says what is no word, was not heard.
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-                word = self.ask(peer)
-                if word is not None and word.host == peer.host:
-                    self.heard.put(word)
+            silent = self._hear(peer)
+            if silent:
+                self.silent[peer.host] = silent
+            else:
+                self.silent.pop(peer.host, None)
             self._over.wait(max(0.1, self.every - (time.monotonic() - begun)))
 
-    def ask(self, peer: Peer) -> membership.Word | None:
-        """The word of a peer; None if the answer is not the peer's."""
+    def _hear(self, peer: Peer) -> str:
+        """Take in the word of a peer, or say why there is none."""
+        try:
+            word = self.ask(peer)
+        except ConnectionRefusedError:
+            return "%s is up, but no keeper runs there" % peer.host
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return "this host does not have its address %s yet" % self.me.address
+            return "%s does not answer" % peer.host
+        except NoWord as error:
+            if str(error) == self.launch:
+                return "the keeper of %s hangs" % peer.host
+            return "%s is of another start of the run (%s, here %s): run train.yml with both" % (
+                peer.host, error, self.launch,
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return "%s gives no answer that a keeper would give" % peer.host
+        if word.host == peer.host:
+            self.heard.put(word)
+        return ""
+
+    def ask(self, peer: Peer) -> membership.Word:
+        """The word of a peer; OSError, ValueError, KeyError, TypeError or NoWord where there is none."""
         nonce = secrets.token_hex(16)
         question = {
             "from": self.me.host,
             "nonce": nonce,
             "proof": sign(self.secret, "ask", self.me.host, peer.host, nonce),
         }
-        with socket.create_connection((peer.address, peer.port), SECONDS) as link:
+        # Firewalls let the planned addresses pass.
+        with socket.create_connection((peer.address, peer.port), SECONDS, (self.me.address, 0)) as link:
             link.sendall(json.dumps(question).encode() + b"\n")
-            answer = json.loads(_line(link))
+            answer = json.loads(_line(link, LONGEST))
+        if "word" not in answer and LAUNCH.fullmatch(str(answer["launch"])):
+            # Nobody has signed that, so nothing but what people read depends on it.
+            raise NoWord(answer["launch"])
         if not hmac.compare_digest(sign(self.secret, "word", peer.host, nonce, answer["word"]), answer["proof"]):
-            return None
+            raise ValueError("not signed by a keeper of this run")
         return to_word(answer["word"])
 
     def answer(self, question: Document) -> bytes:
-        """Our word, for who knows the secret; nothing for anybody else."""
+        """Our word, for who knows the secret; for anybody else, of which start of the run we are."""
         asker, nonce = str(question["from"]), str(question["nonce"])
         proof = sign(self.secret, "ask", asker, self.me.host, nonce)
-        if not self._text or not hmac.compare_digest(proof, str(question["proof"])):
-            return b""
-        signed = sign(self.secret, "word", self.me.host, nonce, self._text)
-        return json.dumps({"word": self._text, "proof": signed}).encode() + b"\n"
+        said, text = self._said
+        known = hmac.compare_digest(proof, str(question["proof"]))
+        if not known or not text or time.monotonic() - said > FRESH:
+            return json.dumps({"launch": self.launch}).encode() + b"\n"
+        signed = sign(self.secret, "word", self.me.host, nonce, text)
+        return json.dumps({"word": text, "proof": signed}).encode() + b"\n"
 
 
-def _line(link: socket.socket) -> bytes:
+class NoWord(Exception):
+    """The peer is of another start of the run, or hangs; says the id of its start."""
+
+
+def _line(link: socket.socket, longest: int) -> bytes:
     """One line, within the time of a question."""
     until, data = time.monotonic() + SECONDS, b""
-    while not data.endswith(b"\n") and len(data) < LONGEST:
+    while not data.endswith(b"\n") and len(data) < longest:
         link.settimeout(max(0.01, until - time.monotonic()))
         piece = link.recv(4096)
         if not piece:
@@ -134,27 +187,43 @@ class _Handler(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            self.request.sendall(self.server.talk.answer(json.loads(_line(self.request))))
+            self.request.sendall(self.server.talk.answer(json.loads(_line(self.request, QUESTION))))
 
 
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
+    timeout = 0.2  # of handle_request
 
-    def __init__(self, me: Peer, talk: Talk) -> None:
+    def __init__(self, talk: Talk) -> None:
         self.talk = talk
-        self.address_family = socket.AF_INET6 if ":" in me.address else socket.AF_INET
-        self.allow = {_plain(peer.address) for peer in talk.others}
-        super().__init__((me.address, me.port), _Handler)
+        self.address_family = socket.AF_INET6 if ":" in talk.me.address else socket.AF_INET
+        self.planned = {peer.address for peer in talk.others}
+        self.places = {True: threading.Semaphore(PEERS), False: threading.Semaphore(STRANGERS)}
+        super().__init__((talk.me.address, talk.me.port), _Handler)
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        return _plain(client_address[0]) in self.allow
+    def server_bind(self) -> None:
+        """Also to an address that comes later: at boot the network may still be on its way."""
+        with contextlib.suppress(OSError):
+            self.socket.setsockopt(*FREEBIND[self.address_family], 1)
+        super().server_bind()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        place = self._place(client_address)
+        if place.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._place(client_address).release()
+
+    def _place(self, client_address: Any) -> threading.Semaphore:
+        return self.places[client_address[0] in self.planned]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A peer that goes away in the middle is nothing to tell about."""
-
-
-def _plain(address: str) -> str:
-    found = ipaddress.ip_address(address.split("%")[0])
-    return str(getattr(found, "ipv4_mapped", None) or found)

@@ -38,7 +38,7 @@ _CHUNK = 65536
 _REVIVE_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 
 
-def base_environment(session_id: str) -> dict[str, str]:
+def base_environment(session_id: str, restarted: bool = False) -> dict[str, str]:
     """What the job gets before its own env file: nothing of the terminal or of a tmux server that was there before."""
     user = pwd.getpwuid(os.getuid())
     return {
@@ -51,6 +51,7 @@ def base_environment(session_id: str) -> dict[str, str]:
         "SHELL": user.pw_shell or "/bin/sh",
         "USER": user.pw_name,
         processes.SESSION_VARIABLE: session_id,
+        **({processes.RESTARTED_VARIABLE: "1"} if restarted else {}),
     }
 
 
@@ -181,7 +182,7 @@ class Runner:
         self.status = None
         self.child = subprocess.Popen(
             ["/bin/sh", self.launch["script"]],
-            env=base_environment(self.launch["id"]),
+            env=base_environment(self.launch["id"], restarted=self.state["revived"] > 0),
             stdin=subprocess.DEVNULL,
             stdout=writer,
             stderr=writer,

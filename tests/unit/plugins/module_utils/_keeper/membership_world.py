@@ -17,6 +17,7 @@ import random
 import sys
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import memory
 
 SAVE_EVERY = 5
 END_TICKS = 5  # how long a rank that hangs may take to end
@@ -36,7 +37,7 @@ class Host:
 
     def __init__(self, name, clock):
         self.name, self.clock = name, clock
-        self.own = m.awake(name, {}, clock, 0, returned=False)
+        self.own = memory.awake(name, {}, clock, 0, returned=False)
         self.disk = {}  # what its keepers remember
         self.heard = {}
         self.back_at = None  # when the keeper starts again
@@ -125,7 +126,7 @@ class World:
         host.back_at, host.heard, host.order = None, {}, ""
         if rng.random() < 0.5:
             host.clock = rng.uniform(0, 50)  # a reboot
-        host.own = m.awake(host.name, host.disk, host.clock, host.saved.step, returned=rng.random() < 0.5)
+        host.own = memory.awake(host.name, host.disk, host.clock, host.saved.step, returned=rng.random() < 0.5)
 
     def deliver(self):
         late = []
@@ -143,7 +144,7 @@ class World:
         before = host.own.word
         host.own, order = m.decide(self.rules, host.own, host.heard, host.clock)
         assert host.own.word.promised >= before.promised and host.own.word.started >= before.started
-        host.disk = m.to_remember(host.own)
+        host.disk = memory.to_remember(host.own)
         if order == m.START:
             self.start(host)
         elif order:

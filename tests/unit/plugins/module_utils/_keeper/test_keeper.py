@@ -357,33 +357,126 @@ def test_a_rank_that_cannot_be_killed_is_told_and_nothing_waits_for_it(
     assert one.ended() == membership.FAILED and not one.stuck
 
 
+LAUNCH = "12ab"
+
+
+def two_talks(secret=SECRET, address="127.0.0.1"):
+    """Talks of the desktop and of the laptop, whose secret may be another."""
+    one, other = (talk.Peer(host, address, free_port()) for host in ("desktop", "laptop"))
+    return talk.Talk(one, (other,), SECRET, LAUNCH), talk.Talk(other, (one,), secret, "34cd")
+
+
+def until_answered(asker, peer):
+    """The word of a talk whose thread has just been started."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        with contextlib.suppress(ConnectionRefusedError):
+            return asker.ask(peer)
+        time.sleep(0.05)
+    raise AssertionError("nobody listens")
+
+
 def test_nobody_is_told_without_the_secret():
-    one, other = (talk.Peer(host, "127.0.0.1", free_port()) for host in ("desktop", "laptop"))
-    told = talk.Talk(one, (other,), SECRET)
+    told, asker = two_talks()
     told.say(membership.Word("desktop", steps=7, generation=membership.Generation(2, ("desktop",)), hears=("laptop",)))
     told.start()
     try:
-        word = talk.Talk(other, (one,), SECRET).ask(one)
+        word = until_answered(asker, told.me)
         assert (word.steps, word.generation.members, word.hears) == (7, ("desktop",), ("laptop",))
-        with pytest.raises(ValueError):
-            talk.Talk(other._replace(port=free_port()), (one,), "another secret").ask(one)
-        with socket.create_connection(("127.0.0.1", one.port)) as link:
+        stranger = talk.Talk(asker.me, (told.me,), "another secret", "34cd")
+        with pytest.raises(talk.NoWord):
+            stranger.ask(told.me)
+        assert stranger._hear(told.me).startswith("desktop is of another start of the run (12ab, here 34cd)")
+        with socket.create_connection(("127.0.0.1", told.me.port)) as link:
             link.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert link.recv(100) == b""
+        assert asker._hear(told.me._replace(port=free_port())) == "desktop is up, but no keeper runs there"
     finally:
         told.close()
 
 
 def test_an_answer_is_good_for_its_question_only():
-    one, other = (talk.Peer(host, "127.0.0.1", free_port()) for host in ("desktop", "laptop"))
-    told = talk.Talk(one, (other,), SECRET)
+    told, dummy = two_talks()
     told.say(membership.Word("desktop"))
     asked = {"from": "laptop", "nonce": "1", "proof": talk.sign(SECRET, "ask", "laptop", "desktop", "1")}
     answer = json.loads(told.answer(asked))
     assert answer["proof"] == talk.sign(SECRET, "word", "desktop", "1", answer["word"])
     assert answer["proof"] != talk.sign(SECRET, "word", "desktop", "2", answer["word"])
-    assert told.answer({**asked, "nonce": "2"}) == b""
-    told.server.server_close()
+    assert json.loads(told.answer({**asked, "nonce": "2"})) == {"launch": LAUNCH}
+
+
+def test_a_keeper_that_hangs_is_not_heard(monkeypatch):
+    told, asker = two_talks()
+    told.say(membership.Word("desktop"))
+    told.start()
+    try:
+        assert until_answered(asker, told.me).host == "desktop"
+        monkeypatch.setattr(talk, "FRESH", -1.0)
+        asker.launch = LAUNCH
+        assert asker._hear(told.me) == "the keeper of desktop hangs"
+    finally:
+        told.close()
+
+
+def test_the_planned_address_asks_though_the_kernel_would_take_another():
+    told, asker = two_talks(address="127.0.0.3")
+    told.say(membership.Word("desktop"))
+    seen = []
+    told.start()
+    original = talk._Server._place
+    try:
+        talk._Server._place = lambda self, address: seen.append(address[0]) or original(self, address)
+        assert until_answered(asker, told.me).host == "desktop"
+        assert set(seen) == {"127.0.0.3"}
+    finally:
+        talk._Server._place = original
+        told.close()
+
+
+def test_strangers_are_bounded_and_keep_no_peer_out():
+    told, asker = two_talks(address="127.0.0.3")
+    told.say(membership.Word("desktop"))
+    told.start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(told.close)
+        until_answered(asker, told.me)
+        links = [
+            socket.create_connection(("127.0.0.3", told.me.port), 5, ("127.0.0.9", 0))
+            for _ in range(3 * talk.STRANGERS)
+        ]
+        stack.callback(lambda: [link.close() for link in links])
+        # Those beyond the bound are sent away at once, and not after the time of a question.
+        begun = time.monotonic()
+        assert links[-1].recv(1) == b""
+        assert time.monotonic() - begun < talk.SECONDS
+        assert asker.ask(told.me).host == "desktop"
+
+
+def test_a_port_that_is_taken_is_waited_for(monkeypatch):
+    monkeypatch.setattr(talk, "AGAIN", 0.1)
+    told, asker = two_talks()
+    told.say(membership.Word("desktop"))
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", told.me.port))
+        holder.listen()
+        told.start()
+        until = time.monotonic() + PATIENCE
+        while "desktop" not in told.silent:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert told.silent["desktop"] == "cannot listen on 127.0.0.1 port %d: Address already in use" % told.me.port
+    try:
+        assert until_answered(asker, told.me).host == "desktop"
+    finally:
+        told.close()
+
+
+def test_an_address_that_comes_late_is_listened_on_already():
+    late = talk.Peer("desktop", "203.0.113.7", free_port())  # which no host has
+    told = talk.Talk(late, (talk.Peer("laptop", "127.0.0.1", free_port()),), SECRET, LAUNCH)
+    with talk._Server(told) as server:
+        assert server.server_address == ("203.0.113.7", late.port)
+    assert told._hear(told.others[0]) == "this host does not have its address 203.0.113.7 yet"
 
 
 def test_the_rows_of_a_step_are_dealt_again_among_those_present():
@@ -401,18 +494,12 @@ def test_the_rows_of_a_step_are_dealt_again_among_those_present():
 
 
 GOOD_STATE = {
-    "launch": "x",
-    "promised": 3,
-    "started": 2,
-    "last": [2, ["a", "b"]],
-    "clean": False,
-    "deaths": [[1.0, 5]],
-    "left": [],
-}
+    "launch": "x", "promised": 3, "started": 2, "last": [2, ["a", "b"]], "deaths": [[1.0, 5, ["a"]]], "left": [], "failed": [],
+}  # fmt: skip
 SPOILT_STATES = [
     {"launch": "x"}, {**GOOD_STATE, "last": 5}, {**GOOD_STATE, "deaths": [1]}, {**GOOD_STATE, "deaths": 3},
     {**GOOD_STATE, "promised": "soon"}, {**GOOD_STATE, "promised": None}, {**GOOD_STATE, "last": [[], 1]},
-    {**GOOD_STATE, "deaths": [["a", {}]]}, {**GOOD_STATE, "left": 3}, {**GOOD_STATE, "launch": "y"},
+    {**GOOD_STATE, "deaths": [["a", {}, []]]}, {**GOOD_STATE, "left": 3}, {**GOOD_STATE, "launch": "y"},
 ]  # fmt: skip
 
 

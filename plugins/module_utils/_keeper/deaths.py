@@ -1,0 +1,37 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Deaths of a run by its own errors, and when there is no use in starting again. Losses of hosts and links are none."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence, Tuple
+
+HOUR = 3600.0
+ALIKE = 3  # deaths at one step after which nobody tries again
+
+
+class Death(NamedTuple):
+    """The end of a generation all of whose hosts stayed."""
+
+    when: float
+    step: int
+    hosts: Tuple[str, ...]  # whose ranks failed by themselves; none where each blames another
+
+
+def hopeless(deaths: Sequence[Death], me: str, restarts: int, now: float) -> str:
+    """Why this host shall not start again; empty if it may.
+
+    A host whose rank fails alone, time and again, gives up alone. Where one step kills the ranks of several, it is the run.
+    """
+    newest = deaths[-ALIKE:]
+    if len(newest) == ALIKE and len({death.step for death in newest}) == 1:
+        culprits = {death.hosts for death in newest}
+        if culprits == {(me,)}:
+            return "the rank of %s died %d times at step %d" % (me, ALIKE, newest[0].step)
+        if len(culprits) > 1 or len(newest[0].hosts) != 1:
+            return "the run died %d times at step %d" % (ALIKE, newest[0].step)
+    lately = [death for death in deaths if me in death.hosts and now - death.when < HOUR]
+    if len(lately) > restarts:
+        return "the rank of %s died %d times within an hour, and ddp_restarts is %d" % (me, len(lately), restarts)
+    return ""

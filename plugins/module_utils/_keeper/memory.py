@@ -1,0 +1,50 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a keeper writes down of itself, and how the one after it begins with that."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional, Tuple, TypedDict
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deaths import Death
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation, Own, Word
+
+
+class Remembered(TypedDict):
+    """What a keeper writes down of itself, for the one after it."""
+
+    promised: int
+    started: int
+    last: Optional[Generation]
+    deaths: Tuple[Death, ...]
+    left: Tuple[str, ...]
+    failed: Tuple[str, ...]
+
+
+def to_remember(own: Own) -> Remembered:
+    """All that outlives a keeper. It is on the disk before anybody hears of it."""
+    word = own.word
+    return {
+        "promised": word.promised, "started": word.started, "last": own.last, "deaths": own.deaths,
+        "left": word.left, "failed": word.failed,
+    }  # fmt: skip
+
+
+def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> Own:
+    """A keeper that starts with what an earlier one left on disk (as JSON, which may be spoilt); nothing where there was none.
+
+    returned: its host was off, or nobody knows how long its keeper was, so that the run may have been stopped meanwhile.
+    ArithmeticError, LookupError, TypeError or ValueError where `kept` is not what `to_remember` made.
+    """
+    if not kept:
+        return Own(Word(host, steps=steps), since=now)
+    last = kept["last"] and Generation(int(kept["last"][0]), tuple(map(str, kept["last"][1])))
+    started = int(kept["started"])
+    left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
+    word = Word(
+        host, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed, missed=started
+    )
+    # After a reboot the clock begins again, so what seems to lie ahead is past.
+    died = [Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
+    return Own(word, since=now, returned=returned, last=last or None, deaths=tuple(died))

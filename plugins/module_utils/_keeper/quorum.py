@@ -1,0 +1,50 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which hosts may train together, and which of them do not have to be waited for."""
+
+from __future__ import annotations
+
+from typing import Iterable, Mapping, NamedTuple, Sequence, Tuple
+
+
+class Rules(NamedTuple):
+    """The plan's rules; times in seconds."""
+
+    hosts: Tuple[str, ...]  # in plan order
+    least: int  # ddp_min_hosts
+    grace: float  # ddp_grace: how long a missing host is waited for
+    first_grace: float  # the same before the first generation, for which all hosts are needed
+    restarts: int = 3  # deaths in an hour that are started again
+    lost: float = 6.0  # a host that was not heard for so long (two looks and more) is missing
+    offer: float = 10.0  # how long an offer waits for its promises
+    begin: float = 30.0  # how long a promised member may take until it has started its rank
+    settle: float = 20.0  # how long a generation trains at least before somebody is let in
+
+
+def wanted(rules: Rules, left: Sequence[str]) -> Tuple[str, ...]:
+    """The hosts of the plan that nobody has taken out by hand."""
+    return tuple(host for host in rules.hosts if host not in left)
+
+
+def may_train(rules: Rules, members: Iterable[str], left: Sequence[str] = ()) -> bool:
+    """Whether these are enough, and the others cannot think the same of themselves.
+
+    A part needs ddp_min_hosts, and the majority or the half with the first host. Where ddp_min_hosts is at most half of
+    the hosts, the user has said that each part may go on by itself.
+    """
+    hosts, here = wanted(rules, left), set(members)
+    least = min(rules.least, len(hosts))
+    if not here or len(here) < least:
+        return False
+    twice = 2 * len(here)
+    return twice > len(hosts) or (twice == len(hosts) and hosts[0] in here) or 2 * least <= len(hosts)
+
+
+def circle(rules: Rules, me: str, hears: Mapping[str, Sequence[str]]) -> Tuple[str, ...]:
+    """This host and those which all hear each other, in plan order; hears: whom each of them hears."""
+    chosen = [me]
+    for host in rules.hosts:
+        if host != me and host in hears and all(other in hears[host] and host in hears[other] for other in chosen):
+            chosen.append(host)
+    return tuple(host for host in rules.hosts if host in chosen)
