@@ -198,8 +198,10 @@ class Keeper:
             return
         self.own = self.own._replace(apart=False)
         try:
-            moved = self.rank.set_apart(mine.number, self.since) if self.since is not None else []
-            self._tell("gave way", "%d files of checkpoints are kept in the folder apart" % len(moved))
+            place = self.rank.set_apart(mine.number, self.since) if self.since is not None else ""
+            self._tell(
+                "gave way", "its checkpoints since step %d are kept in %s" % (self.since or 0, place) if place else ""
+            )
         except OSError as error:
             self._tell("gave way", "its checkpoints could not be put aside: %s" % error)
         self.since = None

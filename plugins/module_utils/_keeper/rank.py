@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, number
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import CHECKPOINTS
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import APART, CHECKPOINTS
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
@@ -29,6 +28,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session import reape
 TAIL_BYTES = 65536
 # A rank that has said its last word leaves an agent behind, which would wait for those of hosts that may be gone.
 AGENT_SECONDS = 3.0
+CHECKPOINT = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})")
 HANG_UP = "hang-up-rank%d"  # asks a rank to end all its connections; read by the trainer
 # Causes of an `end` event that another start would meet again: somebody has to see to them first.
 LASTING_CAUSES = (
@@ -198,24 +198,26 @@ class Rank:
             return number(start, "resumed_from") if start else None
         return None
 
-    def set_apart(self, generation: int, since: int) -> List[str]:
-        """Put aside the checkpoints made after a step: of two parts of a run that trained apart, this one lost."""
-        moved = []
-        names = itertools.chain(
-            ["generation-%d" % generation], ("generation-%d-%d" % (generation, n) for n in itertools.count(2))
-        )
-        place = next(
-            path for path in (self.path(os.path.join("apart", name)) for name in names) if not os.path.exists(path)
-        )
-        places = [place for name in CHECKPOINTS for place in os.walk(self.path(name))]
-        for folder, dummy, files in places:
-            for name in files:
-                step = re.match(r"(?:model|meta|optim|ckpt)_(\d{6,})", name)
-                if step and int(step[1]) > since:
-                    os.makedirs(place, exist_ok=True)
-                    os.replace(os.path.join(folder, name), os.path.join(place, name))
-                    moved.append(name)
-        return moved
+    def set_apart(self, generation: int, since: int) -> str:
+        """Put aside the checkpoints made after a step, since another part of the run goes on; the folder, empty if there were none."""
+        found = [
+            os.path.join(place, name)
+            for one in CHECKPOINTS
+            for place, dummy, names in os.walk(self.path(one))
+            for name in names
+        ]
+        late = [path for path in found if int((CHECKPOINT.match(os.path.basename(path)) or [0, 0])[1]) > since]
+        if not late:
+            return ""
+        place = first = os.path.join(APART, "generation-%d" % generation)
+        count = 1
+        while os.path.exists(self.path(place)):
+            count += 1
+            place = "%s-%d" % (first, count)
+        os.makedirs(self.path(place))
+        for path in late:
+            os.replace(path, os.path.join(self.path(place), os.path.basename(path)))
+        return place
 
     def _size(self) -> int:
         with contextlib.suppress(OSError):

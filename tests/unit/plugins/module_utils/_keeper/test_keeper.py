@@ -279,10 +279,11 @@ def test_what_a_part_made_that_lost_is_put_aside_each_time_into_a_folder_of_its_
         for step in (30, 40):
             for name in files:
                 (folder / name.format(step)).write_text(place)
-        moved = a_rank(tmp_path).set_apart(2, since=30)
-        assert sorted(moved) == sorted(name.format(40) for name in files)
+        assert a_rank(tmp_path).set_apart(2, since=30) == f"apart/{place}"
         assert sorted(path.name for path in folder.iterdir()) == sorted(name.format(30) for name in files)
-        assert sorted(moved) == sorted(path.name for path in (tmp_path / "apart" / place).iterdir())
+        aside = [path.name for path in (tmp_path / "apart" / place).iterdir()]
+        assert sorted(aside) == sorted(name.format(40) for name in files)
+    assert a_rank(tmp_path).set_apart(2, since=30) == ""
     assert (tmp_path / "apart/generation-2/model_000040.pt").read_text() == "generation-2"
 
 
