@@ -72,17 +72,19 @@ class Keeper:
     # -- what survives this process
 
     def _remembered(self) -> membership.Own:
-        """What an earlier keeper of this start of the run has promised; it returns, if it was not started by a user."""
-        kept, now = files.read_object(os.path.join(self.folder, STATE)), time.monotonic()
-        if kept.get("launch") == self.launch:
-            # Somebody may have spoilt the file.
-            with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
-                # Where the runner started it again, the host was on, and a stop would be on its disk.
-                off = not os.environ.get(RESTARTED_VARIABLE)
-                own = memory.awake(self.host, kept, now, self.rank.steps(), returned=off)
-                self.kept, self.since = kept, whole(kept, "since")
-                return own
-        return memory.awake(self.host, {}, now, self.rank.steps(), returned=False)
+        """What an earlier keeper of this start of the run has promised."""
+        path, now, steps = os.path.join(self.folder, STATE), time.monotonic(), self.rank.steps()
+        kept = files.read_object(path)
+        if not os.path.lexists(path) or kept.get("launch", self.launch) != self.launch:
+            return memory.new(self.host, now, steps)
+        # Where the runner started it again, the host was on, and a stop would be on its disk.
+        off = not os.environ.get(RESTARTED_VARIABLE)
+        try:
+            own = memory.awake(self.host, kept, now, steps, returned=off)
+            self.kept, self.since = kept, whole(kept, "since")
+            return own
+        except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody has spoilt the file
+            return memory.forgetful(self.host, self.rules.hosts, now, steps)
 
     def _remember(self, own: membership.Own) -> bool:
         """Write down what must outlive this keeper. False if a promise could not be written: then it must not be made."""

@@ -57,6 +57,7 @@ class Word(NamedTuple):
     crashed: int = 0  # the newest generation in which its rank failed by itself
     missed: int = 0  # the newest that it ended for a host that was missing, or left by a death of its keeper
     stopping: bool = False  # a user stops the run: its rank finishes the step, as all ranks then do
+    returned: bool = False  # it was off, so the run may have been stopped without its knowledge
     why: str = ""
 
 
@@ -65,7 +66,6 @@ class Own(NamedTuple):
 
     word: Word
     since: float = 0.0  # when the state began
-    returned: bool = False  # started by itself after a reboot: others may know that the run was stopped
     last: Optional[Generation] = None  # in which this host trained last
     died: bool = False  # that one ended though nobody asked for it and nobody was missing
     deaths: Tuple[deaths.Death, ...] = ()
@@ -207,13 +207,13 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
     if not missing:
         return True
     waited = now - own.since
-    newest = max([own.word.started, *(heard[host].word.started for host in members if host in heard)])
-    if newest == 0:
+    known = [own.word, *(heard[host].word for host in members if host in heard)]
+    if own.last is not None and missing & set(own.last.members) and all(word.returned for word in known):
+        # Those who are missing may know that the run was stopped.
+        return False
+    if not any(word.started for word in known):
         # Nothing was trained yet, so whoever is missing has never been there.
         return waited >= rules.first_grace
-    if own.returned and own.last is not None and missing & set(own.last.members):
-        # The others may have been stopped while this host was off.
-        return False
     # Who said that it goes down is not back before it is heard again.
     return waited >= rules.grace or all(host in heard and heard[host].word.state == AWAY for host in missing)
 
@@ -273,8 +273,8 @@ def _begin_promised(own: Own, words: Mapping[str, Word], now: float) -> Optional
 
 
 def _started(own: Own, generation: Generation, now: float, go: bool = False) -> Own:
-    own = change(own, now, TRAINING, started=generation.number, go=go, regroup=0, over=0, why="")
-    return own._replace(returned=False, last=generation, died=False, apart=False)
+    own = change(own, now, TRAINING, started=generation.number, go=go, regroup=0, over=0, returned=False, why="")
+    return own._replace(last=generation, died=False, apart=False)
 
 
 def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:

@@ -32,19 +32,28 @@ def to_remember(own: Own) -> Remembered:
 
 
 def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> Own:
-    """A keeper that starts with what an earlier one left on disk (as JSON, which may be spoilt); nothing where there was none.
+    """A keeper that starts with what an earlier one left on disk (as JSON).
 
     returned: its host was off, or nobody knows how long its keeper was, so that the run may have been stopped meanwhile.
     ArithmeticError, LookupError, TypeError or ValueError where `kept` is not what `to_remember` made.
     """
-    if not kept:
-        return Own(Word(host, steps=steps), since=now)
     last = kept["last"] and Generation(int(kept["last"][0]), tuple(map(str, kept["last"][1])))
     started = int(kept["started"])
     left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
     word = Word(
-        host, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed, missed=started
-    )
+        host, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed, missed=started,
+        returned=returned,
+    )  # fmt: skip
     # After a reboot the clock begins again, so what seems to lie ahead is past.
     died = [Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
-    return Own(word, since=now, returned=returned, last=last or None, deaths=tuple(died))
+    return Own(word, since=now, last=last or None, deaths=tuple(died))
+
+
+def new(host: str, now: float, steps: int) -> Own:
+    """A keeper of a new start of the run."""
+    return Own(Word(host, steps=steps), since=now)
+
+
+def forgetful(host: str, hosts: Tuple[str, ...], now: float, steps: int) -> Own:
+    """A keeper whose memory was spoilt: it begins with nobody but all, who know which numbers are used."""
+    return Own(Word(host, steps=steps, returned=True), since=now, last=Generation(0, hosts))

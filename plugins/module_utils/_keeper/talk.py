@@ -37,7 +37,7 @@ FRESH = 6.0  # a word is told for so long after the keeper has said it; a keeper
 # At once, of the planned addresses and of all others; so strangers cannot keep the peers out.
 PEERS, STRANGERS = 64, 8
 LAUNCH = re.compile("[0-9a-f]{1,64}")
-FREEBIND = {socket.AF_INET: (socket.IPPROTO_IP, 15), socket.AF_INET6: (socket.IPPROTO_IPV6, 78)}  # of linux/in.h, in6.h
+FREEBIND_4, FREEBIND_6 = (socket.IPPROTO_IP, 15), (socket.IPPROTO_IPV6, 78)  # of linux/in.h and in6.h
 
 
 class Peer(NamedTuple):
@@ -206,7 +206,7 @@ class _Server(socketserver.ThreadingTCPServer):
     def server_bind(self) -> None:
         """Also to an address that comes later: at boot the network may still be on its way."""
         with contextlib.suppress(OSError):
-            self.socket.setsockopt(*FREEBIND[self.address_family], 1)
+            self.socket.setsockopt(*(FREEBIND_6 if self.address_family == socket.AF_INET6 else FREEBIND_4), 1)
         super().server_bind()
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -498,6 +498,7 @@ GOOD_STATE = {
     "launch": "x", "promised": 3, "started": 2, "last": [2, ["a", "b"]], "deaths": [[1.0, 5, ["a"]]], "left": [], "failed": [],
 }  # fmt: skip
 SPOILT_STATES = [
+    {},
     {"launch": "x"}, {**GOOD_STATE, "last": 5}, {**GOOD_STATE, "deaths": [1]}, {**GOOD_STATE, "deaths": 3},
     {**GOOD_STATE, "promised": "soon"}, {**GOOD_STATE, "promised": None}, {**GOOD_STATE, "last": [[], 1]},
     {**GOOD_STATE, "deaths": [["a", {}, []]]}, {**GOOD_STATE, "left": 3}, {**GOOD_STATE, "launch": "y"},
@@ -508,6 +509,7 @@ def remembered(folder: Path, state: object) -> membership.Own:
     """What a keeper that returns takes from its file."""
     (folder / keeper.STATE).write_text(json.dumps(state))
     stub: Any = SimpleNamespace(host="a", folder=str(folder), launch="x", rank=SimpleNamespace(steps=lambda: 7))
+    stub.rules = SimpleNamespace(hosts=("a", "b"))
     return keeper.Keeper._remembered(stub)
 
 
@@ -517,6 +519,8 @@ def test_what_was_promised_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", SPOILT_STATES)
-def test_a_file_that_somebody_has_spoilt_is_as_none(tmp_path: Path, state: object) -> None:
+def test_a_keeper_whose_file_somebody_has_spoilt_begins_nothing_alone(tmp_path: Path, state: dict[str, object]) -> None:
     own = remembered(tmp_path, state)
-    assert (own.word.promised, own.last, own.word.steps) == (0, None, 7)
+    same_start = state.get("launch", "x") == "x"
+    assert (own.word.promised, own.word.returned, own.word.steps) == (0, same_start, 7)
+    assert own.last == (membership.Generation(0, ("a", "b")) if same_start else None)
