@@ -66,11 +66,11 @@ class Entry(NamedTuple):
         return [path for path in found if _quoted(self.program).encode() in read_bytes(path)]
 
     def unit_text(self) -> bytes:
-        """tmux goes on after the program has ended, and is not ended with the unit."""
+        """tmux goes on after the program has ended; when the machine is shut down, all that runs in it is asked to end."""
         words = " ".join(_quoted(word) for word in (sys.executable, "-B", self.program))
         return (
             "[Unit]\nDescription=Starts %s again after a reboot (nanochat.ddp)\n\n"
-            "[Service]\nType=oneshot\nRemainAfterExit=yes\nKillMode=process\nExecStart=%s\n\n"
+            "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=%s\n\n"
             "[Install]\nWantedBy=default.target\n" % (self.name, words)
         ).encode()
 

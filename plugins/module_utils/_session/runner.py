@@ -227,7 +227,7 @@ class Runner:
                 pass
         if self.launch.get("revive") and self.status is None and self.state["child_pid"]:
             # It tells the other hosts, and ends its own rank.
-            os.kill(self.state["child_pid"], signal.SIGTERM)
+            os.kill(self.state["child_pid"], signal.SIGINT if self.interrupts else signal.SIGTERM)
         asked = self.interrupts
         reaper.end(
             self.me,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership, rank, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import Keeper, write_keeper, write_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import record
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper, record
 
 PATIENCE = 120
 SECRET = "s" * 40
@@ -338,6 +339,39 @@ def test_an_agent_whose_rank_has_ended_is_not_waited_for(tmp_path: Path) -> None
         time.sleep(0.1)
         how = one.ended()
     assert how == membership.STOPPED and time.monotonic() - begun < 30
+
+
+RANK = """
+import signal, sys, time
+def save(*dummy):
+    time.sleep(1.5)
+    open("saved", "w").close()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+open("ready", "w").close()
+time.sleep(600)
+"""
+
+
+def test_a_rank_whose_agent_is_killed_has_its_time_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper, "TERM_SECONDS", 0.1)
+    one = a_rank(tmp_path)
+    agent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {RANK!r}])"
+    one.process = subprocess.Popen([sys.executable, "-c", agent], cwd=tmp_path)
+    # As the runner of a session does it, this process takes in whoever loses its parent.
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    try:
+        until, how = time.monotonic() + PATIENCE, None
+        while not (tmp_path / "ready").exists():
+            assert time.monotonic() < until
+        one.process.kill()
+        while how is None:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+            how = one.ended()
+    finally:
+        ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+    assert how == membership.FAILED and (tmp_path / "saved").exists()
 
 
 def test_a_rank_that_cannot_be_killed_is_told_and_nothing_waits_for_it(
