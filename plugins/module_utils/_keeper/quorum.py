@@ -28,17 +28,12 @@ def wanted(rules: Rules, left: Sequence[str]) -> Tuple[str, ...]:
 
 
 def may_train(rules: Rules, members: Iterable[str], left: Sequence[str] = ()) -> bool:
-    """Whether these are enough, and the others cannot think the same of themselves.
+    """Whether these are enough: ddp_min_hosts, or all that nobody took out.
 
-    A part needs ddp_min_hosts, and the majority or the half with the first host. Where ddp_min_hosts is at most half of
-    the hosts, the user has said that each part may go on by itself.
+    Where ddp_min_hosts is at most half of the hosts, the user has said that each of two parts may go on by itself; with
+    more only one part has so many.
     """
-    hosts, here = wanted(rules, left), set(members)
-    least = min(rules.least, len(hosts))
-    if not here or len(here) < least:
-        return False
-    twice = 2 * len(here)
-    return twice > len(hosts) or (twice == len(hosts) and hosts[0] in here) or 2 * least <= len(hosts)
+    return 0 < len(set(members)) >= min(rules.least, len(wanted(rules, left)))
 
 
 def circle(rules: Rules, me: str, hears: Mapping[str, Sequence[str]]) -> Tuple[str, ...]:

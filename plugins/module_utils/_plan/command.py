@@ -147,6 +147,11 @@ def keeper(run: Mapping[str, Any], hosts: int) -> Keeper | None:
     }
 
 
+def may_lose_hosts(run: Mapping[str, Any], hosts: int) -> bool:
+    """Whether the run is to go on with fewer hosts than it has."""
+    return bool(run["ddp_restarts"] and 0 < run["ddp_min_hosts"] < hosts)
+
+
 def keeper_ports(run: Mapping[str, Any], hosts: int) -> list[int]:
     """The ports at which keepers may come to listen on a host; more than one where nodes share a machine, none of them the run's others."""
     if not run["ddp_restarts"]:

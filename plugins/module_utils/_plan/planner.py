@@ -134,6 +134,10 @@ class Planner:
         self.hosts = [host.measured_with(self.choice.matmul) for host in hosts]
         # What was asked for, beside what the plan makes of it.
         self.asked = {"sync": run["ddp_sync"], "head": run["ddp_head"], "local_steps": str(run["ddp_local_steps"])}
+        self.may_lose_hosts = command.may_lose_hosts(run, len(hosts)) and run["ddp_head"] == "auto"
+        if self.may_lose_hosts:
+            # A part of a head that is shared out is lost with its host, and with it all steps since the last checkpoint.
+            self.take_head("whole")
         self.kept_way = sync_choice.kept(run, hosts, self.choice, self.shape.n_embd)
         self.take_way(self.kept_way or Way("exact", 0))
 
@@ -148,6 +152,7 @@ class Planner:
             order = {host.name: rank for rank, host in enumerate(self.hosts)}
             rows = {host.name: self.settings["ddp_device_batch"] for host in self.hosts}
         self.settle_way(order, rows)
+        self.settle_head(order, rows)
         chooser = Chooser(self.hosts)
         links = chooser.links()
         plan = self.document(order, links, rows)
@@ -186,6 +191,16 @@ class Planner:
             self.take_way(way)
             if self.asked["local_steps"] == "auto":
                 self.findings.append(finding("local-steps-chosen", by_rank[0].name, way.why))
+
+    def take_head(self, head: str) -> None:
+        self.settings["ddp_head"] = self.asked["head"] = head
+
+    def settle_head(self, order: Mapping[str, int], rows: Mapping[str, int]) -> None:
+        """A run that may lose hosts keeps the head whole, unless its link makes that clearly slower."""
+        by_rank = sorted(self.hosts, key=lambda host: order[host.name])
+        training = self.training([rows[host.name] for host in by_rank])
+        if self.may_lose_hosts and sync_choice.sharing_pays(self.choice, by_rank, self.model, training):
+            self.take_head("auto")
 
     def rows(self) -> dict[str, int]:
         """Rows of each host in a step; what nobody set of the batch is settled with them."""

@@ -78,6 +78,7 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
             f"sync {sync(training)}{local(training)}, head {training['head']}, products {training['matmul']}, {schedule(training)}, "
             f"{'resumes' if training['resume'] else 'does not resume'}, gives up after {plan['timeout_seconds']} s without a rank",
         ),
+        *loss_rows(plan),
         *trainer_rows(plan["trainer"]),
     ]
 
@@ -90,6 +91,14 @@ def evaluation(plan: Plan) -> str:
         f"{human(tokens)} tokens of the validation shard, {batches} x {plural(rows, 'row')} by each rank, "
         f"products {plan['training']['matmul']}, gives up after {plan['timeout_seconds']} s without a rank"
     )
+
+
+def loss_rows(plan: Plan) -> list[Sequence[str]]:
+    """What the loss of a host costs where the run goes on after one: the others can save unless a part of the head is gone."""
+    if "keeper" not in plan:
+        return []
+    rescued = plan["training"]["head"] == "whole" and not plan["training"]["local_steps"]
+    return [("", "losing a host costs %s" % ("a step or two" if rescued else "the steps since the last save"))]
 
 
 def sync(training: Mapping[str, Any]) -> str:

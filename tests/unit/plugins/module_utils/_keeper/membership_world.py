@@ -47,6 +47,7 @@ class Host:
         self.name, self.clock = name, clock
         self.own = memory.new(name, clock, 0)
         self.disk = ""  # what the keeper remembers
+        self.out = {"left": (), "failed": ()}  # whom it has known to be out, which it must not forget
         self.saved = START  # the newest checkpoint
         self.files = set()  # "leave", "stop": what a user asked for
         self.heard = {}
@@ -297,6 +298,7 @@ class World:
             kept = json.loads(host.disk)
             return memory.awake(host.name, kept, host.clock, host.saved.step, returned=host.was_off)
         except LookupError:
+            host.out = {"left": (), "failed": ()}
             return memory.forgetful(host.name, self.rules.hosts, host.clock, host.saved.step)
         except ValueError:
             return memory.new(host.name, host.clock, host.saved.step)
@@ -327,6 +329,7 @@ class World:
                 host.over_at = self.tick
                 self.forget_saved()
         word = host.own.word
+        host.out = {"left": word.left, "failed": word.failed}
         if self.tick < host.deaf_until:
             return
         for name in self.rules.hosts:
@@ -506,7 +509,7 @@ class World:
         if self.random.random() < 0.5 and able:
             able = self.random.sample(able, self.random.randint(1, len(able)))
         keepers = [self.keeper_to_be(self.hosts[name]) for name in able]
-        left, failed = ({host for own in keepers for host in getattr(own.word, name)} for name in ("left", "failed"))
+        left, failed = ({out for name in able for out in self.hosts[name].out[kind]} for kind in ("left", "failed"))
         if not able or not may_train(self.rules, able, tuple(left - set(able))):
             return None
         for own in keepers:

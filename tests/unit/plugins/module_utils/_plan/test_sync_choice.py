@@ -11,6 +11,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products, speeds_together
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import BY_EXACTNESS, steps_together, subject
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import desktop, hosts, laptop
 
 # What rounds most of all that auto may take.
@@ -44,6 +45,29 @@ def taken(settings: dict[str, Any], one: Any = None, two: Any = None, run: Any =
 
 def test_auto_is_the_default():
     assert make_plan(hosts()).plan["training"]["asked"] == {"sync": "auto", "head": "auto", "local_steps": "0"}
+
+
+LOSING = {"ddp_sync": "exact", "ddp_restarts": 3, "ddp_min_hosts": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "mbit", "head", "cost"),
+    [
+        ({**LOSING, "ddp_min_hosts": 0}, None, "shared", "the steps since the last save"),
+        (LOSING, None, "whole", "a step or two"),
+        (LOSING, 9400.0, "whole", "a step or two"),
+        # The gradient of the whole head would take most of each step.
+        (LOSING, 20.0, "shared", "the steps since the last save"),
+        ({**LOSING, "ddp_head": "whole"}, 20.0, "whole", "a step or two"),
+        ({**LOSING, "ddp_head": "shared"}, 9400.0, "shared", "the steps since the last save"),
+        ({**LOSING, "ddp_local_steps": 10}, 9400.0, "whole", "the steps since the last save"),
+    ],
+)
+def test_a_run_that_may_lose_hosts_keeps_its_head_whole_unless_that_is_slow(settings, mbit, head, cost):
+    facts = {"measured": measured(mbit, **settings)} if mbit else {}
+    plan = make_plan(hosts(settings, facts, facts)).plan
+    assert (plan["training"]["head"], all(f"--head={head}" in node["argv"] for node in plan["nodes"])) == (head, True)
+    assert f"losing a host costs {cost}\n" in render(plan)
 
 
 def test_before_anything_was_measured_auto_is_exact():
