@@ -142,7 +142,7 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
 
     os.kill(run.rank_of("laptop"), signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE
-    while "generation 2" not in run.book("status"):
+    while "generation 3" not in run.book("status"):
         assert time.monotonic() < deadline
     run.wait_for_training("desktop", "desktop", "laptop")
 

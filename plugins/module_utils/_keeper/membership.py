@@ -220,9 +220,9 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
 
 def _join(rules: Rules, own: Own, words: Mapping[str, Word], offer: Generation, now: float, state: str) -> Own:
     """Offer or promise a generation, unless what was before it died once too often."""
-    own = _count_death(own, words, now)
+    before, own = own.deaths, _count_death(own, words, now)
     why = deaths.hopeless(own.deaths, own.word.host, rules.restarts, now)
-    if why:
+    if why and own.deaths != before:
         return change(own, now, FAILED, why=why)
     return change(own, now, state, generation=offer, promised=offer.number, go=False)
 
@@ -433,4 +433,4 @@ def going_down(own: Own, now: float, why: str = "") -> Tuple[Own, str]:
 
 def rank_stuck(own: Own, now: float, why: str) -> Own:
     """The rank outlived even SIGKILL: nobody waits for this host until `rank_ended`."""
-    return own if own.word.state == STUCK else change(own, now, STUCK, why=why)
+    return own if own.word.state == STUCK else change(own, now, STUCK, why=why, missed=own.word.started)

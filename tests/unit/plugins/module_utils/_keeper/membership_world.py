@@ -23,6 +23,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import memory
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, may_train
 
 SAVE_EVERY = 5
+TIMEOUT = 25  # how long a rank waits for another one
 END_TICKS = 5  # how long a rank that hangs may take to end
 LINGER = 3  # how long a keeper that is over tells so
 EVER = 10**9
@@ -59,6 +60,7 @@ class Host:
         self.rank = None  # the generation it trains in
         self.head = None  # what it has trained, once all ranks have met
         self.order, self.ordered_at = "", 0
+        self.waits_since = 0
         self.crashes = 0
         self.sick_at = None  # the step at which its rank fails each time
 
@@ -355,7 +357,7 @@ class World:
             mine = host.own.word.generation
             self.checks.starts_once(host, mine)
             self.checks.a_number_has_one_generation(mine)
-            host.rank, host.head, host.order = mine, None, ""
+            host.rank, host.head, host.order, host.waits_since = mine, None, "", self.tick
         elif order and order != host.order:
             host.order, host.ordered_at = order, self.tick
 
@@ -393,7 +395,7 @@ class World:
         stop = any(host.order in (m.FINISH_STEP, "sigterm") for host in ranks)
         self.steps += 1
         for host in ranks:
-            host.head = head
+            host.head, host.waits_since = head, self.tick
         if stop or over or head.step % SAVE_EVERY == 0:
             self.checks.everywhere = max(self.checks.everywhere, head.step)
             for host in ranks:
@@ -414,7 +416,7 @@ class World:
             if self.tick < host.unkillable_until:
                 if late and host.runs(self.tick):
                     host.own = m.rank_stuck(host.own, host.clock, "its rank cannot be killed")
-            elif sees or told or late:
+            elif sees or told or late or self.tick - host.waits_since > TIMEOUT:
                 if host.head and not late and self.random.random() < 0.7:
                     host.saved = host.head
                     self.events["saved when a peer was lost"] += 1
@@ -433,7 +435,9 @@ class World:
             self.step(disturbed=True)
         for host in self.hosts.values():
             self.checks.each_step_once(host)
-            host.thaws_at = host.deaf_until = host.unkillable_until = 0
+            host.thaws_at = host.deaf_until = 0
+            # One that no signal reaches stays so; its keeper goes on talking.
+            host.unkillable_until = EVER if host.rank and self.tick < host.unkillable_until else 0
             host.sick_at = None
         self.cut.clear()
         waited = end()
@@ -444,7 +448,13 @@ class World:
     @property
     def bound(self):
         rules = self.rules
-        return 2 * (rules.lost + rules.grace + rules.offer + END_TICKS) + rules.first_grace + 2 * rules.begin + 40
+        return (
+            TIMEOUT
+            + 2 * (rules.lost + rules.grace + rules.offer + END_TICKS)
+            + rules.first_grace
+            + 2 * rules.begin
+            + 40
+        )
 
     def quiet(self, condition, what):
         """Peace until a condition holds; returns the seconds."""
@@ -463,6 +473,7 @@ class World:
         on = [host for host in self.hosts.values() if host.back_at is None and not host.gone and not host.off_at]
         for host in on:
             host.files.add("stop")
+        on = [host for host in on if not host.unkillable_until]
         self.quiet(lambda: all(host.over_at is not None for host in on), "not stopped")
         assert not any(host.rank for host in on)
         self.events["stopped"] += 1
@@ -506,6 +517,7 @@ class World:
         """Leave a set of hosts alone which can and must train, and switch off the others; None where there is none."""
         able = [name for name, host in self.hosts.items() if not host.gone and (host.over_at is None or host.off_at)]
         able = [name for name in able if not self.hosts[name].files and self.hosts[name].own.word.state != m.FAILED]
+        able = [name for name in able if not self.hosts[name].unkillable_until]
         if self.random.random() < 0.5 and able:
             able = self.random.sample(able, self.random.randint(1, len(able)))
         keepers = [self.keeper_to_be(self.hosts[name]) for name in able]
@@ -516,7 +528,7 @@ class World:
             if own.word.returned and not set(own.last.members if own.last else ()) <= {*able, *left, *failed}:
                 return None  # It may wait for those who know whether the run was stopped.
         for name, host in self.hosts.items():
-            if name not in able:
+            if name not in able and not host.unkillable_until:
                 host.gone, host.rank, host.head = True, None, None
         self.forget_saved()
         return able

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -19,10 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership, rank, talk
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import Keeper, write_keeper, write_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper, record
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import record
 
 PATIENCE = 120
 SECRET = "s" * 40
@@ -262,41 +261,6 @@ def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     assert hosts.state("laptop")["state"] == membership.LEFT
 
 
-def a_rank(folder: Path, **plan: Any) -> rank.Rank:
-    nodes = [{"host": "desktop", "rank": 0, "checkpoint_bytes": 1000}]
-    return rank.Rank({"timeout_seconds": 60, "nodes": nodes, **plan}, "desktop", str(folder))  # type: ignore[typeddict-item]
-
-
-def write_events(folder: Path, *events: dict[str, Any]) -> None:
-    with (folder / "metrics-rank0.jsonl").open("a") as file:
-        file.writelines(json.dumps({"time": time.time(), **event}) + "\n" for event in events)
-
-
-def test_what_a_part_made_that_lost_is_put_aside_each_time_into_a_folder_of_its_own(tmp_path: Path) -> None:
-    folder = tmp_path / "base_checkpoints/d4"
-    folder.mkdir(parents=True)
-    files = ("model_{:06d}.pt", "meta_{:06d}.json", "optim_{:06d}_rank0.pt", "ckpt_{:06d}_rank0.json")
-    for place in ("generation-2", "generation-2-2"):
-        for step in (30, 40):
-            for name in files:
-                (folder / name.format(step)).write_text(place)
-        assert a_rank(tmp_path).set_apart(2, since=30) == f"apart/{place}"
-        assert sorted(path.name for path in folder.iterdir()) == sorted(name.format(30) for name in files)
-        aside = [path.name for path in (tmp_path / "apart" / place).iterdir()]
-        assert sorted(aside) == sorted(name.format(40) for name in files)
-    assert a_rank(tmp_path).set_apart(2, since=30) == ""
-    assert (tmp_path / "apart/generation-2/model_000040.pt").read_text() == "generation-2"
-
-
-def test_the_step_of_a_split_is_known_however_long_ago_it_was(tmp_path: Path) -> None:
-    one = a_rank(tmp_path)
-    write_events(tmp_path, {"kind": "start", "resumed_from": 10})
-    one._begun = one._size()
-    assert one.resumed_from() is None
-    write_events(tmp_path, {"kind": "start", "resumed_from": 500}, *({"kind": "step", "step": n} for n in range(3000)))
-    assert one.resumed_from() == 500
-
-
 def test_a_host_keeps_in_mind_since_when_it_trains_apart(tmp_path: Path) -> None:
     steps: list[int | None] = [700, 900, None]
     one: Any = SimpleNamespace(
@@ -308,224 +272,6 @@ def test_a_host_keeps_in_mind_since_when_it_trains_apart(tmp_path: Path) -> None
         keeper.Keeper._part(one)
         assert one.since == expected
         steps.pop(0) if len(steps) > 1 else None
-
-
-def test_a_slow_step_has_its_time_to_end(tmp_path: Path) -> None:
-    write_events(tmp_path, {"kind": "start"}, {"kind": "step", "step": 3, "seconds": 400.0})
-    for order, least in ((membership.FINISH_STEP, 1600), (membership.SAVE, 800)):
-        one = a_rank(tmp_path)
-        one.process = subprocess.Popen([sys.executable, "-c", "pass"])
-        one.end(order)
-        assert one.ends_at - time.monotonic() > least
-        one.process.wait()
-
-
-AGENT = """
-import json, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-json.dump({"time": time.time(), "phase": "end"}, open("heartbeat-rank0.json", "w"))
-open("metrics-rank0.jsonl", "a").write(json.dumps({"time": time.time(), "kind": "end", "reason": "stopped"}) + "\\n")
-time.sleep(600)
-"""
-
-
-def test_an_agent_whose_rank_has_ended_is_not_waited_for(tmp_path: Path) -> None:
-    one = a_rank(tmp_path)
-    one.started_at = time.time()
-    one.process = subprocess.Popen([sys.executable, "-c", AGENT], cwd=tmp_path)
-    begun, how = time.monotonic(), None
-    while how is None:
-        assert time.monotonic() - begun < PATIENCE
-        time.sleep(0.1)
-        how = one.ended()
-    assert how == membership.STOPPED and time.monotonic() - begun < 30
-
-
-RANK = """
-import signal, sys, time
-def save(*dummy):
-    time.sleep(1.5)
-    open("saved", "w").close()
-    sys.exit()
-signal.signal(signal.SIGTERM, save)
-open("ready", "w").close()
-time.sleep(600)
-"""
-
-
-def test_a_rank_whose_agent_is_killed_has_its_time_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaper, "TERM_SECONDS", 0.1)
-    one = a_rank(tmp_path)
-    agent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {RANK!r}])"
-    one.process = subprocess.Popen([sys.executable, "-c", agent], cwd=tmp_path)
-    # As the runner of a session does it, this process takes in whoever loses its parent.
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-    try:
-        until, how = time.monotonic() + PATIENCE, None
-        while not (tmp_path / "ready").exists():
-            assert time.monotonic() < until
-        one.process.kill()
-        while how is None:
-            assert time.monotonic() < until
-            time.sleep(0.1)
-            how = one.ended()
-    finally:
-        ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
-    assert how == membership.FAILED and (tmp_path / "saved").exists()
-
-
-def test_a_rank_that_cannot_be_killed_is_told_and_nothing_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = a_rank(tmp_path)
-    one.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    found = processes.process(one.process.pid)
-    assert found is not None
-    monkeypatch.setattr(rank.reaper, "end", lambda *dummy, **more: {found.pid: found})
-    one.ends_at = time.monotonic() - 1
-    begun = time.monotonic()
-    assert [one.ended() for dummy in range(3)] == [None] * 3
-    assert list(one.stuck) == [found.pid] and time.monotonic() - begun < 5
-    monkeypatch.undo()
-    one.process.kill()
-    one.process.wait()
-    assert one.ended() == membership.FAILED and not one.stuck
-
-
-LAUNCH = "12ab"
-
-
-def two_talks(secret=SECRET, address="127.0.0.1"):
-    """Talks of the desktop and of the laptop, whose secret may be another."""
-    one, other = (talk.Peer(host, address, free_port()) for host in ("desktop", "laptop"))
-    return talk.Talk(one, (other,), SECRET, LAUNCH), talk.Talk(other, (one,), secret, "34cd")
-
-
-def until_answered(asker, peer):
-    """The word of a talk whose thread has just been started."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        with contextlib.suppress(ConnectionRefusedError):
-            return asker.ask(peer)
-        time.sleep(0.05)
-    raise AssertionError("nobody listens")
-
-
-def test_nobody_is_told_without_the_secret():
-    told, asker = two_talks()
-    told.say(membership.Word("desktop", steps=7, generation=membership.Generation(2, ("desktop",)), hears=("laptop",)))
-    told.start()
-    try:
-        word = until_answered(asker, told.me)
-        assert (word.steps, word.generation.members, word.hears) == (7, ("desktop",), ("laptop",))
-        stranger = talk.Talk(asker.me, (told.me,), "another secret", "34cd")
-        with pytest.raises(talk.NoWord):
-            stranger.ask(told.me)
-        assert stranger._hear(told.me).startswith("desktop is of another start of the run (12ab, here 34cd)")
-        with socket.create_connection(("127.0.0.1", told.me.port)) as link:
-            link.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            assert link.recv(100) == b""
-        assert asker._hear(told.me._replace(port=free_port())) == "desktop is up, but no keeper runs there"
-    finally:
-        told.close()
-
-
-def test_an_answer_is_good_for_its_question_only():
-    told, dummy = two_talks()
-    told.say(membership.Word("desktop"))
-    asked = {"from": "laptop", "nonce": "1", "proof": talk.sign(SECRET, "ask", "laptop", "desktop", "1")}
-    answer = json.loads(told.answer(asked))
-    assert answer["proof"] == talk.sign(SECRET, "word", "desktop", "1", answer["word"])
-    assert answer["proof"] != talk.sign(SECRET, "word", "desktop", "2", answer["word"])
-    assert json.loads(told.answer({**asked, "nonce": "2"})) == {"launch": LAUNCH}
-
-
-def test_a_keeper_that_hangs_is_not_heard(monkeypatch):
-    told, asker = two_talks()
-    told.say(membership.Word("desktop"))
-    told.start()
-    try:
-        assert until_answered(asker, told.me).host == "desktop"
-        monkeypatch.setattr(talk, "FRESH", -1.0)
-        asker.launch = LAUNCH
-        assert asker._hear(told.me) == "the keeper of desktop hangs"
-    finally:
-        told.close()
-
-
-def test_the_planned_address_asks_though_the_kernel_would_take_another():
-    told, asker = two_talks(address="127.0.0.3")
-    told.say(membership.Word("desktop"))
-    seen = []
-    told.start()
-    original = talk._Server._place
-    try:
-        talk._Server._place = lambda self, address: seen.append(address[0]) or original(self, address)
-        assert until_answered(asker, told.me).host == "desktop"
-        assert set(seen) == {"127.0.0.3"}
-    finally:
-        talk._Server._place = original
-        told.close()
-
-
-def test_strangers_are_bounded_and_keep_no_peer_out():
-    told, asker = two_talks(address="127.0.0.3")
-    told.say(membership.Word("desktop"))
-    told.start()
-    with contextlib.ExitStack() as stack:
-        stack.callback(told.close)
-        until_answered(asker, told.me)
-        links = [
-            socket.create_connection(("127.0.0.3", told.me.port), 5, ("127.0.0.9", 0))
-            for _ in range(3 * talk.STRANGERS)
-        ]
-        stack.callback(lambda: [link.close() for link in links])
-        # Those beyond the bound are sent away at once, and not after the time of a question.
-        begun = time.monotonic()
-        assert links[-1].recv(1) == b""
-        assert time.monotonic() - begun < talk.SECONDS
-        assert asker.ask(told.me).host == "desktop"
-
-
-def test_a_port_that_is_taken_is_waited_for(monkeypatch):
-    monkeypatch.setattr(talk, "AGAIN", 0.1)
-    told, asker = two_talks()
-    told.say(membership.Word("desktop"))
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", told.me.port))
-        holder.listen()
-        told.start()
-        until = time.monotonic() + PATIENCE
-        while "desktop" not in told.silent:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        assert told.silent["desktop"] == "cannot listen on 127.0.0.1 port %d: Address already in use" % told.me.port
-    try:
-        assert until_answered(asker, told.me).host == "desktop"
-    finally:
-        told.close()
-
-
-def test_an_address_that_comes_late_is_listened_on_already():
-    late = talk.Peer("desktop", "203.0.113.7", free_port())  # which no host has
-    told = talk.Talk(late, (talk.Peer("laptop", "127.0.0.1", free_port()),), SECRET, LAUNCH)
-    with talk._Server(told) as server:
-        assert server.server_address == ("203.0.113.7", late.port)
-    assert told._hear(told.others[0]) == "this host does not have its address 203.0.113.7 yet"
-
-
-def test_the_rows_of_a_step_are_dealt_again_among_those_present():
-    node = {
-        "argv": ["python", "-m", "torch.distributed.run", "--nnodes=3", "--", "--rank-rows=4,2,2"],
-        "address": "10.0.0.1",
-    }
-    plan = {
-        "training": {"rows": [4, 2, 2], "device_batch": 2},
-        "nodes": [{**node, "host": host, "rows": rows} for host, rows in (("a", 4), ("b", 2), ("c", 2))],
-    }
-    for members, rows in ((("a", "b", "c"), "4,2,2"), (("a", "c"), "6,2"), (("b", "c"), "4,4"), (("b",), "8")):
-        argv = rank.command(plan, members[-1], membership.Generation(3, members))
-        assert [word for word in argv if word.startswith("--rank-rows")] == [f"--rank-rows={rows}"]
 
 
 GOOD_STATE = {

@@ -156,6 +156,13 @@ def test_a_rank_that_fails_by_itself_time_and_again_is_given_up(steps):
     alone, dummy = m.decide(RULES, other, heard(1000, own.word), 1000.0)
     assert (alone.word.state, alone.word.generation.members) == (m.OFFERED, ("desktop",))
     assert again(alone, returned=True).word.failed == ("laptop",)
+    # Let in again by hand, it has one more try.
+    joined = again(own, returned=True)
+    assert m.decide(RULES, joined, heard(1, alone.word._replace(hears=("laptop",))), 1.0)[0].word.state == m.IDLE
+    offer = m.Generation(9, BOTH)
+    joined = m._join(RULES, joined, {}, offer, 2.0, m.PROMISED)
+    assert joined.word.state == m.PROMISED
+    assert died(RULES, joined, 9, steps[-1], 10.0, told=[m.Word("desktop")], by_itself=True).word.state == m.FAILED
     over, dummy = m.decide(RULES._replace(least=2), other, heard(1000, own.word), 1000.0)
     assert (over.word.state, over.word.why) == (m.FAILED, "laptop gave up: " + own.word.why)
 

@@ -1,0 +1,142 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What keepers tell each other over real sockets, and what they tell nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk
+
+PATIENCE = 60
+SECRET = "s" * 40
+LAUNCH = "12ab"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def two_talks(address="127.0.0.1"):
+    """Talks of the desktop and of the laptop."""
+    one, other = (talk.Peer(host, address, free_port()) for host in ("desktop", "laptop"))
+    return talk.Talk(one, (other,), SECRET, LAUNCH), talk.Talk(other, (one,), SECRET, LAUNCH)
+
+
+def until_answered(asker, peer):
+    """The word of a talk whose thread has just been started."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        with contextlib.suppress(ConnectionRefusedError):
+            return asker.ask(peer)
+        time.sleep(0.05)
+    raise AssertionError("nobody listens")
+
+
+def test_nobody_is_told_without_the_secret():
+    told, asker = two_talks()
+    told.say(membership.Word("desktop", steps=7, generation=membership.Generation(2, ("desktop",)), hears=("laptop",)))
+    told.start()
+    try:
+        word = until_answered(asker, told.me)
+        assert (word.steps, word.generation.members, word.hears) == (7, ("desktop",), ("laptop",))
+        stranger = talk.Talk(asker.me, (told.me,), "another secret", "34cd")
+        with pytest.raises(talk.NoWord):
+            stranger.ask(told.me)
+        assert stranger._hear(told.me).startswith("desktop is of another start of the run (12ab, here 34cd)")
+        with socket.create_connection(("127.0.0.1", told.me.port)) as link:
+            link.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert link.recv(100) == b""
+        assert asker._hear(told.me._replace(port=free_port())) == "desktop is up, but no keeper runs there"
+    finally:
+        told.close()
+
+
+def test_an_answer_is_good_for_its_question_only():
+    told, dummy = two_talks()
+    told.say(membership.Word("desktop"))
+    asked = {"from": "laptop", "nonce": "1", "proof": talk.sign(SECRET, "ask", "laptop", "desktop", "1")}
+    answer = json.loads(told.answer(asked))
+    assert answer["proof"] == talk.sign(SECRET, "word", "desktop", "1", answer["word"])
+    assert answer["proof"] != talk.sign(SECRET, "word", "desktop", "2", answer["word"])
+    assert json.loads(told.answer({**asked, "nonce": "2"})) == {"launch": LAUNCH}
+
+
+def test_a_keeper_that_hangs_is_not_heard(monkeypatch):
+    told, asker = two_talks()
+    told.say(membership.Word("desktop"))
+    told.start()
+    try:
+        assert until_answered(asker, told.me).host == "desktop"
+        monkeypatch.setattr(talk, "FRESH", -1.0)
+        assert asker._hear(told.me) == "the keeper of desktop hangs"
+    finally:
+        told.close()
+
+
+def test_the_planned_address_asks_though_the_kernel_would_take_another():
+    told, asker = two_talks(address="127.0.0.3")
+    told.say(membership.Word("desktop"))
+    seen = []
+    told.start()
+    original = talk._Server._place
+    try:
+        talk._Server._place = lambda self, address: seen.append(address[0]) or original(self, address)
+        assert until_answered(asker, told.me).host == "desktop"
+        assert set(seen) == {"127.0.0.3"}
+    finally:
+        talk._Server._place = original
+        told.close()
+
+
+def test_strangers_are_bounded_and_keep_no_peer_out():
+    told, asker = two_talks(address="127.0.0.3")
+    told.say(membership.Word("desktop"))
+    told.start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(told.close)
+        until_answered(asker, told.me)
+        links = [
+            socket.create_connection(("127.0.0.3", told.me.port), 5, ("127.0.0.9", 0))
+            for _ in range(3 * talk.STRANGERS)
+        ]
+        stack.callback(lambda: [link.close() for link in links])
+        # Those beyond the bound are sent away at once, and not after the time of a question.
+        begun = time.monotonic()
+        assert links[-1].recv(1) == b""
+        assert time.monotonic() - begun < talk.SECONDS
+        assert asker.ask(told.me).host == "desktop"
+
+
+def test_a_port_that_is_taken_is_waited_for(monkeypatch):
+    monkeypatch.setattr(talk, "AGAIN", 0.1)
+    told, asker = two_talks()
+    told.say(membership.Word("desktop"))
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", told.me.port))
+        holder.listen()
+        told.start()
+        until = time.monotonic() + PATIENCE
+        while "desktop" not in told.silent:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert told.silent["desktop"] == "cannot listen on 127.0.0.1 port %d: Address already in use" % told.me.port
+    try:
+        assert until_answered(asker, told.me).host == "desktop"
+    finally:
+        told.close()
+
+
+def test_an_address_that_comes_late_is_listened_on_already():
+    late = talk.Peer("desktop", "203.0.113.7", free_port())  # which no host has
+    told = talk.Talk(late, (talk.Peer("laptop", "127.0.0.1", free_port()),), SECRET, LAUNCH)
+    with talk._Server(told) as server:
+        assert server.server_address == ("203.0.113.7", late.port)
+    assert told._hear(told.others[0]) == "this host does not have its address 203.0.113.7 yet"
