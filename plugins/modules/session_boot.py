@@ -94,6 +94,12 @@ def apply(module: AnsibleModule) -> dict[str, object]:
     if module.params["state"] == "present":
         user = processes_utils.user_name(os.getuid())
         wanted, missing = boot_utils.possible(run, user, boot_utils.cron_is_running(), module.check_mode)
+        try:
+            if wanted not in (boot_utils.NONE, before) and not module.check_mode:
+                boot_utils.enter(run, entry, wanted)
+        except (boot_utils.BootError, OSError) as error:
+            # The run goes on without.
+            wanted, missing = boot_utils.NONE, f"{error}"
         if missing:
             module.warn(
                 f"after a reboot {name} does not start by itself: {missing}; `sudo loginctl enable-linger {user}` on that "
@@ -101,8 +107,6 @@ def apply(module: AnsibleModule) -> dict[str, object]:
             )
     if not module.check_mode and wanted == boot_utils.NONE:
         boot_utils.leave(run, entry)
-    elif not module.check_mode and wanted != before:
-        boot_utils.enter(run, entry, wanted)
     diff = {
         "before": f"started by: {before}\n",
         "after": f"started by: {wanted}\n",

@@ -77,6 +77,13 @@ options:
     description: With O(state=started), whether a session that has ended with the same program is started again.
     type: bool
     default: false
+  revive:
+    description:
+      - Whether a program that is killed, or ends with the exit code 75 (C(EX_TEMPFAIL)), is started again on the same host, after a
+        second at first and after up to a minute where it dies again and again.
+      - What it leaves behind is ended first. A program that is stopped is not started again.
+    type: bool
+    default: false
   stop_timeout:
     description: Seconds in which the program may save its work when it is stopped.
     type: int
@@ -160,8 +167,20 @@ session:
       description: The signal that ended the program, V(null) if none did.
       type: int
     stopped:
-      description: Whether it was asked to stop before its end.
+      description: Whether a user stopped it before its end, by O(state=stopped) or by Ctrl-C in the pane.
       type: bool
+    terminated_by:
+      description: The signal by which its host ended it, as V(SIGTERM) when the host is shut down, V(null) if none did.
+      type: str
+    revived:
+      description: How often the program has died and was started again (O(revive)).
+      type: int
+    died:
+      description: When it died last, in seconds since 1970, V(null) if it did not.
+      type: float
+    died_of:
+      description: What it died of last, as V(signal 9) or V(code 75).
+      type: str
   sample:
     state: finished
     exit_code: 0

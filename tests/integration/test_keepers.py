@@ -15,9 +15,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper
 from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT, Play, messages
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import TORCHRUN, free_port
 
@@ -84,10 +87,26 @@ class Run:
             assert time.monotonic() < until, (self.state(host), logs)
             time.sleep(0.2)
 
+    def record(self, host: str) -> dict[str, Any]:
+        return dict(json.loads((Path(self.play.hosts[host]["run_dir"]) / "session.json").read_text()))
+
+    def shut_down(self, host: str) -> None:
+        """As an init does it: all processes at once."""
+        record = self.record(host)
+        session = reaper.Session(record["id"], os.getuid(), (record["pid"], record["pid_start"]))
+        pids = [record["pid"], *reaper.members(session)]
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            for pid in pids:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+        until = time.monotonic() + PATIENCE
+        while any(processes.alive(pid, None) for pid in pids):
+            assert time.monotonic() < until
+            time.sleep(0.2)
+
     def rank_of(self, host: str) -> int:
         """The pid of the stand-in."""
-        run_dir = Path(self.play.hosts[host]["run_dir"])
-        marker = json.loads((run_dir / "session.json").read_text())["id"].encode()
+        marker = self.record(host)["id"].encode()
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
@@ -133,8 +152,22 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     run.book("join", "-e", "target=laptop")
     run.wait_for_training("laptop", "desktop", "laptop")
 
+    # A keeper that is killed is started again, and a host that is shut down takes part again once it has booted.
+    killed = run.record("laptop")["child_pid"]
+    os.kill(killed, signal.SIGKILL)
+    while run.record("laptop")["child_pid"] in (None, killed):
+        assert time.monotonic() < deadline
+    run.wait_for_training("laptop", "desktop", "laptop")
+    assert run.record("laptop")["revived"] == 1
+    run.shut_down("laptop")
+    run.wait_for_training("desktop", "desktop")
+    ended = run.record("laptop")
+    assert (ended["stopped"], ended["terminated_by"], ended["exit_code"]) == (False, "SIGTERM", 75)
+    boot.main(run.play.hosts["laptop"]["run_dir"])
+    run.wait_for_training("laptop", "desktop", "laptop")
+
     # While the laptop is off, the run is stopped: the laptop does not begin by itself when it is back.
-    session = json.loads((Path(run.play.hosts["laptop"]["run_dir"]) / "session.json").read_text())
+    session = run.record("laptop")
     for pid in (session["pid"], session["child_pid"], run.rank_of("laptop")):
         os.kill(pid, signal.SIGKILL)
     run.wait_for_training("desktop", "desktop")

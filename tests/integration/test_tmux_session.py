@@ -605,28 +605,86 @@ def test_nobody_else_is_ever_touched(jobs, strangers, monkeypatch):
     assert living(neighbour.record()["child_pid"])
 
 
-def test_ctrl_c_in_the_pane_lets_the_program_save(job):
-    program = (
-        "import signal, sys\n"
-        "signal.signal(signal.SIGTERM, lambda *dummy: (print('saved', flush=True), sys.exit(0)))\n"
-        "print('ready', flush=True)\n" + SLEEP
-    )
-    job.start(program, stop_timeout=20)
+SAVE = (
+    "import signal, sys\n"
+    "signal.signal(signal.SIGTERM, lambda *dummy: (time.sleep(1), print('saved', flush=True), sys.exit(0)))\n"
+    "print('ready', flush=True)\n" + SLEEP
+).replace("import signal", "import signal, time")
+
+
+def test_ctrl_c_in_the_pane_lets_the_program_save_and_is_a_users_stop(job):
+    job.start(SAVE, stop_timeout=20)
     until(lambda: job.lines() == ["ready"])
     tmux("send-keys", "-t", "=job-1:", "C-c")
 
     ended = job.ended()
-    assert (ended["exit_code"], ended["stopped"]) == (0, True)
+    assert (ended["exit_code"], ended["stopped"], ended["terminated_by"]) == (0, True, None)
     assert job.lines() == ["ready", "saved"]
+
+
+def test_a_host_that_goes_down_lets_the_program_save_and_is_no_users_stop(job):
+    session = job.start(SAVE, stop_timeout=20)["session"]
+    until(lambda: job.lines() == ["ready"])
+    # As systemd does it; the second one hurries nobody.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        os.kill(session["pid"], number)
+
+    ended = job.ended()
+    assert (ended["exit_code"], ended["stopped"], ended["terminated_by"]) == (0, False, "SIGTERM")
+    assert job.lines() == ["ready", "saved"]
+    assert not (job.folder / ".session/stop").exists()
 
 
 def test_killing_the_tmux_session_by_hand_ends_the_program(job):
     session = job.start(SLEEP)["session"]
     tmux("kill-session", "-t", "=job-1")
 
-    assert job.ended()["stopped"]
+    ended = job.ended()
+    assert (ended["stopped"], ended["terminated_by"]) == (False, "SIGHUP")
     until(lambda: not living(session["pid"]))
     assert not living(session["child_pid"])
+
+
+# -- a program that dies ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "sys.exit(75)"])
+def test_a_program_that_dies_is_started_again_where_that_is_wanted(job, how):
+    orphan = f"import subprocess, sys, os; subprocess.Popen([sys.executable, '-c', {SAY + SLEEP!r}]); time.sleep(1)"
+    program = (
+        f"import time\nif os.path.exists('died'): print('again', flush=True); time.sleep(600)\nopen('died', 'w'); {how}"
+    )
+    job.start(f"{orphan.replace('import', 'import time,', 1)}\n{program}", revive=True)
+    until(lambda: "again" in job.lines())
+
+    record = job.record()
+    assert (record["revived"], record["ended"], record["stopped"]) == (1, None, False)
+    assert record["died_of"] == ("signal 9" if "kill" in how else "code 75")
+    assert any(
+        line.startswith(f"session: job-1 died of {record['died_of']}, and is started again") for line in job.lines()
+    )
+    # What the first one left behind is gone.
+    first, second = [int(line) for line in job.lines() if line.isdigit()]
+    assert not living(first) and living(second)
+    assert job.play("stopped")["session"]["ended"] is not None
+    assert (job.record()["stopped"], job.record()["revived"]) == (True, 1)
+
+
+def test_a_program_that_dies_again_and_again_is_started_ever_more_slowly_until_it_is_stopped(job):
+    job.start("print('tried', flush=True); raise SystemExit(75)", revive=True)
+    until(lambda: job.lines().count("tried") >= 3)
+    waits = [line.rsplit("in ", 1)[1] for line in job.lines() if "is started again" in line]
+    assert waits[:2] == ["1 s", "2 s"]
+    assert job.play("stopped")["session"]["stopped"]
+    tried = job.lines().count("tried")
+    assert job.ended()["exit_code"] == 75
+    assert job.lines().count("tried") == tried
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_program_that_has_ended_is_not_started_again(job, code):
+    job.start(f"raise SystemExit({code})", revive=True)
+    assert (job.ended()["exit_code"], job.record()["revived"]) == (code, 0)
 
 
 def test_a_pane_that_was_frozen_does_not_freeze_the_program(job):

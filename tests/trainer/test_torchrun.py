@@ -106,15 +106,18 @@ def test_a_forked_rank_is_a_process_of_its_own_and_leaves_nothing(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     job, port = Job(tmp_path, 1), ranks.free_port()
+    scratch = job.base(0) / "agent-0"
+    (scratch / "of-one-that-was-killed").mkdir(parents=True)
     agent = start(job, port, "--num-iterations", "100000")
     job.wait_for_step(1)
     rank = rank_of(job)
     assert Path(f"/proc/{rank}/comm").read_text().strip() == torchrun.RANK_NAME
     assert os.getsid(rank) == rank
     assert not sockets(rank) & sockets(agent.pid)
-    assert list((tmp_path / "tmp").iterdir())
+    assert scratch.is_dir() and not (scratch / "of-one-that-was-killed").exists()
     agent.send_signal(signal.SIGTERM)
     lines_of(agent)
+    assert not scratch.exists()
     assert not list((tmp_path / "tmp").iterdir())
 
 
@@ -173,7 +176,7 @@ def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_p
 def test_an_agent_does_not_wait_long_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun's own 300 s would keep a session open for as long."""
     monkeypatch.setattr(torchrun.api, "LocalElasticAgent", None)
-    monkeypatch.setattr(torchrun, "parse_args", lambda argv: argparse.Namespace(log_dir=None))
+    monkeypatch.setattr(torchrun, "parse_args", lambda argv: argparse.Namespace(log_dir=None, node_rank=0))
     monkeypatch.setattr(torchrun, "run", lambda args: None)
     assert torchrun.main() == 0
     made: Any = torchrun.api.LocalElasticAgent

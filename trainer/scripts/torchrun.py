@@ -17,12 +17,13 @@ import io
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -99,8 +100,7 @@ def main() -> int:
     )
     args = parse_args(sys.argv[1:])
     try:
-        # torchrun makes a folder in /tmp for each start, and leaves it there.
-        with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
+        with scratch(args.node_rank) as folder:
             args.log_dir = args.log_dir or folder
             run(args)
     except ChildFailedError as error:
@@ -113,6 +113,23 @@ def main() -> int:
     except KeyboardInterrupt:
         return tell("was ended by SIGINT, and has ended its ranks")
     return 0
+
+
+@contextlib.contextmanager
+def scratch(node: int) -> Iterator[str]:
+    """The folder that torchrun wants for each start. An agent that is killed leaves it behind, and the next one takes it away."""
+    base = os.environ.get("NANOCHAT_BASE_DIR")
+    if not base:
+        with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
+            yield folder
+        return
+    kept = Path(base, f"agent-{node}")
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    try:
+        yield str(kept)
+    finally:
+        shutil.rmtree(kept, ignore_errors=True)
 
 
 def become_rank(module: str, words: Sequence[str], environment: Mapping[str, str], set_up: int) -> None:

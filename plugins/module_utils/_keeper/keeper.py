@@ -17,13 +17,18 @@ import queue
 import signal
 import sys
 import time
-from typing import Any, Dict, cast
+import traceback
+from typing import Any, Dict, Optional, Set, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION_FILES
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, memory, talk
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank, limits
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import COME_BACK
 
 TICK = 0.2
 LINGER = 3.0  # so long whoever asks is told how it ended
@@ -49,14 +54,18 @@ class Keeper:
         plan = cast(Plan, files.read_object(os.path.join(run_dir, "plan.json")))
         self.host, self.launch = str(settings["host"]), str(settings["launch"])
         self.rules, self.rank = rules_of(plan), Rank(plan, self.host, run_dir)
-        self.finish_seconds, self.save_seconds = limits(plan, self.host)
         self.patience = float(plan["timeout_seconds"])
         peers = {n["host"]: talk.Peer(n["host"], str(n["address"]), n["keeper_port"]) for n in plan["nodes"]}
         me = peers.pop(self.host)
         self.talk = talk.Talk(me, tuple(peers.values()), str(settings["secret"]), self.launch)
         self.heard: Dict[str, membership.Heard] = {}
+        self.since: Optional[int] = None  # the step from which this host has trained apart from others
+        self.gave_way: Optional[membership.Generation] = None  # the last generation whose checkpoints were put aside
+        self.kept: Dict[str, Any] = {}  # what is on the disk
+        self.full_since = 0.0  # when something could not be written first
         self.own = self._remembered()
-        self.terms = 0
+        self.runner = os.getppid()
+        self.signals: Set[int] = set()
         self.code = 0
         self.cause = ""  # of the generation that is being made
         self.waits = ""  # for whom, and what is seen of them
@@ -70,23 +79,40 @@ class Keeper:
         if not os.path.lexists(path) or kept.get("launch", self.launch) != self.launch:
             return memory.new(self.host, now, steps)
         # Where the runner started it again, the host was on, and a stop would be on its disk.
-        off = not os.environ.get("NANOCHAT_KEEPER_RESTARTED")
+        off = not os.environ.get(RESTARTED_VARIABLE)
         try:
-            return memory.awake(self.host, kept, now, steps, returned=off)
+            own = memory.awake(self.host, kept, now, steps, returned=off)
+            self.kept, self.since = kept, whole(kept, "since")
+            return own
         except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody has spoilt the file
             return memory.forgetful(self.host, now, time.time(), steps)
 
-    def _remember(self) -> None:
-        kept = {"launch": self.launch, **memory.to_remember(self.own)}
-        files.write_json(os.path.join(self.folder, STATE), kept, mode=0o600, durable=True)
+    def _remember(self, own: membership.Own) -> bool:
+        """Write down what must outlive this keeper. False if a promise could not be written: then it must not be made."""
+        kept = {"launch": self.launch, **memory.to_remember(own), "since": self.since}
+        if kept == self.kept:
+            return True
+        try:
+            files.write_json(os.path.join(self.folder, STATE), kept, mode=0o600, durable=True)
+        except OSError as error:
+            if not self.full_since:
+                self.full_since = time.monotonic()
+                self._tell("cannot write", "%s: %s; tried again until it can" % (error.filename, error.strerror))
+            promised = [self.kept.get(name, 0) for name in ("promised", "started")]
+            return promised == [own.word.promised, own.word.started]
+        if self.full_since:
+            self._tell("can write", "again after %.0f s" % (time.monotonic() - self.full_since))
+            self.full_since = 0.0
+        self.kept = kept
+        return True
 
     # -- one look after another
 
     def run(self) -> int:
         """Until the run is over for this host; the exit code of the session."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, self._terminated)
-        self._remember()
+            signal.signal(number, self._signalled)
+        self._remember(self.own)
         self._tell("keeper started", "")
         self.talk.say(self.own.word)
         self.talk.start()
@@ -95,10 +121,11 @@ class Keeper:
             self._look()
         self._linger()
         self.talk.close()
-        return self.code if self.own.word.state == membership.FAILED else 0
+        codes = {membership.FAILED: self.code, membership.AWAY: COME_BACK}
+        return codes.get(self.own.word.state, 0)
 
-    def _terminated(self, number: int, frame: Any) -> None:
-        self.terms += 1
+    def _signalled(self, number: int, frame: Any) -> None:
+        self.signals.add(number)
 
     def _hear(self, seconds: float) -> None:
         """Take in the words that have come, waiting so long for the first."""
@@ -113,50 +140,88 @@ class Keeper:
     def _look(self) -> None:
         """Everything that can have happened, then the decision, what it orders, and the word about it."""
         before, now = self.own, time.monotonic()
-        ended = self.rank.ended()
-        if ended is not None:
-            self.code = 1 if ended == membership.FAILED else 0
-            self._give_way()
-            error = self.rank.lasting_error() if ended == membership.FAILED else ""
-            self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended, error, self.rank.by_itself())
-        elif self.rank.process is not None:
-            self.own = self.own._replace(word=self.own.word._replace(steps=self.rank.steps()))
+        # Before the rank: one that a signal has ended is not taken for one that somebody else has stopped.
         order = self._asked(now)
+        self._see_rank(now)
+        self._give_way()
+        decided = self.own
         if not order:
-            self.own, order = membership.decide(self.rules, self.own, self.heard, now)
-        if memory.to_remember(self.own) != memory.to_remember(before):
-            # On the disk before anybody hears of it.
-            self._remember()
+            decided, order = membership.decide(self.rules, self.own, self.heard, now)
+        # On the disk before anybody hears of it; until then this host is silent, and the others do without it.
+        if self._remember(decided):
+            self.own = decided
+            self._carry_out(order)
+            self.talk.say(self.own.word)
+        self._report(before)
+
+    def _carry_out(self, order: str) -> None:
         if order == membership.START and self.own.word.generation is not None:
             self.rank.start(self.own.word.generation)
         elif order:
-            seconds = self.finish_seconds if order == membership.FINISH_STEP else self.save_seconds
             # Whoever stops the run for good says himself how long that may take.
-            self.rank.end(order, self.patience if self.own.then in membership.OVER else seconds)
-        self.talk.say(self.own.word)
-        self._report(before)
+            self.rank.end(order, self.patience if self.own.then in membership.OVER else 0.0)
+
+    def _see_rank(self, now: float) -> None:
+        """How this host's rank is, or how it has ended."""
+        ended = self.rank.ended()
+        if ended is not None:
+            self.code = 1 if ended == membership.FAILED else 0
+            self._part()
+            failed = ended == membership.FAILED
+            self.own = membership.rank_ended(
+                self.own,
+                now,
+                self.rank.steps(),
+                ended,
+                self.rank.lasting_error() if failed else "",
+                self.rank.by_itself(),
+            )
+        elif self.rank.stuck:
+            pids = ", ".join(map(str, self.rank.stuck))
+            why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
+            self.own = membership.rank_stuck(self.own, now, why)
+        elif self.rank.process is not None:
+            self.own = self.own._replace(word=self.own.word._replace(steps=self.rank.steps()))
+            self._part()
+
+    def _part(self) -> None:
+        """Keep in mind the step from which this host trains apart from others, as long as it does."""
+        mine = self.own.word.generation
+        if mine is None:
+            return
+        if set(mine.members) >= set(wanted(self.rules, self.own.word.left)):
+            self.since = None
+        elif self.since is None:
+            self.since = self.rank.resumed_from()
 
     def _give_way(self) -> None:
         """Another part of the run has more steps: what was made apart from it must not be taken for the same training."""
-        mine = self.own.word.generation
-        if not self.own.apart or mine is None:
+        last = self.own.last
+        if not self.own.word.apart or last is None or last == self.gave_way or self.rank.process is not None:
             return
-        self.own = self.own._replace(apart=False)
+        self.gave_way = last
         try:
-            moved = self.rank.set_apart(mine.number)
-            self._tell("gave way", "%d files of checkpoints are kept in the folder apart" % len(moved))
+            place = self.rank.set_apart(last.number, self.since) if self.since is not None else ""
+            self._tell(
+                "gave way", "its checkpoints since step %d are kept in %s" % (self.since or 0, place) if place else ""
+            )
         except OSError as error:
             self._tell("gave way", "its checkpoints could not be put aside: %s" % error)
+        self.since = None
 
     def _asked(self, now: float) -> str:
-        """What a user has asked for: to stop the run, or to take this host out of it."""
+        """Whether a user stops the run or takes this host out of it, or the host goes down."""
         if self.own.word.state in membership.OVER or self.own.then in membership.OVER:
             return ""
         order = ""
-        if self.terms or os.path.exists(os.path.join(self.run_dir, ".session", "stop")):
+        if signal.SIGINT in self.signals or os.path.exists(os.path.join(self.run_dir, SESSION_FILES, "stop")):
             self.own, order = membership.asked_to_end(self.own, now, membership.STOPPED, "it was stopped")
         elif os.path.exists(os.path.join(self.folder, LEAVE)):
             self.own, order = membership.asked_to_end(self.own, now, membership.LEFT, "it was taken out")
+        elif self.signals:
+            self.own, order = membership.going_down(self.own, now)
+        elif os.getppid() != self.runner:
+            self.own, order = membership.going_down(self.own, now, "the session of %s was killed" % self.host)
         return order
 
     def _linger(self) -> None:
@@ -211,8 +276,9 @@ class Keeper:
             "members": list(mine.members) if mine else [], "steps": word.steps, "rank": self.rank.number,
         }  # fmt: skip
         members = " of generation %d: %s" % (number, ", ".join(mine.members)) if mine else ""
-        sys.stdout.write("keeper: %s%s%s\n" % (what, members if not about else "", " (%s)" % why if why else ""))
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # of a session that is gone
+            sys.stdout.write("keeper: %s%s%s\n" % (what, members if not about else "", " (%s)" % why if why else ""))
+            sys.stdout.flush()
         with contextlib.suppress(OSError):
             with open(os.path.join(self.run_dir, EVENTS), "a", encoding="utf-8") as file:
                 file.write(json.dumps(event) + "\n")
@@ -223,5 +289,14 @@ class Keeper:
 
 
 def main(run_dir: str) -> None:
-    """What the session runs."""
-    raise SystemExit(Keeper(run_dir).run())
+    """What the session runs, and starts again where this says so."""
+    try:
+        code = Keeper(run_dir).run()
+    except OSError as error:
+        # An address that the host does not have yet, for one.
+        sys.stdout.write("keeper: ended (%s)\n" % error)
+        code = COME_BACK
+    except Exception:  # pylint: disable=broad-except
+        traceback.print_exc(file=sys.stdout)
+        code = COME_BACK
+    raise SystemExit(code)

@@ -12,20 +12,23 @@ import re
 import signal
 import subprocess
 import time
-from typing import List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, number
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import CHECKPOINTS
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import APART, CHECKPOINTS
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite, read_events
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import rescue_seconds, stop_seconds
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 
 TAIL_BYTES = 65536
-# A rank whose connections end tells within this time who was lost, beside the time that saving takes.
-LAST_WORDS_SECONDS = 8.0
-DISK_BYTES = 20e6  # that a slow disk writes in a second
+# A rank that has said its last word leaves an agent behind, which would wait for those of hosts that may be gone.
+AGENT_SECONDS = 3.0
+CHECKPOINT = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})")
 HANG_UP = "hang-up-rank%d"  # asks a rank to end all its connections; read by the trainer
 # Causes of an `end` event that another start would meet again: somebody has to see to them first.
 LASTING_CAUSES = (
@@ -75,9 +78,13 @@ class Rank:
         self.places = {node["host"]: int(node["rank"]) for node in plan["nodes"]}
         self.number = self.places[host]
         self._metrics = self.path(f"metrics-rank{self.number}.jsonl")
+        self._heartbeat = self.path(f"heartbeat-rank{self.number}.json")
         self._counted: Tuple[Tuple[int, int], int] = ((-1, 0), 0)
         self.process: Optional[subprocess.Popen[bytes]] = None
-        self.started_at = self.ends_at = 0.0
+        self.started_at = self.ends_at = self.over_at = 0.0
+        self._cut = False  # it was ended, having had its time
+        self._begun = 0  # where the events of this start begin in the metrics
+        self.stuck: Dict[int, processes.Process] = {}  # its processes that cannot be killed
         me = os.getpid()
         marker = os.environ.get(processes.SESSION_VARIABLE, "")
         self.session = reaper.Session(marker, os.getuid(), (me, processes.start_ticks(me)))
@@ -87,7 +94,9 @@ class Rank:
 
     def start(self, generation: membership.Generation) -> None:
         """Start it in a generation."""
-        self.ends_at = 0.0
+        self.ends_at = self.over_at = 0.0
+        self._cut = False
+        self._begun = self._size()
         with contextlib.suppress(OSError):
             os.remove(self.path(HANG_UP % self.number))
         places = ",".join(str(self.places[member]) for member in generation.members)
@@ -96,11 +105,13 @@ class Rank:
         self.started_at = time.time()
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
 
-    def end(self, order: str, seconds: float) -> None:
-        """Have it end: after its step and a checkpoint, or (its peers being lost) with what it has, within so many seconds."""
+    def end(self, order: str, least: float = 0.0) -> None:
+        """Have it end: after its step and a checkpoint, or (its peers being lost) with what it has; it has at least so many seconds."""
         if self.process is None or self.ends_at:
             return
-        self.ends_at = time.monotonic() + seconds
+        allowed = stop_seconds if order == membership.FINISH_STEP else rescue_seconds
+        needed = allowed(read_events(self._metrics).events, read_object(self._heartbeat), cast(Document, self.plan))
+        self.ends_at = time.monotonic() + max(least, needed)
         if order == membership.SAVE:
             # A rank that waits for one that is frozen or cut off wakes up, saves the last finished step and ends.
             with contextlib.suppress(OSError), open(self.path(HANG_UP % self.number), "w", encoding="utf-8"):
@@ -111,35 +122,58 @@ class Rank:
 
     def ended(self) -> Optional[str]:
         """How it ended (FINISHED, STOPPED or FAILED), once; None while it runs or where there is none."""
-        if self.process is None:
+        if self.process is None or any(processes.alive(one.pid, one.start) for one in self.stuck.values()):
             return None
+        if self._overdue():
+            self._cut = True
+        elif self._agent_killed():
+            # The rank has heard of it, and saves.
+            self.end(membership.FINISH_STEP)
+            return None
+        elif self.process.poll() is None:
+            return None
+        # One that has said its last word has nothing to save any more.
+        self.stuck = reaper.end(self.session, 0, term=0.0 if self.over_at else reaper.TERM_SECONDS)
         code = self.process.poll()
-        if code is None and self.ends_at and time.monotonic() > self.ends_at:
-            reaper.end(self.session, 0)
-            code = self.process.wait()
-        if code is None:
+        if self.stuck or code is None:
             return None
-        reaper.end(self.session, 0)
         self.process = None
-        reason = self._last("end").get("reason") if code == 0 else None
+        # Of an agent that somebody else has killed it does not matter how the rank took that.
+        reason = self._end().get("reason") if code == 0 or self._cut else None
         known = {"finished": membership.FINISHED, "stopped": membership.STOPPED}
         return known.get(str(reason), membership.FAILED)
 
+    def _agent_killed(self) -> bool:
+        """Whether somebody has killed the agent, and its rank is still there."""
+        code = self.process.poll() if self.process is not None else None
+        return code is not None and code < 0 and bool(reaper.members(self.session))
+
+    def _overdue(self) -> bool:
+        """Whether it had its time to end, or an agent without its rank has had it."""
+        now = time.monotonic()
+        beat = read_object(self._heartbeat)
+        if not self.over_at and beat.get("phase") == "end" and self._of_this_start(beat):
+            self.over_at = now + AGENT_SECONDS
+        return any(limit and now > limit for limit in (self.ends_at, self.over_at))
+
+    def _end(self) -> Document:
+        """The last event of this start; a rank that was killed said nothing, and what is there may be of an earlier one."""
+        end = self._last("end")
+        return end if self._of_this_start(end) else {}
+
+    def _of_this_start(self, document: Document) -> bool:
+        return (finite(document.get("time")) or 0.0) >= self.started_at
+
     def lasting_error(self) -> str:
         """What the rank said when it ended by something that another start would not change; empty otherwise."""
-        end = self._last("end")
-        # A rank that was killed said nothing; what is there may be of an earlier start.
-        when = end.get("time")
-        if not isinstance(when, float) or when < self.started_at or end.get("cause") not in LASTING_CAUSES:
-            return ""
-        return str(end.get("error") or end["cause"])
+        end = self._end()
+        return str(end.get("error") or end["cause"]) if end.get("cause") in LASTING_CAUSES else ""
 
     def by_itself(self) -> bool:
         """Whether it failed by an error or crash of its own, and not because another rank or the link to it was lost."""
         for kind in ("end", "step", "start"):
             event = self._last(kind)
-            when = event.get("time")
-            if isinstance(when, float) and when >= self.started_at:
+            if self._of_this_start(event):
                 return event.get("cause") not in LOSSES
         # It ended before it said anything: perhaps it never met the others.
         return False
@@ -156,41 +190,53 @@ class Rank:
             self._counted = (seen, number(last, "step") + 1 if "step" in last else 0)
         return self._counted[1]
 
-    def set_apart(self, generation: int) -> List[str]:
-        """Put aside the checkpoints made since the last start: of two parts of a run that trained apart, this one lost."""
-        since = number(self._last("start"), "resumed_from")
-        place = self.path(os.path.join("apart", "generation-%d" % generation))
-        moved = []
-        places = [place for name in CHECKPOINTS for place in os.walk(self.path(name))]
-        for folder, dummy, names in places:
-            for name in names:
-                step = re.match(r"(?:model|meta|optim|ckpt)_(\d{6,})", name)
-                if step and int(step[1]) > since:
-                    os.makedirs(place, exist_ok=True)
-                    os.replace(os.path.join(folder, name), os.path.join(place, name))
-                    moved.append(name)
-        return moved
+    def resumed_from(self) -> Optional[int]:
+        """The step from which this start goes on; None until the rank has said so."""
+        with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
+            file.seek(self._begun)
+            start = _newest("start", file.read(TAIL_BYTES).splitlines())
+            return number(start, "resumed_from") if start else None
+        return None
+
+    def set_apart(self, generation: int, since: int) -> str:
+        """Put aside the checkpoints made after a step, since another part of the run goes on; the folder, empty if there were none."""
+        found = [
+            os.path.join(place, name)
+            for one in CHECKPOINTS
+            for place, dummy, names in os.walk(self.path(one))
+            for name in names
+        ]
+        late = [path for path in found if int((CHECKPOINT.match(os.path.basename(path)) or [0, 0])[1]) > since]
+        if not late:
+            return ""
+        place = first = os.path.join(APART, "generation-%d" % generation)
+        count = 1
+        while os.path.exists(self.path(place)):
+            count += 1
+            place = "%s-%d" % (first, count)
+        os.makedirs(self.path(place))
+        for path in late:
+            os.replace(path, os.path.join(self.path(place), os.path.basename(path)))
+        return place
+
+    def _size(self) -> int:
+        with contextlib.suppress(OSError):
+            return os.path.getsize(self._metrics)
+        return 0
 
     def _last(self, kind: str) -> Document:
-        """The newest event of a kind among the last ones of this start."""
-        try:
-            with open(self._metrics, "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-                lines = file.read().splitlines()
-        except OSError:
-            return {}
-        for line in reversed(lines):
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict) and event.get("kind") == kind:
-                return event
+        """The newest event of a kind among the last ones."""
+        with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return _newest(kind, file.read().splitlines())
         return {}
 
 
-def limits(plan: Plan, host: str) -> Tuple[float, float]:
-    """Seconds that a rank has to finish its step and save, and to save what it has when others are lost."""
-    longest = 0.3 * float(plan["timeout_seconds"])
-    node = next(node for node in plan["nodes"] if node["host"] == host)
-    return longest, max(LAST_WORDS_SECONDS, min(longest, LAST_WORDS_SECONDS + node["checkpoint_bytes"] / DISK_BYTES))
+def _newest(kind: str, lines: Sequence[bytes]) -> Document:
+    """The last event of a kind among the lines of metrics."""
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            if isinstance(event, dict) and event.get("kind") == kind:
+                return event
+    return {}

@@ -17,6 +17,8 @@ from typing import Iterable, Iterator, NamedTuple
 
 # Every process of a session carries this variable, so that it can be told from one that only looks alike.
 SESSION_VARIABLE = "NANOCHAT_DDP_SESSION"
+# Tells a keeper that its runner has started it again, the one before having died.
+RESTARTED_VARIABLE = "NANOCHAT_KEEPER_RESTARTED"
 
 # State of a listening socket in /proc/net/tcp.
 _LISTEN = "0A"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any, Mapping, NamedTuple, Sequence
 
@@ -152,14 +153,18 @@ def may_lose_hosts(run: Mapping[str, Any], hosts: int) -> bool:
 
 
 def keeper_ports(run: Mapping[str, Any], hosts: int) -> list[int]:
-    """The ports at which keepers may come to listen on a host; more than one where nodes share a machine."""
-    return list(range(run["ddp_keeper_port"], run["ddp_keeper_port"] + hosts)) if run["ddp_restarts"] else []
+    """The ports at which keepers may come to listen on a host; more than one where nodes share a machine, none of them the run's others."""
+    if not run["ddp_restarts"]:
+        return []
+    others = (run["ddp_port"], run["ddp_tracker_port"])
+    free = (port for port in itertools.count(run["ddp_keeper_port"]) if port not in others)
+    return list(itertools.islice(free, hosts))
 
 
 def add_keeper(run: Mapping[str, Any], node: Node, before: Sequence[Node]) -> None:
     """Where a node's keeper listens, and what its session runs then in the place of torchrun."""
     shared = sum(other["address"] == node["address"] for other in before)
-    node["keeper_port"] = run["ddp_keeper_port"] + shared
+    node["keeper_port"] = keeper_ports(run, shared + 1)[shared]
     # Any host may become the master; nodes of one machine share the rendezvous port, which the first of them tries.
     node["open_ports"] = [*([] if shared else [run["ddp_port"]]), node["keeper_port"]]
     node["session_argv"] = [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")]

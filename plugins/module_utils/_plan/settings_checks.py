@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any, Iterator, Mapping, Sequence
 
@@ -67,10 +68,14 @@ def port_problems(run: Mapping[str, Any]) -> Iterator[str]:
     if run["ddp_port_range"] and run["ddp_port_range"][0] <= run["ddp_port"] <= run["ddp_port_range"][1]:
         low, high = run["ddp_port_range"]
         yield f"ddp_port {run['ddp_port']} lies in ddp_port_range {low}-{high}; use a port outside it."
-    if run["ddp_restarts"] and run["ddp_keeper_port"] == run["ddp_port"]:
-        yield f"ddp_keeper_port and ddp_port are both {run['ddp_port']}; they must differ."
-    if run["ddp_tracker"] == "mlflow" and run["ddp_tracker_port"] == run["ddp_port"]:
-        yield f"ddp_tracker_port and ddp_port are both {run['ddp_port']}; they must differ."
+    used = {
+        "ddp_keeper_port": run["ddp_restarts"],
+        "ddp_tracker_port": run["ddp_tracker"] == "mlflow",
+        "ddp_port": True,
+    }
+    for one, other in itertools.combinations([name for name, wanted in used.items() if wanted], 2):
+        if run[one] == run[other]:
+            yield f"{one} and {other} are both {run[one]}; they must differ."
 
 
 def keeper_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:

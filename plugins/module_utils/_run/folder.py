@@ -14,6 +14,7 @@ from typing import List, NamedTuple, Optional, TypedDict
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import document, lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    APART,
     CHECKPOINTS,
     PLAN,
     PREVIOUS,
@@ -24,7 +25,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Diff, read_object, write_json, write_whole
 
 # What a run writes beside what it was given; all of it moves when a run starts from scratch.
-OUTPUTS = (*CHECKPOINTS, "report", "log", SESSION)
+OUTPUTS = (*CHECKPOINTS, APART, "report", "log", SESSION)
 OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank", "members.json")
 KEEPER = ".keeper"
 

@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long a rank may need to finish its step and save when it is asked to stop, from what it has measured itself."""
+"""How long a rank may need to end in order, from what it has measured itself."""
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
@@ -18,6 +18,8 @@ SLOWEST_DISK = 10e6
 # The next step or save may take longer than those before, and processes take their time to end.
 CAUTION = 2.0
 MARGIN_SECONDS = 30.0
+# A rank whose connections were ended tells within this time who was lost.
+LAST_WORDS_SECONDS = 8.0
 # Whatever the figures say, a stop ends.
 LONGEST_STOP = 86400.0
 RECENT = 20
@@ -27,17 +29,33 @@ DEFAULT_TIMEOUT = 300.0
 def stop_seconds(events: Sequence[Document], heartbeat: Document, plan: Document) -> float:
     """Seconds that a stop is to be given: for the step that goes on and the next, the way to a meeting of local steps, and a save."""
     timeout = _told(plan, "timeout_seconds") or DEFAULT_TIMEOUT
-    attempt = events[max((at for at, event in enumerate(events) if event["kind"] == "start"), default=0) :]
-    step = _told(heartbeat, "step_seconds") or _longest(attempt, "step") or _longest(events, "step")
+    attempt = _attempt(events)
+    step, save = _measured(events, heartbeat, plan)
     if step is None:
         ours = trainer_of(plan) in (None, *TELLING)
         # The first step may take long; a trainer that tells nothing gets the time that everything is derived from.
         return EARLY_SECONDS if ours and heartbeat.get("phase") in EARLY and not _is_training(attempt) else timeout
-    save = _told(heartbeat, "save_seconds") or _longest(events, "checkpoint") or _unsaved(plan)
     # What is going on besides, and ends before the rank can stop.
     aside = max(_longest(events, "eval") or 0.0, _longest(events, "sample") or 0.0)
     steps = 2 + _to_meeting(heartbeat, plan)
     return min(LONGEST_STOP, CAUTION * (steps * step + save + aside) + MARGIN_SECONDS)
+
+
+def rescue_seconds(events: Sequence[Document], heartbeat: Document, plan: Document) -> float:
+    """Seconds for a rank that has lost another one: it meets that in its next exchange, and saves the last finished step."""
+    step, save = _measured(events, heartbeat, plan)
+    return min(LONGEST_STOP, LAST_WORDS_SECONDS + CAUTION * ((step or 0.0) + save))
+
+
+def _measured(events: Sequence[Document], heartbeat: Document, plan: Document) -> Tuple[Optional[float], float]:
+    """Seconds of a step, None before the first one, and of a save."""
+    step = _told(heartbeat, "step_seconds") or _longest(_attempt(events), "step") or _longest(events, "step")
+    return step, _told(heartbeat, "save_seconds") or _longest(events, "checkpoint") or _unsaved(plan)
+
+
+def _attempt(events: Sequence[Document]) -> Sequence[Document]:
+    """The events of the newest start."""
+    return events[max((at for at, event in enumerate(events) if event["kind"] == "start"), default=0) :]
 
 
 def _is_training(attempt: Sequence[Document]) -> bool:

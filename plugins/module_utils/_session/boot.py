@@ -4,11 +4,13 @@
 """Having a session started again after a reboot: by a systemd user unit with linger, or else by crontab's @reboot.
 
 What the entry runs is `main`, a program in the run folder. It starts what the last start was given, and nothing where the
-run had ended or was stopped.
+run had come to its end or a user had stopped it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import shlex
 import shutil
@@ -24,6 +26,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session.record impor
     LAUNCH,
     Launch,
     Record,
+    cut_short,
     label_of,
     launch_in,
     record_in,
@@ -31,6 +34,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session.record impor
 
 SYSTEMD, CRON, NONE = "systemd", "cron", "none"
 CRON_NAMES = ("cron", "crond", "cronie", "fcron", "busybox")
+MARK = "# nanochat.ddp "
+# How crontab says that there is none, in the places where it is no failure.
+NO_CRONTAB = ("no crontab for", "can't open", "No such file or directory")
 Run = Callable[[List[str]], Tuple[int, str, str]]
 
 
@@ -47,27 +53,40 @@ class Entry(NamedTuple):
     home: str
 
     @property
+    def units(self) -> str:
+        return os.path.join(self.home, ".config", "systemd", "user")
+
+    @property
     def unit(self) -> str:
-        return os.path.join(self.home, ".config", "systemd", "user", self.name + ".service")
+        return os.path.join(self.units, self.name + ".service")
+
+    def old_units(self) -> List[str]:
+        """Units for the same program: of this session, and of what it was called when this host had another rank."""
+        found = glob.glob(os.path.join(glob.escape(self.units), "nanochat-*.service"))
+        return [path for path in found if _quoted(self.program).encode() in read_bytes(path)]
 
     def unit_text(self) -> bytes:
-        """tmux goes on after the program has ended, and is not ended with the unit."""
+        """tmux goes on after the program has ended; when the machine is shut down, all that runs in it is asked to end."""
         words = " ".join(_quoted(word) for word in (sys.executable, "-B", self.program))
         return (
             "[Unit]\nDescription=Starts %s again after a reboot (nanochat.ddp)\n\n"
-            "[Service]\nType=oneshot\nRemainAfterExit=yes\nKillMode=process\nExecStart=%s\n\n"
+            "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=%s\n\n"
             "[Install]\nWantedBy=default.target\n" % (self.name, words)
         ).encode()
 
     @property
-    def mark(self) -> str:
-        return "# nanochat.ddp " + self.name
-
-    @property
     def cron_line(self) -> str:
-        # A percent sign is a newline to cron.
-        words = shlex.join([sys.executable, "-B", self.program]).replace("%", "\\%")
-        return "@reboot %s %s" % (words, self.mark)
+        return "@reboot %s %s%s" % (_for_cron([sys.executable, "-B", self.program]), MARK, self.name)
+
+    def is_old(self, line: str) -> bool:
+        """Whether a line of the crontab is for this program, whatever its session was called."""
+        command, mark, dummy = line.rpartition(" " + MARK)
+        return bool(mark) and command.endswith(" " + _for_cron([self.program]))
+
+
+def _for_cron(words: List[str]) -> str:
+    # A percent sign is a newline to cron.
+    return shlex.join(words).replace("%", "\\%")
 
 
 def _quoted(word: str) -> str:
@@ -83,7 +102,7 @@ def entered(run: Run, entry: Entry) -> str:
         return NONE
     if read_bytes(entry.unit) == entry.unit_text() and run(["systemctl", "--user", "is-enabled", entry.name])[0] == 0:
         return SYSTEMD
-    return CRON if entry.cron_line in _crontab(run).splitlines() else NONE
+    return CRON if entry.cron_line in _readable_crontab(run) else NONE
 
 
 def possible(run: Run, user: str, cron_runs: bool, dry: bool) -> Tuple[str, str]:
@@ -113,14 +132,16 @@ def enter(run: Run, entry: Entry, way: str) -> None:
 
 
 def leave(run: Run, entry: Entry, keep: str = NONE) -> bool:
-    """Take out what is entered, in ways other than the one to be kept; whether there was anything."""
+    """Take out what is entered, but for what is to be kept; whether there was anything."""
     changed = False
-    if keep != SYSTEMD and os.path.lexists(entry.unit):
-        run(["systemctl", "--user", "disable", entry.name])
-        os.unlink(entry.unit)
+    for unit in entry.old_units():
+        if keep == SYSTEMD and unit == entry.unit:
+            continue
+        run(["systemctl", "--user", "disable", os.path.basename(unit)])
+        os.unlink(unit)
         run(["systemctl", "--user", "daemon-reload"])
         changed = True
-    if keep != CRON and any(line.endswith(entry.mark) for line in _crontab(run).splitlines()):
+    if keep != CRON and any(entry.is_old(line) for line in _readable_crontab(run)):
         _write_crontab(run, entry, [])
         changed = True
     if keep == NONE and os.path.lexists(entry.program):
@@ -128,13 +149,23 @@ def leave(run: Run, entry: Entry, keep: str = NONE) -> bool:
     return changed
 
 
-def _crontab(run: Run) -> str:
-    code, out, dummy = run(["crontab", "-l"])
-    return out if code == 0 else ""
+def _crontab(run: Run) -> List[str]:
+    """The lines of the crontab; BootError where it cannot be read."""
+    code, out, err = run(["crontab", "-l"])
+    if code and not any(words in err for words in NO_CRONTAB):
+        raise BootError("`crontab -l` failed, so nothing was written over it: %s" % (err.strip() or "code %d" % code))
+    return [] if code else out.splitlines()
+
+
+def _readable_crontab(run: Run) -> List[str]:
+    """The same; nothing of ours is in one that this user may not read."""
+    with contextlib.suppress(BootError):
+        return _crontab(run)
+    return []
 
 
 def _write_crontab(run: Run, entry: Entry, lines: List[str]) -> None:
-    kept = [line for line in _crontab(run).splitlines() if not line.endswith(entry.mark)]
+    kept = [line for line in _crontab(run) if not entry.is_old(line)]
     fresh = entry.program + ".crontab"
     write_whole(fresh, ("\n".join([*kept, *lines]) + "\n").encode("utf-8", "surrogateescape"), 0o600)
     try:
@@ -173,11 +204,12 @@ def runs(record: Record) -> bool:
 
 
 def to_start(run_dir: str) -> List[str]:
-    """The command of a session that did not end before the machine did; empty where nothing is to be started."""
+    """The command of a session that the machine's end has cut short; empty where nothing is to be started."""
     folder = os.path.join(run_dir, SESSION_FILES)
     launch, record = launch_of(run_dir), record_in(os.path.join(run_dir, SESSION))
-    over = record.get("ended") is not None or record.get("stopped") or os.path.exists(os.path.join(folder, "stop"))
-    if not launch.get("session") or not record or over or runs(record):
+    over = record.get("ended") is not None and not cut_short(record.get("exit_code"))
+    stopped = record.get("stopped") or os.path.exists(os.path.join(folder, "stop"))
+    if not launch.get("session") or not record or over or stopped or runs(record):
         return []
     return [sys.executable, "-B", "-E", "-s", os.path.join(folder, "runner.py"), folder]
 

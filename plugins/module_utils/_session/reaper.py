@@ -85,12 +85,16 @@ def send(target: processes_utils.Process, number: int) -> None:
 
 
 def end(
-    session: Session, grace: float, hurry: Callable[[], bool] = lambda: False, tick: Callable[[], None] = lambda: None
+    session: Session,
+    grace: float,
+    hurry: Callable[[], bool] = lambda: False,
+    tick: Callable[[], None] = lambda: None,
+    term: float = TERM_SECONDS,
 ) -> dict[int, processes_utils.Process]:
     """End all of the session's processes but its runner, and return those that are left.
 
-    First the gentle targets are asked and have `grace` seconds, then all are, then all are killed. `hurry` cuts the
-    grace short; `tick` is called while waiting.
+    First the gentle targets are asked and have `grace` seconds, then all are and have `term` seconds, then all are killed.
+    `hurry` cuts the grace short; `tick` is called while waiting.
     """
     tree = members(session)
     for one in gentle_targets(tree):
@@ -99,7 +103,7 @@ def end(
     for one in tree.values():
         _ask(one)
     if tree:
-        tree = _wait(session, TERM_SECONDS, tick)
+        tree = _wait(session, term, tick)
     deadline = time.monotonic() + KILL_SECONDS
     while tree and time.monotonic() < deadline:
         # Again and again: a tree that grows while it dies has new members each time.

@@ -13,13 +13,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 
 LAUNCH = "launch.json"
+# The exit code (EX_TEMPFAIL) of a job that has not come to its end and wants to be started again.
+COME_BACK = os.EX_TEMPFAIL
 TEXT, WHOLE, TIME = (str,), (int,), (int, float)
 LARGEST = 2**63
 # What the fields that we use may hold.
 KINDS: Mapping[str, Tuple[type, ...]] = {
-    **dict.fromkeys(("id", "session", "script", "record", "boot_id", "log"), TEXT),
-    **dict.fromkeys(("pid", "pid_start", "child_pid", "log_begin", "exit_code", "signal"), WHOLE),
-    **dict.fromkeys(("started", "ended", "stop_timeout"), TIME),
+    **dict.fromkeys(("id", "session", "script", "record", "boot_id", "log", "terminated_by", "died_of"), TEXT),
+    **dict.fromkeys(("pid", "pid_start", "child_pid", "log_begin", "exit_code", "signal", "revived"), WHOLE),
+    **dict.fromkeys(("started", "ended", "stop_timeout", "died"), TIME),
 }
 
 
@@ -49,6 +51,7 @@ class Launch(TypedDict, total=False):
     argv: List[str]
     boot_id: str
     stop_timeout: float
+    revive: bool  # start it again when it dies
     given: Given
 
 
@@ -68,7 +71,11 @@ class Record(TypedDict, total=False):
     ended: Optional[float]
     exit_code: Optional[int]
     signal: Optional[int]
-    stopped: bool
+    stopped: bool  # by a user
+    terminated_by: Optional[str]  # the signal by which the host ended it
+    revived: int  # how often it was started again
+    died: Optional[float]  # when it last died
+    died_of: Optional[str]
 
 
 class Status(Record, total=False):
@@ -89,6 +96,11 @@ def launch_in(path: str) -> Launch:
     ):
         found.pop("given", None)
     return cast(Launch, found if found.get("id") else {})
+
+
+def cut_short(exit_code: Optional[int]) -> bool:
+    """Whether a job that has ended was killed (it has no exit code) or wants to come back."""
+    return exit_code in (None, COME_BACK)
 
 
 def record_in(path: str) -> Record:

@@ -6,8 +6,8 @@
 Python 3.8 and its standard library, copied to the host beside processes.py and reaper.py. It is told what to run by
 launch.json in the folder that is its only argument, and writes session.json (docs/architecture.md says what is in it).
 Everything that the job starts stays below this process, or comes back to it when its parent ends, so nothing
-outlives the job. SIGTERM, SIGHUP (the tmux session was killed) and Ctrl-C in the pane stop the job gently; a second
-Ctrl-C at once.
+outlives the job. SIGTERM, SIGHUP (the host goes down, or tmux was killed) and Ctrl-C in the pane stop the job gently; a second
+Ctrl-C at once. Only Ctrl-C means that a user stops the run. A job that is to be revived is started again when it dies.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from typing import Any
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import Launch, Record
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import Launch, Record, cut_short
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # A line that is still without its end is shown after this long (a prompt, a progress bar).
 _PARTIAL_SECONDS = 0.5
 _CHUNK = 65536
+# A job that dies is started again after the first of these, and each time it dies soon again after twice as long.
+_REVIVE_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 
 
-def base_environment(session_id: str) -> dict[str, str]:
+def base_environment(session_id: str, restarted: bool = False) -> dict[str, str]:
     """What the job gets before its own env file: nothing of the terminal or of a tmux server that was there before."""
     user = pwd.getpwuid(os.getuid())
     return {
@@ -49,6 +51,7 @@ def base_environment(session_id: str) -> dict[str, str]:
         "SHELL": user.pw_shell or "/bin/sh",
         "USER": user.pw_name,
         processes.SESSION_VARIABLE: session_id,
+        **({processes.RESTARTED_VARIABLE: "1"} if restarted else {}),
     }
 
 
@@ -58,7 +61,6 @@ class Output:
     def __init__(self, log: str, source: int) -> None:
         self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.source = source
-        self.open = True
         self._partial = b""
         self._partial_since = 0.0
         os.set_blocking(source, False)
@@ -67,23 +69,18 @@ class Output:
 
     def pump(self, seconds: float) -> None:
         """Pass on what there is, waiting up to `seconds` for it."""
-        if not self.open:
-            time.sleep(seconds)
-            return
         if select.select([self.source], [], [], seconds)[0]:
             try:
-                data = os.read(self.source, _CHUNK)
+                self._take(os.read(self.source, _CHUNK))
             except BlockingIOError:
                 return
-            self.open = bool(data)
-            self._take(data)
         if self._partial and time.monotonic() - self._partial_since > _PARTIAL_SECONDS:
             self.flush()
 
     def drain(self) -> None:
         """Pass on what is there now, without waiting for more."""
         deadline = time.monotonic() + 2
-        while self.open and time.monotonic() < deadline and select.select([self.source], [], [], 0)[0]:
+        while time.monotonic() < deadline and select.select([self.source], [], [], 0)[0]:
             self.pump(0)
         self.flush()
 
@@ -94,6 +91,12 @@ class Output:
     def say(self, text: str) -> None:
         """A word of the runner's own, for the pane alone."""
         self._write(1, f"[{text}]\n".encode("utf-8", "backslashreplace"))
+
+    def log_line(self, text: str) -> None:
+        """A word of the runner's own that is still wanted when the pane is gone."""
+        self.flush()
+        self.say(text)
+        self._write(self.log, f"session: {text}\n".encode("utf-8", "backslashreplace"))
 
     def _take(self, data: bytes) -> None:
         self._write(1, data)
@@ -119,8 +122,9 @@ class Runner:
     def __init__(self, folder: str) -> None:
         with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
             self.launch: Launch = json.load(file)
-        self.stops = 0
+        self.stops = self.interrupts = 0  # signals; those of Ctrl-C among them
         self.status: int | None = None
+        self.child: subprocess.Popen[bytes] | None = None
         self.me = reaper.Session(self.launch["id"], os.getuid(), (os.getpid(), processes.start_ticks(os.getpid())))
         self.stop_asked = os.path.join(folder, "stop")
         self.state: Record = {
@@ -139,6 +143,10 @@ class Runner:
             "exit_code": None,
             "signal": None,
             "stopped": False,
+            "terminated_by": None,
+            "revived": 0,
+            "died": None,
+            "died_of": None,
         }
 
     def run(self) -> None:
@@ -146,23 +154,42 @@ class Runner:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._asked_to_stop)
+        # Before anything runs: what could not be written down would be known to nobody.
+        self._write_state()
+        # This process keeps the end that the job writes into, for the next start, and so never meets an end of file.
         reader, writer = os.pipe()
-        child = subprocess.Popen(
+        output = Output(self.launch["log"], reader)
+        pause = _REVIVE_SECONDS
+        while True:
+            begun = time.monotonic()
+            self._start(writer, output)
+            status = self._follow(output)
+            died = self._died(status)
+            # A keeper that was killed leaves a rank behind, which is to save.
+            reaper.end(self.me, self.launch["stop_timeout"] if died else 0, self._over, lambda: self._tick(output))
+            output.drain()
+            if not died:
+                break
+            if time.monotonic() - begun > _LONGEST_SECONDS:
+                pause = _REVIVE_SECONDS
+            self._revive_later(status, pause, output)
+            if self._over():
+                break
+            pause = min(2 * pause, _LONGEST_SECONDS)
+        self._ended(status, output)
+
+    def _start(self, writer: int, output: Output) -> None:
+        self.status = None
+        self.child = subprocess.Popen(
             ["/bin/sh", self.launch["script"]],
-            env=base_environment(self.launch["id"]),
+            env=base_environment(self.launch["id"], restarted=self.state["revived"] > 0),
             stdin=subprocess.DEVNULL,
             stdout=writer,
             stderr=writer,
             start_new_session=True,
         )
-        os.close(writer)
-        output = Output(self.launch["log"], reader)
-        self.state["child_pid"] = child.pid
-        self._save()
-        status = self._follow(output)
-        reaper.end(self.me, 0, tick=lambda: self._tick(output))
-        output.drain()
-        self._ended(status, output)
+        self.state["child_pid"] = self.child.pid
+        self._save(output)
 
     def _follow(self, output: Output) -> int:
         """The job's wait status, once it has ended by itself or was stopped."""
@@ -173,16 +200,39 @@ class Runner:
             self._reap()
         return self.status
 
+    def _over(self) -> bool:
+        """Whether a user or the host has ended the session."""
+        return bool(self.stops) or os.path.exists(self.stop_asked)
+
+    def _died(self, status: int) -> bool:
+        """Whether the job is one to be started again, and has died."""
+        return bool(self.launch.get("revive")) and cut_short(_exit_code(status)) and not self._over()
+
+    def _revive_later(self, status: int, pause: float, output: Output) -> None:
+        """Tell it, and wait: also for a process of the job that cannot be killed, beside which no other is started."""
+        self.state.update({"child_pid": None, "died": time.time(), "died_of": _how(status)})
+        self.state["revived"] += 1
+        self._save(output)
+        output.log_line(f"{self.launch['session']} died of {_how(status)}, and is started again in {pause:.0f} s")
+        until = time.monotonic() + pause
+        while not self._over() and (time.monotonic() < until or reaper.members(self.me)):
+            output.pump(0.5)
+            self._reap()
+
     def _stop_gently(self, output: Output) -> None:
         output.say("stopping; Ctrl-C ends it at once")
-        # What was asked for in the pane, or by a signal, is known to whoever would start it again.
-        with contextlib.suppress(OSError), open(self.stop_asked, "a", encoding="utf-8"):
-            pass
-        asked = self.stops
+        if self.interrupts:
+            # What was asked for in the pane is known to whoever would start it again.
+            with contextlib.suppress(OSError), open(self.stop_asked, "a", encoding="utf-8"):
+                pass
+        if self.launch.get("revive") and self.status is None and self.state["child_pid"]:
+            # It tells the other hosts, and ends its own rank.
+            os.kill(self.state["child_pid"], signal.SIGINT if self.interrupts else signal.SIGTERM)
+        asked = self.interrupts
         reaper.end(
             self.me,
             self.launch["stop_timeout"],
-            hurry=lambda: self.stops > asked,
+            hurry=lambda: self.interrupts > asked,
             tick=lambda: self._tick(output),
         )
 
@@ -202,25 +252,42 @@ class Runner:
 
     def _asked_to_stop(self, number: int, frame: Any) -> None:
         self.stops += 1
+        if number == signal.SIGINT:
+            self.interrupts += 1
+        else:
+            self.state["terminated_by"] = self.state["terminated_by"] or signal.Signals(number).name
 
     def _ended(self, status: int, output: Output) -> None:
-        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        stopped = bool(self.interrupts) or os.path.exists(self.stop_asked)
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        stopped = bool(self.stops) or os.path.exists(self.stop_asked)
-        self.state.update({"ended": time.time(), "exit_code": code, "signal": number, "stopped": stopped})
+        self.state.update({"ended": time.time(), "exit_code": _exit_code(status), "signal": number, "stopped": stopped})
+        self._save(output)
+        by = self.state["terminated_by"]
+        how = "was stopped" if stopped else f"was ended by {by}" if by else "ended"
+        output.say(f"{self.launch['session']} {how} with {_how(status)}; log: {self.launch['log']}")
+
+    def _save(self, output: Output) -> None:
+        """Write down how it is; a full disk does not end the job."""
         try:
-            self._save()
+            self._write_state()
         except OSError as error:
             output.say(f"cannot write {self.launch['record']}: {error.strerror}")
-        how = f"code {code}" if number is None else f"signal {number}"
-        output.say(
-            f"{self.launch['session']} {'was stopped' if stopped else 'ended'} with {how}; log: {self.launch['log']}"
-        )
 
-    def _save(self) -> None:
+    def _write_state(self) -> None:
         write_json(self.launch["record"], self.state, durable=True)
+
+
+def _exit_code(status: int) -> int | None:
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+
+
+def _how(status: int) -> str:
+    return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {_exit_code(status)}"
 
 
 def main() -> None:
     """The program: its only argument is the folder that holds launch.json."""
-    Runner(sys.argv[1]).run()
+    try:
+        Runner(sys.argv[1]).run()
+    except OSError as error:
+        raise SystemExit(f"{error.filename}: {error.strerror or error}") from error

@@ -62,6 +62,7 @@ class Spec(NamedTuple):
     chdir: str
     env_file: str | None
     log: str
+    revive: bool = False
 
 
 class Session:
@@ -274,6 +275,7 @@ class Session:
             "record": self.record,
             "log": spec.log,
             "stop_timeout": stop_timeout,
+            "revive": spec.revive,
             "given": _given(spec, identifier),
         }
         write_json(os.path.join(self.folder, LAUNCH), launch, 0o600, durable=True)
@@ -308,7 +310,13 @@ def quote(word: str) -> str:
 
 
 def spec_from(
-    argv: Sequence[str], chdir: str | None, env_file: str | None, log: str | None, state_dir: str, name: str
+    argv: Sequence[str],
+    chdir: str | None,
+    env_file: str | None,
+    log: str | None,
+    state_dir: str,
+    name: str,
+    revive: bool = False,
 ) -> Spec:
     """What a session is to run, from a module's options."""
     if not argv or not argv[0] or argv[0].startswith("-"):
@@ -323,6 +331,7 @@ def spec_from(
         os.path.abspath(chdir or base),
         os.path.abspath(env_file) if env_file else None,
         os.path.abspath(log or os.path.join(base, "log", f"{name}.log")),
+        revive,
     )
 
 

@@ -31,6 +31,7 @@ OPTIONS: Dict[str, Dict[str, object]] = {
         "default": "started",
     },
     "rerun": {"type": "bool", "default": False},
+    "revive": {"type": "bool", "default": False},
     "stop_timeout": {"type": "int", "default": 60},
 }
 NEEDED = [("state", state, ["argv"]) for state in STARTING]
@@ -118,7 +119,13 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
     spec = None
     if params["state"] in STARTING:
         spec = session_utils.spec_from(
-            params["argv"], params["chdir"], params["env_file"], params["log"], session.state_dir, session.name
+            params["argv"],
+            params["chdir"],
+            params["env_file"],
+            params["log"],
+            session.state_dir,
+            session.name,
+            params["revive"],
         )
         session.check_free()
     if spec is not None and params["state"] == "ready":

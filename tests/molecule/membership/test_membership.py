@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trio import HOSTS, PATIENCE, RUN, Trio, boot, cut, mend, name, on, podman, start_cron, until
+from trio import HOSTS, PATIENCE, RUN, Trio, boot, cut, mend, name, on, podman, shut_down, start_cron, until
 
 ALL = tuple(HOSTS)
 SAVE_EVERY = 200
@@ -90,6 +90,35 @@ def test_field_35_the_master_reboots(trio):
     boot("desktop")
     trio.wait_for(*ALL)
     trio.note("it boots, and takes part again by itself", begun, "laptop")
+
+
+def test_field_35_a_host_that_is_shut_down_in_order_comes_back_by_itself(trio):
+    begun = time.time()
+    shut_down("laptop")
+    trio.wait_for("desktop", "attic")
+    trio.note("a host is shut down", begun, "desktop")
+    begun = time.time()
+    boot("laptop")
+    trio.wait_for(*ALL)
+    trio.note("it boots, and takes part again by itself (laptop)", begun, "desktop")
+
+
+def test_field_35_a_keeper_that_is_killed_is_started_again(trio):
+    begun = time.time()
+    keeper = json.loads(trio.read("attic", "session.json"))["child_pid"]
+    on("attic", f"kill -9 {keeper}")
+    until("another keeper", lambda: trio.keeper_started("attic") > begun, PATIENCE)
+    trio.wait_for(*ALL)
+    trio.note("kill -9 of a keeper", begun, "desktop")
+
+
+def test_field_35_short_absences_end_nothing(trio):
+    # More than ddp_restarts in an hour, with those of the tests before.
+    for dummy in range(3):
+        podman("pause", name("laptop"))
+        time.sleep(12)
+        podman("unpause", name("laptop"))
+        trio.wait_for(*ALL)
 
 
 def test_field_35_a_split_of_two_and_its_healing(trio):

@@ -65,6 +65,14 @@ def boot(host: str) -> None:
     until(f"{host} to be reached over ssh", answers, PATIENCE)
 
 
+def shut_down(host: str) -> None:
+    """What an init does: all processes are asked to end and have some time, then the machine is off."""
+    # As this user the numbers reach the whole of its processes, and not sshd, with which the container would end.
+    on(host, "kill -TERM -1; kill -HUP -1", user=HOSTS[host])
+    time.sleep(10)
+    podman("stop", "-t", "0", name(host))
+
+
 class Trio(Lab):
     """The run of the scenario."""
 
@@ -157,6 +165,7 @@ __all__ = [
     "name",
     "on",
     "podman",
+    "shut_down",
     "start_cron",
     "until",
 ]

@@ -74,29 +74,65 @@ def test_a_unit_of_the_users_systemd_where_the_user_may_linger(run_module, host)
     assert not unit.exists()
 
 
+@pytest.fixture
+def warnings(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(basic.AnsibleModule, "warn", lambda self, text: said.append(text))
+    return said
+
+
 @pytest.mark.parametrize(
     ("crontab", "cron_runs", "missing"), [(1, False, "no cron is running"), (127, True, "there is no crontab")]
 )
 def test_where_neither_can_be_had_a_sentence_says_what_is_missing(
-    crontab, cron_runs, missing, run_module, host, monkeypatch
+    crontab, cron_runs, missing, run_module, host, monkeypatch, warnings
 ):
     folder = host(crontab=f"exit {crontab}")
     monkeypatch.setattr(boot, "cron_is_running", lambda: cron_runs)
-    warnings: list[str] = []
-    monkeypatch.setattr(basic.AnsibleModule, "warn", lambda self, text: warnings.append(text))
     done = call(run_module, folder)
     assert (done["changed"], done["way"]) == (False, "none")
     (warning,) = warnings
     assert missing in warning and "loginctl enable-linger" in warning
 
 
-def test_a_crontab_that_refuses_is_named(run_module, host):
+def test_a_crontab_that_refuses_is_told_and_the_run_goes_on(run_module, host, warnings):
     folder = host(crontab='[ "$1" = -l ] && exit 0; echo "you are not allowed" >&2; exit 1')
-    result = call(run_module, folder)
-    assert result["failed"] and "you are not allowed" in result["msg"]
+    done = call(run_module, folder)
+    assert "failed" not in done and done["way"] == "none"
+    assert "you are not allowed" in warnings[0]
 
 
-def test_only_what_did_not_end_before_the_machine_is_started(tmp_path):
+def test_a_crontab_that_cannot_be_read_is_not_written_over(run_module, host, warnings):
+    folder = host()
+    script = (
+        (folder / "bin/crontab")
+        .read_text()
+        .replace("#!/bin/sh\n", '[ "$1" = -l ] && echo "crontab: no space" >&2 && exit 1\n')
+    )
+    host(crontab=script)
+    assert call(run_module, folder)["way"] == "none"
+    assert "`crontab -l` failed" in warnings[0] and "no space" in warnings[0]
+    assert (folder / "crontab").read_text() == FOREIGN
+
+
+def test_the_first_line_of_a_user_without_a_crontab(run_module, host):
+    folder = host(crontab='[ "$1" = -l ] && echo "no crontab for lzw" >&2 && exit 1; cat "$1" >$HOME/../crontab')
+    assert call(run_module, folder)["way"] == "cron"
+    assert (folder / "crontab").read_text().startswith("@reboot ")
+
+
+@pytest.mark.parametrize("way", ["cron", "systemd"])
+def test_a_host_that_gets_another_rank_keeps_one_entry(way, run_module, host):
+    folder = host(**({"systemctl": "exit 0", "loginctl": "exit 0"} if way == "systemd" else {}))
+    for name in (NAME, "nanochat-d4-rank1"):
+        assert run_module(session_boot, name=name, state_dir=str(folder / "runs/d4"))["way"] == way
+    units = [path.name for path in (folder / "home").rglob("*.service")]
+    lines = [line for line in (folder / "crontab").read_text().splitlines() if "@reboot" in line]
+    assert [*units, *lines] == [*units, *lines][:1]
+    assert "rank1" in (units or lines)[0]
+
+
+def test_only_what_did_not_come_to_its_end_before_the_machine_is_started(tmp_path):
     folder = tmp_path / ".session"
     folder.mkdir()
     (folder / "launch.json").write_text(json.dumps({"session": NAME, "id": "1"}))
@@ -108,8 +144,13 @@ def test_only_what_did_not_end_before_the_machine_is_started(tmp_path):
         return bool(boot.to_start(str(tmp_path)))
 
     assert starts()
-    assert not starts(ended=1.0)
+    assert not starts(ended=1.0, exit_code=0)
+    assert not starts(ended=1.0, exit_code=1)
     assert not starts(stopped=True)
+    # An orderly shutdown, one that took too long, and an address that was not there yet.
+    assert starts(ended=1.0, exit_code=75, terminated_by="SIGTERM")
+    assert starts(ended=1.0, exit_code=None, signal=9, terminated_by="SIGTERM")
+    assert not starts(ended=1.0, exit_code=75, stopped=True)
     here = {"boot_id": boot.processes.boot_id(), "pid": os.getpid()}
     assert not starts(**here, pid_start=boot.processes.start_ticks(os.getpid()))
     # A container that was started again has the boot of before, and perhaps another process of that number.

@@ -18,9 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership, rank
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import Keeper, write_keeper, write_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import record
 
 PATIENCE = 120
 SECRET = "s" * 40
@@ -86,7 +87,8 @@ class Hosts:
             "nodes": [{**node, "checkpoint_bytes": 1000} for node in nodes],
         }
 
-    def start(self, host, again=False):
+    def start(self, host, again=False, below=()):
+        """Start a keeper, as a child of this process or below another program."""
         run_dir = str(self.folder / host)
         if not again:
             write_plan(run_dir, self.plan)
@@ -94,7 +96,7 @@ class Hosts:
             write_keeper(run_dir, Keeper(host, SECRET, program))
         with (self.folder / f"{host}.log").open("ab") as log:
             self.running[host] = subprocess.Popen(
-                [sys.executable, "-B", f"{run_dir}/.keeper/keeper.py"], cwd=run_dir, stdout=log, stderr=log,
+                [*below, sys.executable, "-B", f"{run_dir}/.keeper/keeper.py"], cwd=run_dir, stdout=log, stderr=log,
                 env={**os.environ, "PYTHONPATH": str(self.folder / "fake"), "NANOCHAT_DDP_SESSION": f"{self.folder}-{host}"},
             )  # fmt: skip
 
@@ -183,6 +185,58 @@ def test_an_error_that_would_come_again_ends_the_run_on_all_hosts(hosts):
 
 
 @pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_a_host_that_goes_down_by_a_signal_leaves_the_run_to_the_others(hosts):
+    for host in ("desktop", "laptop"):
+        hosts.start(host)
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    # As a shutdown does it: all processes at once.
+    agent = hosts.trainer("desktop")
+    for pid in (hosts.running["desktop"].pid, agent):
+        os.kill(pid, signal.SIGTERM)
+    assert hosts.running["desktop"].wait(PATIENCE) == record.COME_BACK
+    assert hosts.events("desktop", "end")[-1]["reason"] == "stopped"
+    hosts.wait_for_training("laptop", "laptop")
+    assert not (hosts.folder / "desktop/.session/stop").exists()
+    hosts.start("desktop", again=True)
+    hosts.wait_for_training("desktop", "desktop", "laptop")
+
+
+@pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_a_keeper_whose_session_was_killed_ends_and_its_rank_with_it(hosts):
+    hosts.start("desktop")
+    hosts.start("laptop", below=[sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"])
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    keeper_pid = hosts.trainer("laptop")
+    agent = children(keeper_pid)[0]
+    hosts.running["laptop"].kill()
+    hosts.wait("the keeper to end", lambda: not any(processes.alive(pid, None) for pid in (keeper_pid, agent)))
+    assert (hosts.state("laptop")["state"], hosts.state("laptop")["why"]) == (
+        membership.AWAY,
+        "the session of laptop was killed",
+    )
+    hosts.wait_for_training("desktop", "desktop")
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_a_keeper_that_cannot_write_promises_nothing_and_goes_on_when_it_can(hosts):
+    for host in ("desktop", "laptop"):
+        hosts.start(host)
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    folder, away = hosts.folder / "laptop/.keeper", hosts.folder / "laptop/away"
+    promised = json.loads((folder / keeper.STATE).read_text())["promised"]
+    folder.rename(away)
+    os.kill(hosts.trainer("laptop"), signal.SIGKILL)
+    log = hosts.folder / "laptop.log"
+    hosts.wait("a word about it", lambda: "keeper: cannot write" in log.read_text())
+    assert hosts.running["laptop"].poll() is None
+    assert json.loads((away / keeper.STATE).read_text())["promised"] == promised
+    away.rename(folder)
+    hosts.wait("a second start", lambda: len(hosts.events("laptop", "start")) == 2)
+    assert log.read_text().count("keeper: cannot write") == 1
+    assert json.loads((folder / keeper.STATE).read_text())["promised"] > promised
+
+
+@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     for host in ("desktop", "laptop"):
         hosts.start(host)
@@ -209,6 +263,19 @@ def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     assert hosts.state("laptop")["state"] == membership.LEFT
 
 
+def test_a_host_keeps_in_mind_since_when_it_trains_apart(tmp_path: Path) -> None:
+    steps: list[int | None] = [700, 900, None]
+    one: Any = SimpleNamespace(
+        rules=membership.Rules(("a", "b"), 1, 1, 1), since=None, rank=SimpleNamespace(resumed_from=lambda: steps[0])
+    )
+    word = membership.Word("a")
+    for members, expected in ((("a",), 700), (("a",), 700), (("a", "b"), None), (("a",), None)):
+        one.own = membership.Own(word._replace(generation=membership.Generation(1, members)))
+        keeper.Keeper._part(one)
+        assert one.since == expected
+        steps.pop(0) if len(steps) > 1 else None
+
+
 @pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_a_host_whose_rank_dies_time_and_again_gives_up_alone(hosts):
     for host in ("desktop", "laptop"):
@@ -220,41 +287,6 @@ def test_a_host_whose_rank_dies_time_and_again_gives_up_alone(hosts):
     assert hosts.state("laptop")["why"].startswith("the rank of laptop died")
     hosts.wait_for_training("desktop", "desktop")
     assert hosts.running["desktop"].poll() is None
-
-
-def test_what_a_part_made_that_lost_is_put_aside(tmp_path):
-    folder = tmp_path / "base_checkpoints/d4"
-    folder.mkdir(parents=True)
-    for step in (30, 40):
-        for name in (
-            f"model_{step:06d}.pt",
-            f"meta_{step:06d}.json",
-            f"optim_{step:06d}_rank0.pt",
-            f"ckpt_{step:06d}_rank0.json",
-        ):
-            (folder / name).touch()
-    (tmp_path / "metrics-rank0.jsonl").write_text('{"kind": "start", "step": 30, "resumed_from": 30}\n')
-    plan = {"nodes": [{"host": "desktop", "rank": 0}]}
-    moved = rank.Rank(plan, "desktop", str(tmp_path)).set_apart(2)
-    assert len(moved) == 4 and all("000040" in name for name in moved)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "ckpt_000030_rank0.json", "meta_000030.json", "model_000030.pt", "optim_000030_rank0.pt",
-    ]  # fmt: skip
-    assert sorted(moved) == sorted(path.name for path in (tmp_path / "apart/generation-2").iterdir())
-
-
-def test_the_rows_of_a_step_are_dealt_again_among_those_present():
-    node = {
-        "argv": ["python", "-m", "torch.distributed.run", "--nnodes=3", "--", "--rank-rows=4,2,2"],
-        "address": "10.0.0.1",
-    }
-    plan = {
-        "training": {"rows": [4, 2, 2], "device_batch": 2},
-        "nodes": [{**node, "host": host, "rows": rows} for host, rows in (("a", 4), ("b", 2), ("c", 2))],
-    }
-    for members, rows in ((("a", "b", "c"), "4,2,2"), (("a", "c"), "6,2"), (("b", "c"), "4,4"), (("b",), "8")):
-        argv = rank.command(plan, members[-1], membership.Generation(3, members))
-        assert [word for word in argv if word.startswith("--rank-rows")] == [f"--rank-rows={rows}"]
 
 
 GOOD_STATE = {

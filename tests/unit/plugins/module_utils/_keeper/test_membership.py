@@ -126,7 +126,20 @@ def test_of_two_parts_the_one_with_fewer_steps_gives_way():
     desktop, order = m.decide(RULES, desktop, heard(50, laptop.word), 50.0)
     assert (order, desktop.word.over) == ("", 3)
     laptop, order = m.decide(RULES, laptop, heard(51, desktop.word), 51.0)
-    assert (order, laptop.apart, laptop.word.why) == (m.FINISH_STEP, True, "desktop has more steps")
+    assert (order, laptop.word.apart, laptop.word.why) == (m.FINISH_STEP, True, "desktop has more steps")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_all_of_the_part_that_gives_way_know_it(ended):
+    """Also one whose rank has ended before it heard why."""
+    attic = trains(THREE, "b", ("a", "b"), number=4, now=0.0, steps=35)
+    leader = m.Word(
+        "a", m.ENDING, attic.word.generation, started=4, regroup=4, apart=True, hears=("b",), why="c has more steps"
+    )
+    if ended:
+        attic = m.rank_ended(attic, 50.0, 35, m.STOPPED)
+    attic = m.decide(THREE, attic, heard(50, leader), 50.0)[0]
+    assert (attic.word.apart, attic.word.state) == (True, m.IDLE if ended else m.ENDING)
 
 
 BOTH = ("desktop", "laptop")

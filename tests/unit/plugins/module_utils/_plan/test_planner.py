@@ -1019,6 +1019,9 @@ def test_a_keeper_on_every_host():
     shared = make_plan(one_machine(2, {"ddp_restarts": 3})).plan["nodes"]
     # The rendezvous port of one machine is tried and opened once.
     assert [one["open_ports"] for one in shared] == [[29500, 29501], [29502]]
+    # Those that follow leave out the run's other ports.
+    crowded = {"ddp_restarts": 3, "ddp_keeper_port": 29499, "ddp_tracker": "mlflow", "ddp_tracker_port": 29501}
+    assert [one["keeper_port"] for one in make_plan(one_machine(3, crowded)).plan["nodes"]] == [29499, 29502, 29503]
     called = [{**host, "reach": None} for host in hosts(asked)]
     assert questions(called)["laptop"]["ports"] == [29500, 29501, 29502]
 
@@ -1030,6 +1033,10 @@ def test_a_keeper_on_every_host():
         ({"ddp_min_hosts": 1}, "ddp_min_hosts is set, but ddp_restarts is 0"),
         ({"ddp_restarts": 3, "ddp_resume": False}, "ddp_restarts needs ddp_resume"),
         ({"ddp_restarts": 3, "ddp_keeper_port": 29500}, "ddp_keeper_port and ddp_port are both 29500"),
+        (
+            {"ddp_restarts": 3, "ddp_tracker": "mlflow", "ddp_tracker_port": 29501},
+            "ddp_keeper_port and ddp_tracker_port are both 29501",
+        ),
     ],
 )
 def test_what_does_not_go_with_keepers_is_refused(settings: dict[str, Any], words: str):

@@ -64,13 +64,14 @@ def test_generations_are_numbered_and_never_replaced(tmp_path, run_module):
     assert first["diff"]["before"] == "" and '"d4"' in first["diff"]["after"]
     for number, step in enumerate((10, None, 20, None), 1):
         train(tmp_path, step)
+        (tmp_path / "apart/generation-2").mkdir(parents=True)
         dry = run_module(run_folder, True, path=str(tmp_path), plan=plan(), fresh=True)
         told = run_module(run_folder, path=str(tmp_path), plan=plan(), fresh=True)
         assert dry["place"] == told["place"] == str(tmp_path / "previous" / str(number))
         assert dry["set_aside"] == told["set_aside"]
         assert told["diff"]["before"] == told["diff"]["after"] == first["diff"]["after"]
         assert told["checkpoint"] == step
-        assert not (tmp_path / "base_checkpoints").exists()
+        assert not (tmp_path / "base_checkpoints").exists() and not (tmp_path / "apart").exists()
     kept = tmp_path / "previous"
     assert files(kept / "1") == [
         "base_checkpoints/d4/meta_000010.json", "base_checkpoints/d4/model_000010.pt", "log/rank0.log", "metrics-rank0.jsonl", "plan.json",

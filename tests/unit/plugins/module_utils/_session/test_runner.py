@@ -22,13 +22,9 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.slept: list[float] = []
 
     def monotonic(self) -> float:
         return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
 
 
 class Job:
@@ -92,12 +88,3 @@ def test_half_a_line_is_shown_at_once_and_logged_when_its_rest_does_not_come(tmp
         output.pump(0)
         assert job.logged() == b"whole\nhalf..."
         job.close()
-
-
-def test_a_job_that_has_closed_its_output_is_waited_for_without_haste(tmp_path: Path, clock: Clock) -> None:
-    with piped(tmp_path) as (job, output):
-        job.close()
-        output.pump(0.2)
-        assert clock.slept == []
-        output.pump(0.2)
-        assert clock.slept == [0.2]

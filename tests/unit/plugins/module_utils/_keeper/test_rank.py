@@ -1,0 +1,152 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A rank as its keeper sees it: its command, its time to end, and how it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, rank
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
+
+PATIENCE = 120
+
+
+def a_rank(folder: Path, **plan: Any) -> rank.Rank:
+    nodes = [{"host": "desktop", "rank": 0, "checkpoint_bytes": 1000}]
+    return rank.Rank({"timeout_seconds": 60, "nodes": nodes, **plan}, "desktop", str(folder))  # type: ignore[typeddict-item]
+
+
+def write_events(folder: Path, *events: dict[str, Any]) -> None:
+    with (folder / "metrics-rank0.jsonl").open("a") as file:
+        file.writelines(json.dumps({"time": time.time(), **event}) + "\n" for event in events)
+
+
+def test_what_a_part_made_that_lost_is_put_aside_each_time_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "base_checkpoints/d4"
+    folder.mkdir(parents=True)
+    files = ("model_{:06d}.pt", "meta_{:06d}.json", "optim_{:06d}_rank0.pt", "ckpt_{:06d}_rank0.json")
+    for place in ("generation-2", "generation-2-2"):
+        for step in (30, 40):
+            for name in files:
+                (folder / name.format(step)).write_text(place)
+        assert a_rank(tmp_path).set_apart(2, since=30) == f"apart/{place}"
+        assert sorted(path.name for path in folder.iterdir()) == sorted(name.format(30) for name in files)
+        aside = [path.name for path in (tmp_path / "apart" / place).iterdir()]
+        assert sorted(aside) == sorted(name.format(40) for name in files)
+    assert a_rank(tmp_path).set_apart(2, since=30) == ""
+    assert (tmp_path / "apart/generation-2/model_000040.pt").read_text() == "generation-2"
+
+
+def test_the_step_of_a_split_is_known_however_long_ago_it_was(tmp_path: Path) -> None:
+    one = a_rank(tmp_path)
+    write_events(tmp_path, {"kind": "start", "resumed_from": 10})
+    one._begun = one._size()
+    assert one.resumed_from() is None
+    write_events(tmp_path, {"kind": "start", "resumed_from": 500}, *({"kind": "step", "step": n} for n in range(3000)))
+    assert one.resumed_from() == 500
+
+
+def test_a_slow_step_has_its_time_to_end(tmp_path: Path) -> None:
+    write_events(tmp_path, {"kind": "start"}, {"kind": "step", "step": 3, "seconds": 400.0})
+    for order, least in ((membership.FINISH_STEP, 1600), (membership.SAVE, 800)):
+        one = a_rank(tmp_path)
+        one.process = subprocess.Popen([sys.executable, "-c", "pass"])
+        one.end(order)
+        assert one.ends_at - time.monotonic() > least
+        one.process.wait()
+
+
+AGENT = """
+import json, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+json.dump({"time": time.time(), "phase": "end"}, open("heartbeat-rank0.json", "w"))
+open("metrics-rank0.jsonl", "a").write(json.dumps({"time": time.time(), "kind": "end", "reason": "stopped"}) + "\\n")
+time.sleep(600)
+"""
+
+
+def test_an_agent_whose_rank_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    one = a_rank(tmp_path)
+    one.started_at = time.time()
+    one.process = subprocess.Popen([sys.executable, "-c", AGENT], cwd=tmp_path)
+    begun, how = time.monotonic(), None
+    while how is None:
+        assert time.monotonic() - begun < PATIENCE
+        time.sleep(0.1)
+        how = one.ended()
+    assert how == membership.STOPPED and time.monotonic() - begun < 30
+
+
+RANK = """
+import signal, sys, time
+def save(*dummy):
+    time.sleep(1.5)
+    open("saved", "w").close()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+open("ready", "w").close()
+time.sleep(600)
+"""
+
+
+def test_a_rank_whose_agent_is_killed_has_its_time_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper, "TERM_SECONDS", 0.1)
+    one = a_rank(tmp_path)
+    agent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {RANK!r}])"
+    one.process = subprocess.Popen([sys.executable, "-c", agent], cwd=tmp_path)
+    # As the runner of a session does it, this process takes in whoever loses its parent.
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    try:
+        until, how = time.monotonic() + PATIENCE, None
+        while not (tmp_path / "ready").exists():
+            assert time.monotonic() < until
+        one.process.kill()
+        while how is None:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+            how = one.ended()
+    finally:
+        ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+    assert how == membership.FAILED and (tmp_path / "saved").exists()
+
+
+def test_a_rank_that_cannot_be_killed_is_told_and_nothing_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = a_rank(tmp_path)
+    one.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    found = processes.process(one.process.pid)
+    assert found is not None
+    monkeypatch.setattr(rank.reaper, "end", lambda *dummy, **more: {found.pid: found})
+    one.ends_at = time.monotonic() - 1
+    begun = time.monotonic()
+    assert [one.ended() for dummy in range(3)] == [None] * 3
+    assert list(one.stuck) == [found.pid] and time.monotonic() - begun < 5
+    monkeypatch.undo()
+    one.process.kill()
+    one.process.wait()
+    assert one.ended() == membership.FAILED and not one.stuck
+
+
+def test_the_rows_of_a_step_are_dealt_again_among_those_present():
+    node = {
+        "argv": ["python", "-m", "torch.distributed.run", "--nnodes=3", "--", "--rank-rows=4,2,2"],
+        "address": "10.0.0.1",
+    }
+    plan = {
+        "training": {"rows": [4, 2, 2], "device_batch": 2},
+        "nodes": [{**node, "host": host, "rows": rows} for host, rows in (("a", 4), ("b", 2), ("c", 2))],
+    }
+    for members, rows in ((("a", "b", "c"), "4,2,2"), (("a", "c"), "6,2"), (("b", "c"), "4,4"), (("b",), "8")):
+        argv = rank.command(plan, members[-1], membership.Generation(3, members))
+        assert [word for word in argv if word.startswith("--rank-rows")] == [f"--rank-rows={rows}"]
