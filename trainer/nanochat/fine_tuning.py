@@ -16,6 +16,7 @@ from nanochat.agreement import file_digest
 from nanochat.chat_loader import START, ChatBatch, ChatLoader, Talks, epoch_batches
 from nanochat.common import BadCheckpoint, UserError
 from nanochat.dataloader import BatchSource, Pair
+from nanochat.loss_eval import deal_out
 from nanochat.model import ModelConfig
 from nanochat.resume import choose_step, fetch, folder_leader
 from nanochat.run import Run, check_same_model, load_weights, restore_optimizer, understood
@@ -98,7 +99,7 @@ class FineTuning(Stage):
         if self.val_talks is None:
             raise RuntimeError("there are no conversations to evaluate on")
         micro, length = run.settings.device_batch_size, run.settings.max_seq_len
-        yield epoch_batches(self.val_talks, run.comm.rank, run.comm.world, micro, length)
+        yield deal_out(epoch_batches(self.val_talks, micro, length), run.comm.rank, run.comm.world)
 
     def samples(self, run: Run) -> Iterator[tuple[str, str]]:
         """The first questions of the file, and the answers."""

@@ -22,13 +22,16 @@ from nanochat.causes import Cause
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.common import UserError
 from nanochat.dataloader import Pair
-from nanochat.local import first_meetings, kinds_of_meetings
-from nanochat.loss_eval import bits_per_byte
+from nanochat.local import STOP_KEY, first_meetings, kinds_of_meetings
+from nanochat.loss_eval import bits_per_byte, nats_and_bytes
 from nanochat.phases import apart_at, enter_phase
 from nanochat.reshare import change_shares
 from nanochat.run import STEPS_NOT_TIMED, Batch, Run, checkpoint
 from nanochat.schedule import StepSchedule
 from nanochat.settings import user_config
+
+# Between two looks, in an evaluation, whether another rank is asked to stop.
+LOOK_SECONDS = 1.0
 
 
 def train(run: Run) -> str:
@@ -40,14 +43,15 @@ def train(run: Run) -> str:
     while True:
         last = progress.step == steps
         # A run that is asked to stop saves first of all; what is due now is done when it goes on from here.
-        if (last and eval_every > 0) or (not stop and due(progress.step, eval_every)):
-            evaluate(run)
-        if (last and settings.sample_every > 0) or (not stop and due(progress.step, settings.sample_every)):
+        if not stop and ((last and eval_every > 0) or due(progress.step, eval_every)):
+            stop = evaluate(run)
+        if not stop and ((last and settings.sample_every > 0) or due(progress.step, settings.sample_every)):
             sample(run)
         if progress.step != progress.resumed_from and (last or stop or saves(run, progress.step)):
             save(run, final=last or stop)
         if last or stop:
-            return "finished" if last else "stopped"
+            left_out = stop and (eval_every > 0 or settings.sample_every > 0)
+            return "finished" if last and not left_out else "stopped"
         enter_phase(run)
         stop = train_step(run)
         if progress.step in proofs:
@@ -206,33 +210,40 @@ def prove_identical(run: Run, when: str) -> None:
     run.journal.record("digest", run.progress.step, digest=digest, identical=True)
 
 
-def evaluate(run: Run) -> None:
-    """Bits per byte over the validation shard, which the ranks share out."""
+def evaluate(run: Run) -> bool:
+    """Bits per byte over the validation shard, which the ranks share out; whether it was broken off, since a rank is to stop."""
     run.comm.enter("eval", run.progress.step)
     begun, progress = time.perf_counter(), run.progress
     run.make_whole()
     with run.stage.evaluation(run) as batches:
-        told = told_batches(run, batches)
-        bpb = bits_per_byte(run.model, told, run.token_bytes, lambda totals: sum_patiently(run, totals))
+        totals = nats_and_bytes(run.model, told_batches(run, batches), run.token_bytes)
+    # One rank may take much longer for its part than another.
+    if any(run.comm.exchange("the evaluation of every rank", run.stop_asked, patient=True)):
+        run.journal.say(f"Step {progress.step:05d} | The evaluation was broken off, since the run is asked to stop")
+        return True
+    bpb = bits_per_byte(run.comm.all_reduce(totals, "the validation loss"))
     progress.val_bpb = bpb
     progress.min_val_bpb = min(bpb, progress.min_val_bpb)
     run.journal.say(f"Step {progress.step:05d} | Validation bpb: {bpb:.6f}")
     if run.comm.rank == 0:
         run.journal.record("eval", progress.step, val_bpb=bpb, seconds=time.perf_counter() - begun)
+    return False
 
 
 def told_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
-    """The batches on the run's device; the heartbeat tells how far the evaluation is, which may take longer than all else."""
-    of = run.stage.eval_batches(run)
+    """The batches on the run's device, until any rank is asked to stop; the heartbeat tells how far the evaluation is, which
+    may take longer than all else."""
+    of, looked = run.stage.eval_batches(run), time.monotonic()
     for number, (ids, targets) in enumerate(batches, start=1):
+        if run.stop_asked:
+            run.comm.post(STOP_KEY)
+            return
+        if time.monotonic() - looked > LOOK_SECONDS:
+            if run.comm.posted(STOP_KEY):
+                return
+            looked = time.monotonic()
         run.journal.heartbeat.evaluating(number, of)
         yield ids.to(run.device), targets.to(run.device)
-
-
-def sum_patiently(run: Run, totals: Tensor) -> Tensor:
-    """The sum over ranks of which one may take much longer for its share than another."""
-    run.comm.barrier("the evaluation of every rank")
-    return run.comm.all_reduce(totals, "the validation loss")
 
 
 def sample(run: Run) -> None:
