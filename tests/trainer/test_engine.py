@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from nanochat import checkpoint_manager, engine, tokenizer
 from nanochat.common import UserError, exit_code

@@ -22,6 +22,7 @@ from torch import Tensor
 from nanochat import checkpoint_manager, dataloader, dataset, numerics
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.comm import Comm
+from nanochat.expected import listed, maybe, text
 from nanochat.optim_file import MUON, OptimizerLayout
 from nanochat.resume import gather_states
 from nanochat.shares import stream_rows
@@ -105,7 +106,7 @@ def merge_momentum(comm: Comm, state: Json, weights: Mapping[str, Tensor], names
     """Where ranks have saved alone, give every rank Muon's state of all matrices that any of them has saved; returns the
     names of those nobody has."""
     muon, share = state["muon"], state.pop(SHARE, None)
-    told = comm.exchange("whose momentum was saved", share, patient=True)
+    told = comm.exchange("whose momentum was saved", share, patient=True, fits=maybe(listed(text)))
     if all(one is None for one in told):
         return []
     missing = []

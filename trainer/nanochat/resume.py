@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,9 +23,13 @@ import torch
 from nanochat import checkpoint_manager as checkpoints
 from nanochat.comm import CHUNK_BYTES, Comm
 from nanochat.common import BadCheckpoint, UserError, disk_cause, writable_folder
+from nanochat.expected import Fits, anything, count, flag, listed, matching, maybe, named, nothing, one_of, row
 from nanochat.optim_file import turned
 
 Json = dict[str, Any]
+# Of the tensors in a place in the data, and how many tokens may wait there for a row.
+DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.int64)}
+MOST_WAITING = 2**28
 
 
 def folder_leader(comm: Comm, folder: Path) -> int:
@@ -33,9 +38,11 @@ def folder_leader(comm: Comm, folder: Path) -> int:
     mine = f".rank{comm.rank}-{secrets.token_hex(8)}"
     (folder / mine).touch()
     try:
-        names = comm.exchange("the checkpoint folders", mine)
-        sharing = [rank for rank, name in enumerate(names) if (folder / name).exists()]
-        comm.exchange("the checkpoint folders, seen", None)
+        names = comm.exchange("the checkpoint folders", mine, fits=matching(r"\.rank\d+-[0-9a-f]{16}"))
+        # By the number in it, no rank passes off another's mark as its own.
+        own = [rank for rank, name in enumerate(names) if name.startswith(f".rank{rank}-")]
+        sharing = [rank for rank in own if (folder / names[rank]).exists()]
+        comm.exchange("the checkpoint folders, seen", None, fits=nothing)
     finally:
         (folder / mine).unlink(missing_ok=True)
     return min(sharing)
@@ -83,7 +90,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, own: Callable[[int], bool
     older step is preferred.
     """
     steps = [wanted] if wanted >= 0 else checkpoints.steps_in(folder)
-    told = comm.exchange("the steps of all checkpoints", steps)
+    told = comm.exchange("the steps of all checkpoints", steps, fits=listed(count()))
     damaged: list[int] = []
     second: Found | None = None
     for step in sorted({step for steps in told for step in steps}, reverse=True):
@@ -91,7 +98,8 @@ def choose_step(comm: Comm, folder: Path, wanted: int, own: Callable[[int], bool
         # A list without what it lists was whole once; without a list it is what a killed process leaves behind.
         once = any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
         mine = writer is not None and _holds_own(folder, step, writer, comm.rank)
-        answers = comm.exchange(f"whether step {step} is whole", [writer is not None, once, mine], patient=True)
+        what, answer = f"whether step {step} is whole", [writer is not None, once, mine]
+        answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag, flag))
         some_whole, some_once, all_own = (
             any(a[0] for a in answers),
             any(a[1] for a in answers),
@@ -126,11 +134,34 @@ class Held(NamedTuple):
     files: list[tuple[str, int, str]]
 
 
+def _held_of(step: int) -> Fits:
+    """The files of one step and no others: files of these names are written here."""
+    names = (checkpoints.model_name(step), checkpoints.meta_name(step))
+    patterns = [*map(re.escape, names), rf"optim_{step:06d}_rank(0|[1-9]\d{{0,5}})\.pt"]
+    model, meta, optimizer = (row(matching(one), count(), matching("[0-9a-f]{64}")) for one in patterns)
+    of_ours = row(flag, flag, row(model, meta, optimizer))
+    of_others = row(flag, flag, listed(lambda told: model(told) or meta(told) or optimizer(told)))
+
+    def fits(told: Any) -> bool:
+        if not of_others(told):
+            return False
+        whole, ours, files = told
+        told_names = [name for name, *dummy in files]
+        if ours:
+            return bool(whole) and of_ours(told)
+        return len(set(told_names)) == len(told_names) and (not whole or tuple(told_names[:2]) == names)
+
+    return fits
+
+
 def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
     """Give the files of a step to the folders that lack them; returns whose files to read."""
     mine = _held(folder, found) if leader == comm.rank else None
-    told = [held and Held(*held) for held in comm.exchange(f"who has step {found.step}", mine, patient=True)]
-    source = next(rank for rank, held in enumerate(told) if held and held.whole)
+    what, fits = f"who has step {found.step}", maybe(_held_of(found.step))
+    told = [held and Held(*held) for held in comm.exchange(what, mine, patient=True, fits=fits)]
+    source = next((rank for rank, held in enumerate(told) if held and held.whole), None)
+    if source is None:
+        raise BadCheckpoint(f"step {found.step} is whole on no rank any more; start again.")
     ours, wanted = told[source].ours, _wanted(told, source)
     lacking = {rank: _lacking(held, told[source], wanted) for rank, held in enumerate(told) if held}
     try:
@@ -252,11 +283,12 @@ def gather_states(comm: Comm, state: Json) -> list[Json]:
     plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
     shapes = {key: [str(v.dtype), list(v.shape)] for key, v in state.items() if isinstance(v, torch.Tensor)}
     gathered: list[Json] = []
-    for rank, (values, tensors) in enumerate(comm.exchange("the places in the data", [plain, shapes], patient=True)):
+    what, fits = "the places in the data", row(named(anything), named(row(one_of(DTYPES), row(count(MOST_WAITING)))))
+    for rank, (values, tensors) in enumerate(comm.exchange(what, [plain, shapes], patient=True, fits=fits)):
         one = dict(values)
         for key, (dtype, shape) in tensors.items():
-            mine = state[key] if rank == comm.rank else torch.empty(shape, dtype=getattr(torch, dtype.split(".")[1]))
-            comm.broadcast(mine, rank, "the places in the data")
+            mine = state[key] if rank == comm.rank else torch.empty(shape, dtype=DTYPES[dtype])
+            comm.broadcast(mine, rank, what)
             one[key] = mine
         gathered.append(one)
     return gathered

@@ -24,6 +24,7 @@ from nanochat.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, loa
 from nanochat.comm import Comm
 from nanochat.common import BadCheckpoint, DtypeChoice
 from nanochat.dataloader import START, BatchSource, Cursor, position_of
+from nanochat.expected import flag, maybe
 from nanochat.fused import MATMUL_TYPES, TrainingPass
 from nanochat.journal import Journal
 from nanochat.local import MEETINGS, MOMENTUM_KEY, LocalSync, fit, make_local, settle
@@ -526,7 +527,7 @@ def restore_feedback(run: Run, kept: Mapping[str, Any] | None) -> None:
     if kept is not None and fits and (fits := all(kept["values"][n].shape == t.shape for n, t in mine.items())):
         for name, values in mine.items():
             values.copy_(kept["values"][name])
-    told = run.comm.exchange("the error feedback that was saved", fits)
+    told = run.comm.exchange("the error feedback that was saved", fits, fits=flag)
     zero = [str(rank) for rank, one in enumerate(told) if not one]
     if zero:
         run.journal.say(
@@ -547,7 +548,7 @@ def restore_optimizer(run: Run, folder: Path, found: Found, files: int) -> dict[
         held |= {rank: load_optimizer(folder, found.step, rank)[0] for rank in others}
     try:
         state = layout.state(held)
-        if not run.apart and any(comm.exchange("whose state was saved", "local_of" in state)):
+        if not run.apart and any(comm.exchange("whose state was saved", "local_of" in state, fits=flag)):
             settle(comm, state)
         if lost := merge_momentum(comm, state, run.weights, run.optimizer.matrix_names):
             run.journal.say(
@@ -565,7 +566,8 @@ def restore_optimizer(run: Run, folder: Path, found: Found, files: int) -> dict[
 
 def places_of(run: Run, loaders: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """The places in the data of all ranks that made a checkpoint; none if they did not say."""
-    kinds = run.comm.exchange("who knows which places", None if loaders is None else "mine" in loaders)
+    known = None if loaders is None else "mine" in loaders
+    kinds = run.comm.exchange("who knows which places", known, fits=maybe(flag))
     if loaders is None or None in kinds:
         return []
     return merge_places(run, loaders) if any(kinds) else list(loaders["ranks"])

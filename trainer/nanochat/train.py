@@ -22,6 +22,7 @@ from nanochat.causes import Cause
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.common import UserError
 from nanochat.dataloader import Pair
+from nanochat.expected import count, flag, listed, matching, maybe, one_of, row, text
 from nanochat.local import STOP_KEY, first_meetings, kinds_of_meetings
 from nanochat.loss_eval import bits_per_byte, nats_and_bytes
 from nanochat.phases import apart_at, enter_phase
@@ -62,7 +63,7 @@ def start_event(run: Run) -> None:
     """The first event of this attempt: what runs here, with what."""
     config, counts = dataclasses.asdict(run.model.config), run.model.parameter_counts()
     steps = run.plan.num_iterations if run.stage.trains else None
-    attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8))[0]
+    attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8), fits=matching("[0-9a-f]{16}"))[0]
     run.journal.open_tracker(run.progress.resumed_from is not None)
     run.journal.heartbeat.steps = steps or 0
     run.journal.record(
@@ -218,7 +219,7 @@ def evaluate(run: Run) -> bool:
     with run.stage.evaluation(run) as batches:
         totals = nats_and_bytes(run.model, told_batches(run, batches), run.token_bytes)
     # One rank may take much longer for its part than another.
-    if any(run.comm.exchange("the evaluation of every rank", run.stop_asked, patient=True)):
+    if any(run.comm.exchange("the evaluation of every rank", run.stop_asked, patient=True, fits=flag)):
         run.journal.say(f"Step {progress.step:05d} | The evaluation was broken off, since the run is asked to stop")
         return True
     bpb = bits_per_byte(run.comm.all_reduce(totals, "the validation loss"))
@@ -288,7 +289,8 @@ def write(run: Run, contents: Mapping[str, Any]) -> NotSaved | None:
         run.journal.record("checkpoint", step, **saved._asdict())
     except NotSaved as failure:
         failed = [str(failure), failure.cause.value]
-    told = run.comm.exchange("the checkpoint", failed, patient=True)
+    fits = maybe(row(text, one_of([cause.value for cause in Cause])))
+    told = run.comm.exchange("the checkpoint", failed, patient=True, fits=fits)
     return next((NotSaved(one[0], Cause(one[1]), [rank]) for rank, one in enumerate(told) if one), None)
 
 
@@ -296,4 +298,4 @@ def make_room(run: Run) -> bool:
     """Keep the last checkpoint that all ranks have and none before it; whether any rank had one to remove."""
     keep = min(1, run.settings.keep_checkpoints)
     removed = checkpoint_manager.prune(run.checkpoints, run.comm.rank, keep, run.saved)
-    return any(run.comm.exchange("what was removed for the checkpoint", removed))
+    return any(run.comm.exchange("what was removed for the checkpoint", removed, fits=listed(count())))
