@@ -77,12 +77,13 @@ class FineTuning(Stage):
     def deal_again(self, run: Run, states: Sequence[Mapping[str, Any]]) -> None:
         """The loader asks for the shares in every step."""
 
-    def begun_places(self, run: Run) -> list[dict[str, Any]]:
-        return [{} for dummy in range(run.comm.world)]
-
     def dealt(self, run: Run, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """A place in the conversations is the same for all ranks, however many they are: the meta file says it."""
         return None
+
+    def lost_place(self, run: Run, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+        """The same as that of whoever saved."""
+        return dict(loader["mine"])
 
     def targets(self, run: Run, rows: int) -> int:
         batch: ChatBatch = run.feed.loader.last

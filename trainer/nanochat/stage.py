@@ -21,7 +21,7 @@ from nanochat.dataloader import BATCHES_AHEAD, BatchSource, Loader, Pair
 from nanochat.engine import SAMPLE_PROMPTS, complete
 from nanochat.loss_eval import deal_out, eval_steps
 from nanochat.model import GPT, ModelConfig
-from nanochat.rescue import begun_places, dealt
+from nanochat.rescue import begun_places, dealt, replayed
 from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
 from nanochat.settings import LIMITS, Settings
 from nanochat.shares import stream_rows
@@ -67,6 +67,10 @@ class Stage:
     def dealt(self, run: Run, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """Where the ranks of this run go on exactly, by the places of those that made a checkpoint."""
         return dealt(run, states)
+
+    def lost_place(self, run: Run, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+        """Where a rank was that was lost, by what another one saved alone; None if that cannot be found again."""
+        return replayed(run, loader, rank)
 
     def targets(self, run: Run, rows: int) -> int:
         """How many tokens the loss of the current step is the mean of, in so many rows."""
