@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,7 +117,7 @@ def take_base_model(run: Run, folder: Path, wanted: int, with_optimizer: bool) -
     """Have every rank begin with a base model that at least one of them has; returns its step."""
     comm = run.comm
     leader = folder_leader(comm, folder)
-    training = find_training(comm, folder, lineage.wanted(BASE_TRAINING, os.environ), BASE_TRAINING)
+    training = find_training(comm, folder, lineage.wanted(run.journal.folder, BASE_TRAINING), BASE_TRAINING)
     found = choose_step(comm, folder, wanted, training)
     if found is None:
         raise BadCheckpoint(
