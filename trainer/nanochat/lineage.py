@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from nanochat import expected
@@ -77,9 +77,11 @@ def _where(name: str, held: Sequence[Steps]) -> str:
     return f"{name} (to step {newest}, on rank {', '.join(map(str, ranks))})"
 
 
-def steps_of(training: str, mine: Steps, held: Sequence[Steps]) -> list[int]:
-    """The steps in a rank's folder that are of a training, in order."""
-    says = mine.keys() - {UNSAID}
-    if training in says or (not says and not any(training in steps for steps in held if training)):
-        return sorted({*mine.get(training, ()), *mine.get(UNSAID, ())})
-    return []
+def steps_of(training: str, mine: Steps, held: Sequence[Steps], parts: Collection[int] = ()) -> list[int]:
+    """The steps in a rank's folder that are of a training, in order; parts: those of which it has no meta file, as upstream's
+    ranks leave their part of an optimizer beside the checkpoint of rank 0."""
+    says, unsaid = mine.keys() - {UNSAID}, mine.get(UNSAID, ())
+    known = {step for steps in held for step in steps.get(training, ()) if training}
+    if training in says or not (says or known):
+        return sorted({*mine.get(training, ()), *unsaid})
+    return sorted(known & set(parts) & set(unsaid))
