@@ -32,8 +32,8 @@ KINDS: Dict[str, Kind] = {
     "training-older": Kind(
         WARNING,
         "A host holds an older training of the run",
-        "It was away when the run was begun again. The newer training goes on, also where the older one has come to a higher step; what the "
-        "host has is set aside at the start, in previous/N of the run's folder.",
+        "It was away when the run was begun again. The newer training goes on, also where the older one has come to a higher step; "
+        "what the host has is set aside at the start, in previous/N of the run's folder.",
         "Nothing to do; to go on with the older one instead: -e ddp_training=ID.",
     ),
     "address-refused": Kind(

@@ -98,7 +98,9 @@ def remarks(choice: Choice, run: str) -> list[Finding]:
         return []
     newer = choice.taken.in_words()
     return [
-        finding("training-older", host, f"{host} holds another training of the run {run}: {one.in_words()}; {newer} goes on")
+        finding(
+            "training-older", host, f"{host} holds another training of the run {run}: {one.in_words()}; {newer} goes on"
+        )
         for one in choice.others
         for host in one.hosts
     ]

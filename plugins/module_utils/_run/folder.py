@@ -137,9 +137,7 @@ def is_of_another(run_dir: str, training: Optional[Launched]) -> bool:
     return found not in (training["id"], training["goes_on"])
 
 
-def make_ready(
-    run_dir: str, plan: Document, fresh: bool, dry: bool, training: Optional[Launched] = None
-) -> Prepared:
+def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool, training: Optional[Launched] = None) -> Prepared:
     """Make the folder and refuse what `prepare` would refuse, without touching what is there: a run may still go on in it."""
     if not fresh and not is_of_another(run_dir, training):
         refuse_loss(run_dir, read_plan(run_dir), plan)
