@@ -176,8 +176,8 @@ class Planner:
         commit = source_checks.commit(self.settings["ddp_trainer_source"], self.here)
         others = trainings.remarks(self.trained, plan["run"])
         self.findings += [*chooser.findings, *remarks, *commit, *others, *obstacles]
-        anew = trainings.begins(self.hosts, plan, self.trained, self.settings["ddp_fresh"])
-        training = trainings.launched(self.trained, self.base, anew)
+        begins_again = trainings.begins(self.hosts, plan, self.trained, self.settings["ddp_fresh"])
+        training = trainings.launched(self.trained, self.base, begins_again)
         return Outcome(plan, self.findings, of_controller(self.settings), training)
 
     def take_way(self, way: Way) -> None:

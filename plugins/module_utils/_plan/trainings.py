@@ -118,11 +118,11 @@ def begins(hosts: Sequence[Host], plan: Mapping[str, object], choice: Choice, fr
     return any(lineage.differences(host.fact("run", "lineage") or {}, plan) for host in mine)
 
 
-def launched(choice: Choice, base: Choice, anew: bool) -> Launched:
+def launched(choice: Choice, base: Choice, begins_again: bool) -> Launched:
     """What every host's run folder is told; where one begins, id and time are left to whoever starts it. A training that goes
     on although another one is as new becomes the newest."""
     of_base = (base.taken.id or None) if base.taken else None
-    taken = None if anew else choice.taken
+    taken = None if begins_again else choice.taken
     if taken is None:
         return {"id": UNKNOWN, "number": choice.highest + 1, "begun": 0, "goes_on": None, "base": of_base}
     newest = taken.number and all(one.number < taken.number for one in choice.others)
