@@ -274,8 +274,8 @@ def test_field_07_a_rank_without_row_groups_is_refused(tmp_path: Path, tokens: T
 def test_a_bad_validation_shard_is_refused_before_training(tmp_path: Path, tokens: Tokenizer) -> None:
     write_shard(tmp_path / "a.parquet", ["some text"] * 40, group=10)
     write_shard(tmp_path / "b.parquet", ["some text"] * 20, group=20)
-    with pytest.raises(UserError, match=r"rank 1 of 2 would get no val documents"):
-        Loader(tokens, tmp_path, "train", 1, 8, 0, 2)
+    # All ranks read the whole of it, so one row group is enough.
+    Loader(tokens, tmp_path, "train", 1, 8, 0, 2).close()
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"b\.parquet is not a whole parquet file"):
         Loader(tokens, tmp_path, "train", 1, 8, 0, 1)

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from nanochat import checkpoint_manager, engine, tokenizer
 from nanochat.common import UserError, exit_code
-from nanochat.loss_eval import bits_per_byte, eval_steps
 from nanochat.model import GPT, ModelConfig
 from nanochat.tokenizer import Tokenizer
 from scripts import sample
@@ -118,35 +116,3 @@ def test_a_model_of_another_vocabulary_or_shape_is_refused(base: Path, tokens: T
     path.write_text(path.read_text().replace('"n_layer": 3', '"n_layer": 4'))
     with pytest.raises(UserError, match=r"the weights of step 5 .* do not fit its model"):
         engine.load_model(folder, 5, tokens)
-
-
-class Even:
-    """A model to which every token is as likely as any other."""
-
-    def __call__(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        assert reduction == "none"
-        return torch.full(targets.shape, math.log(512))
-
-
-def test_bits_per_byte_leaves_out_special_tokens_and_gaps() -> None:
-    sizes = torch.zeros(512, dtype=torch.int32)
-    sizes[:503] = torch.arange(503) % 4 + 1
-    targets = torch.tensor([[0, 1, 2], [503, -1, 3]])
-    counted, size = 4, 1 + 2 + 3 + 4
-    found = bits_per_byte(Even(), [(targets, targets)] * 3, sizes)
-    assert found == pytest.approx(9 * counted / size)
-
-
-def test_bits_per_byte_is_over_all_ranks() -> None:
-    sizes = torch.ones(512, dtype=torch.int32)
-    sizes[9] = 3
-    ones, nines = torch.zeros(1, 4, dtype=torch.int64), torch.full((1, 4), 9)
-    together = bits_per_byte(Even(), [(ones, ones), (nines, nines)], sizes)
-    other = torch.tensor([4 * math.log(512), 12.0], dtype=torch.float64)
-    assert bits_per_byte(Even(), [(ones, ones)], sizes, reduce=lambda mine: mine + other) == pytest.approx(together)
-    assert bits_per_byte(Even(), [], sizes) == math.inf
-
-
-def test_an_evaluation_has_at_least_one_batch() -> None:
-    assert eval_steps(80 * 524288, 32, 2048, 2) == 320
-    assert eval_steps(100, 32, 2048, 2) == 1

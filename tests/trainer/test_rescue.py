@@ -9,11 +9,27 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import ranks
+import torch
+from test_chat_sft import Chat
+from test_faults import enter_folder
 from trainings import STEPS, Job
 
+from nanochat import rescue
+from nanochat.common import Ranks
+from nanochat.fine_tuning import FineTuning
+from nanochat.journal import Journal
+from nanochat.run import set_up
+from nanochat.settings import parse_chat
+from nanochat.train import save, train_step
+
+if TYPE_CHECKING:
+    from nanochat.comm import Comm
+
+HERE = "test_rescue"
 TRIES = 8
 
 
@@ -112,3 +128,40 @@ def test_saves_by_time(tmp_path: Path) -> None:
     assert [event["step"] for event in job.events("checkpoint", 1)] == list(range(1, STEPS + 1))
     job.run("--num-iterations", str(STEPS + 2), "--save-minutes", "60", "--resume")
     assert [event["step"] for event in job.events("checkpoint", 1)][STEPS:] == [STEPS + 2]
+
+
+def fine_tune(comm: Comm, folder: str, savers: list[int], save_at: int, until: int) -> None:
+    """Steps of a fine-tuning, of which the last are lost with the ranks that do not save alone."""
+    torch.set_num_threads(1)
+    enter_folder(folder, comm.rank)
+    argv = Chat(Path(folder), comm.world).argv(["--head", "whole", "--save-on-loss"])[2:]
+    settings = parse_chat(argv, lambda *dummy: {})
+    run = set_up(settings, comm, Journal(settings, Ranks(comm.rank, comm.rank, comm.world)), FineTuning(settings))
+    while run.progress.step < until:
+        train_step(run)
+        if run.progress.step == save_at:
+            save(run, final=False)
+    if comm.rank in savers:
+        assert "without the rank that was lost" in str(rescue.save_alone(run))
+
+
+@pytest.mark.parametrize("save_at", [0, 2])
+def test_a_fine_tuning_that_lost_a_rank_goes_on(save_at: int, tmp_path: Path) -> None:
+    """Whoever lost whom, it goes on with the next conversations; where both have saved, to the bit."""
+    Job(tmp_path / "base", 1).run("--num-iterations", "1")
+    places = {}
+    for name, world, savers in (("whole", 2, []), ("both", 2, [0, 1]), ("one", 1, [1])):
+        shutil.copytree(tmp_path / "base", tmp_path / name, symlinks=True)
+        job = Chat(tmp_path / name, world)
+        if savers:
+            ranks.passed(ranks.call(HERE, "fine_tune", 2, str(job.folder), savers, save_at, 4))
+        if name == "one":
+            (tmp_path / name / "host0").rename(tmp_path / name / "lost")
+            (tmp_path / name / "host1").rename(tmp_path / name / "host0")
+        out = job.run("--resume", "--head", "whole", "--save-on-loss")[0]
+        assert job.events("start")[-1]["resumed_from"] == (4 if savers else None)
+        places[name] = re.findall(r"^step 0000[45].*(epoch: .*) \| total time", out, re.M)
+    assert len(places["whole"]) == 2
+    assert places["both"] == places["one"] == places["whole"]
+    digests = {Chat(tmp_path / name, 2).events("digest")[-1]["digest"] for name in ("whole", "both")}
+    assert len(digests) == 1

@@ -20,6 +20,7 @@ from torch import Tensor
 from nanochat.causes import Cause
 from nanochat.comm import Comm
 from nanochat.common import UserError
+from nanochat.expected import anything, named, text
 
 MISSING = "nothing"
 # What a difference is called, by the first word of the fact.
@@ -59,9 +60,15 @@ def flattened(facts: Mapping[str, Any]) -> dict[str, str]:
     return flat
 
 
+def is_introduction(told: Any) -> bool:
+    """A host, and facts as flattened() has them."""
+    return named(anything, ("host", "facts"))(told) and text(told["host"]) and named(text)(told["facts"])
+
+
 def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
     """Refuse to start unless every rank has the same facts."""
-    told = comm.exchange("the comparison of settings", {"host": comm.host, "facts": flattened(facts)})
+    mine = {"host": comm.host, "facts": flattened(facts)}
+    told = comm.exchange("the comparison of settings", mine, fits=is_introduction)
     keys = list(dict.fromkeys(key for one in told for key in one["facts"]))
     differing = [key for key in keys if len({one["facts"].get(key, MISSING) for one in told}) > 1]
     if not differing:
@@ -96,7 +103,7 @@ def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:
     """Give every rank what rank 0 has; only what differs travels. Returns its names."""
     if comm.world == 1:
         return []
-    told = comm.exchange("the first weights", digests(tensors), patient=True)
+    told = comm.exchange("the first weights", digests(tensors), patient=True, fits=named(text, tensors))
     differing = [name for name in tensors if len({one.get(name) for one in told}) > 1]
     for name in differing:
         comm.broadcast(tensors[name].detach(), 0, f"the first weights of {name}")
@@ -105,7 +112,8 @@ def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:
 
 def check_identical(comm: Comm, tensors: Mapping[str, Tensor], when: str) -> str:
     """Refuse to go on with ranks that have drifted apart; returns the digest of all tensors together."""
-    told = comm.exchange(f"the comparison of weights {when}", digests(tensors), patient=True)
+    what, fits = f"the comparison of weights {when}", named(text, tensors)
+    told = comm.exchange(what, digests(tensors), patient=True, fits=fits)
     for name in tensors:
         values = [one[name] for one in told]
         if len(set(values)) > 1:

@@ -160,11 +160,10 @@ class ChatLoader:
         """Nothing stays open."""
 
 
-def epoch_batches(talks: Talks, rank: int, world: int, micro: int, length: int) -> Iterator[Pair]:
-    """This rank's part of all conversations, each once; as many batches on every rank."""
+def epoch_batches(talks: Talks, rows: int, length: int) -> Iterator[Pair]:
+    """All conversations, each once."""
     index = 0
     while index < len(talks):
-        packed = pack(talks, 1, index, world * micro, length, once=True)
+        packed = pack(talks, 1, index, rows, length, once=True)
         index = packed.read
-        mine = slice(rank * micro, (rank + 1) * micro)
-        yield packed.inputs[mine], packed.targets[mine]
+        yield packed.inputs, packed.targets

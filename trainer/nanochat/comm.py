@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from nanochat.causes import Cause
 from nanochat.common import ENVIRON, Ranks, UserError
+from nanochat.expected import MOST_CHARACTERS, Fits, anything, count, listed, nothing, number, one_of, row, text
 from nanochat.rendezvous import Rendezvous, StoreSilent, within
 
 # Gloo gives up connecting only after five times its timeout; all ranks are known to be there by then, so it is short.
@@ -120,7 +121,7 @@ def connect(
     comm = Comm(ranks, timeout, _open_store(ranks, timeout, environ), on_phase)
     try:
         comm.enter("rendezvous")
-        comm.exchange("rendezvous", None)
+        comm.exchange("rendezvous", None, fits=nothing)
         _join_group(comm, device, environ)
     except BaseException:
         comm.stop_beating()
@@ -300,15 +301,25 @@ class Comm:
 
     # -- small facts
 
-    def exchange(self, what: str, value: Any, patient: bool = False) -> list[Any]:
-        """Every rank's value, in rank order. Patient: a rank that lives may take PATIENCE times the time limit."""
+    def exchange(self, what: str, value: Any, patient: bool = False, fits: Fits = anything) -> list[Any]:
+        """Every rank's value, in rank order; one that does not fit is refused (expected.py).
+
+        Patient: a rank that lives may take PATIENCE times the time limit.
+        """
+        words = self.words(what, json.dumps(value), patient)
+        return [_understood(what, rank, word, fits) for rank, word in enumerate(words)]
+
+    def words(self, what: str, word: str, patient: bool) -> list[str | bytes]:
+        """Every rank's word as it told it."""
         if self.rendezvous is None:
-            return [value]
+            return [word]
         number, self._exchanges = self._exchanges, self._exchanges + 1
         self.collective += 1
         begun = time.perf_counter()
-        self._tell(f"x/{number}/{self.rank}", json.dumps(value), what)
-        found = [json.loads(self._await(f"x/{number}/{rank}", rank, what, patient)) for rank in range(self.world)]
+        self._tell(f"x/{number}/{self.rank}", word, what)
+        found: list[str | bytes] = [
+            self._await(f"x/{number}/{rank}", rank, what, patient) for rank in range(self.world)
+        ]
         self.wait_seconds += time.perf_counter() - begun
         if number:
             # Whoever answered this exchange has read the last one.
@@ -317,7 +328,7 @@ class Comm:
 
     def barrier(self, what: str) -> None:
         """Go on when all ranks are here; for phases in which a rank may be busy for long (saving, sampling)."""
-        self.exchange(what, None, patient=True)
+        self.exchange(what, None, patient=True, fits=nothing)
 
     def post(self, key: str) -> None:
         """Leave a word that any rank may look for."""
@@ -408,7 +419,7 @@ class Comm:
                 last[rank], left[rank] = _beat_of(store, rank), _value(store, f"left/{rank}") or b""
         rows = []
         for rank in others:
-            host, phase, step, collective = json.loads(last[rank] or b'[0, "never seen", "start", -1, 0]')[1:]
+            dummy, host, phase, step, collective = _beat(last[rank])
             farewell = _farewell(left[rank]) if left[rank] else None
             rows.append(Seen(rank, host, phase, step, collective, last[rank] != first[rank], farewell))
         return rows
@@ -443,7 +454,7 @@ class Comm:
         if self.rendezvous is None:
             return
         blamed = [self.rank] if blames is None else list(blames)
-        word = json.dumps({"error": " ".join(reason.split()), "cause": cause.value, "blames": blamed})
+        word = json.dumps([" ".join(reason.split())[:MOST_CHARACTERS], cause.value, blamed])
         with contextlib.suppress(RuntimeError, dist.DistError):
             self.ask(lambda store: store.set(f"left/{self.rank}", word), 2 * ROLL_CALL_SECONDS)
             # Who serves the store stays until the others have had time to read it.
@@ -479,9 +490,39 @@ def _look(store: Store, key: str, rank: int) -> tuple[bytes | None, bytes, bool]
     return (value, b"", False) if value is not None else (None, _beat_of(store, rank), store.check([f"left/{rank}"]))
 
 
+def _plain(text: str) -> str:
+    """Another rank's text as it may stand in a log or on a terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
+    """A rank's word, if it is one that this trainer says there."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if fits(told := json.loads(word)):
+            return told
+    raise UserError(
+        f"rank {rank} says about {what} what no rank of this trainer says ({word[:60]!a}); "
+        "look at that host, and start every rank with the same trainer.",
+        Cause.CODE_DIFFERS,
+        [rank],
+    )
+
+
+def _beat(word: bytes) -> list[Any]:
+    """Count, host, phase, step and collective of a beat."""
+    with contextlib.suppress(ValueError, RecursionError):
+        told = json.loads(word)
+        if row(count(), text, text, number, number)(told):
+            return [_plain(one) if isinstance(one, str) else one for one in told]
+    return [0, "never seen", "start", -1, 0]
+
+
 def _farewell(word: bytes) -> Farewell:
-    said = json.loads(word)
-    return Farewell(said["error"], Cause(said["cause"]), said["blames"])
+    with contextlib.suppress(ValueError, RecursionError):
+        said = json.loads(word)
+        if row(text, one_of([cause.value for cause in Cause]), listed(count()))(said):
+            return Farewell(_plain(said[0]), Cause(said[1]), said[2])
+    return Farewell("nothing that can be understood", Cause.BUG, [])
 
 
 def outlast_agents(comm: Comm, environ: Mapping[str, str] = ENVIRON) -> None:

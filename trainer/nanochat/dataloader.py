@@ -252,8 +252,10 @@ class Loader:
         threads: int = 0,
         patience: float = PATIENCE_SECONDS,
         interrupted: Callable[[], bool] = lambda: False,
+        ahead: int = BATCHES_AHEAD,
     ) -> None:
-        """patience: seconds without progress after which nothing more is expected; interrupted: whether to wait no more."""
+        """patience: seconds without progress after which nothing more is expected; interrupted: whether to wait no more;
+        ahead: how many batches are kept ready."""
         shards = dataset.inspect_split(folder, split, world)
         self.rank, self.world, self.files = rank, world, [shard.path.name for shard in shards]
         threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
@@ -266,7 +268,7 @@ class Loader:
         elif position is not None:
             packer.resume_near(_checked(position, len(shards), folder))
         self.last: Batch | None = None
-        self._ahead = _Ahead(packer, patience, interrupted)
+        self._ahead = _Ahead(packer, patience, interrupted, ahead)
 
     def next_batch(self) -> Pair:
         """Inputs and targets, int64 [rows, length]."""
@@ -414,9 +416,9 @@ def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[s
 class _Ahead:
     """Packs batches in a thread, keeping a few ready; however the thread ends, take() says so."""
 
-    def __init__(self, packer: Packer, patience: float, interrupted: Callable[[], bool]) -> None:
+    def __init__(self, packer: Packer, patience: float, interrupted: Callable[[], bool], ahead: int) -> None:
         self.packer, self.patience, self.interrupted = packer, patience, interrupted
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(BATCHES_AHEAD)
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(ahead)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dataloader", daemon=True)
         self._thread.start()

@@ -113,7 +113,7 @@ def inspect_split(folder: Path, split: str, world: int) -> list[Shard]:
     shards = inspect(split_paths(folder, split))
     check_shares(shards, split, world)
     if split == "train":
-        inspect_split(folder, "val", world)
+        inspect_split(folder, "val", 1)
     return shards
 
 

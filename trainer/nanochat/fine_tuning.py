@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nanochat import checkpoint_manager, common, conversation, engine, tokenizer
+from nanochat import checkpoint_manager, common, conversation, engine, lineage, tokenizer
 from nanochat.agreement import file_digest
 from nanochat.chat_loader import START, ChatBatch, ChatLoader, Talks, epoch_batches
 from nanochat.common import BadCheckpoint, UserError
 from nanochat.dataloader import BatchSource, Pair
+from nanochat.lineage import BASE_TRAINING
+from nanochat.loss_eval import deal_out
 from nanochat.model import ModelConfig
-from nanochat.resume import choose_step, fetch, folder_leader
+from nanochat.resume import choose_step, fetch, find_training, folder_leader
 from nanochat.run import Run, check_same_model, load_weights, restore_optimizer, understood
 from nanochat.schedule import TrainingPlan, lr_scale
 from nanochat.settings import ChatSettings, Settings
@@ -76,12 +78,13 @@ class FineTuning(Stage):
     def deal_again(self, run: Run, states: Sequence[Mapping[str, Any]]) -> None:
         """The loader asks for the shares in every step."""
 
-    def begun_places(self, run: Run) -> list[dict[str, Any]]:
-        return [{} for dummy in range(run.comm.world)]
-
     def dealt(self, run: Run, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """A place in the conversations is the same for all ranks, however many they are: the meta file says it."""
         return None
+
+    def lost_place(self, run: Run, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+        """The same as that of whoever saved."""
+        return dict(loader["mine"])
 
     def targets(self, run: Run, rows: int) -> int:
         batch: ChatBatch = run.feed.loader.last
@@ -98,7 +101,7 @@ class FineTuning(Stage):
         if self.val_talks is None:
             raise RuntimeError("there are no conversations to evaluate on")
         micro, length = run.settings.device_batch_size, run.settings.max_seq_len
-        yield epoch_batches(self.val_talks, run.comm.rank, run.comm.world, micro, length)
+        yield deal_out(epoch_batches(self.val_talks, micro, length), run.comm.rank, run.comm.world)
 
     def samples(self, run: Run) -> Iterator[tuple[str, str]]:
         """The first questions of the file, and the answers."""
@@ -114,18 +117,23 @@ def take_base_model(run: Run, folder: Path, wanted: int, with_optimizer: bool) -
     """Have every rank begin with a base model that at least one of them has; returns its step."""
     comm = run.comm
     leader = folder_leader(comm, folder)
-    found = choose_step(comm, folder, wanted)
+    training = find_training(comm, folder, lineage.wanted(run.journal.folder, BASE_TRAINING), BASE_TRAINING)
+    found = choose_step(comm, folder, wanted, training)
     if found is None:
         raise BadCheckpoint(
             f"no rank has a base checkpoint in {folder}; train a base model with python -m scripts.base_train, or name "
             "the folder of one with --base-checkpoints."
         )
+    if leader == comm.rank and found.step not in training.steps:
+        # One of another training would be written over.
+        checkpoint_manager.set_aside(folder, [found.step])
     files = fetch(comm, folder, found, leader)
     with understood(folder, found.step):
         check_same_model(run, checkpoint_manager.load_meta(folder, found.step), folder, found.step)
         load_weights(run, folder, found.step)
         if with_optimizer:
             restore_optimizer(run, folder, found, files)
+    run.base = {"training": training.id or None, "step": found.step}
     return found.step
 
 

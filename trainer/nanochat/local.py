@@ -31,13 +31,14 @@ import torch
 from torch import Tensor
 
 from nanochat.comm import Comm, Pending
+from nanochat.expected import count, flag, number, row
 from nanochat.fused import TrainingPass, unique_ids
 from nanochat.gradients import is_table
 from nanochat.meeting import FIRST_TAG, PIECE, DenseMeeting
 from nanochat.optim import Optimizer
 from nanochat.schedule import StepSchedule, outer_rates, steps_apart
 from nanochat.settings import Settings, refuse
-from nanochat.sync import Sync
+from nanochat.sync import Sync, check_ids
 from nanochat.wire import ROWS_OF_MEETINGS, WIRES
 
 IDS_TAG = 3
@@ -184,7 +185,8 @@ class LocalSync(Sync):
         how many steps it has made; then all meet after the next step of the foremost.
         """
         if self._agreed is None and (self.meeting_in() == 1 or self._stop or self.comm.posted(STOP_KEY)):
-            told = self.comm.exchange("the step before a meeting", [self.made, self._stop], patient=True)
+            what, fits = "the step before a meeting", row(count(), flag)
+            told = self.comm.exchange(what, [self.made, self._stop], patient=True, fits=fits)
             self._agreed = max(made for made, dummy in told) + 1, any(stop for dummy, stop in told)
         return self._mine, self._meets() and self._agreed is not None and self._agreed[1]
 
@@ -253,7 +255,8 @@ class LocalSync(Sync):
         """The loss of all ranks, and the ids of the rows that each has touched since the last meeting."""
         comm, mine = self.comm, torch.cat([touched.ids for touched in self._touched])
         comm.enter("sync")
-        told = comm.exchange("the meeting of all ranks", [len(mine), loss], patient=True)
+        fits = row(count(len(self._seen)), number)
+        told = comm.exchange("the meeting of all ranks", [len(mine), loss], patient=True, fits=fits)
         of_ranks = [torch.empty(int(count), dtype=torch.int32) for count, dummy in told]
         of_ranks[comm.rank] = mine.int()
         what = "the ids of rows"
@@ -261,6 +264,8 @@ class LocalSync(Sync):
         pending += [comm.send(of_ranks[comm.rank], rank, IDS_TAG, what) for rank in self.others]
         self._await(*pending)
         mean = sum(weight * one for weight, (dummy, one) in zip(self.weights, told, strict=True))
+        for rank, ids in enumerate(of_ranks):
+            check_ids(ids, len(self._seen), rank)
         return float(mean), [ids.long() for ids in of_ranks]
 
     def _begin_anew(self) -> None:

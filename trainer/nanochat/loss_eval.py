@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from nanochat.shares import spread
 
 Batch = tuple[Tensor, Tensor]
 
@@ -21,19 +24,28 @@ class TokenLosses(Protocol):
     def __call__(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor: ...
 
 
-def eval_steps(eval_tokens: int, rows: int, length: int, world: int) -> int:
-    """Batches of each rank in one evaluation; at least one, however few tokens were asked for."""
-    return max(1, eval_tokens // (rows * length * world))
+def eval_steps(eval_tokens: int, rows: int, length: int) -> int:
+    """Batches of one evaluation, over all ranks; at least one, however few tokens were asked for."""
+    return max(1, eval_tokens // (rows * length))
+
+
+def deal_out(batches: Iterable[Batch], rank: int, world: int) -> Iterator[Batch]:
+    """One rank's rows of batches that every rank reads alike: a batch for each rank, of the last few batches equal parts.
+
+    So the ranks evaluate together what one rank alone would, however many they are.
+    """
+    source = iter(batches)
+    while taken := list(itertools.islice(source, world)):
+        ids, targets = (torch.cat(parts) for parts in zip(*taken, strict=True))
+        sizes = spread(len(ids), world)
+        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        if sizes[rank]:
+            yield ids[mine], targets[mine]
 
 
 @torch.no_grad()
-def bits_per_byte(
-    model: TokenLosses,
-    batches: Iterable[Batch],
-    token_bytes: Tensor,
-    reduce: Callable[[Tensor], Tensor] | None = None,
-) -> float:
-    """Nats of all targets that stand for bytes, over ln 2 times those bytes; reduce sums a tensor over the ranks."""
+def nats_and_bytes(model: TokenLosses, batches: Iterable[Batch], token_bytes: Tensor) -> Tensor:
+    """The nats of all targets that stand for bytes, and those bytes; these totals add up over the ranks."""
     totals = torch.zeros(2, dtype=torch.float64)
     for ids, targets in batches:
         losses = model(ids, targets, reduction="none").flatten()
@@ -43,5 +55,10 @@ def bits_per_byte(
         counted = sizes > 0
         totals[0] += losses[counted].double().sum().cpu()
         totals[1] += sizes.sum().cpu()
-    nats, size = (reduce(totals) if reduce is not None else totals).tolist()
+    return totals
+
+
+def bits_per_byte(totals: Tensor) -> float:
+    """What the totals of all ranks come to."""
+    nats, size = totals.tolist()
     return nats / (math.log(2) * size) if size else math.inf

@@ -22,6 +22,7 @@ from torch import Tensor
 from nanochat import checkpoint_manager, dataloader, dataset, numerics
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.comm import Comm
+from nanochat.expected import listed, maybe, text
 from nanochat.optim_file import MUON, OptimizerLayout
 from nanochat.resume import gather_states
 from nanochat.shares import stream_rows
@@ -53,7 +54,7 @@ def begun_places(world: int) -> list[Json]:
 def save_alone(run: Run) -> str | None:
     """Save the last finished step without the other ranks; returns the sentence about it, None where nothing was lost."""
     step = run.progress.step
-    if step in (0, run.progress.resumed_from, *run.saved):
+    if not run.stage.trains or step in (0, run.progress.resumed_from, *run.saved):
         return None
     if checkpoint_manager.is_whole(run.checkpoints, step, run.comm.rank, deep=False):
         # Lost in the middle of a save, after this rank's part of it.
@@ -105,7 +106,7 @@ def merge_momentum(comm: Comm, state: Json, weights: Mapping[str, Tensor], names
     """Where ranks have saved alone, give every rank Muon's state of all matrices that any of them has saved; returns the
     names of those nobody has."""
     muon, share = state["muon"], state.pop(SHARE, None)
-    told = comm.exchange("whose momentum was saved", share, patient=True)
+    told = comm.exchange("whose momentum was saved", share, patient=True, fits=maybe(listed(text)))
     if all(one is None for one in told):
         return []
     missing = []
@@ -132,15 +133,20 @@ def merge_places(run: Run, loader: Mapping[str, Any]) -> list[Json]:
         return list(loader["ranks"])
     known = {int(state.pop("of")): state for state in told}
     places = []
-    for rank, rows in enumerate(loader["rows"]):
-        if rank not in known:
-            if loader["ranks"] is None:
-                return []
-            length = run.settings.max_seq_len
-            found = dataloader.replayed(run.tokenizer, run.data_dir, loader["ranks"][rank], rows, length)
-            known[rank] = {**found, "route": loader["mine"]["route"]}
-        places.append(known[rank])
+    for rank in range(len(loader["rows"])):
+        place = known.get(rank) or run.stage.lost_place(run, loader, rank)
+        if place is None:
+            return []
+        places.append({"route": loader["mine"]["route"], **place})
     return places
+
+
+def replayed(run: Run, loader: Mapping[str, Any], rank: int) -> Json | None:
+    """A lost rank's place in the shards; None where its last one is not known."""
+    if loader["ranks"] is None:
+        return None
+    last, rows = loader["ranks"][rank], loader["rows"][rank]
+    return dataloader.replayed(run.tokenizer, run.data_dir, last, rows, run.settings.max_seq_len)
 
 
 def dealt(run: Run, states: Sequence[Json]) -> list[Json] | None:

@@ -4,7 +4,8 @@
 """Which checkpoint a run goes on from, found by the ranks together, without storage that they share.
 
 Each checkpoint of ours is complete in every folder: weights, the optimizer of all ranks, the loaders of all ranks. So
-the ranks take the newest step that any of them has whole, and who lacks it gets the files from one that has it.
+the ranks take the newest step of their training (lineage.py) that any of them has whole, and who lacks it gets the files
+from one that has it.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from nanochat import checkpoint_manager as checkpoints
+from nanochat import lineage
 from nanochat.comm import CHUNK_BYTES, Comm
 from nanochat.common import BadCheckpoint, UserError, disk_cause, writable_folder
+from nanochat.expected import Fits, anything, count, flag, listed, matching, maybe, named, nothing, one_of, row
 from nanochat.optim_file import turned
 
 Json = dict[str, Any]
+# Of the tensors in a place in the data, and how many tokens may wait there for a row.
+DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.int64)}
+MOST_WAITING = 2**28
 
 
 def folder_leader(comm: Comm, folder: Path) -> int:
@@ -33,9 +40,11 @@ def folder_leader(comm: Comm, folder: Path) -> int:
     mine = f".rank{comm.rank}-{secrets.token_hex(8)}"
     (folder / mine).touch()
     try:
-        names = comm.exchange("the checkpoint folders", mine)
-        sharing = [rank for rank, name in enumerate(names) if (folder / name).exists()]
-        comm.exchange("the checkpoint folders, seen", None)
+        names = comm.exchange("the checkpoint folders", mine, fits=matching(r"\.rank\d+-[0-9a-f]{16}"))
+        # By the number in it, no rank passes off another's mark as its own.
+        own = [rank for rank, name in enumerate(names) if name.startswith(f".rank{rank}-")]
+        sharing = [rank for rank in own if (folder / names[rank]).exists()]
+        comm.exchange("the checkpoint folders, seen", None, fits=nothing)
     finally:
         (folder / mine).unlink(missing_ok=True)
     return min(sharing)
@@ -76,39 +85,53 @@ class Found(NamedTuple):
     own: bool = False
 
 
-def choose_step(comm: Comm, folder: Path, wanted: int, own: Callable[[int], bool] = lambda step: False) -> Found | None:
-    """The step to go on from: the one asked for, else (-1) the newest that any rank has whole; None if there is none.
+class Training(NamedTuple):
+    """The training that the ranks go on with (UNSAID: no checkpoint says), and its steps in this rank's folder."""
 
-    own: of which steps every rank should have its own part, since each has kept something else; where one has not, an
-    older step is preferred.
-    """
-    steps = [wanted] if wanted >= 0 else checkpoints.steps_in(folder)
-    told = comm.exchange("the steps of all checkpoints", steps)
+    id: str
+    steps: list[int]
+
+
+def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING) -> Training:
+    """The one training that all ranks go on with: the one that is wanted, else the one that their checkpoints are of."""
+    mine: dict[str, list[int]] = {}
+    here = checkpoints.steps_in(folder)
+    for step in here:
+        mine.setdefault(checkpoints.training_of(folder, step), []).append(step)
+    told = comm.exchange("the trainings of all checkpoints", [wanted, mine], fits=lineage.fits_told)
+    held = [steps for dummy, steps in told]
+    chosen = lineage.choose([name for name, dummy in told], held, variable)
+    parts = [step for step in here if not (folder / checkpoints.meta_name(step)).exists()]
+    return Training(chosen, lineage.steps_of(chosen, mine, held, parts))
+
+
+def name_training(comm: Comm, known: str) -> str:
+    """The id of the training that is known, or a new one for all ranks."""
+    told = comm.exchange("the id of this training", [known, secrets.token_hex(8)], fits=lineage.fits_named)
+    return lineage.choose([name for name, dummy in told], []) or str(told[0][1])
+
+
+def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None = None) -> Found | None:
+    """The step to go on from: the one asked for, else (-1) the newest of the training that any rank has whole; None if
+    there is none."""
+    mine = (training or find_training(comm, folder, "")).steps
+    steps = [wanted] if wanted >= 0 else mine
+    told = comm.exchange("the steps of all checkpoints", steps, fits=listed(count()))
     damaged: list[int] = []
-    second: Found | None = None
     for step in sorted({step for steps in told for step in steps}, reverse=True):
-        writer = writer_of(folder, step)
+        writer = writer_of(folder, step) if step in mine else None
         # A list without what it lists was whole once; without a list it is what a killed process leaves behind.
-        once = any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
-        mine = writer is not None and _holds_own(folder, step, writer, comm.rank)
-        answers = comm.exchange(f"whether step {step} is whole", [writer is not None, once, mine], patient=True)
-        some_whole, some_once, all_own = (
-            any(a[0] for a in answers),
-            any(a[1] for a in answers),
-            all(a[2] for a in answers),
-        )
-        if some_whole:
-            second = second or Found(step, writer, mine)
-            if all_own or not own(step):
-                return Found(step, writer, mine)
-        elif some_once:
+        once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
+        what, answer = f"whether step {step} is whole", [writer is not None, once]
+        answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
+        if any(whole for whole, dummy in answers):
+            return Found(step, writer, writer is not None and _holds_own(folder, step, writer, comm.rank))
+        if any(once for dummy, once in answers):
             damaged.append(step)
-    if second is not None:
-        return second
     if wanted >= 0:
         raise BadCheckpoint(
             f"--resume-from-step {wanted}: no rank has a whole checkpoint of that step in {folder}; "
-            f"there are files of steps {', '.join(map(str, checkpoints.steps_in(folder))) or 'none'}."
+            f"there are files of steps {', '.join(map(str, mine)) or 'none'}."
         )
     if damaged:
         raise BadCheckpoint(
@@ -126,11 +149,34 @@ class Held(NamedTuple):
     files: list[tuple[str, int, str]]
 
 
+def _held_of(step: int) -> Fits:
+    """The files of one step and no others: files of these names are written here."""
+    names = (checkpoints.model_name(step), checkpoints.meta_name(step))
+    patterns = [*map(re.escape, names), rf"optim_{step:06d}_rank(0|[1-9]\d{{0,5}})\.pt"]
+    model, meta, optimizer = (row(matching(one), count(), matching("[0-9a-f]{64}")) for one in patterns)
+    of_ours = row(flag, flag, row(model, meta, optimizer))
+    of_others = row(flag, flag, listed(lambda told: model(told) or meta(told) or optimizer(told)))
+
+    def fits(told: Any) -> bool:
+        if not of_others(told):
+            return False
+        whole, ours, files = told
+        told_names = [name for name, *dummy in files]
+        if ours:
+            return bool(whole) and of_ours(told)
+        return len(set(told_names)) == len(told_names) and (not whole or tuple(told_names[:2]) == names)
+
+    return fits
+
+
 def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
     """Give the files of a step to the folders that lack them; returns whose files to read."""
     mine = _held(folder, found) if leader == comm.rank else None
-    told = [held and Held(*held) for held in comm.exchange(f"who has step {found.step}", mine, patient=True)]
-    source = next(rank for rank, held in enumerate(told) if held and held.whole)
+    what, fits = f"who has step {found.step}", maybe(_held_of(found.step))
+    told = [held and Held(*held) for held in comm.exchange(what, mine, patient=True, fits=fits)]
+    source = next((rank for rank, held in enumerate(told) if held and held.whole), None)
+    if source is None:
+        raise BadCheckpoint(f"step {found.step} is whole on no rank any more; start again.")
     ours, wanted = told[source].ours, _wanted(told, source)
     lacking = {rank: _lacking(held, told[source], wanted) for rank, held in enumerate(told) if held}
     try:
@@ -252,11 +298,12 @@ def gather_states(comm: Comm, state: Json) -> list[Json]:
     plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
     shapes = {key: [str(v.dtype), list(v.shape)] for key, v in state.items() if isinstance(v, torch.Tensor)}
     gathered: list[Json] = []
-    for rank, (values, tensors) in enumerate(comm.exchange("the places in the data", [plain, shapes], patient=True)):
+    what, fits = "the places in the data", row(named(anything), named(row(one_of(DTYPES), row(count(MOST_WAITING)))))
+    for rank, (values, tensors) in enumerate(comm.exchange(what, [plain, shapes], patient=True, fits=fits)):
         one = dict(values)
         for key, (dtype, shape) in tensors.items():
-            mine = state[key] if rank == comm.rank else torch.empty(shape, dtype=getattr(torch, dtype.split(".")[1]))
-            comm.broadcast(mine, rank, "the places in the data")
+            mine = state[key] if rank == comm.rank else torch.empty(shape, dtype=DTYPES[dtype])
+            comm.broadcast(mine, rank, what)
             one[key] = mine
         gathered.append(one)
     return gathered

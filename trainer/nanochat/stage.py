@@ -17,11 +17,11 @@ import torch
 
 from nanochat import dataset
 from nanochat.common import UserError
-from nanochat.dataloader import BatchSource, Loader, Pair
+from nanochat.dataloader import BATCHES_AHEAD, BatchSource, Loader, Pair
 from nanochat.engine import SAMPLE_PROMPTS, complete
-from nanochat.loss_eval import eval_steps
+from nanochat.loss_eval import deal_out, eval_steps
 from nanochat.model import GPT, ModelConfig
-from nanochat.rescue import begun_places, dealt
+from nanochat.rescue import begun_places, dealt, replayed
 from nanochat.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
 from nanochat.settings import LIMITS, Settings
 from nanochat.shares import stream_rows
@@ -68,6 +68,10 @@ class Stage:
         """Where the ranks of this run go on exactly, by the places of those that made a checkpoint."""
         return dealt(run, states)
 
+    def lost_place(self, run: Run, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+        """Where a rank was that was lost, by what another one saved alone; None if that cannot be found again."""
+        return replayed(run, loader, rank)
+
     def targets(self, run: Run, rows: int) -> int:
         """How many tokens the loss of the current step is the mean of, in so many rows."""
         return rows * run.settings.max_seq_len
@@ -79,14 +83,18 @@ class Stage:
     def eval_batches(self, run: Run) -> int | None:
         """How many batches this rank evaluates; None where only their end tells."""
         settings = run.settings
-        return eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len, run.comm.world)
+        return -(-eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len) // run.comm.world)
 
     @contextlib.contextmanager
     def evaluation(self, run: Run) -> Iterator[Iterator[Pair]]:
         """This rank's part of the batches to evaluate on, in which all ranks take part."""
-        loader = shards_loader(run, "val", run.settings.device_batch_size, run.comm.rank)
+        settings = run.settings
+        steps = eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len)
+        # Every rank packs the rows of all: what is evaluated must not depend on how many they are.
+        ahead = BATCHES_AHEAD * run.comm.world
+        loader = shards_loader(run, "val", settings.device_batch_size, rank=0, world=1, ahead=ahead)
         try:
-            yield (loader.next_batch() for dummy in range(self.eval_batches(run) or 0))
+            yield deal_out((loader.next_batch() for dummy in range(steps)), run.comm.rank, run.comm.world)
         finally:
             loader.close()
 
@@ -104,16 +112,16 @@ def opener(
 
     def open_stream(stream: int) -> Loader:
         state = states[stream] if states else None
-        return shards_loader(run, "train", rows[stream], stream, position=position, state=state)
+        return shards_loader(run, "train", rows[stream], stream, run.comm.world, position=position, state=state)
 
     return open_stream
 
 
-def shards_loader(run: Run, split: str, rows: int, rank: int, **place: Any) -> Loader:
-    """One rank's batches out of the shards."""
+def shards_loader(run: Run, split: str, rows: int, rank: int, world: int, **more: Any) -> Loader:
+    """The batches of one rank of so many out of the shards."""
     return Loader(
-        run.tokenizer, run.data_dir, split, rows, run.settings.max_seq_len, rank, run.comm.world,
-        patience=run.settings.timeout_seconds, interrupted=lambda: run.stop_asked, **place,
+        run.tokenizer, run.data_dir, split, rows, run.settings.max_seq_len, rank, world,
+        patience=run.settings.timeout_seconds, interrupted=lambda: run.stop_asked, **more,
     )  # fmt: skip
 
 

@@ -32,8 +32,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanochat.causes import Cause
 from nanochat.comm import Comm, Pending
 from nanochat.common import UserError, cpu_flags
+from nanochat.expected import count, listed, row, text
 from nanochat.fused import TrainingPass, unique_ids
 from nanochat.gradients import HEAD, Part, is_table
 from nanochat.optim import ALL_ROWS, Optimizer
@@ -123,7 +125,9 @@ class Sync:
         self.comm.wait(*self.pending_ids)
         stop = any(bool(ids[0] & 1) for ids in self._ids)
         self.save_asked = any(bool(ids[0] & 2) for ids in self._ids)
-        self.busy = [float(ids[1]) * BUSY_UNIT for ids in self._ids]
+        self.busy = [max(0.0, float(ids[1]) * BUSY_UNIT) for ids in self._ids]
+        for rank, ids in enumerate(self._ids):
+            check_ids(ids[TOLD:], self.training.model.config.padded_vocab_size, rank)
         return unique_ids([ids[TOLD:] for ids in self._ids]).long().to(self.device), stop
 
     def start_step(self, token_ids: Tensor) -> None:
@@ -160,6 +164,17 @@ class Sync:
             del state["adamw"][HEAD]
             state["adamw"][HEAD] = self.training.shared_head.whole_state(self.optimizer)
         return state
+
+
+def check_ids(ids: Tensor, rows: int, rank: int) -> None:
+    """Refuse token ids of a rank that no table here has a row for."""
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+        raise UserError(
+            f"rank {rank} has token ids between {int(ids.min())} and {int(ids.max())}, but the tables have {rows} rows; "
+            "look at that host.",
+            Cause.BAD_DATA,
+            [rank],
+        )
 
 
 class AllReduceSync(Sync):
@@ -270,7 +285,7 @@ def alike(comm: Comm) -> bool:
     flags = sorted(cpu_flags())
     route = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     way = [platform.machine(), flags, torch.get_num_threads(), route]
-    told = comm.exchange("the kinds of CPU", way)
+    told = comm.exchange("the kinds of CPU", way, fits=row(text, listed(text), count(), text))
     return all(one == told[0] for one in told)
 
 

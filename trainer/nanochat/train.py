@@ -22,13 +22,17 @@ from nanochat.causes import Cause
 from nanochat.checkpoint_manager import NotSaved
 from nanochat.common import UserError
 from nanochat.dataloader import Pair
-from nanochat.local import first_meetings, kinds_of_meetings
-from nanochat.loss_eval import bits_per_byte
+from nanochat.expected import count, flag, listed, matching, maybe, one_of, row, text
+from nanochat.local import STOP_KEY, first_meetings, kinds_of_meetings
+from nanochat.loss_eval import bits_per_byte, nats_and_bytes
 from nanochat.phases import apart_at, enter_phase
 from nanochat.reshare import change_shares
 from nanochat.run import STEPS_NOT_TIMED, Batch, Run, checkpoint
 from nanochat.schedule import StepSchedule
 from nanochat.settings import user_config
+
+# Between two looks, in an evaluation, whether another rank is asked to stop.
+LOOK_SECONDS = 1.0
 
 
 def train(run: Run) -> str:
@@ -40,14 +44,15 @@ def train(run: Run) -> str:
     while True:
         last = progress.step == steps
         # A run that is asked to stop saves first of all; what is due now is done when it goes on from here.
-        if (last and eval_every > 0) or (not stop and due(progress.step, eval_every)):
-            evaluate(run)
-        if (last and settings.sample_every > 0) or (not stop and due(progress.step, settings.sample_every)):
+        if not stop and ((last and eval_every > 0) or due(progress.step, eval_every)):
+            stop = evaluate(run)
+        if not stop and ((last and settings.sample_every > 0) or due(progress.step, settings.sample_every)):
             sample(run)
         if progress.step != progress.resumed_from and (last or stop or saves(run, progress.step)):
             save(run, final=last or stop)
         if last or stop:
-            return "finished" if last else "stopped"
+            left_out = stop and (eval_every > 0 or settings.sample_every > 0)
+            return "finished" if last and not left_out else "stopped"
         enter_phase(run)
         stop = train_step(run)
         if progress.step in proofs:
@@ -58,7 +63,7 @@ def start_event(run: Run) -> None:
     """The first event of this attempt: what runs here, with what."""
     config, counts = dataclasses.asdict(run.model.config), run.model.parameter_counts()
     steps = run.plan.num_iterations if run.stage.trains else None
-    attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8))[0]
+    attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8), fits=matching("[0-9a-f]{16}"))[0]
     run.journal.open_tracker(run.progress.resumed_from is not None)
     run.journal.heartbeat.steps = steps or 0
     run.journal.record(
@@ -67,6 +72,7 @@ def start_event(run: Run) -> None:
         settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul,
         steps=steps, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
+        training=run.training_id, base=run.base or None,
         generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
     )  # fmt: skip
 
@@ -124,7 +130,7 @@ def prove_checkpoint(run: Run) -> None:
     """The weights of the last checkpoint gave a finite loss, on all ranks: only now may older ones go."""
     if run.unproven is not None and run.sync.met:
         run.unproven = None
-        checkpoint_manager.prune(run.checkpoints, run.comm.rank, run.settings.keep_checkpoints, run.saved)
+        checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)
 
 
 def spoilt(run: Run, loss: float) -> UserError:
@@ -132,7 +138,7 @@ def spoilt(run: Run, loss: float) -> UserError:
     step, older = run.progress.step, [step for step in run.saved if step < run.progress.step]
     how = "with lower learning rates or float32"
     if run.unproven == step:
-        checkpoint_manager.remove(run.checkpoints, step, run.comm.rank)
+        checkpoint_manager.remove(run.checkpoints, step)
         place = f"from step {older[-1]}" if older else "from scratch"
         todo = f"the checkpoint of these weights was removed; go on {place} {how}"
     elif run.progress.resumed_from == step:
@@ -206,33 +212,40 @@ def prove_identical(run: Run, when: str) -> None:
     run.journal.record("digest", run.progress.step, digest=digest, identical=True)
 
 
-def evaluate(run: Run) -> None:
-    """Bits per byte over the validation shard, which the ranks share out."""
+def evaluate(run: Run) -> bool:
+    """Bits per byte over the validation shard, which the ranks share out; whether it was broken off, since a rank is to stop."""
     run.comm.enter("eval", run.progress.step)
     begun, progress = time.perf_counter(), run.progress
     run.make_whole()
     with run.stage.evaluation(run) as batches:
-        told = told_batches(run, batches)
-        bpb = bits_per_byte(run.model, told, run.token_bytes, lambda totals: sum_patiently(run, totals))
+        totals = nats_and_bytes(run.model, told_batches(run, batches), run.token_bytes)
+    # One rank may take much longer for its part than another.
+    if any(run.comm.exchange("the evaluation of every rank", run.stop_asked, patient=True, fits=flag)):
+        run.journal.say(f"Step {progress.step:05d} | The evaluation was broken off, since the run is asked to stop")
+        return True
+    bpb = bits_per_byte(run.comm.all_reduce(totals, "the validation loss"))
     progress.val_bpb = bpb
     progress.min_val_bpb = min(bpb, progress.min_val_bpb)
     run.journal.say(f"Step {progress.step:05d} | Validation bpb: {bpb:.6f}")
     if run.comm.rank == 0:
         run.journal.record("eval", progress.step, val_bpb=bpb, seconds=time.perf_counter() - begun)
+    return False
 
 
 def told_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
-    """The batches on the run's device; the heartbeat tells how far the evaluation is, which may take longer than all else."""
-    of = run.stage.eval_batches(run)
+    """The batches on the run's device, until any rank is asked to stop; the heartbeat tells how far the evaluation is, which
+    may take longer than all else."""
+    of, looked = run.stage.eval_batches(run), time.monotonic()
     for number, (ids, targets) in enumerate(batches, start=1):
+        if run.stop_asked:
+            run.comm.post(STOP_KEY)
+            return
+        if time.monotonic() - looked > LOOK_SECONDS:
+            if run.comm.posted(STOP_KEY):
+                return
+            looked = time.monotonic()
         run.journal.heartbeat.evaluating(number, of)
         yield ids.to(run.device), targets.to(run.device)
-
-
-def sum_patiently(run: Run, totals: Tensor) -> Tensor:
-    """The sum over ranks of which one may take much longer for its share than another."""
-    run.comm.barrier("the evaluation of every rank")
-    return run.comm.all_reduce(totals, "the validation loss")
 
 
 def sample(run: Run) -> None:
@@ -277,12 +290,13 @@ def write(run: Run, contents: Mapping[str, Any]) -> NotSaved | None:
         run.journal.record("checkpoint", step, **saved._asdict())
     except NotSaved as failure:
         failed = [str(failure), failure.cause.value]
-    told = run.comm.exchange("the checkpoint", failed, patient=True)
+    fits = maybe(row(text, one_of([cause.value for cause in Cause])))
+    told = run.comm.exchange("the checkpoint", failed, patient=True, fits=fits)
     return next((NotSaved(one[0], Cause(one[1]), [rank]) for rank, one in enumerate(told) if one), None)
 
 
 def make_room(run: Run) -> bool:
     """Keep the last checkpoint that all ranks have and none before it; whether any rank had one to remove."""
     keep = min(1, run.settings.keep_checkpoints)
-    removed = checkpoint_manager.prune(run.checkpoints, run.comm.rank, keep, run.saved)
-    return any(run.comm.exchange("what was removed for the checkpoint", removed))
+    removed = checkpoint_manager.prune(run.checkpoints, keep, run.saved)
+    return any(run.comm.exchange("what was removed for the checkpoint", removed, fits=listed(count())))

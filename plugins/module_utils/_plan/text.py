@@ -86,7 +86,7 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
 def evaluation(plan: Plan) -> str:
     """What is measured, and in how many batches by each rank."""
     tokens, rows, length = plan["training"]["eval_tokens"], plan["training"]["device_batch"], plan["model"]["sequence"]
-    batches = max(1, tokens // (rows * length * plan["world"]))
+    batches = -(-max(1, tokens // (rows * length)) // plan["world"])
     return (
         f"{human(tokens)} tokens of the validation shard, {batches} x {plural(rows, 'row')} by each rank, "
         f"products {plan['training']['matmul']}, gives up after {plan['timeout_seconds']} s without a rank"

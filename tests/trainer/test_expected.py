@@ -1,0 +1,230 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A rank that says anything: nothing is written, nothing is allocated, and one sentence names it."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ranks
+import torch
+
+from nanochat import agreement, local, rescue, resume, run, sync, train
+from nanochat.causes import Cause
+from nanochat.comm import Comm, _beat, _farewell
+from nanochat.common import Ranks, UserError
+from nanochat.resume import Found
+
+ENDLESS = "[" * 10**5
+
+
+class Honest(Comm):
+    """Rank 0, to whom rank 1 says what it likes about one thing, and the same as rank 0 about all others."""
+
+    def __init__(self, about: str, evil: Any) -> None:
+        super().__init__(Ranks(0, 0, 2), 5.0)
+        self.about, self.evil = about, evil if evil is ENDLESS else json.dumps(evil)
+        self.asked = False
+
+    def words(self, what: str, word: str, patient: bool) -> list[str | bytes]:
+        self.asked = self.asked or what.startswith(self.about)
+        return [word, self.evil if what.startswith(self.about) else word]
+
+    def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
+        pytest.fail("nothing may be carried")
+
+
+def local_sync(comm: Comm) -> Any:
+    """As much of it as its exchanges need."""
+    made = object.__new__(local.LocalSync)
+    made.__dict__.update(
+        comm=comm, every=1, made=0, last=9, overlap=0, _agreed=None, _stop=False, _flight=None, others=[1],
+        _touched=[local.Touched(torch.arange(2), {}, 0)], _seen=torch.zeros(300, dtype=torch.bool),
+    )  # fmt: skip
+    return made
+
+
+def some_run(comm: Comm, folder: Path) -> Any:
+    return SimpleNamespace(
+        comm=comm, checkpoints=folder, saved=[], settings=SimpleNamespace(keep_checkpoints=2),
+        sync=SimpleNamespace(feedback={"a": torch.zeros(1)}), progress=SimpleNamespace(step=3),
+        shares=SimpleNamespace(rows=[1, 1]), journal=SimpleNamespace(record=lambda *dummy, **more: None),
+    )  # fmt: skip
+
+
+SHA = "0" * 64
+WEIGHTS = {"a": torch.zeros(2)}
+FILES = [["model_000005.pt", 3, SHA], ["meta_000005.json", 3, SHA], ["optim_000005_rank1.pt", 3, SHA]]
+
+
+def in_place_of(number: int, name: str, size: Any = 3, sha256: Any = SHA) -> list[Any]:
+    """A whole checkpoint of ours with another entry in it."""
+    return [True, True, [*FILES[:number], [name, size, sha256], *FILES[number + 1 :]]]
+
+
+NAMES = [
+    "./../../.bashrc", "../.bashrc", "/etc/passwd", "", ".", "model_000006.pt", "ckpt_000005_rank0.json", "model_000005.pt\n",
+    "model_000005.pt/../x", "optim_000005_rank1.pt/../../x", "optim_000005_rank٣.pt", "optim_000005_rank1234567.pt", "model_000005xpt",
+]  # fmt: skip
+CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
+    (
+        "the comparison of settings",
+        lambda comm, folder: agreement.agree(comm, {"a": 1}),
+        [
+            None,
+            [],
+            {"host": "x"},
+            {"host": 3, "facts": {}},
+            {"host": "x", "facts": {"a": 3}},
+            {"host": "x" * 10**5, "facts": {}},
+        ],
+    ),
+    ("the first weights", lambda comm, folder: agreement.start_alike(comm, WEIGHTS), [None, {}, {"b": "x"}, {"a": 3}]),
+    (
+        "the comparison of weights",
+        lambda comm, folder: agreement.check_identical(comm, WEIGHTS, "now"),
+        [None, {}, {"b": "x"}, {"a": []}],
+    ),
+    ("the checkpoint folders", lambda comm, folder: resume.folder_leader(comm, folder), [*NAMES, 3, None]),
+    (
+        "the steps of all",
+        lambda comm, folder: resume.choose_step(comm, folder, -1),
+        [None, "x", ["5"], [-1], [2.0], [True], [10**30], list(range(200_000))],
+    ),
+    (
+        "whether step",
+        lambda comm, folder: resume.choose_step(comm, folder, 5),
+        [None, [], [True, True], [1, 0, 0], {"0": True}],
+    ),
+    (
+        "who has step",
+        lambda comm, folder: resume.fetch(comm, folder, Found(5, None), 0),
+        [
+            *(in_place_of(number, name) for number in range(3) for name in NAMES),
+            *([True, False, [*FILES[:2], [name, 3, SHA]]] for name in NAMES),
+            in_place_of(0, FILES[0][0], -1),
+            in_place_of(0, FILES[0][0], 2.5),
+            in_place_of(0, FILES[0][0], 10**30),
+            in_place_of(0, FILES[0][0], 3, "x"),
+            [True, True, []],
+            [True, True, FILES[:2]],
+            [True, False, []],
+            [True, True, FILES * 2],
+            [False, True, FILES],
+            [True, False, [*FILES, FILES[2]]],
+            [1, 1, FILES],
+            {},
+            "x",
+            None,
+            [False, False, []],
+        ],
+    ),
+    (
+        "the places in the data",
+        lambda comm, folder: resume.gather_states(comm, {}),
+        [
+            [{}],
+            [[], {}],
+            [{}, []],
+            *(
+                [{}, {"tokens": shape}]
+                for shape in (
+                    ["torch.int64", [10**12]],
+                    ["torch.int64", [-1]],
+                    ["torch.int64", [3, 3]],
+                    ["torch.float64", [3]],
+                    ["os.system", [1]],
+                    3,
+                )
+            ),
+        ],
+    ),
+    (
+        "whose momentum",
+        lambda comm, folder: rescue.merge_momentum(comm, {"muon": {}}, {}, []),
+        ["x", [3], {}, ["x" * 10**5]],
+    ),
+    (
+        "the error feedback",
+        lambda comm, folder: run.restore_feedback(some_run(comm, folder), None),
+        [None, 1, [True]],
+    ),
+    (
+        "who knows which places",
+        lambda comm, folder: run.places_of(some_run(comm, folder), None),
+        [1, "mine", []],
+    ),
+    ("what was removed", lambda comm, folder: train.make_room(some_run(comm, folder)), [None, "x", [-1], ["x"]]),
+    (
+        "the step before a meeting",
+        lambda comm, folder: local_sync(comm).take_ids(),
+        [None, [1], [-1, False], [1.5, False], [10**30, False], [1, 1]],
+    ),
+    (
+        "the meeting of all ranks",
+        lambda comm, folder: local_sync(comm)._open(0.5),
+        [None, [301, 0.5], [10**12, 0.5], [-1, 0.5], [1, "x"], [1, None], [1]],
+    ),
+    ("the kinds of CPU", lambda comm, folder: sync.alike(comm), [None, 3, [1, 2, 3, 4]]),
+]
+
+
+@pytest.mark.parametrize(("about", "cross", "words"), CROSSINGS, ids=[about for about, dummy, dummy2 in CROSSINGS])
+def test_whatever_another_rank_says_is_refused_in_a_sentence_that_names_it(
+    about: str, cross: Callable[[Comm, Path], Any], words: list[Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "deep" / "checkpoints"
+    for word in [*words, ENDLESS]:
+        comm = Honest(about, word)
+        with pytest.raises(UserError) as caught:
+            cross(comm, folder)
+        assert comm.asked
+        if about != "who has step" or word not in (None, [False, False, []]):
+            assert str(caught.value).startswith(f"rank 1 says about {about}"), word
+            assert (caught.value.cause, caught.value.blames) == (Cause.CODE_DIFFERS, [1])
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()], word
+
+
+def test_no_exchange_takes_just_anything() -> None:
+    for path in sorted((ranks.TRAINER / "nanochat").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "exchange":
+                assert "fits" in [keyword.arg for keyword in node.keywords], f"{path.name}:{node.lineno}"
+
+
+@pytest.mark.parametrize("ids", [[-1, 3], [3, 300], [2**31 - 1], [-(2**31)]])
+def test_token_ids_without_a_row_are_refused(ids: list[int]) -> None:
+    sync.check_ids(torch.tensor([0, 299], dtype=torch.int32), 300, 1)
+    sync.check_ids(torch.empty(0, dtype=torch.int32), 300, 1)
+    with pytest.raises(UserError, match=r"rank 1 has token ids between .*, but the tables have 300 rows") as caught:
+        sync.check_ids(torch.tensor(ids, dtype=torch.int32), 300, 1)
+    assert caught.value.blames == [1]
+
+
+def test_last_words_and_beats_of_another_rank_are_read_whatever_they_are() -> None:
+    assert _farewell(json.dumps(["it\x1b[2J is full", "disk-full", [2]]).encode()) == (
+        "it [2J is full",
+        Cause.DISK_FULL,
+        [2],
+    )
+    assert _beat(b'[3, "a\\u001bb", "data", 4, 5]') == [3, "a b", "data", 4, 5]
+    for word in (
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'["x", "no cause", []]',
+        b'["x", "bug", ["2"]]',
+        b'{"error": 1}',
+        b"\xff",
+        ENDLESS.encode(),
+    ):
+        assert _farewell(word).cause is Cause.BUG
+        assert _beat(word)[1:] == ["never seen", "start", -1, 0]

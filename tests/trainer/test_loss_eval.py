@@ -1,0 +1,118 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Bits per byte: of the same tokens, and so the same figure, however many ranks share them out."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import ranks
+import torch
+from test_chat_sft import Chat
+from test_faults import ready
+from torch import Tensor
+
+from nanochat import train as training
+from nanochat.fine_tuning import FineTuning
+from nanochat.loss_eval import bits_per_byte, deal_out, eval_steps, nats_and_bytes
+from nanochat.settings import parse_chat
+
+if TYPE_CHECKING:
+    from nanochat.comm import Comm
+    from nanochat.run import Run
+
+HERE = "test_loss_eval"
+
+
+class Even:
+    """A model to which every token is as likely as any other."""
+
+    def __call__(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        assert reduction == "none"
+        return torch.full(targets.shape, math.log(512))
+
+
+def test_bits_per_byte_leaves_out_special_tokens_and_gaps() -> None:
+    sizes = torch.zeros(512, dtype=torch.int32)
+    sizes[:503] = torch.arange(503) % 4 + 1
+    targets = torch.tensor([[0, 1, 2], [503, -1, 3]])
+    counted, size = 4, 1 + 2 + 3 + 4
+    found = bits_per_byte(nats_and_bytes(Even(), [(targets, targets)] * 3, sizes))
+    assert found == pytest.approx(9 * counted / size)
+    assert bits_per_byte(nats_and_bytes(Even(), [], sizes)) == math.inf
+
+
+def test_an_evaluation_has_at_least_one_batch() -> None:
+    assert eval_steps(80 * 524288, 32, 2048) == 640
+    assert eval_steps(100, 32, 2048) == 1
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+@pytest.mark.parametrize("batches", [1, 5, 6])
+def test_every_row_is_dealt_out_once_and_nobody_has_a_batch_more(world: int, batches: int) -> None:
+    whole = [(torch.tensor([[2 * n], [2 * n + 1]]), torch.tensor([[-2 * n], [-2 * n - 1]])) for n in range(batches)]
+    dealt = [list(deal_out(whole, rank, world)) for rank in range(world)]
+    assert sorted(int(row) for one in dealt for ids, dummy in one for row in ids) == list(range(2 * batches))
+    assert all(torch.equal(ids, -targets) for one in dealt for ids, targets in one)
+    assert {sum(len(ids) for ids, dummy in one) for one in dealt} <= {2 * batches // world, -(-2 * batches // world)}
+    assert all(len(ids) <= 2 for one in dealt for ids, dummy in one)
+
+
+def fixed(run: Run) -> Run:
+    """Weights that depend on nothing but this line."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for dummy, weight in sorted(run.weights.items()):
+            weight.copy_(0.05 * torch.randn(weight.shape, generator=generator))
+    return run
+
+
+def evaluated(comm: Comm, folder: str) -> None:
+    """Of five batches of two rows, so that two and three ranks have rows left over; and of conversations."""
+    run = fixed(ready(comm, folder, "--eval-tokens", str(5 * 2 * 64)))
+    told = []
+    for stage in (run.stage, FineTuning(parse_chat(Chat(Path(folder), comm.world).argv([])[2:], lambda *dummy: {}))):
+        run.stage = stage
+        assert training.evaluate(run) is False
+        told.append(run.progress.val_bpb)
+    run.feed.loader.close()
+    print(json.dumps(told))
+
+
+# By one rank, of the very rows that upstream's loader gives one (golden/loader.json).
+GOLDEN = (2.6350925859, 8.5609157933)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_an_evaluation_gives_one_figure_however_many_ranks_share_it_out(world: int, tmp_path: Path) -> None:
+    outs = ranks.passed(ranks.call(HERE, "evaluated", world, str(tmp_path)))
+    assert [json.loads(out.splitlines()[-1]) for out in outs] == [
+        [pytest.approx(one, rel=1e-6) for one in GOLDEN]
+    ] * world
+
+
+def asked_to_stop(comm: Comm, folder: str) -> None:
+    """The last rank is asked to stop in its second batch, when the first one has far more to do than there is time for."""
+    training.LOOK_SECONDS = 0.0
+    run = ready(comm, folder, "--eval-tokens", str(10**8))
+    evaluating = run.journal.heartbeat.evaluating
+
+    def count(number: int, of: int | None) -> None:
+        evaluating(number, of)
+        run.stop_asked = comm.rank == comm.world - 1 and number > 1
+
+    run.journal.heartbeat.evaluating = count  # type: ignore[method-assign]
+    assert training.evaluate(run) is True
+    assert run.progress.val_bpb is None
+    run.feed.loader.close()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_an_evaluation_is_broken_off_where_any_rank_is_asked_to_stop(world: int, tmp_path: Path) -> None:
+    outs = ranks.passed(ranks.call(HERE, "asked_to_stop", world, str(tmp_path)))
+    assert "The evaluation was broken off" in outs[0]
