@@ -345,6 +345,22 @@ class Comm:
             return self.ask(lambda store: store.check([key]), GLANCE_SECONDS)
         return False
 
+    def leave_word(self, key: str, what: str, instead_of: str | None = None) -> None:
+        """Leave a word of this rank, for which the others may wait; one that all have read may go."""
+        if self.rendezvous is None:
+            return
+        self._tell(f"{key}/{self.rank}", "1", what)
+        if instead_of is not None:
+            self._forget(f"{instead_of}/{self.rank}", what)
+
+    def await_words(self, key: str, what: str) -> None:
+        """Go on when every rank has left that word, with patience for those that live. Unlike a barrier this may wait for a
+        rank that waits in an exchange meanwhile."""
+        begun = time.perf_counter()
+        for rank in range(self.world) if self.rendezvous is not None else ():
+            self._await(f"{key}/{rank}", rank, what, patient=True)
+        self.wait_seconds += time.perf_counter() - begun
+
     def _tell(self, key: str, value: str, what: str) -> None:
         self._asked(lambda store: store.set(key, value), what)
 
