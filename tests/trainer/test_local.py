@@ -319,7 +319,9 @@ def test_rows_travel_in_pieces_and_after_the_mean() -> None:
     ranks.passed(ranks.call(HERE, "small_pieces", 2, [4, [1, 1], 4]))
 
 
-def stop_apart(comm: Comm, told: int, every: int, overlap: int, slow: int, fast: int, stop_at: int, pause: float) -> None:
+def stop_apart(
+    comm: Comm, told: int, every: int, overlap: int, slow: int, fast: int, stop_at: int, pause: float
+) -> None:
     """Rank 0 has made so many steps when rank 1 has made more: all end after the same step, alike.
 
     told: the rank that is asked to stop, at one of its steps; pause: how long rank 0 goes on to rest, in timeouts.
