@@ -73,6 +73,10 @@ NAMES = [
     "./../../.bashrc", "../.bashrc", "/etc/passwd", "", ".", "model_000006.pt", "ckpt_000005_rank0.json", "model_000005.pt\n",
     "model_000005.pt/../x", "optim_000005_rank1.pt/../../x", "optim_000005_rank٣.pt", "optim_000005_rank1234567.pt", "model_000005xpt",
 ]  # fmt: skip
+PLACES = [
+    {"x": 1}, {"cursor": 3}, {"cursor": [1, 2, 3]}, {"cursor": [0, 0, 1, "x"]}, {"cursor": [0, 0, 1, 1, [], {"pq_idx": 1}]},
+    {"cursor": [0, 0, 1, 1, [[1]], None]}, {"rank": "0"}, {"files": "x"}, {"route": 3}, {"of": -2},
+]  # fmt: skip
 CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     (
         "the comparison of settings",
@@ -133,6 +137,7 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
             [{}],
             [[], {}],
             [{}, []],
+            *([place, {}] for place in PLACES),
             *(
                 [{}, {"tokens": shape}]
                 for shape in (
