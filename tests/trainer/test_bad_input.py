@@ -186,16 +186,29 @@ def test_any_meta_file(content: Any, broken: bytes | None) -> None:
         folder = Path(name)
         (folder / checkpoints.meta_name(5)).write_bytes(spoilt(content, broken))
         with told(), run.understood(folder, 5):
-            meta = checkpoints.load_meta(folder, 5)
-            config: Any = dataclasses.make_dataclass("Config", [("depth", int)])(3)
-            some: Any = SimpleNamespace(
-                plan=SimpleNamespace(num_iterations=10), checkpoints=folder, model=SimpleNamespace(config=config)
-            )
-            run.check_same_model(some, meta, 5)
-            progress = run.Progress()
-            run.restore_progress(progress, meta, 5)
-            assert isinstance(progress.smooth_loss, float)
-            dataloader._checked(run.place_in_data(meta, []), 3, folder)
+            take_meta(folder)
+
+
+def take_meta(folder: Path) -> run.Progress:
+    """What is made of the meta file of step 5."""
+    meta, progress = checkpoints.load_meta(folder, 5), run.Progress()
+    config = dataclasses.make_dataclass("Config", [("depth", int)])(3)
+    some: Any = SimpleNamespace(model=SimpleNamespace(config=config))
+    run.check_same_model(some, meta, folder, 5)
+    run.restore_progress(progress, meta, 5)
+    assert isinstance(progress.smooth_loss, float)
+    dataloader._checked(run.place_in_data(meta, []), 3, folder)
+    return progress
+
+
+def test_a_sound_meta_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    """By the same calls, of which any may be refused above."""
+    loop = {"min_val_bpb": 1.5, "smooth_train_loss": 2.5, "total_training_time": 3.5}
+    place = {"pq_idx": 1, "rg_idx": 2, "epoch": 1}
+    meta = {"model_config": MODEL, "loop_state": loop, "val_bpb": 1.75, "dataloader_state_dict": place}
+    (tmp_path / checkpoints.meta_name(5)).write_text(json.dumps(meta))
+    taken = take_meta(tmp_path)
+    assert (taken.step, taken.min_val_bpb, taken.smooth_loss, taken.val_bpb) == (5, 1.5, 2.5, 1.75)
 
 
 @cases(300)

@@ -9,6 +9,8 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ranks
@@ -17,8 +19,10 @@ import torch
 from trainings import DATA, FLAGS, Job
 
 from nanochat import conversation, tokenizer
-from nanochat.chat_loader import ChatLoader, Talks, epoch_batches, pack
+from nanochat.chat_loader import ChatBatch, ChatLoader, Talks, epoch_batches, pack
 from nanochat.common import DataError
+from nanochat.dataloader import Cursor
+from nanochat.fine_tuning import FineTuning
 from nanochat.ops import IGNORED
 
 TALKS = ranks.HERE.parents[1] / "trainer" / "data" / "conversations.jsonl"
@@ -61,6 +65,15 @@ def test_each_conversation_comes_once_in_an_epoch_and_only_answers_are_targets(t
         found += targets[targets != IGNORED].tolist()
     assert sorted(found) == sorted(wanted)
     assert len(batches) > 1
+
+
+@pytest.mark.parametrize(("apart", "counted", "here", "wanted"), [(False, 9, 4, 9), (True, 9, 4, 4), (True, 9, 0, 1)])
+def test_a_loss_is_the_mean_over_what_is_learnt_by_those_who_make_the_step(
+    apart: bool, counted: int, here: int, wanted: int
+) -> None:
+    loader = SimpleNamespace(last=ChatBatch(Cursor(0, 0, 1, 0), counted, here))
+    some: Any = SimpleNamespace(apart=apart, feed=SimpleNamespace(loader=loader))
+    assert FineTuning.targets(object.__new__(FineTuning), some, 3) == wanted
 
 
 def test_a_conversation_that_is_too_long_keeps_its_beginning(talks: Talks, tmp_path: Path) -> None:

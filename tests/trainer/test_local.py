@@ -239,11 +239,27 @@ def test_a_step_whose_own_part_one_rank_has_lost_is_passed_over(tmp_path: Path, 
     assert job.events("digest")[-1]["digest"] == uninterrupted.events("digest")[-1]["digest"]
 
 
-@pytest.mark.parametrize(("world", "flags"), [(3, LONG), (2, ("--sync", "exact", "--num-iterations", "31")), (1, LONG)])
+@pytest.mark.parametrize(
+    ("world", "flags", "phases", "close"),
+    [
+        (3, LONG, [(29, False)], 0.04),
+        # Both ranks' own losses of their rows at a meeting, or one of all rows.
+        (2, ("--sync", "exact", "--num-iterations", "31"), [], 1e-4),
+        (1, LONG, [], 0.04),
+    ],
+)
 def test_a_run_of_local_steps_goes_on_in_other_ways(
-    world: int, flags: tuple[str, ...], tmp_path: Path, uninterrupted: Job
+    world: int, flags: tuple[str, ...], phases: list[tuple[int, bool]], close: float, tmp_path: Path, uninterrupted: Job
 ) -> None:
-    went_on(tmp_path, uninterrupted, world, 26, flags)
+    job = went_on(tmp_path, uninterrupted, world, 26, flags)
+    before = len(uninterrupted.events("phase"))
+    assert [(event["step"], event["apart"]) for event in job.events("phase")][before:] == phases
+    steps = job.events("step")[-5:]
+    assert [event["step"] for event in steps] == [26, 27, 28, 29, 30]
+    both = [uninterrupted.events("step", rank)[26]["loss"] for rank in (0, 1)]
+    assert steps[0]["loss"] == pytest.approx(sum(both) / 2, rel=close)
+    # With what it had learnt, and with momentum.
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.1 < uninterrupted.events("step")[0]["loss"] - 0.5
 
 
 def test_local_steps_take_up_a_run_of_common_ones(tmp_path: Path) -> None:
@@ -319,23 +335,29 @@ def test_rows_travel_in_pieces_and_after_the_mean() -> None:
     ranks.passed(ranks.call(HERE, "small_pieces", 2, [4, [1, 1], 4]))
 
 
-def stop_apart(comm: Comm, told: int) -> None:
-    """One rank is far ahead when another is asked to stop: all end after the same step, alike."""
+def stop_apart(
+    comm: Comm, told: int, every: int, overlap: int, slow: int, fast: int, stop_at: int, pause: float
+) -> None:
+    """Rank 0 has made so many steps when rank 1 has made more: all end after the same step, alike.
+
+    told: the rank that is asked to stop, at one of its steps; pause: how long rank 0 goes on to rest, in timeouts.
+    """
     torch.set_num_threads(1)
+    comm.timeout = 6.0
     model = tiny_model()
     training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
-    sync = LocalSync(comm, training, optimizer, [LENGTH] * comm.world, 1000)
+    sync = LocalSync(comm, training, optimizer, [LENGTH] * comm.world, every, overlap=overlap)
     sync.begin(0, 5000)
     drawn = torch.randint(VOCABULARY, (1, LENGTH + 1), generator=torch.Generator().manual_seed(comm.rank))
     stop = False
     while not stop:
-        ahead = comm.rank == 1 and sync.made == 7
-        if comm.rank == 0 and sync.made == 3:
+        if comm.rank == 0 and sync.made == slow:
             while not comm.posted("ahead"):
                 time.sleep(0.01)
-        if ahead:
+            time.sleep(pause * comm.timeout)
+        if comm.rank == 1 and sync.made == fast:
             comm.post("ahead")
-        sync.offer_ids([drawn[:, :-1]], stop=comm.rank == told and sync.made == (3 if told == 0 else 7))
+        sync.offer_ids([drawn[:, :-1]], stop=comm.rank == told and sync.made == stop_at)
         token_ids, stop = sync.take_ids()
         optimizer.prepare(token_ids)
         training.start_step(token_ids)
@@ -345,8 +367,19 @@ def stop_apart(comm: Comm, told: int) -> None:
     print(json.dumps([sync.made, digests({name: p.detach() for name, p in model.named_parameters()})]))
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_a_stop_calls_an_early_meeting_of_ranks_that_are_apart(told: int) -> None:
-    outs = [json.loads(out) for out in ranks.passed(ranks.call(HERE, "stop_apart", 2, told))]
+@pytest.mark.parametrize(
+    "case",
+    [
+        (0, 1000, 0, 3, 7, 3, 0.0),
+        (1, 1000, 0, 3, 7, 7, 0.0),
+        # The fast rank waits for a mean that the slow one would send two steps later only.
+        (0, 8, 6, 9, 13, 9, 0.0),
+        (1, 8, 6, 9, 13, 13, 0.0),
+        # It waits longer than one timeout, for a rank that lives.
+        (0, 8, 6, 9, 13, 15, 1.5),
+    ],
+)
+def test_a_stop_calls_an_early_meeting_of_ranks_that_are_apart(case: tuple[float, ...]) -> None:
+    outs = [json.loads(out) for out in ranks.passed(ranks.call(HERE, "stop_apart", 2, *case))]
     assert outs[0] == outs[1]
-    assert 8 <= outs[0][0] < 900
+    assert case[4] < outs[0][0] < 900

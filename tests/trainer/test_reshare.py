@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import ranks
+import torch
 from test_faults import ready
 from trainings import STEPS, Job
 
 from nanochat import balance
+from nanochat.balance import Shares
+from nanochat.reshare import change_shares
 from nanochat.run import Feed
-from nanochat.train import start_event, train
+from nanochat.schedule import StepSchedule
+from nanochat.train import start_event, train, train_step
 
 if TYPE_CHECKING:
     from nanochat.comm import Comm
@@ -48,6 +52,29 @@ def train_slowed(comm: Comm, folder: str, *flags: str) -> None:
     run.balancer.hear = hear  # type: ignore[method-assign]
     run.journal.end(train(run))
     run.feed.loader.close()
+
+
+def change_by_hand(comm: Comm, folder: str) -> None:
+    """What a change of shares leaves as it was, besides weights and places: all that is this rank's own."""
+    run = ready(comm, folder, "--sync", "int8")
+    for dummy in range(3):
+        train_step(run)
+    old, schedule = run.sync, run.optimizer.schedule
+    old.save_asked = True
+    left = {name: values.clone() for name, values in old.feedback.items()}
+    change_shares(run, Shares([11, 1], []))
+    assert run.sync is not old and run.sync.save_asked
+    assert run.optimizer.schedule == schedule != StepSchedule.at(run.plan, 0)
+    kept = {name: (old.owners.get(name) == comm.rank) == (run.sync.owners.get(name) == comm.rank) for name in left}
+    assert set(kept.values()) == {True, False}
+    for name, values in run.sync.feedback.items():
+        assert left[name].any(), name
+        assert torch.equal(values, left[name] if kept[name] else torch.zeros_like(values)), name
+    run.feed.loader.close()
+
+
+def test_a_change_keeps_what_each_rank_has_to_itself(tmp_path: Path) -> None:
+    ranks.passed(ranks.call(HERE, "change_by_hand", 2, str(tmp_path)))
 
 
 def losses(job: Job) -> list[float]:

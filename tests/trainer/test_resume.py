@@ -265,3 +265,13 @@ def test_a_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:
     assert meta["loop_state"]["min_val_bpb"] == pytest.approx(min(event["val_bpb"] for event in job.events("eval")))
     assert meta["dataloader_state_dict"].keys() == {"pq_idx", "rg_idx", "epoch"}
     assert meta["total_batch_size"] == 768
+
+
+def test_error_feedback_of_matrices_that_change_hands_starts_at_zero(tmp_path: Path) -> None:
+    """What was left of a gradient says nothing about an update, and the other way round."""
+    job, flags = Job(tmp_path, 2), ("--sync", "int4", "--head", "shared", "--rank-rows", "6,6")
+    job.run(*flags, "--head-shares", "1,1", "--num-iterations", "4")
+    shutil.copytree(tmp_path, tmp_path / "again", symlinks=True)
+    assert "Error feedback" not in job.run(*flags, "--head-shares", "1,1", "--num-iterations", "6", "--resume")[0]
+    other = Job(tmp_path / "again", 2).run(*flags, "--head-shares", "9,1", "--num-iterations", "6", "--resume")[0]
+    assert "Error feedback starts at zero on rank 0, 1" in other

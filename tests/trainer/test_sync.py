@@ -41,8 +41,13 @@ def tiny_model() -> GPT:
     return model
 
 
-def train(comm: Comm, mode: str, rows: list[int]) -> tuple[dict[str, Tensor], list[float], dict[str, Tensor]]:
-    """Some steps over rows that all ranks draw alike and share out; weights, losses and Muon's whole state."""
+def train(
+    comm: Comm, mode: str, rows: list[int], left: dict[str, Tensor] | None = None
+) -> tuple[dict[str, Tensor], list[float], dict[str, Tensor]]:
+    """Some steps over rows that all ranks draw alike and share out; weights, losses and Muon's whole state.
+
+    left: takes the error feedback of this rank.
+    """
     torch.set_num_threads(1)
     model = tiny_model()
     with pytest.MonkeyPatch.context() as patch:
@@ -75,6 +80,8 @@ def train(comm: Comm, mode: str, rows: list[int]) -> tuple[dict[str, Tensor], li
             )
         losses.append(sync.step(loss, StepSchedule(0.5, 0.9, 0.01)))
     optimizer.catch_up()
+    if left is not None:
+        left.update(sync.feedback)
     weights = {name: p.detach() for name, p in model.named_parameters()}
     muon = {f"{n} {part}": t for n, state in sync.whole_state()["muon"].items() for part, t in state.items()}
     return weights, losses, muon
@@ -142,6 +149,18 @@ def test_field_21_ranks_train_one_model(mode: str, rows: list[int], trained: tup
         # AdamW makes much of rounding in a gradient that is near zero, as those of single numbers can be.
         if not loose or expected.numel() > 100:
             assert error < (loose or 1e-4), name
+
+
+def feedback_by_hand(comm: Comm) -> None:
+    """What rounding has left is kept of every gradient that this rank sends, and of every update that is its to make."""
+    left: dict[str, Tensor] = {}
+    train(comm, "int8", [3, 3], left)
+    assert gradients.HEAD in left and len(left) > 20
+    assert [name for name, values in left.items() if not values.any()] == []
+
+
+def test_every_rank_keeps_what_rounding_left_of_gradients_and_updates() -> None:
+    ranks.passed(ranks.call(HERE, "feedback_by_hand", 2))
 
 
 @pytest.mark.parametrize(("mode", "bits"), [("int8", 8), ("int4", 4)])

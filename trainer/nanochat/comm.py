@@ -345,6 +345,22 @@ class Comm:
             return self.ask(lambda store: store.check([key]), GLANCE_SECONDS)
         return False
 
+    def leave_word(self, key: str, what: str, instead_of: str | None = None) -> None:
+        """Leave a word of this rank, for which the others may wait; one that all have read may go."""
+        if self.rendezvous is None:
+            return
+        self._tell(f"{key}/{self.rank}", "1", what)
+        if instead_of is not None:
+            self._forget(f"{instead_of}/{self.rank}", what)
+
+    def await_words(self, key: str, what: str) -> None:
+        """Go on when every rank has left that word, with patience for those that live. Unlike a barrier this may wait for a
+        rank that waits in an exchange meanwhile."""
+        begun = time.perf_counter()
+        for rank in range(self.world) if self.rendezvous is not None else ():
+            self._await(f"{key}/{rank}", rank, what, patient=True)
+        self.wait_seconds += time.perf_counter() - begun
+
     def _tell(self, key: str, value: str, what: str) -> None:
         self._asked(lambda store: store.set(key, value), what)
 
@@ -490,11 +506,6 @@ def _look(store: Store, key: str, rank: int) -> tuple[bytes | None, bytes, bool]
     return (value, b"", False) if value is not None else (None, _beat_of(store, rank), store.check([f"left/{rank}"]))
 
 
-def _plain(text: str) -> str:
-    """Another rank's text as it may stand in a log or on a terminal."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
 def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
     """A rank's word, if it is one that this trainer says there."""
     with contextlib.suppress(ValueError, RecursionError):
@@ -513,7 +524,7 @@ def _beat(word: bytes) -> list[Any]:
     with contextlib.suppress(ValueError, RecursionError):
         told = json.loads(word)
         if row(count(), text, text, number, number)(told):
-            return [_plain(one) if isinstance(one, str) else one for one in told]
+            return list(told)
     return [0, "never seen", "start", -1, 0]
 
 
@@ -521,7 +532,7 @@ def _farewell(word: bytes) -> Farewell:
     with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(word)
         if row(text, one_of([cause.value for cause in Cause]), listed(count()))(said):
-            return Farewell(_plain(said[0]), Cause(said[1]), said[2])
+            return Farewell(said[0], Cause(said[1]), said[2])
     return Farewell("nothing that can be understood", Cause.BUG, [])
 
 

@@ -42,6 +42,7 @@ from nanochat.sync import Sync, check_ids
 from nanochat.wire import ROWS_OF_MEETINGS, WIRES
 
 IDS_TAG = 3
+MEANS = "the means of all ranks"
 STOP_KEY = "stop"
 # By what name a checkpoint has the momentum of the meetings.
 MOMENTUM_KEY = "meetings"
@@ -124,6 +125,11 @@ class Flight(NamedTuple):
     lands_at: int
 
 
+def means_of(step: int) -> str:
+    """By what word a rank says that its mean of the meeting after so many steps is on its way."""
+    return f"means/{step}"
+
+
 class LocalSync(Sync):
     """Steps of one's own, and every so many of them a meeting."""
 
@@ -153,6 +159,7 @@ class LocalSync(Sync):
         self.made, self.last, self.met = 0, 0, False
         self._anchored = False
         self._flight: Flight | None = None
+        self._sent: str | None = None  # under which word the others know that our last mean is on its way
         self._mine, self._stop = torch.empty(0, dtype=torch.int64), False
         # The count of steps at which all ranks have agreed to meet, and whether the run ends there.
         self._agreed: tuple[int, bool] | None = None
@@ -185,6 +192,8 @@ class LocalSync(Sync):
         how many steps it has made; then all meet after the next step of the foremost.
         """
         if self._agreed is None and (self.meeting_in() == 1 or self._stop or self.comm.posted(STOP_KEY)):
+            # A rank that is further on may be waiting for our mean, and come to this exchange only when it has it.
+            self._reduce()
             what, fits = "the step before a meeting", row(count(), flag)
             told = self.comm.exchange(what, [self.made, self._stop], patient=True, fits=fits)
             self._agreed = max(made for made, dummy in told) + 1, any(stop for dummy, stop in told)
@@ -230,7 +239,16 @@ class LocalSync(Sync):
         if meets or self.made == flight.lands_at:
             self._land(flight)
         elif self.made == flight.reduced_at:
-            self.dense.reduce()
+            self._reduce()
+
+    def _reduce(self) -> None:
+        """Send the mean that is ours to send, if means travel and that was not done, and say so."""
+        if self._flight is None or self._sent == (word := means_of(self._flight.step)):
+            return
+        self.dense.reduce()
+        # Those who have come to this meeting have landed from the last one.
+        self.comm.leave_word(word, MEANS, instead_of=self._sent)
+        self._sent = word
 
     # -- a meeting
 
@@ -295,6 +313,9 @@ class LocalSync(Sync):
     def _land(self, flight: Flight) -> None:
         """The means have come, of a meeting some steps back: rows that have rested since then are as on all ranks, and
         those touched since move by what the mean has beyond this rank's own change."""
+        self._reduce()
+        # A slow rank may be many steps away from sending its mean.
+        self.comm.await_words(means_of(flight.step), MEANS)
         self._flight = None
         self.dense.land()
         optimizer, ids = self.optimizer, flight.ids

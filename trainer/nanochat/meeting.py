@@ -144,14 +144,15 @@ class DenseMeeting:
 
     def land(self) -> None:
         """Go on from the means, which lie some steps back, with what this rank has changed since."""
-        if self._mean_change is None:
-            self.reduce()
+        self.reduce()
         for parameter, moved in self._parts(self._step(self._arrived()).sub_(self.change)):
             parameter.add_(moved)
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Sum our part of all ranks' changes, and send the mean of it."""
+        """Sum our part of all ranks' changes, and send the mean of it; once a meeting, however often it is asked for."""
+        if self._mean_change is not None:
+            return
         mean = self._mean_change = torch.empty_like(self.change)
         what, me = "the mean change of the weights", self.comm.rank
         for number, parts in enumerate(self._arriving):

@@ -16,7 +16,7 @@ What it saves and loads has the layout of optim_file.py, with the parts of all r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,11 @@ class Touched:
 
         torch.nn.Embedding.forward = watched  # type: ignore[method-assign, assignment]
 
+    def forget(self, parameters: Iterable[Tensor]) -> None:
+        """What was read of these counts no more: their step is made."""
+        for parameter in parameters:
+            self.ids.pop(parameter, None)
+
     def take(self, tables: Sequence[Tensor]) -> Tensor:
         """Token ids read since this was last asked, of all tables together, as often as they were read."""
         taken = [self.ids.pop(table) for table in tables if table in self.ids]
@@ -81,6 +86,8 @@ class Joined:
         if not self.whole:
             total = self._sum_small([pack])[0]
             self.original["step"]()
+            # Nobody asked which rows were touched.
+            self.touched.forget(p for group in groups for p in group["params"])
             return total
         adamw = [group for group in groups if group["kind"] == "adamw"]
         total = self._average([p for group in adamw for p in group["params"] if p.grad is not None], pack)
