@@ -163,8 +163,8 @@ def test_any_list_of_a_checkpoint(content: Any, broken: bytes | None) -> None:
         assert checkpoints.whole_steps(folder, 0) in ([], [5])
         assert checkpoints.steps_in(folder) == [5]
         assert resume.writer_of(folder, 5) in (None, 0)
-        checkpoints.prune(folder, 0, 1, [6])
-        checkpoints.set_aside(folder, -1)
+        checkpoints.prune(folder, 1, [6])
+        checkpoints.set_aside(folder, checkpoints.steps_in(folder))
 
 
 MODEL = {"depth": 3}

@@ -192,32 +192,41 @@ def test_only_what_all_ranks_have_lets_older_ones_go(tmp_path: Path) -> None:
         save(tmp_path, step)
         save(tmp_path, step, rank=1)
     (tmp_path / "notes.txt").write_text("mine")
-    assert checkpoints.prune(tmp_path, 0, 2, [10]) == []
-    assert checkpoints.prune(tmp_path, 0, 2, [10, 20, 30]) == [10]
+    assert checkpoints.prune(tmp_path, 2, [10]) == []
+    assert checkpoints.prune(tmp_path, 2, [10, 20, 30]) == [10]
     assert checkpoints.whole_steps(tmp_path, 0) == [20, 30, 40]
-    assert checkpoints.is_whole(tmp_path, 10, 1)
-    assert checkpoints.prune(tmp_path, 1, 2, [10, 20, 30, 40]) == [10, 20]
-    assert checkpoints.prune(tmp_path, 0, -1, [10, 20, 30, 40]) == []
+    assert checkpoints.whole_steps(tmp_path, 1) == [20, 30, 40]
+    assert checkpoints.prune(tmp_path, -1, [10, 20, 30, 40]) == []
     assert "notes.txt" in names(tmp_path)
     assert not any("000010" in name for name in names(tmp_path))
+
+
+def test_a_host_whose_number_changes_leaves_no_checkpoints_behind(tmp_path: Path) -> None:
+    made = []
+    for step, rank in ((10, 2), (20, 1), (30, 0), (40, 1), (50, 2)):
+        save(tmp_path, step, rank=rank)
+        made.append(step)
+        checkpoints.prune(tmp_path, 1, made)
+    assert checkpoints.steps_in(tmp_path) == [50]
 
 
 def test_checkpoints_of_upstream_are_never_removed(tmp_path: Path) -> None:
     save(tmp_path, 10)
     save(tmp_path, 20)
     (tmp_path / "ckpt_000010_rank0.json").unlink()
-    assert checkpoints.prune(tmp_path, 0, 1, [10, 20]) == []
+    assert checkpoints.prune(tmp_path, 1, [10, 20]) == []
     assert checkpoints.whole_steps(tmp_path, 0) == [10, 20]
 
 
-def test_what_an_interrupted_save_left_is_swept_for_this_rank_only(tmp_path: Path) -> None:
+def test_what_interrupted_saves_left_is_swept_whichever_number_the_rank_had(tmp_path: Path) -> None:
     save(tmp_path, 10)
-    for rank in (0, 1):
+    kept = set(names(tmp_path))
+    for rank in (0, 12):
         (tmp_path / f".model_000020.pt.rank{rank}.tmp").write_bytes(b"half")
-    checkpoints.sweep(tmp_path, 0)
-    assert ".model_000020.pt.rank0.tmp" not in names(tmp_path)
-    assert ".model_000020.pt.rank1.tmp" in names(tmp_path)
-    assert checkpoints.whole_steps(tmp_path, 0) == [10]
+        (tmp_path / f".rank{rank}-0123456789abcdef").touch()
+    (tmp_path / ".writable-0123456789abcdef").touch()
+    checkpoints.sweep(tmp_path)
+    assert set(names(tmp_path)) == kept
 
 
 def test_a_file_from_another_rank_appears_only_if_it_came_as_it_left(tmp_path: Path) -> None:
@@ -261,7 +270,7 @@ def test_bad_files_are_named_and_run_nothing(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_folder_that_does_not_exist_holds_no_steps(tmp_path: Path) -> None:
     assert checkpoints.whole_steps(tmp_path / "none", 0) == []
-    assert checkpoints.prune(tmp_path / "none", 0, 1, [1, 2]) == []
+    assert checkpoints.prune(tmp_path / "none", 1, [1, 2]) == []
 
 
 def test_a_save_whose_list_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,20 +290,12 @@ def test_a_save_whose_list_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_marks_of_killed_ranks_are_swept(tmp_path: Path) -> None:
-    mine, others = [".rank1-0123456789abcdef", ".writable-0123456789abcdef"], [".rank0-0123456789abcdef", "notes"]
-    for name in mine + others:
-        (tmp_path / name).touch()
-    checkpoints.sweep(tmp_path, 1)
-    assert {path.name for path in tmp_path.iterdir()} == set(others)
-
-
 def test_what_is_set_aside_is_numbered_and_nothing_is_replaced(tmp_path: Path) -> None:
-    assert checkpoints.set_aside(tmp_path, -1) is None
+    assert checkpoints.set_aside(tmp_path, [10]) is None
     for dummy in range(2):
         save(tmp_path, 10)
         save(tmp_path, 20)
-        moved = checkpoints.set_aside(tmp_path, 10)
-    assert moved == (tmp_path / "earlier-2", [20])
+        moved = checkpoints.set_aside(tmp_path, [20, 30])
+    assert moved == tmp_path / "earlier-2"
     assert checkpoints.whole_steps(tmp_path, 0) == [10]
     assert [checkpoints.whole_steps(tmp_path / f"earlier-{n}", 0) for n in (1, 2)] == [[20], [20]]

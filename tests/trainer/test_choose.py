@@ -19,7 +19,7 @@ from nanochat import checkpoint_manager as checkpoints
 from nanochat import comm as comm_module
 from nanochat import resume
 from nanochat.comm import Comm
-from nanochat.common import BadCheckpoint, Ranks
+from nanochat.common import BadCheckpoint, Ranks, UserError
 from nanochat.optim_file import OURS_KEY, turned
 from nanochat.resume import Found
 
@@ -82,19 +82,24 @@ class Hosts:
         for folder in self.folders:
             folder.mkdir()
 
-    def save(self, step: int, *ranks: int, weight: float = 1.0) -> None:
+    def save(self, step: int, *ranks: int, weight: float = 1.0, training: str = "") -> None:
         """Whole checkpoints in the folders of these ranks."""
+        meta = {**META, "training": training} if training else META
         for rank in ranks:
             model, optimizer = {"w": torch.full((50,), weight)}, {"state": torch.full((9,), 2.0)}
-            checkpoints.save(self.folders[rank], step, rank, optimizer, {"cursor": [rank]}, model, META)
+            checkpoints.save(self.folders[rank], step, rank, optimizer, {"cursor": [rank]}, model, meta)
 
     def spoil(self, step: int, *ranks: int) -> None:
         for rank in ranks:
             path = self.folders[rank] / checkpoints.model_name(step)
             path.write_bytes(path.read_bytes()[:-10])
 
-    def choose(self, wanted: int = -1, own: Callable[[int], bool] = lambda step: False) -> list[Found | None]:
-        return together(len(self.folders), lambda comm: resume.choose_step(comm, self.folders[comm.rank], wanted, own))
+    def choose(self, wanted: int = -1, training: str = "") -> list[Found | None]:
+        def one(comm: Talk) -> Found | None:
+            folder = self.folders[comm.rank]
+            return resume.choose_step(comm, folder, wanted, resume.find_training(comm, folder, training))
+
+        return together(len(self.folders), one)
 
     def fetch(self) -> list[int]:
         found = self.choose()
@@ -153,13 +158,49 @@ def test_damaged_checkpoints_are_no_reason_to_begin_again(hosts: Hosts) -> None:
     assert hosts.choose() == [None, None]
 
 
-def test_where_each_rank_keeps_something_of_its_own_the_newest_that_all_have_is_taken(hosts: Hosts) -> None:
-    hosts.save(10, 0, 1)
-    hosts.save(20, 0)
-    assert hosts.choose(own=lambda step: True) == [Found(10, 0, True), Found(10, 1, True)]
-    assert hosts.choose(own=lambda step: step != 20) == [Found(20, 0, True), Found(20, None)]
-    hosts.spoil(10, 1)
-    assert hosts.choose(own=lambda step: True) == [Found(20, 0, True), Found(20, None)]
+def test_the_newest_is_taken_also_where_a_rank_lacks_its_own_part_of_it(hosts: Hosts) -> None:
+    hosts.save(6, 0, 1)
+    hosts.save(12, 0)
+    assert hosts.choose() == [Found(12, 0, True), Found(12, None)]
+
+
+OLD, NEW = "0" * 15 + "1", "0" * 15 + "2"
+
+
+def test_an_older_training_of_a_higher_step_does_not_win(hosts: Hosts) -> None:
+    hosts.save(12, 1, training=OLD)
+    hosts.save(6, 0, training=NEW)
+    assert hosts.choose(training=NEW) == [Found(6, 0, True), Found(6, None)]
+    assert hosts.choose(training=OLD) == [Found(12, None), Found(12, 1, True)]
+    with pytest.raises(BadCheckpoint, match=rf"{OLD} \(to step 12, on rank 1\) and {NEW} \(to step 6, on rank 0\); set NANO"):
+        hosts.choose()
+
+
+def test_a_step_of_another_training_with_the_same_number_does_not_count(hosts: Hosts) -> None:
+    hosts.save(6, 0, training=NEW)
+    hosts.save(6, 1, training=OLD)
+    assert hosts.choose(training=NEW) == [Found(6, 0, True), Found(6, None)]
+    hosts.spoil(6, 0)
+    with pytest.raises(BadCheckpoint, match="damaged: 6"):
+        hosts.choose(training=NEW)
+
+
+def test_checkpoints_without_an_id_are_of_the_training_in_their_folder(hosts: Hosts) -> None:
+    hosts.save(12, 1)
+    hosts.save(10, 0)
+    # Nobody knows better.
+    assert hosts.choose() == [Found(12, None), Found(12, 1, True)]
+    assert hosts.choose(training=NEW) == [Found(12, None), Found(12, 1, True)]
+    hosts.save(6, 0, training=NEW)
+    assert hosts.choose() == [Found(10, 0, True), Found(10, None)]
+
+
+def test_all_ranks_must_be_told_the_same_training(hosts: Hosts) -> None:
+    def choose(comm: Talk) -> Any:
+        return resume.find_training(comm, hosts.folders[comm.rank], (OLD, NEW)[comm.rank])
+
+    with pytest.raises(UserError, match=f"NANOCHAT_TRAINING differs: {OLD} on rank 0, {NEW} on rank 1"):
+        together(2, choose)
 
 
 def test_a_folder_that_ranks_share_has_one_writer(tmp_path: Path) -> None:
@@ -250,10 +291,10 @@ def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> Non
     found = together(2, lambda comm: resume.choose_step(comm, folder, -1))
     assert found == [Found(10, 0, True), Found(10, 0, False)]
     assert together(2, lambda comm: resume.fetch(comm, folder, Found(10, 0), 0)) == [0, 0]
-    # Where each rank keeps something of its own, it lies beside the leader's.
+    # What a rank keeps of its own lies beside the leader's.
     checkpoints.save(folder, 10, 1, {"state": torch.ones(3)}, {"cursor": [1]})
     assert (
-        together(2, lambda comm: resume.choose_step(comm, folder, -1, own=lambda step: True))
+        together(2, lambda comm: resume.choose_step(comm, folder, -1))
         == [Found(10, 0, True)] * 2
     )
 

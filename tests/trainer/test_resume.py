@@ -20,6 +20,8 @@ import ranks
 import torch
 from trainings import STEPS, Job
 
+from nanochat import checkpoint_manager as checkpoints
+
 # Ten of them: python tests/trainer/kill_and_resume.py
 KILLS = int(os.environ.get("KILLS", "3"))
 
@@ -75,6 +77,34 @@ def test_a_run_goes_on_with_another_number_of_ranks(before: int, after: int, tmp
     steps = [event["step"] for event in job.events("step")]
     assert steps == list(range(STEPS))
     # That weights and optimizer are those of the checkpoint, test_faults shows.
+
+
+class Named(Job):
+    """A job that is told which training it is."""
+
+    training = ""
+
+    def environment(self, rank: int) -> dict[str, str]:
+        return {**super().environment(rank), "NANOCHAT_TRAINING": self.training}
+
+
+def test_an_older_training_on_a_host_that_was_away_does_not_win(tmp_path: Path) -> None:
+    Job(tmp_path, 2).run()
+    # The laptop is off while the desktop begins again.
+    Job(tmp_path, 1).run("--num-iterations", "6")
+    job = Named(tmp_path, 2)
+    old, new = (job.events("start", rank)[-1]["training"] for rank in (1, 0))
+    meta = json.loads((job.checkpoints(0) / "meta_000006.json").read_text(encoding="utf-8"))
+    assert old != new and meta["training"] == new
+    for result in job.fails("--resume"):
+        assert f"{old} (to step 12, on rank 1)" in result.err and f"{new} (to step 6, on rank 0)" in result.err
+    job.training = new
+    job.run("--resume", "--keep-checkpoints", "1")
+    assert [job.events("start", rank)[-1]["resumed_from"] for rank in (0, 1)] == [6, 6]
+    assert [job.events("start", rank)[-1]["training"] for rank in (0, 1)] == [new, new]
+    assert job.events("end")[-1]["identical"] is True
+    assert (job.checkpoints(1) / "earlier-1" / "model_000012.pt").exists()
+    assert [checkpoints.steps_in(job.checkpoints(rank)) for rank in (0, 1)] == [[6, 12], [6, 12]]
 
 
 class SharedFolder(Job):

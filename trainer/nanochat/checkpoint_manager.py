@@ -23,12 +23,13 @@ import shutil
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
+from nanochat import lineage
 from nanochat.causes import Cause
 from nanochat.common import BadCheckpoint, UserError, disk_cause
 
@@ -37,6 +38,8 @@ LOADER_KEY, FEEDBACK_KEY = "nanochat_ddp_loader", "nanochat_ddp_feedback"
 # What comes of reading a list or a meta file that holds anything at all.
 NOT_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 STEP_FILE = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})(?:_rank\d+)?\.(?:pt|json)")
+# Files half written, and the marks by which ranks of one folder find each other.
+LEFTOVER = re.compile(r"\..*\.rank\d+\.tmp|\.rank\d+-[0-9a-f]{16}|\.writable-[0-9a-f]{16}")
 SPARE_BYTES = 16 * 2**20
 
 Json = dict[str, Any]
@@ -243,6 +246,13 @@ def _names(folder: Path) -> list[str]:
         raise BadCheckpoint(f"cannot read the checkpoints in {folder}: {error.strerror or error}.") from None
 
 
+def training_of(folder: Path, step: int) -> str:
+    """The id of the training that a step is of, as its meta file says."""
+    with contextlib.suppress(*NOT_OURS):
+        return lineage.id_of(json.loads((folder / meta_name(step)).read_bytes()))
+    return lineage.UNSAID
+
+
 def optimizer_ranks(folder: Path, step: int) -> list[int]:
     """The ranks of whose optimizer the folder holds a file."""
     found = (re.fullmatch(rf"optim_{step:06d}_rank(\d+)\.pt", name) for name in _names(folder))
@@ -341,56 +351,52 @@ def load_optimizer(folder: Path, step: int, rank: int) -> tuple[Json, Json | Non
 # -- tidying
 
 
-def prune(folder: Path, rank: int, keep: int, common: Collection[int]) -> list[int]:
-    """Remove what this rank wrote for steps before the newest "keep" of those that all ranks have whole.
+def prune(folder: Path, keep: int, common: Collection[int]) -> list[int]:
+    """Remove from a folder the steps before the newest "keep" of those that all ranks have whole, whichever rank wrote them:
+    a host has another number when others have come or gone.
 
     Only what stands in a list of ours is removed: checkpoints of upstream, and other people's files, stay.
     """
     if keep < 1 or len(common) < keep:
         return []
     oldest = sorted(common)[-keep]
-    return [step for step in steps_in(folder) if step < oldest and remove(folder, step, rank)]
+    return [step for step in steps_in(folder) if step < oldest and remove(folder, step)]
 
 
-def remove(folder: Path, step: int, rank: int) -> bool:
-    """Remove what this rank wrote for a step."""
-    entry = folder / list_name(step, rank)
-    with contextlib.suppress(*NOT_OURS):
-        names = [str(file["name"]) for file in json.loads(entry.read_bytes())["files"]]
-        # Once the list is gone it no longer counts, whatever becomes of the rest.
-        entry.unlink()
-        for name in names:
-            (folder / Path(name).name).unlink(missing_ok=True)
-        return True
-    return False
+def remove(folder: Path, step: int) -> bool:
+    """Remove what our ranks wrote into a folder for a step; other ranks of the folder may be doing the same."""
+    removed = False
+    for entry in folder.glob(f"ckpt_{step:06d}_rank*.json"):
+        with contextlib.suppress(*NOT_OURS):
+            names = [str(file["name"]) for file in json.loads(entry.read_bytes())["files"]]
+            # Once the list is gone it no longer counts, whatever becomes of the rest.
+            entry.unlink()
+            removed = True
+            for name in names:
+                (folder / Path(name).name).unlink(missing_ok=True)
+    return removed
 
 
-def set_aside(folder: Path, after: int) -> tuple[Path, list[int]] | None:
-    """Move the files of all later steps into a subfolder of their own; where they are now, and which steps."""
-    steps = [step for step in steps_in(folder) if step > after]
-    if not steps:
+def set_aside(folder: Path, steps: Collection[int]) -> Path | None:
+    """Move the files of these steps, as far as there are any, into a subfolder of their own, and return it."""
+    if not set(steps) & set(steps_in(folder)):
         return None
     place = next(path for number in itertools.count(1) if not (path := folder / f"earlier-{number}").exists())
     try:
         place.mkdir()
         # The lists first: without one, a step that a crash cuts in two does not count.
         for name in sorted(_names(folder), key=lambda name: name.startswith("ckpt_"), reverse=True):
-            if (match := STEP_FILE.fullmatch(name)) and int(match[1]) > after:
+            if (match := STEP_FILE.fullmatch(name)) and int(match[1]) in steps:
                 (folder / name).rename(place / name)
     except OSError as error:
         why = error.strerror or error
         raise UserError(f"cannot move earlier checkpoints to {place}: {why}.", disk_cause(error)) from None
-    return place, steps
+    return place
 
 
-def sweep(folder: Path, rank: int) -> None:
-    """Remove what an interrupted save of this rank left behind."""
-    for path in _leftovers(folder, rank):
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
-def _leftovers(folder: Path, rank: int) -> Iterator[Path]:
-    # Files half written, and the marks by which ranks of one folder find each other.
-    pattern = re.compile(rf"\..*\.rank{rank}\.tmp|\.rank{rank}-[0-9a-f]{{16}}|\.writable-[0-9a-f]{{16}}")
-    return (folder / name for name in _names(folder) if pattern.fullmatch(name))
+def sweep(folder: Path) -> None:
+    """Remove what interrupted saves left behind; only where no rank of the folder can be saving."""
+    for name in _names(folder):
+        if LEFTOVER.fullmatch(name):
+            with contextlib.suppress(OSError):
+                (folder / name).unlink()

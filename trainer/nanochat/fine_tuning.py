@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nanochat import checkpoint_manager, common, conversation, engine, tokenizer
+from nanochat import checkpoint_manager, common, conversation, engine, lineage, tokenizer
 from nanochat.agreement import file_digest
 from nanochat.chat_loader import START, ChatBatch, ChatLoader, Talks, epoch_batches
 from nanochat.common import BadCheckpoint, UserError
 from nanochat.dataloader import BatchSource, Pair
+from nanochat.lineage import BASE_TRAINING
 from nanochat.loss_eval import deal_out
 from nanochat.model import ModelConfig
-from nanochat.resume import choose_step, fetch, folder_leader
+from nanochat.resume import choose_step, fetch, find_training, folder_leader
 from nanochat.run import Run, check_same_model, load_weights, restore_optimizer, understood
 from nanochat.schedule import TrainingPlan, lr_scale
 from nanochat.settings import ChatSettings, Settings
@@ -116,18 +118,23 @@ def take_base_model(run: Run, folder: Path, wanted: int, with_optimizer: bool) -
     """Have every rank begin with a base model that at least one of them has; returns its step."""
     comm = run.comm
     leader = folder_leader(comm, folder)
-    found = choose_step(comm, folder, wanted)
+    training = find_training(comm, folder, lineage.wanted(BASE_TRAINING, os.environ), BASE_TRAINING)
+    found = choose_step(comm, folder, wanted, training)
     if found is None:
         raise BadCheckpoint(
             f"no rank has a base checkpoint in {folder}; train a base model with python -m scripts.base_train, or name "
             "the folder of one with --base-checkpoints."
         )
+    if leader == comm.rank and found.step not in training.steps:
+        # One of another training would be written over.
+        checkpoint_manager.set_aside(folder, [found.step])
     files = fetch(comm, folder, found, leader)
     with understood(folder, found.step):
         check_same_model(run, checkpoint_manager.load_meta(folder, found.step), folder, found.step)
         load_weights(run, folder, found.step)
         if with_optimizer:
             restore_optimizer(run, folder, found, files)
+    run.base = {"training": training.id or None, "step": found.step}
     return found.step
 
 

@@ -4,7 +4,8 @@
 """Which checkpoint a run goes on from, found by the ranks together, without storage that they share.
 
 Each checkpoint of ours is complete in every folder: weights, the optimizer of all ranks, the loaders of all ranks. So
-the ranks take the newest step that any of them has whole, and who lacks it gets the files from one that has it.
+the ranks take the newest step of their training (lineage.py) that any of them has whole, and who lacks it gets the files
+from one that has it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from nanochat import checkpoint_manager as checkpoints
+from nanochat import lineage
 from nanochat.comm import CHUNK_BYTES, Comm
 from nanochat.common import BadCheckpoint, UserError, disk_cause, writable_folder
 from nanochat.expected import Fits, anything, count, flag, listed, matching, maybe, named, nothing, one_of, row
@@ -83,40 +85,51 @@ class Found(NamedTuple):
     own: bool = False
 
 
-def choose_step(comm: Comm, folder: Path, wanted: int, own: Callable[[int], bool] = lambda step: False) -> Found | None:
-    """The step to go on from: the one asked for, else (-1) the newest that any rank has whole; None if there is none.
+class Training(NamedTuple):
+    """The training that the ranks go on with (UNSAID: no checkpoint says), and its steps in this rank's folder."""
 
-    own: of which steps every rank should have its own part, since each has kept something else; where one has not, an
-    older step is preferred.
-    """
-    steps = [wanted] if wanted >= 0 else checkpoints.steps_in(folder)
+    id: str
+    steps: list[int]
+
+
+def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING) -> Training:
+    """The one training that all ranks go on with: the one that is wanted, else the one that their checkpoints are of."""
+    mine: dict[str, list[int]] = {}
+    for step in checkpoints.steps_in(folder):
+        mine.setdefault(checkpoints.training_of(folder, step), []).append(step)
+    told = comm.exchange("the trainings of all checkpoints", [wanted, mine], fits=lineage.fits_told)
+    held = [steps for dummy, steps in told]
+    chosen = lineage.choose([name for name, dummy in told], held, variable)
+    return Training(chosen, lineage.steps_of(chosen, mine, held))
+
+
+def name_training(comm: Comm, known: str) -> str:
+    """The id of the training that is known, or a new one for all ranks."""
+    told = comm.exchange("the id of this training", [known, secrets.token_hex(8)], fits=lineage.fits_named)
+    return lineage.choose([name for name, dummy in told], []) or str(told[0][1])
+
+
+def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None = None) -> Found | None:
+    """The step to go on from: the one asked for, else (-1) the newest of the training that any rank has whole; None if
+    there is none."""
+    mine = (training or find_training(comm, folder, "")).steps
+    steps = [wanted] if wanted >= 0 else mine
     told = comm.exchange("the steps of all checkpoints", steps, fits=listed(count()))
     damaged: list[int] = []
-    second: Found | None = None
     for step in sorted({step for steps in told for step in steps}, reverse=True):
-        writer = writer_of(folder, step)
+        writer = writer_of(folder, step) if step in mine else None
         # A list without what it lists was whole once; without a list it is what a killed process leaves behind.
-        once = any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
-        mine = writer is not None and _holds_own(folder, step, writer, comm.rank)
-        what, answer = f"whether step {step} is whole", [writer is not None, once, mine]
-        answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag, flag))
-        some_whole, some_once, all_own = (
-            any(a[0] for a in answers),
-            any(a[1] for a in answers),
-            all(a[2] for a in answers),
-        )
-        if some_whole:
-            second = second or Found(step, writer, mine)
-            if all_own or not own(step):
-                return Found(step, writer, mine)
-        elif some_once:
+        once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
+        what, answer = f"whether step {step} is whole", [writer is not None, once]
+        answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
+        if any(whole for whole, dummy in answers):
+            return Found(step, writer, writer is not None and _holds_own(folder, step, writer, comm.rank))
+        if any(once for dummy, once in answers):
             damaged.append(step)
-    if second is not None:
-        return second
     if wanted >= 0:
         raise BadCheckpoint(
             f"--resume-from-step {wanted}: no rank has a whole checkpoint of that step in {folder}; "
-            f"there are files of steps {', '.join(map(str, checkpoints.steps_in(folder))) or 'none'}."
+            f"there are files of steps {', '.join(map(str, mine)) or 'none'}."
         )
     if damaged:
         raise BadCheckpoint(

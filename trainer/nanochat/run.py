@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nanochat import checkpoint_manager as checkpoints
-from nanochat import common, dataloader, dataset, numerics, tokenizer
+from nanochat import common, dataloader, dataset, lineage, numerics, tokenizer
 from nanochat.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.balance import Balancer, Shares
 from nanochat.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
@@ -33,7 +34,7 @@ from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
 from nanochat.optim_file import OptimizerLayout, Unusable
 from nanochat.phases import apart_at, begin_apart
 from nanochat.rescue import Places, merge_momentum, merge_places
-from nanochat.resume import Found, choose_step, fetch, folder_leader, gather_states
+from nanochat.resume import Found, Training, choose_step, fetch, find_training, folder_leader, gather_states, name_training
 from nanochat.schedule import TrainingPlan, steps_apart
 from nanochat.settings import Settings, flag_of, rank_shares, refuse, shared_config, user_config
 from nanochat.shared_head import fit_head, make_head
@@ -153,6 +154,8 @@ class Run:
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
     places: Places = dataclasses.field(default_factory=Places)
     stop_asked: bool = False
+    training: str = ""  # the id of the training
+    base: dict[str, Any] = dataclasses.field(default_factory=dict)  # the training and step of the model that it began with
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -213,6 +216,8 @@ class Run:
         progress = self.progress
         return {
             "step": progress.step,
+            lineage.META_KEY: self.training,
+            **({"base": self.base} if self.base else {}),
             "val_bpb": progress.val_bpb,
             "model_config": dataclasses.asdict(self.model.config),
             "user_config": user_config(self.settings),
@@ -428,12 +433,16 @@ def restore(run: Run) -> None:
     """Go on from a checkpoint if the settings ask for it; else, or if there is none, begin."""
     settings, comm, folder = run.settings, run.comm, run.checkpoints
     comm.enter("resume")
-    sweep(folder, comm.rank)
-    found = None
+    sweep(folder)
+    found, training = None, Training(lineage.wanted(lineage.TRAINING, os.environ), [])
     if settings.resume or settings.resume_from_step >= 0:
-        found = choose_step(comm, folder, settings.resume_from_step, own=lambda step: apart_at(run, step - 1))
+        training = find_training(comm, folder, training.id)
+        # Before anything comes from other ranks: a step of another training may have the same number.
+        set_aside(run, training.steps)
+        found = choose_step(comm, folder, settings.resume_from_step, training)
     if not settings.resume:
-        set_aside(run, -1 if found is None else found.step)
+        set_aside(run, [] if found is None else [step for step in training.steps if step <= found.step])
+    run.training = name_training(comm, training.id)
     if found is None:
         run.stage.begin(run)
         run.feed.loader, run.places = run.stage.training_loader(run), Places(0, run.stage.begun_places(run))
@@ -463,6 +472,7 @@ def take_up(run: Run, found: Found, files: int) -> None:
     meta = load_meta(folder, found.step)
     check_not_over(run, found.step)
     check_same_model(run, meta, folder, found.step)
+    run.base = dict(meta.get("base") or {})
     load_weights(run, folder, found.step)
     take_kept_shares(run, meta)
     if apart_at(run, found.step - 1):
@@ -494,10 +504,11 @@ def load_weights(run: Run, folder: Path, step: int) -> None:
         raise BadCheckpoint(f"the weights of step {step} in {folder} do not fit this model: {what}.") from None
 
 
-def set_aside(run: Run, after: int) -> None:
-    """Checkpoints of an earlier run above the step from which this one begins would be taken for its own later."""
-    if run.writer == run.comm.rank and (moved := checkpoints.set_aside(run.checkpoints, after)):
-        place, steps = moved
+def set_aside(run: Run, keep: Collection[int]) -> None:
+    """Move all other steps out of this folder: they are of another training, or this one is about to make them again, and whoever
+    takes the highest step would take theirs."""
+    steps = [step for step in checkpoints.steps_in(run.checkpoints) if step not in keep]
+    if run.writer == run.comm.rank and (place := checkpoints.set_aside(run.checkpoints, steps)):
         run.journal.say(f"Checkpoints of an earlier run (steps {', '.join(map(str, steps))}) are now in {place}")
 
 

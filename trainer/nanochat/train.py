@@ -72,6 +72,7 @@ def start_event(run: Run) -> None:
         settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul,
         steps=steps, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
+        training=run.training, base=run.base or None,
         generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
     )  # fmt: skip
 
@@ -129,7 +130,7 @@ def prove_checkpoint(run: Run) -> None:
     """The weights of the last checkpoint gave a finite loss, on all ranks: only now may older ones go."""
     if run.unproven is not None and run.sync.met:
         run.unproven = None
-        checkpoint_manager.prune(run.checkpoints, run.comm.rank, run.settings.keep_checkpoints, run.saved)
+        checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)
 
 
 def spoilt(run: Run, loss: float) -> UserError:
@@ -137,7 +138,7 @@ def spoilt(run: Run, loss: float) -> UserError:
     step, older = run.progress.step, [step for step in run.saved if step < run.progress.step]
     how = "with lower learning rates or float32"
     if run.unproven == step:
-        checkpoint_manager.remove(run.checkpoints, step, run.comm.rank)
+        checkpoint_manager.remove(run.checkpoints, step)
         place = f"from step {older[-1]}" if older else "from scratch"
         todo = f"the checkpoint of these weights was removed; go on {place} {how}"
     elif run.progress.resumed_from == step:
@@ -297,5 +298,5 @@ def write(run: Run, contents: Mapping[str, Any]) -> NotSaved | None:
 def make_room(run: Run) -> bool:
     """Keep the last checkpoint that all ranks have and none before it; whether any rank had one to remove."""
     keep = min(1, run.settings.keep_checkpoints)
-    removed = checkpoint_manager.prune(run.checkpoints, run.comm.rank, keep, run.saved)
+    removed = checkpoint_manager.prune(run.checkpoints, keep, run.saved)
     return any(run.comm.exchange("what was removed for the checkpoint", removed, fits=listed(count())))

@@ -131,7 +131,10 @@ def run(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: 
     """The script from its first line to its last; returns why it ended."""
     collectives = ours["nanochat.join.collectives"].Collectives(comm, options.sync)
     script = ours["nanochat.join.script"].Script(comm, journal, collectives, options.sync, options.keep_checkpoints)
+    lineage = ours["nanochat.lineage"]
+    script.training = lineage.wanted(lineage.TRAINING, os.environ)
     arguments = [*options.arguments, *resume_flags(ours, options, settings, comm, script)]
+    script.training = ours["nanochat.resume"].name_training(comm, script.training)
     if options.base_checkpoints:
         arguments += begin_with(ours, options, comm, script)
     make_room(ours)
@@ -167,9 +170,14 @@ def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: An
     resume, folder = ours["nanochat.resume"], ours["nanochat.common"].checkpoint_dir(settings.tag)
     comm.enter("resume", 0)
     leader = resume.folder_leader(comm, folder)
-    found = resume.choose_step(comm, folder, -1)
+    training = resume.find_training(comm, folder, script.training)
+    script.training = training.id
+    found = resume.choose_step(comm, folder, -1, training)
     if found is None:
         return []
+    if leader == comm.rank:
+        others = set(ours["nanochat.checkpoint_manager"].steps_in(folder)) - set(training.steps)
+        ours["nanochat.checkpoint_manager"].set_aside(folder, others)
     source = (Path.cwd() / (options.script.replace(".", "/") + ".py")).read_text(encoding="utf-8", errors="replace")
     if "resume-from-step" not in source and "resume_from_step" not in source:
         raise ours["nanochat.common"].UserError(
@@ -188,8 +196,10 @@ def begin_with(ours: dict[str, Any], options: argparse.Namespace, comm: Any, scr
     for folder in (Path(one) for one in options.base_checkpoints):
         if not any(comm.exchange("the folders to begin with", folder.is_dir())):
             continue
-        leader = resume.folder_leader(comm, folder)
-        found = resume.choose_step(comm, folder, -1)
+        leader, variable = resume.folder_leader(comm, folder), ours["nanochat.lineage"].BASE_TRAINING
+        of_base = folder.parent.name == "base_checkpoints"
+        wanted = ours["nanochat.lineage"].wanted(variable, os.environ) if of_base else ""
+        found = resume.choose_step(comm, folder, -1, resume.find_training(comm, folder, wanted, variable))
         if found is None:
             continue
         resume.fetch(comm, folder, found, leader)

@@ -30,6 +30,7 @@ from nanochat.common import UserError
 from nanochat.join.collectives import Collectives
 from nanochat.join.optimizer import FILES_KEY, Joined, Touched
 from nanochat.journal import Journal
+from nanochat.lineage import META_KEY
 from nanochat.optim_file import OptimizerLayout
 from nanochat.resume import folder_leader
 from nanochat.train import due
@@ -51,6 +52,7 @@ class Script:
         self.stop_asked, self.stopping = False, False
         self.resumed_from: int | None = None
         self.saved: list[int] = []
+        self.training = ""  # its id
         # The checkpoints of other runs that it goes on from, by the name of their kind: folder and step.
         self.bases: dict[str, tuple[Path, int]] = {}
         self.losses: list[Tensor] = []
@@ -191,6 +193,7 @@ class Script:
             settings=dict(self.variables.get("user_config") or {}), dtype=str(self.variables.get("COMPUTE_DTYPE", "")),
             dtype_reason=str(self.variables.get("COMPUTE_DTYPE_REASON", "")), matmul="", steps=self.steps,
             total_batch_size=self.setting("total_batch_size"), resumed_from=self.resumed_from, attempt_id=attempt,
+            training=self.training,
         )  # fmt: skip
 
     def _record(self, loss: float, passed: float) -> None:
@@ -264,7 +267,7 @@ class Script:
         folder, error = Path(checkpoint_dir), None
         leads = comm.rank == folder_leader(comm, folder)
         file = dict(optimizer_data or {})
-        whole = {"model": dict(model_data), "meta": dict(meta_data)} if leads else {}
+        whole = {"model": dict(model_data), "meta": {**meta_data, META_KEY: self.training}} if leads else {}
         try:
             saved = checkpoints.save(folder, step, comm.rank, file, None, **whole)
             self.journal.record("checkpoint", step, **saved._asdict())
@@ -278,7 +281,7 @@ class Script:
             return
         self.saved.append(step)
         self.journal.say(f"Saved checkpoint of step {step} to {folder}")
-        checkpoints.prune(folder, comm.rank, self.keep, self.saved)
+        checkpoints.prune(folder, self.keep, self.saved)
         comm.enter("forward_backward", step)
         self.begun = time.perf_counter()
 
