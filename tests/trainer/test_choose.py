@@ -172,7 +172,9 @@ def test_an_older_training_of_a_higher_step_does_not_win(hosts: Hosts) -> None:
     hosts.save(6, 0, training=NEW)
     assert hosts.choose(training=NEW) == [Found(6, 0, True), Found(6, None)]
     assert hosts.choose(training=OLD) == [Found(12, None), Found(12, 1, True)]
-    with pytest.raises(BadCheckpoint, match=rf"{OLD} \(to step 12, on rank 1\) and {NEW} \(to step 6, on rank 0\); set NANO"):
+    with pytest.raises(
+        BadCheckpoint, match=rf"{OLD} \(to step 12, on rank 1\) and {NEW} \(to step 6, on rank 0\); set NANO"
+    ):
         hosts.choose()
 
 
@@ -293,10 +295,7 @@ def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> Non
     assert together(2, lambda comm: resume.fetch(comm, folder, Found(10, 0), 0)) == [0, 0]
     # What a rank keeps of its own lies beside the leader's.
     checkpoints.save(folder, 10, 1, {"state": torch.ones(3)}, {"cursor": [1]})
-    assert (
-        together(2, lambda comm: resume.choose_step(comm, folder, -1))
-        == [Found(10, 0, True)] * 2
-    )
+    assert together(2, lambda comm: resume.choose_step(comm, folder, -1)) == [Found(10, 0, True)] * 2
 
 
 def test_a_list_that_is_none_makes_nobody_the_writer(hosts: Hosts) -> None:

@@ -34,7 +34,16 @@ from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
 from nanochat.optim_file import OptimizerLayout, Unusable
 from nanochat.phases import apart_at, begin_apart
 from nanochat.rescue import Places, merge_momentum, merge_places
-from nanochat.resume import Found, Training, choose_step, fetch, find_training, folder_leader, gather_states, name_training
+from nanochat.resume import (
+    Found,
+    Training,
+    choose_step,
+    fetch,
+    find_training,
+    folder_leader,
+    gather_states,
+    name_training,
+)
 from nanochat.schedule import TrainingPlan, steps_apart
 from nanochat.settings import Settings, flag_of, rank_shares, refuse, shared_config, user_config
 from nanochat.shared_head import fit_head, make_head
@@ -155,7 +164,9 @@ class Run:
     places: Places = dataclasses.field(default_factory=Places)
     stop_asked: bool = False
     training: str = ""  # the id of the training
-    base: dict[str, Any] = dataclasses.field(default_factory=dict)  # the training and step of the model that it began with
+    base: dict[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # the training and step of the model that it began with
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
