@@ -24,6 +24,7 @@ from nanochat.common import DataError
 from nanochat.dataloader import Cursor
 from nanochat.fine_tuning import FineTuning
 from nanochat.ops import IGNORED
+from nanochat.settings import ChatSettings, Settings
 
 TALKS = ranks.HERE.parents[1] / "trainer" / "data" / "conversations.jsonl"
 LENGTH = 64
@@ -65,6 +66,25 @@ def test_each_conversation_comes_once_in_an_epoch_and_only_answers_are_targets(t
         found += targets[targets != IGNORED].tolist()
     assert sorted(found) == sorted(wanted)
     assert len(batches) > 1
+
+
+def test_an_epoch_has_as_many_steps_as_it_takes_to_read_all_conversations(talks: Talks) -> None:
+    stage, length = object.__new__(FineTuning), LENGTH
+    stage.talks, stage.settings = talks, ChatSettings(conversations=str(TALKS))
+    settings: Any = Settings(total_batch_size=2 * length, max_seq_len=length, num_iterations=-1)
+    steps = stage.plan(settings, None).num_iterations
+    loader = ChatLoader(talks, lambda: [2], 0, length)
+    epochs = [loader.step([2]) and loader.position()["epoch"] for dummy in range(steps)]
+    assert epochs[:-1] == [1] * (steps - 1) and loader.step([2]) and loader.position()["epoch"] == 2
+
+
+def test_a_text_that_no_tokenizer_takes_is_named(talks: Talks, tmp_path: Path) -> None:
+    path = tmp_path / "blanks.jsonl"
+    path.write_text(TALKS.read_text().splitlines()[0] + "\n" + json.dumps(
+        [{"role": "user", "content": " " * 1_200_000}, {"role": "assistant", "content": "Yes."}]
+    ))  # fmt: skip
+    with pytest.raises(DataError, match=r"^conversation 2 of .*blanks.jsonl: a text cannot be tokenized \(.*Stack"):
+        Talks(path, talks.tokenizer).rendered(1, 64)
 
 
 @pytest.mark.parametrize(("apart", "counted", "here", "wanted"), [(False, 9, 4, 9), (True, 9, 4, 4), (True, 9, 0, 1)])

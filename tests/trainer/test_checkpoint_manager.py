@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import pytest
 import torch
@@ -110,17 +110,16 @@ def test_a_damaged_file_of_upstream_does_not_count(tmp_path: Path, name: str) ->
 
 
 class Full:
-    """A disk that takes so many more bytes and no more."""
+    """A file on a disk that takes so many more bytes and no more."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.write = checkpoints._Hashing.write
+    def __init__(self, file: BinaryIO, room: list[int]) -> None:
+        self.file, self.room, self.flush = file, room, file.flush
 
-    def __call__(self, file: Any, data: Any) -> int:
-        self.room -= memoryview(data).nbytes
-        if self.room < 0:
+    def write(self, data: Any) -> int:
+        self.room[0] -= memoryview(data).nbytes
+        if self.room[0] < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return self.write(file, data)
+        return self.file.write(data)
 
 
 @pytest.mark.parametrize("room", [0, 500, 2500, 3500])
@@ -129,14 +128,11 @@ def test_field_18_a_full_disk_leaves_the_last_good_checkpoint(
 ) -> None:
     save(tmp_path, 10)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    full = Full(room)
-
-    def write(file: Any, data: bytes) -> int:
-        return full(file, data)
-
-    monkeypatch.setattr(checkpoints._Hashing, "write", write)
-    with pytest.raises(NotSaved, match=r"rank 0 could not save step 20 to .*: .*"):
+    hashing, left = checkpoints._Hashing, [room]
+    monkeypatch.setattr(checkpoints, "_Hashing", lambda file: hashing(cast(BinaryIO, Full(file, left))))
+    with pytest.raises(NotSaved, match=r"rank 0 could not save step 20 to .*: No space left on device\.") as caught:
         save(tmp_path, 20)
+    assert caught.value.cause is Cause.DISK_FULL
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -172,7 +168,8 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
     run.progress.step = 40
     train.save(run, final=False)
     assert checkpoints.whole_steps(tmp_path, 0) == [30]
-    assert "the last checkpoint is still whole" in said[-1]
+    assert said[-1].endswith("Training goes on; the checkpoint of step 30 is still whole.")
+    assert train.goes_on_without(NotSaved("Full."), []).endswith("there is no checkpoint yet.")
     with pytest.raises(NotSaved):
         train.save(run, final=True)
 

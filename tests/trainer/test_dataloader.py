@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import tiktoken
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -359,15 +360,18 @@ def odd_loader(folder: Path, does: Any, **options: Any) -> Loader:
     return Loader(Odd(does), folder, "train", 1, 8, 0, 1, **options)  # type: ignore[arg-type]
 
 
-def test_field_32_a_tokenizer_that_panics_is_told_with_file_and_row_group(tmp_path: Path) -> None:
-    def panic() -> None:
+def test_field_32_a_tokenizer_that_panics_is_told_with_file_and_row_group(
+    tmp_path: Path, tokens: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(encoding: object, texts: list[str], num_threads: int) -> None:
         raise Panic("called `Result::unwrap()` on an `Err` value")
 
-    loader = odd_loader(tmp_path, panic)
+    monkeypatch.setattr(tiktoken.Encoding, "encode_ordinary_batch", panic)
+    for name in ("a", "b"):
+        write_shard(tmp_path / f"{name}.parquet", [f"text {n}" for n in range(20)])
+    loader = Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
     for dummy in range(2):
-        with pytest.raises(
-            DataError, match=r"row group 0 of .*a\.parquet holds a text that cannot be tokenized \(Panic"
-        ):
+        with pytest.raises(DataError, match=r"row group 0 of .*a\.parquet: a text cannot be tokenized \(Panic"):
             loader.next_batch()
     loader.close()
 

@@ -205,6 +205,46 @@ def test_what_follows_the_base_model_is_trained_together_too(tuned: dict[int, Ch
     assert not (checkout.folder / "host0-mid").exists()
 
 
+def test_a_task_that_takes_one_host_longer_than_the_timeout_is_waited_for(tmp_path: Path) -> None:
+    """The tasks of CORE, at whose end the ranks meet."""
+    flags = ["--num-iterations=2", "--core-metric-every=2", "--core-seconds=20"]
+    out, dummy = Checkout(tmp_path).run(2, *flags, own=["--timeout-seconds", "15"])
+    assert out.count("CORE metric: 1.0000") == 1
+
+
+def fill_disk(checkout: Checkout, step: int) -> None:
+    """Let no save from this step on succeed on the last host."""
+    script = checkout.script.replace(".", "/") + ".py"
+    fills = f"if step == {step} and ddp_rank: shutil.disk_usage = lambda folder: argparse.Namespace(free=0)"
+    checkout.edit(script, "    step += 1\n", f"    step += 1\n    {fills}\n")
+    checkout.edit(script, "import argparse\n", "import argparse\nimport shutil\n")
+
+
+def test_a_run_whose_last_save_fails_has_not_finished(tmp_path: Path, together: dict[str, Checkout]) -> None:
+    """A script that knows its steps, and one that saves but once and whose end nobody can tell."""
+    base = Checkout(tmp_path / "base")
+    fill_disk(base, 2)
+    for result in base.fails(2, "--num-iterations=4", "--save-every=1"):
+        assert "rank 1 could not save step 4 to" in result.err and "the disk has 0 MB left" in result.err
+        assert "Training goes on; the checkpoint of step 1 is still whole." in result.out
+    assert [event["cause"] for event in base.events("end")] == ["disk-full"]
+    tuned = Checkout(tmp_path / "tuned", "scripts.chat_sft")
+    shutil.copytree(together["exact"].folder / "host0", tuned.folder / "host0-base")
+    fill_disk(tuned, 1)
+    for result in tuned.fails(2, "--model-tag=d3", own=AFTER_BASE):
+        assert "rank 1 could not save step 4 to" in result.err
+    assert [(event["reason"], event["cause"]) for event in tuned.events("end")] == [("error", "disk-full")]
+
+
+def test_older_checkpoints_go_when_a_step_has_shown_that_the_last_one_is_sound(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.edit("scripts/base_train.py", "(loss / grad", "(loss * (math.nan if step == 3 else 1) / grad")
+    checkout.edit("scripts/base_train.py", "import time", "import math\nimport time")
+    (result,) = checkout.fails(1, "--save-every=1", "--num-iterations=4", own=["--keep-checkpoints=1"])
+    assert "the loss is nan at step 3" in result.err and "the checkpoint of these weights was removed" in result.err
+    assert {path.name for path in checkout.checkpoints(0).glob("model_*")} == {"model_000002.pt"}
+
+
 def test_without_a_base_model_nothing_follows(tmp_path: Path) -> None:
     (result,) = Checkout(tmp_path, "scripts.chat_sft").fails(1, own=AFTER_BASE)
     assert "no rank has a checkpoint in" in result.err and "train a base model first" in result.err

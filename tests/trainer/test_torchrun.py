@@ -89,6 +89,60 @@ def test_ranks_end_with_what_happened_to_one_of_them(sent: signal.Signals, tmp_p
     assert list(job.checkpoints(0).glob("ckpt_*"))
 
 
+STUBBORN = """
+import os, pathlib, signal, sys, time
+import torch
+here = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *dummy: (here / "asked").touch())
+signal.signal(signal.SIGINT, lambda *dummy: (here / "asked").touch())
+(here / ("threads-" + os.environ["LOCAL_RANK"])).write_text(str(torch.get_num_threads()))
+(here / "began").touch()
+while not (here / "end").exists(): time.sleep(0.05)
+"""
+
+
+def start_module(folder: Path, count: int, *flags: str, **options: Any) -> subprocess.Popen[str]:
+    """One agent with ranks that end when they want; torch's limit of 30 s is one of a second here."""
+    (folder / "stubborn.py").write_text(STUBBORN)
+    environment = ranks.environment(0, 1, 0, {"PYTHONPATH": f"{ranks.TRAINER}{os.pathsep}{folder}"})
+    del environment["OMP_NUM_THREADS"]
+    code = "from scripts import torchrun; torchrun.SHUTDOWN_SECONDS = 1; torchrun.leave(torchrun.main())"
+    argv = [
+        sys.executable, "-c", code, "--nnodes=1", "--node-rank=0", f"--nproc-per-node={count}", "--master-addr=127.0.0.1",
+        f"--master-port={ranks.free_port()}", "--local-addr=127.0.0.1", *flags, "-m", "stubborn", str(folder),
+    ]  # fmt: skip
+    options = {"stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environment, text=True, **options)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ranks_have_all_the_time_that_their_stop_takes(sent: signal.Signals, tmp_path: Path) -> None:
+    """Until a Ctrl-C that comes after the first signal ends them; any other one changes nothing."""
+    agent = start_module(tmp_path, 1, "--shutdown-timeout=1")
+    wait_until((tmp_path / "began").exists)
+    agent.send_signal(sent)
+    wait_until((tmp_path / "asked").exists)
+    agent.send_signal(signal.SIGTERM)
+    time.sleep(3.0)
+    assert agent.poll() is None
+    if sent == signal.SIGINT:
+        agent.send_signal(signal.SIGINT)
+    else:
+        (tmp_path / "end").touch()
+    lines = lines_of(agent)
+    assert f"{sent.name} came; waiting for the ranks to save and end" in "\n".join(lines)
+    assert f"was ended by {sent.name}" in lines[-1] and agent.returncode == 1
+
+
+def test_forked_ranks_that_share_a_host_have_the_threads_that_torchrun_chose(tmp_path: Path) -> None:
+    """Also where nobody reads what they print."""
+    (tmp_path / "end").touch()
+    agent = start_module(tmp_path, 2, preexec_fn=lambda: [os.close(number) for number in (0, 1)])
+    lines = lines_of(agent)
+    assert agent.returncode == 0, lines
+    assert [(tmp_path / f"threads-{rank}").read_text() for rank in (0, 1)] == ["1", "1"]
+
+
 def test_a_rank_whose_agent_is_killed_saves_and_ends(tmp_path: Path) -> None:
     job = Job(tmp_path, 1)
     agent = start(job, ranks.free_port(), "--num-iterations", "100000")

@@ -58,12 +58,11 @@ class Talks:
 
     def rendered(self, number: int, most: int) -> tuple[Tensor, Tensor]:
         """Tokens and what of them is to be learnt; of one that is too long, the beginning."""
-        ids, said = conversation.render(self.tokenizer, self.messages(number))
+        try:
+            ids, said = conversation.render(self.tokenizer, self.messages(number))
+        except DataError as error:
+            raise DataError(f"conversation {number + 1} of {self.path}: {error}") from None
         return torch.tensor(ids[:most]), torch.tensor(said[:most])
-
-    def tokens(self, most: int) -> int:
-        """How many tokens one epoch has, with no more than so many of each conversation."""
-        return sum(len(self.rendered(number, most)[0]) for number in range(len(self)))
 
 
 class Packed(NamedTuple):

@@ -108,15 +108,13 @@ def save(
         entry = {"format": 1, "step": step, "rank": rank, "files": [file._asdict() for file in written]}
         _write_all(folder, rank, {list_name(step, rank): lambda file: _dump(entry, file)}, placed)
         _force_folder(folder)
-    # torch wraps what the disk says into a RuntimeError of its own.
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         # Without a list nothing would ever prune these.
         for path in placed:
             with contextlib.suppress(OSError):
                 path.unlink()
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
-        cause = disk_cause(error) if isinstance(error, OSError) else Cause.DISK_FAILED
-        raise NotSaved(f"rank {rank} could not save step {step} to {folder}: {why}.", cause) from None
+        why = error.strerror or error
+        raise NotSaved(f"rank {rank} could not save step {step} to {folder}: {why}.", disk_cause(error)) from None
     return Saved(str(folder / list_name(step, rank)), sum(file.bytes for file in written), time.perf_counter() - begun)
 
 
@@ -144,11 +142,16 @@ class _Hashing:
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.sha256, self.bytes = file, hashlib.sha256(), 0
+        self.failure: OSError | None = None
 
     def write(self, data: Any) -> int:
         self.sha256.update(data)
         self.bytes += memoryview(data).nbytes
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
 
     def flush(self) -> None:
         self.file.flush()
@@ -166,7 +169,11 @@ def _write_all(
         for name, write in contents.items():
             with fresh[name].open("wb") as file:
                 hashing: Any = _Hashing(file)
-                write(hashing)
+                try:
+                    write(hashing)
+                except RuntimeError as error:
+                    # torch says what became of its archive, not what the disk said.
+                    raise hashing.failure or error from None
                 file.flush()
                 os.fsync(file.fileno())
             written.append(_File(name, hashing.bytes, hashing.sha256.hexdigest()))
@@ -199,7 +206,7 @@ def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) 
         return None
     try:
         [written] = _write_all(folder, rank, {name: lambda file: torch.save(value, file)}, [])
-    except (OSError, RuntimeError):
+    except OSError:
         return None
     return written.name, written.bytes, written.sha256
 

@@ -84,7 +84,8 @@ def exit_code(main: Callable[[], int | None]) -> int:
 def leave(code: int) -> NoReturn:
     """End this process at once, now that all is written: to take down torch needs half a second of a core, and others wait for this end."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
+        # None where it was closed.
+        with contextlib.suppress(OSError, AttributeError):
             stream.flush()
     os._exit(code)
 

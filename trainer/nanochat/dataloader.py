@@ -219,14 +219,8 @@ class Packer:
         texts, self.cursor = next(self.slices)
         try:
             encoded = self.tokenizer.encode_documents(texts, self.threads)
-        except (MemoryError, DataError):
-            raise
-        # tiktoken panics on some texts, such as a million blanks in a row, and a panic of Rust is no Exception.
-        except BaseException as error:
-            raise DataError(
-                f"{self.place()} holds a text that cannot be tokenized ({type(error).__name__}: "
-                f"{dataset.first_line(error)}); cut its documents into shorter ones, or leave that file out."
-            ) from None
+        except DataError as error:
+            raise DataError(f"{self.place()}: {error}") from None
         for ids in encoded:
             self.waiting.add(np.array(ids, dtype=np.int32))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,16 +48,18 @@ class FineTuning(Stage):
     def plan(self, settings: Settings, config: ModelConfig) -> TrainingPlan:
         batch, length, steps = settings.total_batch_size, settings.max_seq_len, settings.num_iterations
         rows = max(1, batch // length)
-        tokens = rows * length * steps if steps > 0 else self.talks.tokens(length + 1)
+        if steps < 1:
+            # Rows end with padding, so only packing tells how many an epoch takes.
+            steps = sum(1 for dummy in epoch_batches(self.talks, rows, length))
         return TrainingPlan(
-            num_iterations=steps if steps > 0 else math.ceil(tokens / (rows * (length + 1))),
+            num_iterations=steps,
             total_batch_size=batch,
             warmup_steps=settings.warmup_steps,
             warmdown_ratio=settings.warmdown_ratio,
             final_lr_frac=settings.final_lr_frac,
             lr_scale=lr_scale(batch) * self.settings.init_lr_frac,
             weight_decay=settings.weight_decay,
-            target_tokens=tokens,
+            target_tokens=rows * length * steps,
         )
 
     def facts(self, settings: Settings, data_dir: Path) -> dict[str, Any]:

@@ -20,7 +20,8 @@ import rustbpe
 import tiktoken
 import torch
 
-from nanochat.common import DataError, UserError
+from nanochat.common import DataError, UserError, disk_cause
+from nanochat.dataset import first_line
 
 BOS = "<|bos|>"
 SPECIAL_TOKENS = (
@@ -62,13 +63,26 @@ class Tokenizer:
 
     def encode(self, text: str, bos: bool = False) -> list[int]:
         """The ids of one text; special tokens written in it are plain text."""
-        ids = self.encoding.encode_ordinary(text)
+        [ids] = self._encoded([text], threads=1)
         return [self.bos, *ids] if bos else ids
 
     def encode_documents(self, texts: Sequence[str], threads: int) -> list[list[int]]:
         """The ids of many texts, each with BOS in front."""
-        rows = self.encoding.encode_ordinary_batch(list(texts), num_threads=threads)
-        return [[self.bos, *ids] for ids in rows]
+        return [[self.bos, *ids] for ids in self._encoded(texts, threads)]
+
+    def _encoded(self, texts: Sequence[str], threads: int) -> list[list[int]]:
+        try:
+            if len(texts) == 1:
+                return [self.encoding.encode_ordinary(texts[0])]
+            return self.encoding.encode_ordinary_batch(list(texts), num_threads=threads)
+        except (MemoryError, KeyboardInterrupt):
+            raise
+        # tiktoken panics on some texts, such as a million blanks in a row, and a panic of Rust is no Exception.
+        except BaseException as error:
+            raise DataError(
+                f"a text cannot be tokenized ({type(error).__name__}: {first_line(error)}); cut it into shorter ones, "
+                "or leave it out."
+            ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids; bytes that are no whole character become the replacement character."""
@@ -139,8 +153,9 @@ def load_token_bytes(folder: Path, vocab_size: int) -> torch.Tensor:
     except FileNotFoundError:
         raise DataError(f"there is no {path}, which the evaluation needs; run python -m scripts.tok_train.") from None
     except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} cannot be read: {first}; copy it again or run scripts.tok_train.") from None
+        raise DataError(
+            f"{path} cannot be read: {first_line(error)}; copy it again or run scripts.tok_train."
+        ) from None
     if not isinstance(sizes, torch.Tensor) or sizes.ndim != 1 or len(sizes) != vocab_size:
         raise DataError(
             f"{path} does not match the tokenizer beside it, which has {vocab_size} tokens; copy both again."
@@ -171,12 +186,16 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
     try:
         fresh.mkdir(parents=True)
         (fresh / PICKLE_NAME).write_bytes(pickle.dumps(tokenizer.encoding))
-        torch.save(tokenizer.token_bytes(), fresh / BYTES_NAME)
+        # torch would tell of a full disk in words of its own.
+        sizes = io.BytesIO()
+        torch.save(tokenizer.token_bytes(), sizes)
+        (fresh / BYTES_NAME).write_bytes(sizes.getvalue())
         if folder.exists():
             folder.rename(former)
         fresh.rename(folder)
     except OSError as error:
-        raise DataError(f"cannot write the tokenizer to {folder}: {error.strerror or error}.") from None
+        why = error.strerror or error
+        raise UserError(f"cannot write the tokenizer to {folder}: {why}.", disk_cause(error)) from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(former, ignore_errors=True)

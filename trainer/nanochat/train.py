@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +21,11 @@ from nanochat import checkpoint_manager
 from nanochat.agreement import check_identical, digests, whole_digest
 from nanochat.causes import Cause
 from nanochat.checkpoint_manager import NotSaved
+from nanochat.comm import Comm
 from nanochat.common import UserError
 from nanochat.dataloader import Pair
 from nanochat.expected import count, flag, listed, matching, maybe, one_of, row, text
+from nanochat.journal import Journal
 from nanochat.local import STOP_KEY, first_meetings, kinds_of_meetings
 from nanochat.loss_eval import bits_per_byte, nats_and_bytes
 from nanochat.phases import apart_at, enter_phase
@@ -266,14 +269,14 @@ def save(run: Run, final: bool) -> None:
     prove_identical(run, f"at step {run.progress.step}")
     contents = checkpoint(run)
     run.saved_at = time.monotonic()
-    error = write(run, contents)
+    error = write(run.comm, run.journal, run.checkpoints, run.progress.step, contents)
     if error and make_room(run):
         run.journal.say(f"warning: {error} All checkpoints before the last good one make room for it.")
-        error = write(run, contents)
+        error = write(run.comm, run.journal, run.checkpoints, run.progress.step, contents)
     if error and final:
         raise error
     if error:
-        run.journal.say(f"warning: {error} Training goes on; the last checkpoint is still whole.")
+        run.journal.say(goes_on_without(error, run.saved))
         return
     run.saved = [*run.saved, run.progress.step]
     run.journal.say(f"Saved checkpoint of step {run.progress.step} to {run.checkpoints}")
@@ -282,16 +285,22 @@ def save(run: Run, final: bool) -> None:
     run.journal.heartbeat.save_seconds = time.perf_counter() - begun
 
 
-def write(run: Run, contents: Mapping[str, Any]) -> NotSaved | None:
-    """Every rank writes its part of a checkpoint; what the first one says that could not."""
-    step, failed = run.progress.step, None
+def goes_on_without(error: NotSaved, saved: Sequence[int]) -> str:
+    """The warning that a checkpoint is missing; saved: those that all ranks have."""
+    last = f"the checkpoint of step {saved[-1]} is still whole" if saved else "there is no checkpoint yet"
+    return f"warning: {error} Training goes on; {last}."
+
+
+def write(comm: Comm, journal: Journal, folder: Path, step: int, contents: Mapping[str, Any]) -> NotSaved | None:
+    """Every rank writes its part of a checkpoint; returns the error of the first one that could not."""
+    failed = None
     try:
-        saved = checkpoint_manager.save(run.checkpoints, step, run.comm.rank, **contents)
-        run.journal.record("checkpoint", step, **saved._asdict())
+        saved = checkpoint_manager.save(folder, step, comm.rank, **contents)
+        journal.record("checkpoint", step, **saved._asdict())
     except NotSaved as failure:
         failed = [str(failure), failure.cause.value]
     fits = maybe(row(text, one_of([cause.value for cause in Cause])))
-    told = run.comm.exchange("the checkpoint", failed, patient=True, fits=fits)
+    told = comm.exchange("the checkpoint", failed, patient=True, fits=fits)
     return next((NotSaved(one[0], Cause(one[1]), [rank]) for rank, one in enumerate(told) if one), None)
 
 

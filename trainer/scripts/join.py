@@ -147,6 +147,8 @@ def run(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: 
         journal.say(str(stopped))
     finally:
         collectives.uninstall()
+    if script.unsaved is not None:
+        raise script.unsaved
     return "stopped" if script.stopping else "finished"
 
 

@@ -27,7 +27,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch.distributed import DistError
+from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as elastic
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -38,15 +40,45 @@ from torch.distributed.run import parse_args, run
 
 # All ranks end together, so an agent that has not come by then was ended by somebody; torchrun itself waits 300 s.
 EXIT_BARRIER_SECONDS = 30
+# torch's own limit for ranks that are to end, and one that is none, for those that a user has asked to stop.
+SHUTDOWN_SECONDS, STOP_SECONDS = 30, 10**6
 EXIT_ERROR = 1
 # What a forked rank calls itself, since it has the agent's command line and environment; the collection knows it by that.
 RANK_NAME = "nanochat-rank"
+STDERR = 2
 # The agent's, which mean something else in a rank.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Agent(LocalElasticAgent):
-    """An agent that, once its own ranks have ended well, is not kept from telling those of the other hosts."""
+    """An agent that hands a signal on and waits until its ranks have saved, and that, once they have ended well, is not kept from
+    telling those of the other hosts."""
+
+    signalled = False
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        try:
+            return super()._invoke_run(role)  # type: ignore[no-untyped-call]
+        except SignalException:
+            self.signalled = True
+            raise
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_SECONDS) -> None:
+        if self.signalled:
+            # They finish their step, and save; only who waits for them knows how long that may take (--shutdown-timeout).
+            timeout = STOP_SECONDS if timeout == SHUTDOWN_SECONDS else timeout
+            for number in SIGNALS:
+                # A host that goes down sends more than one.
+                signal.signal(number, self.end_at_once if number == signal.SIGINT else signal.SIG_IGN)
+            tell(f"{death_sig.name} came; waiting for the ranks to save and end (Ctrl-C ends them at once)")
+        # A rank saves for SIGTERM and Ctrl-C; a terminal that was closed is no reason not to.
+        super()._shutdown(signal.SIGTERM if death_sig == signal.SIGHUP else death_sig, timeout)
+
+    def end_at_once(self, number: int, frame: object) -> None:
+        """Kill what ranks are left."""
+        for handler in getattr(self._pcontext, "subprocess_handlers", {}).values():
+            if handler.proc.poll() is None:
+                handler.close(death_sig=signal.SIGKILL)
 
     def _exit_barrier(self) -> None:
         # Whoever stops all hosts one after the other finds here an agent without ranks; ended by that, it would be waited for.
@@ -142,9 +174,13 @@ def become_rank(module: str, words: Sequence[str], environment: Mapping[str, str
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     os.close(set_up)
     for stream in (sys.stdout, sys.stderr):
-        assert isinstance(stream, io.TextIOWrapper)
-        stream.reconfigure(write_through=True)
+        # None where it was closed.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(write_through=True)
     os.environ.update(environment)
+    # OpenMP has read this in the agent, before torchrun chose it for several ranks.
+    if (threads := environment.get("OMP_NUM_THREADS", "")).isdigit():
+        torch.set_num_threads(max(1, int(threads)))
     sys.argv = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
@@ -155,7 +191,7 @@ def close_sockets() -> None:
         number = int(path.name)
         # The folder itself was open when it was read.
         with contextlib.suppress(OSError):
-            if number > sys.stderr.fileno() and stat.S_ISSOCK(os.fstat(number).st_mode):
+            if number > STDERR and stat.S_ISSOCK(os.fstat(number).st_mode):
                 os.close(number)
 
 
@@ -176,7 +212,8 @@ def leave(code: int) -> NoReturn:
     """To take down PyTorch needs half a second of a core, and a restart waits for it. (The `leave` of ranks is out of reach beside a
     checkout, which brings a package `nanochat` of its own.)"""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
+        # None where it was closed.
+        with contextlib.suppress(OSError, AttributeError):
             stream.flush()
     os._exit(code)
 

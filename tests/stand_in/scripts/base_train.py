@@ -14,6 +14,7 @@ from nanochat.gpt import GPT, GPTConfig
 
 from nanochat.checkpoint_manager import load_checkpoint, save_checkpoint
 from nanochat.common import COMPUTE_DTYPE, COMPUTE_DTYPE_REASON, compute_cleanup, compute_init, get_base_dir, print0
+from nanochat.core_eval import evaluate_task
 from nanochat.dataloader import batches
 from nanochat.loss_eval import evaluate_bpb
 
@@ -24,7 +25,7 @@ parser.add_argument("--window-pattern", default="L")
 parser.add_argument("--model-tag", default=None)
 for name, default in {
     "depth": 3, "aspect-ratio": 32, "head-dim": 32, "max-seq-len": 64, "num-iterations": 8, "device-batch-size": 2,
-    "total-batch-size": 256, "eval-every": -1, "eval-tokens": 512, "core-metric-every": -1, "sample-every": -1,
+    "total-batch-size": 256, "eval-every": -1, "eval-tokens": 512, "core-metric-every": -1, "core-seconds": 0, "sample-every": -1,
     "save-every": -1, "resume-from-step": -1,
 }.items():  # fmt: skip
     parser.add_argument(f"--{name}", type=int, default=default)
@@ -66,6 +67,8 @@ while True:
         val_bpb = evaluate_bpb(model, val_loader, args.eval_tokens // world_tokens, None)
         print0(f"Step {step:05d} | Validation bpb: {val_bpb:.6f}")
         model.train()
+    if args.core_metric_every > 0 and (last_step or (step > 0 and step % args.core_metric_every == 0)):
+        print0(f"Step {step:05d} | CORE metric: {evaluate_task(10, args.core_seconds):.4f}")
     saves = args.save_every > 0 and step % args.save_every == 0 and step not in (0, args.resume_from_step)
     if last_step or saves:
         meta = {

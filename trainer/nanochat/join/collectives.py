@@ -24,6 +24,7 @@ NAMES = (
     "all_reduce",
     "reduce_scatter_tensor",
     "all_gather_into_tensor",
+    "barrier",
     "get_rank",
     "get_world_size",
     "init_process_group",
@@ -63,6 +64,8 @@ class Collectives:
     def __init__(self, comm: Comm, sync: str = "exact") -> None:
         # A rank without others may be asked as well: under torchrun scripts think of themselves as one of several.
         self.comm, self.alone = comm, comm.world == 1
+        # Between two steps a rank may evaluate for much longer than another.
+        self.patient = True
         self.wire, self.row_wire = WIRES.get(sync, WIRES["exact"])
         self._feedback: dict[Any, Tensor] = {}
         self._step: tuple[Any, int] = (None, 0)
@@ -92,7 +95,7 @@ class Collectives:
 
     def start_step(self, optimizer: Any) -> None:
         """The exchanges that follow are those of a step of this optimizer, in their usual order."""
-        self._step = (optimizer, 0)
+        self._step, self.patient = (optimizer, 0), False
 
     def _fed(self, values: Tensor, wire: Wire, rank: int) -> Tensor | None:
         """What packing has left of what was sent to a rank from this place before."""
@@ -122,14 +125,18 @@ class Collectives:
     def destroy_process_group(self, *dummy: Any) -> None:
         """It is still needed, to end together."""
 
+    def barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
+        if not self.alone:
+            self.comm.barrier("the evaluation of every rank")
+        return self._returned(Work(self.comm, []), async_op)
+
     def all_reduce(
         self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Work | None:
         if self.alone:
             return self._returned(Work(self.comm, []), async_op)
-        if self.comm.phase == "eval":
-            # One host may take much longer for its share of an evaluation than another.
-            self.comm.barrier("the evaluation of every rank")
+        if self.patient:
+            self.barrier()
         mean = op == dist.ReduceOp.AVG
         plain = dist.ReduceOp.SUM if mean else op
         start = self._originals["all_reduce"]

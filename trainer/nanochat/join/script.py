@@ -33,7 +33,7 @@ from nanochat.journal import Journal
 from nanochat.lineage import META_KEY
 from nanochat.optim_file import OptimizerLayout
 from nanochat.resume import folder_leader
-from nanochat.train import due
+from nanochat.train import due, goes_on_without, write
 
 EVERY = ("eval_every", "core_metric_every", "sample_every", "save_every", "chatcore_every")
 SAVE_PARAMETERS = ["checkpoint_dir", "step", "model_data", "optimizer_data", "meta_data", "rank"]
@@ -52,6 +52,9 @@ class Script:
         self.stop_asked, self.stopping = False, False
         self.resumed_from: int | None = None
         self.saved: list[int] = []
+        # The error of the last save; the folder of one that no step has shown to be sound.
+        self.unsaved: NotSaved | None = None
+        self.unproven: Path | None = None
         self.training = ""  # its id
         # The checkpoints of other runs that it goes on from, by the name of their kind: folder and step.
         self.bases: dict[str, tuple[Path, int]] = {}
@@ -148,6 +151,7 @@ class Script:
     def further_step(self, joined: Joined) -> None:
         """That of an optimizer beside the first one."""
         joined.step(torch.zeros(1))
+        self.collectives.patient = True
 
     def train_step(self, joined: Joined) -> None:
         """One optimizer step over all ranks."""
@@ -165,10 +169,10 @@ class Script:
         pack = torch.tensor([float(loss), float(self.stop_asked)])
         total = joined.step(pack).tolist()
         if self.losses_known and not math.isfinite(total[0]):
-            raise UserError(
-                f"the loss is {total[0]} at step {step}, so this step's weights are spoilt; "
-                "resume from the last checkpoint with lower learning rates or float32.", Cause.NON_FINITE_LOSS,
-            )  # fmt: skip
+            raise self._spoilt(total[0])
+        if self.unproven is not None:
+            checkpoints.prune(self.unproven, self.keep, self.saved)
+            self.unproven = None
         self._record(total[0] / comm.world, passed)
         self.made += 1
         if self.made == 1 or (self.made == 2 and self.sync != "dense"):
@@ -176,7 +180,19 @@ class Script:
         if total[1] and not self.stopping:
             self._end_soon(step)
         comm.enter("forward_backward", step + 1)
+        self.collectives.patient = True
         self.begun = time.perf_counter()
+
+    def _spoilt(self, loss: float) -> UserError:
+        """What to say of a loss that is no number; a checkpoint of the very weights that gave it is removed."""
+        removed = ""
+        if self.unproven is not None:
+            checkpoints.remove(self.unproven, self.saved.pop())
+            removed = "the checkpoint of these weights was removed; "
+        return UserError(
+            f"the loss is {loss} at step {self.step}, so this step's weights are spoilt; {removed}"
+            "resume from the last checkpoint with lower learning rates or float32.", Cause.NON_FINITE_LOSS,
+        )  # fmt: skip
 
     def _first_step(self) -> None:
         model: Any = self.variables.get("orig_model", self.variables.get("model"))
@@ -264,24 +280,18 @@ class Script:
         comm = self.comm
         comm.enter("save", step)
         self._prove(step, f"at step {step}")
-        folder, error = Path(checkpoint_dir), None
-        leads = comm.rank == folder_leader(comm, folder)
-        file = dict(optimizer_data or {})
-        whole = {"model": dict(model_data), "meta": {**meta_data, META_KEY: self.training}} if leads else {}
-        try:
-            saved = checkpoints.save(folder, step, comm.rank, file, None, **whole)
-            self.journal.record("checkpoint", step, **saved._asdict())
-        except NotSaved as failure:
-            error = str(failure)
-        errors = [one for one in comm.exchange("the checkpoint", error, patient=True) if one]
-        if errors and (self.stopping or step == self.steps):
-            raise NotSaved(errors[0])
-        if errors:
-            self.journal.say(f"warning: {errors[0]} Training goes on; the last checkpoint is still whole.")
-            return
-        self.saved.append(step)
-        self.journal.say(f"Saved checkpoint of step {step} to {folder}")
-        checkpoints.prune(folder, self.keep, self.saved)
+        folder = Path(checkpoint_dir)
+        contents: dict[str, Any] = {"optimizer": dict(optimizer_data or {})}
+        if comm.rank == folder_leader(comm, folder):
+            contents |= {"model": dict(model_data), "meta": {**meta_data, META_KEY: self.training}}
+        # Which save is the last one, only the script knows: what a failed one means shows when it has ended.
+        self.unsaved = write(comm, self.journal, folder, step, contents)
+        if self.unsaved is None:
+            self.saved.append(step)
+            self.unproven = folder
+            self.journal.say(f"Saved checkpoint of step {step} to {folder}")
+        else:
+            self.journal.say(goes_on_without(self.unsaved, self.saved))
         comm.enter("forward_backward", step)
         self.begun = time.perf_counter()
 
