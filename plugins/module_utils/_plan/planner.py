@@ -10,6 +10,7 @@ so that the same job has the same digest tomorrow.
 from __future__ import annotations
 
 import os
+from types import MappingProxyType
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
@@ -115,7 +116,9 @@ class Planner:
         here: Mapping[str, Any],
         told: set[str],
     ) -> None:
-        self.settings = dict(run)
+        # What the users wrote, with the defaults; nothing below changes it. `settings` is that with what was left open decided.
+        self.wanted: Mapping[str, Any] = MappingProxyType(dict(run))
+        self.settings = self.wanted
         self.told = told
         self.requirements = list(requirements)
         self.tolerant = tolerant
@@ -134,12 +137,12 @@ class Planner:
         self.hosts = [host.measured_with(self.choice.matmul) for host in hosts]
         # What was asked for, beside what the plan makes of it.
         self.asked = {"sync": run["ddp_sync"], "head": run["ddp_head"], "local_steps": str(run["ddp_local_steps"])}
-        self.kept_way = sync_choice.kept(run, hosts, self.choice, self.shape.n_embd)
+        self.kept_way = sync_choice.kept(run, hosts, self.choice, self.shape)
         self.take_way(self.kept_way or Way("exact", 0))
 
     def outcome(self) -> Outcome:
         """The plan, or every problem there is: what is wrong in the settings does not hide what is wrong with the hosts."""
-        self.problems += settings_checks.problems(self.settings, self.hosts, self.shape, self.choice)
+        self.problems += settings_checks.problems(self.wanted, self.hosts, self.shape, self.choice)
         order, wrong = ranks(self.hosts)
         self.problems += wrong
         rows = self.rows()
@@ -155,25 +158,25 @@ class Planner:
         obstacles = [
             *chooser.problems,
             *obstacles,
-            *source_checks.obstacles(self.settings, plan, self.hosts, self.here),
-            *stages.obstacles(self.settings, self.hosts, plan, self.here),
-            *([] if self.settings["ddp_fresh"] else host_checks.lost_checkpoints(self.hosts, plan)),
+            *source_checks.obstacles(self.wanted, plan, self.hosts, self.here),
+            *stages.obstacles(self.wanted, self.hosts, plan, self.here),
+            *([] if self.wanted["ddp_fresh"] else host_checks.lost_checkpoints(self.hosts, plan)),
         ]
         if self.problems or (obstacles and not self.tolerant):
             raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
         if self.choice.device == "cpu" and not self.choice.together and len(self.hosts) > 1:
             seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(self.hosts)} ranks would train a model of its own"
             self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
-        commit = source_checks.commit(self.settings["ddp_trainer_source"], self.here)
+        commit = source_checks.commit(self.wanted["ddp_trainer_source"], self.here)
         self.findings += [*chooser.findings, *remarks, *commit, *obstacles]
-        return Outcome(plan, self.findings, of_controller(self.settings))
+        return Outcome(plan, self.findings, of_controller(self.wanted))
+
+    def decide(self, **decisions: Any) -> None:
+        """Settle what the settings leave open; what was wanted stays as it is, for refusals to name."""
+        self.settings = MappingProxyType({**self.settings, **decisions})
 
     def take_way(self, way: Way) -> None:
-        """Of the ways to one model what the settings leave open."""
-        if self.asked["sync"] == "auto":
-            self.settings["ddp_sync"] = way.sync
-        if self.asked["local_steps"] == "auto":
-            self.settings["ddp_local_steps"] = way.local_steps
+        self.decide(**sync_choice.with_way(self.wanted, way))
 
     def settle_way(self, order: Mapping[str, int], rows: Mapping[str, int]) -> None:
         """What auto comes to where the hosts' steps and links have been measured; until then exact, in every step together."""
@@ -193,12 +196,12 @@ class Planner:
         self.problems += weights.problems
         self.findings += weights.findings
         try:
-            batch = share_out({**self.settings, "ddp_batch_split": self.split}, self.told, self.hosts, weights)
+            batch = share_out({**self.wanted, "ddp_batch_split": self.split}, self.told, self.hosts, weights)
         except BatchError as error:
             self.problems.append(finding("setting-refused", "", str(error).rstrip(".")))
             return {}
-        self.findings += adapted(self.settings, batch, len(self.hosts))
-        self.settings.update(ddp_total_batch=batch.total_batch, ddp_device_batch=batch.device_batch)
+        self.findings += adapted(self.wanted, batch, len(self.hosts))
+        self.decide(ddp_total_batch=batch.total_batch, ddp_device_batch=batch.device_batch)
         self.head_parts = parts_of_head({**self.settings, "ddp_batch_split": self.split}, self.hosts, weights)
         return {host.name: rows for host, rows in zip(self.hosts, batch.rows)}
 

@@ -38,8 +38,7 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
         *keeper_problems(run, hosts, choice),
         *data_problems(run),
         *source_problems(run, choice),
-        *local_problems(run, hosts, choice),
-        *packing_problems(run, shape, choice),
+        *way_problems(run, hosts, shape, choice),
         *head_problems(run, choice),
         *precision_problems(run, hosts, choice),
         *extra_problems(run, choice),
@@ -130,11 +129,17 @@ def source_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
         )
 
 
+def way_problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice: Choice) -> Iterator[str]:
+    """Against the ways of coming to one model, as they are set or as `auto` would decide them; auto itself is none."""
+    yield from local_problems(run, hosts, choice)
+    yield from packing_problems(run, shape, choice)
+
+
 def local_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
     every = run["ddp_local_steps"]
-    if not every or not choice.ours:
+    if not every or every == "auto" or not choice.ours:
         return
-    if run["ddp_sync"] not in WIRE_BYTES:
+    if run["ddp_sync"] not in (*WIRE_BYTES, "auto"):
         yield (
             f"ddp_local_steps is {every}, but ddp_sync {run['ddp_sync']} does not go with local steps; "
             f"use {', '.join(WIRE_BYTES)} or auto."
@@ -161,7 +166,9 @@ def packing_problems(run: Mapping[str, Any], shape: Shape, choice: Choice) -> It
 
 
 def head_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
-    if run["ddp_head"] == "shared" and choice.ours and not can_share(choice.device, run["ddp_sync"]):
+    # auto comes to none of the ways that a shared head does not go with.
+    sync = "exact" if run["ddp_sync"] == "auto" else run["ddp_sync"]
+    if run["ddp_head"] == "shared" and choice.ours and not can_share(choice.device, sync):
         yield (
             "ddp_head is shared, which takes CPUs and a ddp_sync other than dense and ddp; "
             f"here they are {choice.device} and {run['ddp_sync']}."
