@@ -82,6 +82,23 @@ def test_hosts_have_the_trainer_and_play_again_changes_nothing(play):
     assert Path(play.hosts["b"]["trainer_dir"], "scripts/base_train.py").is_file()
 
 
+def test_under_a_training_no_host_is_changed(play):
+    used = Path(play.hosts["a"]["trainer_dir"])
+    used.mkdir(parents=True)
+    marked = {"NANOCHAT_DDP_SESSION": "0a1b", "NANOCHAT_BASE_DIR": "/home/x/runs/d4"}
+    training = subprocess.Popen(["sleep", "600"], cwd=used, env=marked)
+    try:
+        account = play.run("trainer")
+    finally:
+        training.kill()
+        training.wait()
+
+    assert any(
+        f"a: the files in {used} would have to change, but the run d4 uses them" in one for one in messages(account)
+    )
+    assert not list(used.iterdir()) and not Path(play.hosts["b"]["trainer_dir"]).exists()
+
+
 def test_one_look_is_enough_where_no_host_lacks_anything(play, sources):
     play.plan["trainer"].update(source="ours")
     play.variables = {"trainer_src": str(sources)}

@@ -240,10 +240,10 @@ def test_field_06_the_holder_of_a_port_is_named():
         assert child.stdout
         port = int(child.stdout.readline())
         (holder,) = leftovers.port_holders([port, 1])
-        assert (holder["port"], holder["pid"], holder["ours"], holder["addresses"]) == (
+        assert (holder["port"], holder["pid"], holder["run"], holder["addresses"]) == (
             port,
             child.pid,
-            False,
+            None,
             ["127.0.0.1"],
         )
         assert holder["user"] == machine.user_of(os.getuid())
