@@ -45,7 +45,9 @@ def inventory(tmp_path):
     return write
 
 
-def plan(inventory: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def plan(
+    inventory: Path, *arguments: str, playbook: str = "playbooks/plan.yml", **environ: str
+) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
         **environ,
@@ -53,7 +55,7 @@ def plan(inventory: Path, *arguments: str, **environ: str) -> subprocess.Complet
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_STDOUT_CALLBACK": "default",
     }
-    command = [Path(sys.executable).parent / "ansible-playbook", "playbooks/plan.yml", "-i", inventory, *arguments]
+    command = [Path(sys.executable).parent / "ansible-playbook", playbook, "-i", inventory, *arguments]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -74,6 +76,32 @@ def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(i
     told = json.JSONDecoder().raw_decode(second.stdout[second.stdout.index('{\n  "plan"') :])[0]
     assert told["plan"] == document
     assert ("changed=1" in second.stdout) == (told["findings"] != before["findings"])
+
+
+def test_a_plan_by_what_was_measured_knows_what_was_measured(inventory, tmp_path):
+    """On a busy host it is not kept in a file, and this start goes by it all the same."""
+    play = [
+        {
+            "hosts": "trainers",
+            "gather_facts": False,
+            "tasks": [
+                {"import_role": {"name": "nanochat.ddp.plan"}},
+                {
+                    "set_fact": {
+                        "__preflight_measured": {
+                            "tokens_per_second": "{{ 900 if inventory_hostname == 'one' else 300 }}"
+                        }
+                    }
+                },
+                {"include_role": {"name": "nanochat.ddp.preflight", "tasks_from": "replan"}},
+                {"debug": {"msg": "measured {{ ddp_probe.measured.tokens_per_second }} on {{ inventory_hostname }}"}},
+            ],
+        }
+    ]
+    file = tmp_path / "play.json"
+    file.write_text(json.dumps(play))
+    done = plan(inventory(), playbook=str(file))
+    assert "measured 900 on one" in done.stdout and "measured 300 on two" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_python_on_the_controllers_path_that_does_not_run_is_passed_over(inventory, tmp_path):
