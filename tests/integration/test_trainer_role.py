@@ -137,6 +137,12 @@ def test_nodes_of_one_machine_share_an_environment(play):
     assert made["a"]["packages"] == made["b"]["packages"] == {"tiny-thing": "1.0"}
 
 
+def test_whose_packages_could_not_be_fetched_is_told(play):
+    play.plan["trainer"].update(offline=True, requirements=["tiny-thing==9.9"])
+    (told,) = {one for one in messages(play.run("trainer")) if "fetched" in one}
+    assert told.startswith("packages for a and b (Python 3.") and ", fetched by the controller: " in told
+
+
 def test_packages_come_through_the_controller_where_no_host_reaches_an_index(play, index):
     play.plan["trainer"]["offline"] = True
 

@@ -16,10 +16,11 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import PYTHONS, UV
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, PYTHONS, UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
     Controller,
     Given,
+    Interpreter,
     Node,
     Plan,
     Ports,
@@ -359,7 +360,7 @@ class Planner:
             # This collection's own trainer, whatever trains.
             "tools_dir": os.path.join(base, "trainer" if self.choice.ours else "tools"),
             "venv_dir": venv,
-            "python": self.python(host, base),
+            **self.python(host, base),
             "session": f"nanochat-{self.choice.name}-rank{rank}",
             "device": self.choice.device,
             "dtype": self.choice.dtype,
@@ -403,19 +404,27 @@ class Planner:
         shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
         return kept * model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]) + shards
 
-    def python(self, host: Host, base: str) -> str | None:
+    def python(self, host: Host, base: str) -> Interpreter:
         """The interpreter to make the trainer's environment with; one version for all hosts if there is one."""
         wanted = host.settings["ddp_python"]
         if wanted:
-            return home_expanded(wanted, host)
+            return interpreter(home_expanded(wanted, host), host)
         candidates = pythons(host, OLDEST_PYTHON)
         each = [{version_of(entry) for entry in pythons(other, OLDEST_PYTHON)} for other in self.hosts if other.probe]
         common = set.intersection(*each) if each else set()
         used = host.fact("python", "version")
         order = sorted(candidates, key=lambda entry: preference(entry, common, used))
         if order:
-            return str(order[0]["executable"])
-        return made_python(base) if makes_python(host, self.settings["ddp_trainer_offline"]) else None
+            return interpreter(str(order[0]["executable"]), host)
+        if makes_python(host, self.settings["ddp_trainer_offline"]):
+            return {"python": made_python(base), "python_version": MADE_PYTHON}
+        return {"python": None, "python_version": None}
+
+
+def interpreter(path: str, host: Host) -> Interpreter:
+    """A Python of the host with its version, as far as the probe knows it."""
+    known = [version_of(entry) for entry in pythons(host, OLDEST_PYTHON) if entry["executable"] == path]
+    return {"python": path, "python_version": "%d.%d" % known[0] if known else None}
 
 
 def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, bool, int]:
