@@ -106,17 +106,37 @@ def test_a_plan_by_what_was_measured_knows_what_was_measured(inventory, tmp_path
 
 def test_a_python_on_the_controllers_path_that_does_not_run_is_passed_over(inventory, tmp_path):
     """As where pyenv has a shim for every version that some environment of it has."""
-    shims = tmp_path / "shims"
-    shims.mkdir()
-    for name in ("python3", "python", *(f"python3.{minor}" for minor in range(7, 20))):
-        (shims / name).write_text(f"#!/bin/sh\necho 'pyenv: {name}: command not found' >&2\nexit 127\n")
-        (shims / name).chmod(0o755)
-    hosts = inventory()
-    named = [line for line in hosts.read_text().splitlines() if "ansible_python_interpreter" not in line]
-    hosts.write_text("\n".join(named) + "\n")
-    made = plan(hosts, PATH=f"{shims}:{os.environ['PATH']}")
+    made = plan(nameless(inventory()), PATH=shims(tmp_path))
     assert made.returncode == 0, made.stdout + made.stderr
     assert "Run d4 on 2 hosts" in made.stdout
+
+
+def test_a_python_on_a_hosts_path_that_does_not_run_is_passed_over_by_looks_and_modules(inventory, tmp_path):
+    tasks = [{"nanochat.ddp.run_info": {"base_dir": str(tmp_path)}}, {"ansible.builtin.ping": {}}]
+    file = tmp_path / "play.json"
+    file.write_text(json.dumps([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]))
+    # Where Ansible is started, the Python of its folder is first: a host has none of it.
+    path = shims(tmp_path).replace(str(Path(sys.executable).parent) + ":", "")
+    done = plan(nameless(inventory()), playbook=str(file), PATH=path, ANSIBLE_PIPELINING="true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok=2 ") == 2
+
+
+def nameless(hosts: Path) -> Path:
+    """The inventory without a word of which Python to take."""
+    named = [line for line in hosts.read_text().splitlines() if "ansible_python_interpreter" not in line]
+    hosts.write_text("\n".join(named) + "\n")
+    return hosts
+
+
+def shims(folder: Path) -> str:
+    """A PATH on which no Python that comes first runs."""
+    place = folder / "shims"
+    place.mkdir()
+    for name in ("python", *(f"python3.{minor}" for minor in range(7, 20))):
+        (place / name).write_text(f"#!/bin/sh\necho 'pyenv: {name}: command not found' >&2\nexit 127\n")
+        (place / name).chmod(0o755)
+    return f"{place}:{os.environ['PATH']}"
 
 
 WRONG = {

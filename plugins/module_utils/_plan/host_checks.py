@@ -12,7 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import line
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import INFO, MADE_PYTHON, MAKE_PYTHON
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plain_reason
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import NO_PYTHON, bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
     made_python,
@@ -58,7 +58,7 @@ def way_in(error: str) -> str:
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
         return "Install Python there (sudo apt-get install python3), or name one as ansible_python_interpreter of that host."
     if re.search(r"command not found|deserialization failed|Error executing command", error):
-        return "The Python that Ansible takes there does not run: name another one as ansible_python_interpreter of that host."
+        return f"{NO_PYTHON}."
     return "See that it is on and that ssh to it works as the inventory says."
 
 
