@@ -281,6 +281,10 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
     if here[0].name != host.name:
         return []
     found = [about_python(host, node)] if node["python"] == made_python(node["base_dir"]) else []
+    reached = [other for other in here if other.reach]
+    if len(reached) > 1:
+        seen = f"{' and '.join(f'{other.name} (reached at {other.reach})' for other in reached)} are one machine"
+        found.append(finding("one-machine-twice", host.name, seen))
     threads = sum(nodes[other.name]["threads"] for other in here)
     cores = host.fact("cpu", "available") or threads
     physical = host.fact("cpu", "available_physical") or cores

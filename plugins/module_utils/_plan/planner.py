@@ -100,7 +100,10 @@ def make_plan(
     """
     run, each = resolved(hosts)
     own = {name: {**settings, "ddp_fresh": run["ddp_fresh"]} for name, settings in each.items()}
-    known = [Host(host["name"], own[host["name"]], host.get("probe") or {}, host.get("error") or "") for host in hosts]
+    known = [
+        Host(host["name"], own[host["name"]], host.get("probe") or {}, host.get("error") or "", host.get("reach"))
+        for host in hosts
+    ]
     told = settings_utils.told([(host["name"], host["settings"]) for host in hosts])
     return Planner(run, known, requirements, tolerant, here or {}, told).outcome()
 

@@ -39,16 +39,17 @@ def test_every_play_takes_the_hosts_that_are_asked_for_and_an_empty_target_for_n
 
 
 def test_field_41_looks_at_hosts_that_may_be_frozen_have_a_limit():
-    """Those of status, stop and doctor, which are played when something is wrong."""
-    wanted = {"nanochat.ddp.run_info", "nanochat.ddp.doctor_info"}
+    """Those of status, stop and doctor, which are played when something is wrong, and the probe, with which all else begins."""
+    wanted = {"nanochat.ddp.run_info", "nanochat.ddp.doctor_info", "nanochat.ddp.host_info"}
     looks = [
         (path, task)
         for path, task in tasks()
-        if path.startswith("roles/doctor/") or path.endswith("launch/tasks/stop.yml")
+        if path.startswith("roles/doctor/")
+        or path.endswith(("launch/tasks/stop.yml", "launch/tasks/ours.yml", "plan/tasks/probe.yml"))
     ]
     looks += [(name, task) for name, play in plays() if name == "status.yml" for task in play["tasks"]]
     looks = [(path, task) for path, task in looks if wanted & set(task)]
-    assert {path.split("/")[-1] for path, dummy in looks} >= {"status.yml", "stop.yml"}
+    assert {path.split("/")[-1] for path, dummy in looks} >= {"status.yml", "stop.yml", "probe.yml"}
     assert [(path, task["name"]) for path, task in looks if "timeout" not in task] == []
 
 

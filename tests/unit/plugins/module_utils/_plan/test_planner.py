@@ -1064,3 +1064,44 @@ def test_checkpoints_by_time_are_for_steps_in_which_all_are_alike():
         plan = make_plan(hosts(settings)).plan
         assert plan["training"]["save_minutes"] == 0
         assert not any(word.startswith("--save-minutes") for word in plan["nodes"][0]["argv"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"ddp_tracker": "mlflow", "ddp_tracker_port": 29500},
+            "ddp_tracker_port and ddp_port are both 29500; they must differ.",
+        ),
+        (
+            {"ddp_tracker": "mlflow", "ddp_tracker_port": 29501, "ddp_restarts": 3},
+            "ddp_tracker_port and ddp_keeper_port are both 29501; they must differ.",
+        ),
+        (
+            {"ddp_tracker": "mlflow", "ddp_tracker_port": 40001, "ddp_port_range": "40000-40100"},
+            "ddp_tracker_port 40001 lies in ddp_port_range 40000-40100; use a port outside it.",
+        ),
+        (
+            {"ddp_restarts": 3, "ddp_keeper_port": 40001, "ddp_port_range": "40000-40100"},
+            "ddp_keeper_port 40001 lies in ddp_port_range 40000-40100; use a port outside it.",
+        ),
+    ],
+)
+def test_ports_of_the_job_that_are_the_same_are_refused(settings, said):
+    assert refusal(hosts(settings)) == [said]
+
+
+def test_keepers_side_by_side_leave_the_rendezvous_its_port():
+    told = refusal(one_machine(2, {"ddp_restarts": 3, "ddp_keeper_port": 29499}))
+    assert told == [
+        "ddp_keeper_port and ddp_port are both 29500 (one for each of the 2 nodes of a machine); they must differ."
+    ]
+
+
+def test_one_machine_under_two_names_is_told_where_it_is_reached_from_elsewhere():
+    known = one_machine(2)
+    assert "one-machine-twice" not in [one["code"] for one in make_plan(known).findings]
+    for host, reach in zip(known, ("192.168.1.10", "desktop.lan"), strict=True):
+        host["reach"] = reach
+    (told,) = [one for one in make_plan(known).findings if one["code"] == "one-machine-twice"]
+    assert told["seen"] == "node1 (reached at 192.168.1.10) and node2 (reached at desktop.lan) are one machine"
