@@ -188,7 +188,8 @@ def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
         if nic["name"] == nics[host] and nic["kind"] == "wifi"
     ]
     links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
-    return outlook(evidence.plan, speeds, link, radio, links, speeds_together(list(measured.values())))
+    began = any(evidence.fact(host, "run", "sync") for host in hosts)
+    return outlook(evidence.plan, speeds, link, radio, links, speeds_together(list(measured.values())), began)
 
 
 def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:

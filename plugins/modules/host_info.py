@@ -139,11 +139,11 @@ probe:
       returned: success
       sample: {path: /usr/bin/tmux, version: 3.3a}
     ports:
-      description: Holders of the given ports. C(ours) tells whether this collection started them.
+      description: Holders of the given ports. C(session) and C(run) are those of this collection that they belong to.
       type: list
       elements: dict
       returned: success
-      sample: [{port: 29500, pid: 4711, user: lzw, command: torchrun, session: null, ours: false}]
+      sample: [{port: 29500, pid: 4711, user: lzw, command: torchrun, session: null, run: null}]
     processes:
       description: Training processes, whoever started them.
       type: list

@@ -163,6 +163,11 @@ persistent:
   description: Whether the rules survive a reboot.
   type: bool
   returned: always
+if_closed:
+  description: What the owner would run if ports turn out to be closed, where without root no sign of a firewall is to be seen.
+  type: list
+  elements: str
+  returned: always
 needs_root:
   description: Whether nothing could be done without root.
   type: bool

@@ -15,6 +15,7 @@ description:
   - Brings a folder of sources from the controller to a host in one step. Only files that differ cross the network.
   - Files that an earlier run brought and that are no longer part of the sources are removed; other files are left alone.
   - Hidden files, byte code, environments and the like are not sources and stay behind.
+  - Files that a session of this collection runs with are not changed; that is an error, in check mode too.
 attributes:
   check_mode:
     description: Says which files would be written and removed, and changes nothing.
@@ -82,6 +83,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import
     diffs,
     digest_of,
     is_inside,
+    refuse_in_use,
 )
 
 SPEC = {
@@ -107,6 +109,8 @@ def main() -> None:
             "written": difference.write,
             "removed": difference.remove,
         }
+        if result["changed"]:
+            refuse_in_use(dest)
         if contents is not None:
             result["diff"] = diffs(dest, difference, contents)
             if result["changed"] and not module.check_mode:

@@ -41,8 +41,12 @@ def program(code: ModuleType, params: Mapping[str, Any]) -> str:
     return f"import base64, zlib\nexec(zlib.decompress(base64.b64decode('{packed}')))\n"
 
 
-# The first of several Pythons that is there, with the words that follow.
-FIRST = 'for one in {names}; do found=$(command -v "$one") && exec "$found" "$@"; done; exit 127'
+FOUND = "nanochat-ddp-python "
+# The first of several Pythons that runs, with the words that follow; a shim of pyenv may be there for a version that is not.
+FIRST = (
+    'for one in {names}; do found=$(command -v "$one") && "$found" -I -S -c "" </dev/null >/dev/null 2>&1 '
+    '&& echo "{mark}$found" && exec "$found" "$@"; done; exit 127'
+)
 
 
 def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
@@ -54,7 +58,7 @@ def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
     if known:
         return [known]
     names = constants.config.get_config_value("INTERPRETER_PYTHON_FALLBACK", variables=variables)
-    return ["sh", "-c", FIRST.format(names=shlex.join(names)), "sh"]
+    return ["sh", "-c", FIRST.format(names=shlex.join(names), mark=FOUND), "sh"]
 
 
 def bare_answer(
@@ -65,10 +69,19 @@ def bare_answer(
         return None
     argv = [*python_of(action, variables), "-I", "-S", "-"]
     answer = action._low_level_execute_command(shlex.join(argv), in_data=program(code, params).encode())
-    for line in reversed(str(answer.get("stdout") or "").splitlines()):
+    lines = str(answer.get("stdout") or "").splitlines()
+    for line in reversed(lines):
         if line.startswith(MARK):
-            return {"changed": False, **json.loads(line[len(MARK) :])}
+            return {"changed": False, **discovered(action, lines), **json.loads(line[len(MARK) :])}
     return None
+
+
+def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
+    """The Python that was found, kept where Ansible keeps what it finds itself: then its modules take the one that runs, too."""
+    found = next((line[len(FOUND) :] for line in lines if line.startswith(FOUND)), "")
+    if not found.startswith("/") or action._task.delegate_to:
+        return {}
+    return {"ansible_facts": {"discovered_interpreter_python": found}}
 
 
 def code_answer(

@@ -147,6 +147,8 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     run.wait_for_training("desktop", "desktop", "laptop")
 
     # Taken out by hand, and let in again.
+    assert "laptop would leave the run d4" in run.book("leave", "-e", "target=laptop", "--check")
+    assert run.state("laptop")[0] == "training"
     assert "laptop has left the run d4" in run.book("leave", "-e", "target=laptop")
     run.wait_for_training("desktop", "desktop")
     run.book("join", "-e", "target=laptop")

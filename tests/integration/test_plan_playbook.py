@@ -45,7 +45,9 @@ def inventory(tmp_path):
     return write
 
 
-def plan(inventory: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def plan(
+    inventory: Path, *arguments: str, playbook: str = "playbooks/plan.yml", **environ: str
+) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
         **environ,
@@ -53,7 +55,7 @@ def plan(inventory: Path, *arguments: str, **environ: str) -> subprocess.Complet
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_STDOUT_CALLBACK": "default",
     }
-    command = [Path(sys.executable).parent / "ansible-playbook", "playbooks/plan.yml", "-i", inventory, *arguments]
+    command = [Path(sys.executable).parent / "ansible-playbook", playbook, "-i", inventory, *arguments]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -76,19 +78,70 @@ def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(i
     assert ("changed=1" in second.stdout) == (told["findings"] != before["findings"])
 
 
+def test_a_host_that_nobody_knows_is_no_play_of_nobody(inventory):
+    done = plan(inventory(), "-e", "target=nosuch")
+    assert done.returncode != 0 and "nosuch" in done.stdout + done.stderr
+
+
+def test_a_plan_by_what_was_measured_knows_what_was_measured(inventory, tmp_path):
+    """On a busy host it is not kept in a file, and this start goes by it all the same."""
+    play = [
+        {
+            "hosts": "trainers",
+            "gather_facts": False,
+            "tasks": [
+                {"import_role": {"name": "nanochat.ddp.plan"}},
+                {
+                    "set_fact": {
+                        "__preflight_measured": {
+                            "tokens_per_second": "{{ 900 if inventory_hostname == 'one' else 300 }}"
+                        }
+                    }
+                },
+                {"include_role": {"name": "nanochat.ddp.preflight", "tasks_from": "replan"}},
+                {"debug": {"msg": "measured {{ ddp_probe.measured.tokens_per_second }} on {{ inventory_hostname }}"}},
+            ],
+        }
+    ]
+    file = tmp_path / "play.json"
+    file.write_text(json.dumps(play))
+    done = plan(inventory(), playbook=str(file))
+    assert "measured 900 on one" in done.stdout and "measured 300 on two" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_python_on_the_controllers_path_that_does_not_run_is_passed_over(inventory, tmp_path):
     """As where pyenv has a shim for every version that some environment of it has."""
-    shims = tmp_path / "shims"
-    shims.mkdir()
-    for name in ("python3", "python", *(f"python3.{minor}" for minor in range(7, 20))):
-        (shims / name).write_text(f"#!/bin/sh\necho 'pyenv: {name}: command not found' >&2\nexit 127\n")
-        (shims / name).chmod(0o755)
-    hosts = inventory()
-    named = [line for line in hosts.read_text().splitlines() if "ansible_python_interpreter" not in line]
-    hosts.write_text("\n".join(named) + "\n")
-    made = plan(hosts, PATH=f"{shims}:{os.environ['PATH']}")
+    made = plan(nameless(inventory()), PATH=shims(tmp_path))
     assert made.returncode == 0, made.stdout + made.stderr
     assert "Run d4 on 2 hosts" in made.stdout
+
+
+def test_a_python_on_a_hosts_path_that_does_not_run_is_passed_over_by_looks_and_modules(inventory, tmp_path):
+    tasks = [{"nanochat.ddp.run_info": {"base_dir": str(tmp_path)}}, {"ansible.builtin.ping": {}}]
+    file = tmp_path / "play.json"
+    file.write_text(json.dumps([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]))
+    # Where Ansible is started, the Python of its folder is first: a host has none of it.
+    path = shims(tmp_path).replace(str(Path(sys.executable).parent) + ":", "")
+    done = plan(nameless(inventory()), playbook=str(file), PATH=path, ANSIBLE_PIPELINING="true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok=2 ") == 2
+
+
+def nameless(hosts: Path) -> Path:
+    """The inventory without a word of which Python to take."""
+    named = [line for line in hosts.read_text().splitlines() if "ansible_python_interpreter" not in line]
+    hosts.write_text("\n".join(named) + "\n")
+    return hosts
+
+
+def shims(folder: Path) -> str:
+    """A PATH on which no Python that comes first runs."""
+    place = folder / "shims"
+    place.mkdir()
+    for name in ("python", *(f"python3.{minor}" for minor in range(7, 20))):
+        (place / name).write_text(f"#!/bin/sh\necho 'pyenv: {name}: command not found' >&2\nexit 127\n")
+        (place / name).chmod(0o755)
+    return f"{place}:{os.environ['PATH']}"
 
 
 WRONG = {

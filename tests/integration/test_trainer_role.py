@@ -82,6 +82,23 @@ def test_hosts_have_the_trainer_and_play_again_changes_nothing(play):
     assert Path(play.hosts["b"]["trainer_dir"], "scripts/base_train.py").is_file()
 
 
+def test_under_a_training_no_host_is_changed(play):
+    used = Path(play.hosts["a"]["trainer_dir"])
+    used.mkdir(parents=True)
+    marked = {"NANOCHAT_DDP_SESSION": "0a1b", "NANOCHAT_BASE_DIR": "/home/x/runs/d4"}
+    training = subprocess.Popen(["sleep", "600"], cwd=used, env=marked)
+    try:
+        account = play.run("trainer")
+    finally:
+        training.kill()
+        training.wait()
+
+    assert any(
+        f"a: the files in {used} would have to change, but the run d4 uses them" in one for one in messages(account)
+    )
+    assert not list(used.iterdir()) and not Path(play.hosts["b"]["trainer_dir"]).exists()
+
+
 def test_one_look_is_enough_where_no_host_lacks_anything(play, sources):
     play.plan["trainer"].update(source="ours")
     play.variables = {"trainer_src": str(sources)}
@@ -118,6 +135,12 @@ def test_nodes_of_one_machine_share_an_environment(play):
     assert messages(account) == []
     assert sorted(made[name]["changed"] for name in "ab") == [False, True]
     assert made["a"]["packages"] == made["b"]["packages"] == {"tiny-thing": "1.0"}
+
+
+def test_whose_packages_could_not_be_fetched_is_told(play):
+    play.plan["trainer"].update(offline=True, requirements=["tiny-thing==9.9"])
+    (told,) = {one for one in messages(play.run("trainer")) if "fetched" in one}
+    assert told.startswith("packages for a and b (Python 3.") and ", fetched by the controller: " in told
 
 
 def test_packages_come_through_the_controller_where_no_host_reaches_an_index(play, index):

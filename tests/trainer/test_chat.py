@@ -129,12 +129,12 @@ def test_one_that_was_fine_tuned_answers(
         return generate(model, prompt, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine, "generate", noting)
-    monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n/clear\nOne?\n\n/quit\nno more\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n/help\n/clear\nOne?\n\n/quit\nno more\n"))
     chat_cli.main([*flags, "--max-tokens=4"])
     out = capsys.readouterr().out.splitlines()
     assert len(prompts) == 3 and "it answers." in out[0]
     assert prompts[2] == prompts[0] and len(prompts[1]) > len(prompts[0])
-    assert out[2] == out[-1]
+    assert out[2] == out[-1] and any(line.startswith("There is no /help. Ctrl-C stops") for line in out)
 
 
 def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(

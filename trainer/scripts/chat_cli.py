@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import contextlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -71,6 +72,9 @@ def is_fine_tuned(folder: Path, step: int) -> bool:
     """Whether a checkpoint says of itself that it was trained on conversations."""
     settings = checkpoint_manager.load_meta(folder, step).get("user_config")
     return isinstance(settings, dict) and bool(settings.get("conversations"))
+
+
+COMMANDS = "Ctrl-C stops an answer, Ctrl-D or /quit ends, /clear begins a new conversation."
 
 
 class Talk:
@@ -141,6 +145,8 @@ class Talk:
                 return
             if text == "/clear":
                 self.messages, self.turn = [], 0
+            elif re.fullmatch(r"/\w+", text):
+                print(f"There is no {text}. {COMMANDS}")
             elif text:
                 self.show(text)
 
@@ -157,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     how = "answers" if talk.answers else "was not fine-tuned on conversations: it goes on with your text"
     print(f"Step {step} of {folder}; it {how}.")
-    print("Ctrl-C stops an answer, Ctrl-D or /quit ends, /clear begins a new conversation.", flush=True)
+    print(COMMANDS, flush=True)
     talk.run()
 
 

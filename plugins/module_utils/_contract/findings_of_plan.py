@@ -73,7 +73,7 @@ KINDS: Dict[str, Kind] = {
         ERROR,
         "The conversations to learn from cannot be used",
         "Each line of ddp_sft_data is a JSON list of role and content, in which user and assistant take turns.",
-        "Correct the lines that are named; nothing was started.",
+        "Correct ddp_sft_data, or the lines of it that are named; nothing was started.",
     ),
     "source-differs": Kind(
         ERROR,
@@ -170,6 +170,12 @@ KINDS: Dict[str, Kind] = {
         "Threads that wait for a processor make every step slower than fewer threads would, and two on one core hardly help "
         "each other with matrix products.",
         "Lower ddp_threads on that host, or leave it empty.",
+    ),
+    "one-machine-twice": Kind(
+        WARNING,
+        "Two hosts of the inventory are one machine",
+        "Its cores and its memory are shared by several ranks, so that training there is no faster than with one of them.",
+        "Correct ansible_host of the one that should be another machine; or name one of them only.",
     ),
     "memory-tight": Kind(
         WARNING,

@@ -125,7 +125,14 @@ class _Kept(TypedDict, total=False):
     session_argv: List[str]
 
 
-class Node(_Kept):
+class Interpreter(TypedDict):
+    """What a host's environment is made with; None where none was found, or nothing is known of its version."""
+
+    python: Optional[str]
+    python_version: Optional[str]
+
+
+class Node(_Kept, Interpreter):
     """One host's share; with a keeper also where that listens and what its session runs."""
 
     host: str
@@ -139,7 +146,6 @@ class Node(_Kept):
     trainer_dir: str
     tools_dir: str
     venv_dir: str
-    python: Optional[str]
     session: str
     device: str
     dtype: str

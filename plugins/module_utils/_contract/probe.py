@@ -36,6 +36,7 @@ class TrainingProcess(TypedDict):
     user: str
     command: str
     session: Optional[str]
+    run: Optional[str]
     age: Optional[int]
 
 
@@ -48,7 +49,7 @@ class PortHolder(TypedDict):
     user: str
     command: Optional[str]
     session: Optional[str]
-    ours: bool
+    run: Optional[str]
 
 
 class DataSet(TypedDict):

@@ -15,7 +15,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 # The files of a tokenizer folder.
 TOKENIZER = ("tokenizer.pkl", "token_bytes.pt")
 # A run's name is also that of its folder and part of its sessions' names, so it is a plain word.
-RUN_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,47}"
+GIVEN_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,47}"
+# A later stage of training is a run of its own, called after the first.
+RUN_NAME = GIVEN_NAME + "(-(mid|sft|eval))?"
 RUN_NAME_HELP = "1 to 48 letters, digits, - or _, for example d4-trial"
 PLAN = "plan.json"
 SESSION = "session.json"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RUN_NAME
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import GIVEN_NAME
 
 RUN = "run"
 HOST = "host"
@@ -73,7 +73,7 @@ SETTINGS: list[Setting] = [
          "Where settings that are left empty come from: a ten-step trial, or the real training."),
         ("ddp_stage", "str", "base", {"choices": ("base", "mid", "sft", "eval")},
          "base trains a model; in runs NAME-STAGE sft fine-tunes it, eval measures it, and mid runs a checkout's mid_train.py."),
-        ("ddp_run", "str", None, {"pattern": RUN_NAME, "empty": "d and the depth, for example d4"},
+        ("ddp_run", "str", None, {"pattern": GIVEN_NAME, "empty": "d and the depth, for example d4"},
          "The name of the run, of its folder and of its sessions on every host."),
         ("ddp_resume", "bool", True, {},
          "Go on from the newest checkpoint that any host has, so that an interruption costs little."),

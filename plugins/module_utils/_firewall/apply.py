@@ -26,6 +26,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.ufw import Ufw
 
 BACKENDS: dict[str, type[Backend]] = {kind.name: kind for kind in (Ufw, Firewalld, Nftables, Iptables)}
+PACKET_FILTERS = {Nftables.name: "nft", Iptables.name: "iptables"}
 MOST_WALLS = 3
 NOTHING = "nothing on this host blocks incoming connections"
 
@@ -52,6 +53,7 @@ class Result(TypedDict):
     active: bool
     rules: list[str]
     commands: list[str]
+    if_closed: list[str]
     blocking: list[str]
     foreign: list[str]
     closed: list[str]
@@ -214,7 +216,14 @@ def _for_the_owner(backends: dict[str, Backend], request: Request) -> Result:
     names: Sequence[str] = list(BACKENDS) if request.backend == "auto" else [request.backend]
     guessed = [backends[name] for name in names if request.backend != "auto" or backends[name].suspected()][:1]
     if not guessed:
-        return _result("none", False, "no sign of a firewall; without root its rules cannot be read")
+        result = _result("none", False, "no sign of a firewall; without root its rules cannot be read")
+        # Rules may be loaded of which no file and no service tells.
+        unseen = [
+            backends[name] for name, tool in PACKET_FILTERS.items() if name in names and backends[name].there(tool)
+        ]
+        if unseen and request.present:
+            result["if_closed"] = [step.shown() for step in unseen[0].suggested(request.wanted, True)]
+        return result
     result = _result(
         guessed[0].name, True, "without root nothing was changed; the owner of this host can run the commands"
     )
@@ -231,6 +240,7 @@ def _result(backend: str, active: bool, message: str) -> Result:
         "active": active,
         "rules": [],
         "commands": [],
+        "if_closed": [],
         "blocking": [],
         "foreign": [],
         "closed": [],

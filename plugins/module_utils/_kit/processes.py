@@ -13,7 +13,7 @@ import os
 import pwd
 import socket
 import sys
-from typing import Iterable, Iterator, NamedTuple
+from typing import Iterable, Iterator, NamedTuple, Sequence
 
 # Every process of a session carries this variable, so that it can be told from one that only looks alike.
 SESSION_VARIABLE = "NANOCHAT_DDP_SESSION"
@@ -42,6 +42,7 @@ class Process(NamedTuple):
     name: str
     marker: str | None = None
     worker: bool = False  # carries torchrun's variables for a worker, or a forked one's name
+    run: str | None = None  # the run of that session
 
     @property
     def command(self) -> str:
@@ -66,6 +67,7 @@ class PortHolder(NamedTuple):
     pid: int | None
     command: str | None
     marker: str | None
+    run: str | None = None
 
 
 def user_name(uid: int) -> str:
@@ -88,7 +90,8 @@ def process(pid: int, proc: str = "/proc") -> Process | None:
         name, fields = _stat(folder)
         uid = _uid(folder)
         argv = _read(os.path.join(folder, "cmdline")).rstrip(b"\0")
-        marker, worker = _environment(folder)
+        words = tuple(os.fsdecode(word) for word in argv.split(b"\0")) if argv else ()
+        variables = _variables(folder)
         again = _stat(folder)[1]
     except (OSError, ValueError, IndexError):
         return None
@@ -100,10 +103,11 @@ def process(pid: int, proc: str = "/proc") -> Process | None:
         uid=uid,
         start=int(fields[19]),
         state=fields[0],
-        argv=tuple(os.fsdecode(word) for word in argv.split(b"\0")) if argv else (),
+        argv=words,
         name=name,
-        marker=marker,
-        worker=worker or name == RANK_NAME,
+        marker=variables.get(SESSION_VARIABLE),
+        worker="TORCHELASTIC_RUN_ID" in variables or name == RANK_NAME,
+        run=_run_of(variables, words),
     )
 
 
@@ -118,10 +122,8 @@ def live_runs(proc: str = "/proc") -> set[str]:
     found = set()
     for entry in os.listdir(proc):
         if entry.isdigit():
-            variables = _variables(os.path.join(proc, entry))
-            if SESSION_VARIABLE in variables and variables.get("NANOCHAT_BASE_DIR"):
-                found.add(os.path.basename(variables["NANOCHAT_BASE_DIR"].rstrip("/")))
-    return found
+            found.add(_run_of(_variables(os.path.join(proc, entry))))
+    return {run for run in found if run}
 
 
 def alive(pid: int, start: int | None, proc: str = "/proc") -> bool:
@@ -186,6 +188,7 @@ def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[PortHolder]:
                 pid=owner.pid if owner else None,
                 command=owner.command if owner else None,
                 marker=owner.marker if owner else None,
+                run=owner.run if owner else None,
             )
         )
     return sorted(set(holders), key=lambda holder: (holder.port, holder.address, holder.pid or 0))
@@ -211,10 +214,13 @@ def _uid(folder: str) -> int:
     raise ValueError(f"no Uid in {folder}/status")
 
 
-def _environment(folder: str) -> tuple[str | None, bool]:
-    """The session's marker and whether torchrun started this as a worker; nothing where it may not be read."""
-    variables = _variables(folder)
-    return variables.get(SESSION_VARIABLE), "TORCHELASTIC_RUN_ID" in variables
+def _run_of(variables: dict[str, str], argv: Sequence[str] = ()) -> str | None:
+    """The run to which a process of a session belongs: by its environment, or by its command line where that is another user's."""
+    folder = variables.get("NANOCHAT_BASE_DIR", "").rstrip("/") if SESSION_VARIABLE in variables else ""
+    if argv and argv[-1].endswith("/.keeper/keeper.py"):
+        folder = folder or argv[-1].rpartition("/.keeper/")[0]
+    told = [word[len("--run=") :] for word in argv if word.startswith("--run=")] if "scripts.torchrun" in argv else []
+    return os.path.basename(folder) or (told[0] if told else None)
 
 
 def _variables(folder: str) -> dict[str, str]:

@@ -131,11 +131,19 @@ def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: i
     return turned if max(map(len, turned)) <= width else upright
 
 
+NO_PYTHON = (
+    "The Python that Ansible takes there does not run, as a shim of pyenv for a version that is not installed: name another one "
+    "as ansible_python_interpreter of that host, for instance /usr/bin/python3"
+)
+
+
 def plain_reason(message: str) -> str:
     """Why a host could not be asked, without what Ansible says before it; empty where nothing is known."""
     if not message:
         return ""
     said = re.sub(r"^Task failed: ", "", message.strip())
+    if said.startswith("Module result deserialization failed"):
+        return NO_PYTHON[0].lower() + NO_PYTHON[1:]
     said = re.sub(
         r"^(Failed to connect to the host via ssh|Data could not be sent to remote host .*? over ssh):\s*", "", said
     )

@@ -236,7 +236,8 @@ def flags_of_all(run: Mapping[str, Any], choice: Choice) -> dict[str, object]:
 def flag_names(run: Mapping[str, Any], choice: Choice) -> list[str]:
     """The names of the flags that the plan itself gives to the trainer."""
     words = trainer_flags(
-        {**run, "ddp_extra_args": []},
+        # Not decided yet where it is auto, and no flag's name depends on it.
+        {**run, "ddp_extra_args": [], "ddp_local_steps": 0},
         choice,
         "",
         {"rows": [1, 2], "head": "whole", "rebalance": True},

@@ -12,8 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import line
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import INFO, MADE_PYTHON, MAKE_PYTHON
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import PORT_CHECK
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plain_reason
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import NO_PYTHON, bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
     made_python,
@@ -22,6 +21,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     same_machine,
     same_network_stack,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import other_training, port_held
 
 ARCHITECTURES = ("x86_64", "aarch64")
 VENV_BYTES = 1_600_000_000
@@ -58,7 +58,7 @@ def way_in(error: str) -> str:
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
         return "Install Python there (sudo apt-get install python3), or name one as ansible_python_interpreter of that host."
     if re.search(r"command not found|deserialization failed|Error executing command", error):
-        return "The Python that Ansible takes there does not run: name another one as ansible_python_interpreter of that host."
+        return f"{NO_PYTHON}."
     return "See that it is on and that ssh to it works as the inventory says."
 
 
@@ -239,24 +239,8 @@ def ports(host: Host, node: Node, plan: Plan) -> list[Finding]:
     for holder in host.fact("ports") or []:
         if holder["port"] not in wanted or (holder.get("session") and holder["session"] == own_session(host)):
             continue
-        who = f"a process of {holder['user']}"
-        if holder["pid"]:
-            who = f"process {holder['pid']} of {holder['user']} ({shortened(holder['command'])})"
-        what = "another run of nanochat.ddp, " if holder["ours"] else ""
         name = "ddp_port" if holder["port"] == plan["master"]["port"] else "ddp_keeper_port"
-        remedy = f"End that process, or set {name} to a free port."
-        if holder["command"] == PORT_CHECK:
-            what, who = "the check of a preflight that was interrupted", f" (process {holder['pid']})"
-            remedy = f"It ends by itself after some minutes, so try again then; or end it at once: on {host.name}: kill {holder['pid']}"
-        found.append(
-            finding(
-                "port-held",
-                host.name,
-                f"{name} {holder['port']} is taken on {host.name} by {what}{who}",
-                remedy=remedy,
-                facts={"pids": [holder["pid"]] if holder["pid"] else []},
-            )
-        )
+        found.append(port_held(host.name, name, holder))
     return found
 
 
@@ -297,6 +281,10 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
     if here[0].name != host.name:
         return []
     found = [about_python(host, node)] if node["python"] == made_python(node["base_dir"]) else []
+    reached = [other for other in here if other.reach]
+    if len(reached) > 1:
+        seen = f"{' and '.join(f'{other.name} (reached at {other.reach})' for other in reached)} are one machine"
+        found.append(finding("one-machine-twice", host.name, seen))
     threads = sum(nodes[other.name]["threads"] for other in here)
     cores = host.fact("cpu", "available") or threads
     physical = host.fact("cpu", "available_physical") or cores
@@ -319,14 +307,7 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
         )
     strangers = [process for process in processes if process.get("session") not in ours]
     if strangers:
-        found.append(
-            finding(
-                "other-training",
-                host.name,
-                in_words(strangers),
-                facts={"pids": [one["pid"] for one in ancestors(strangers)]},
-            )
-        )
+        found.append(other_training(host.name, strangers))
     return found
 
 
@@ -339,23 +320,6 @@ def about_python(host: Host, node: Node) -> Finding:
     else:
         seen += f"uv makes {MADE_PYTHON} once below {node['base_dir']}/python, from about 35 MB that it downloads from GitHub"
     return finding("python-made", host.name, seen)
-
-
-def shortened(command: str) -> str:
-    return command if len(command) <= 90 else command[:87] + "..."
-
-
-def ancestors(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The processes that the others of them descend from."""
-    pids = {process["pid"] for process in processes}
-    return [process for process in processes if process.get("parent") not in pids]
-
-
-def in_words(processes: Sequence[Mapping[str, Any]]) -> str:
-    """The processes that others descend from, the first few of them."""
-    top = ancestors(processes)
-    words = [f"process {process['pid']} of {process['user']} ({shortened(process['command'])})" for process in top[:3]]
-    return ", ".join(words) + (f" and {len(top) - 3} more" if len(top) > 3 else "")
 
 
 def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> list[Finding]:

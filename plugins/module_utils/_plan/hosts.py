@@ -28,6 +28,7 @@ class Host(NamedTuple):
     settings: Mapping[str, Any]
     probe: Mapping[str, Any]
     error: str = ""  # why there is no probe
+    reach: str | None = None  # how other hosts would call it; None of a node that the controller runs on itself
 
     def fact(self, *keys: str) -> Any:
         """A fact of the probe, None where it is not known."""

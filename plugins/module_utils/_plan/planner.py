@@ -10,15 +10,17 @@ so that the same job has the same digest tomorrow.
 from __future__ import annotations
 
 import os
+from types import MappingProxyType
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import PYTHONS, UV
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, PYTHONS, UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
     Controller,
     Given,
+    Interpreter,
     Node,
     Plan,
     Ports,
@@ -101,7 +103,10 @@ def make_plan(
     """
     run, each = resolved(hosts)
     own = {name: {**settings, "ddp_fresh": run["ddp_fresh"]} for name, settings in each.items()}
-    known = [Host(host["name"], own[host["name"]], host.get("probe") or {}, host.get("error") or "") for host in hosts]
+    known = [
+        Host(host["name"], own[host["name"]], host.get("probe") or {}, host.get("error") or "", host.get("reach"))
+        for host in hosts
+    ]
     training = trainings.choose(known, stages.run_name(run), run["ddp_training"])
     base = trainings.choose(known, stages.base_name(run), None, "base_run")
     known = trainings.without_others(trainings.without_others(known, training), base, "base_run")
@@ -123,7 +128,9 @@ class Planner:
         found: tuple[trainings.Choice, trainings.Choice],
     ) -> None:
         self.trained, self.base = found
-        self.settings = dict(run)
+        # What the users wrote, with the defaults; nothing below changes it. `settings` is that with what was left open decided.
+        self.wanted: Mapping[str, Any] = MappingProxyType(dict(run))
+        self.settings = self.wanted
         self.told = told
         self.requirements = list(requirements)
         self.tolerant = tolerant
@@ -146,12 +153,12 @@ class Planner:
         if self.may_lose_hosts:
             # A part of a head that is shared out is lost with its host, and with it all steps since the last checkpoint.
             self.take_head("whole")
-        self.kept_way = sync_choice.kept(run, hosts, self.choice, self.shape.n_embd)
+        self.kept_way = sync_choice.kept(run, hosts, self.choice, self.shape)
         self.take_way(self.kept_way or Way("exact", 0))
 
     def outcome(self) -> Outcome:
         """The plan, or every problem there is: what is wrong in the settings does not hide what is wrong with the hosts."""
-        self.problems += settings_checks.problems(self.settings, self.hosts, self.shape, self.choice)
+        self.problems += settings_checks.problems(self.wanted, self.hosts, self.shape, self.choice)
         order, wrong = ranks(self.hosts)
         self.problems += wrong
         rows = self.rows()
@@ -168,29 +175,29 @@ class Planner:
         obstacles = [
             *chooser.problems,
             *obstacles,
-            *source_checks.obstacles(self.settings, plan, self.hosts, self.here),
-            *stages.obstacles(self.settings, self.hosts, plan, self.here),
-            *([] if self.settings["ddp_fresh"] else host_checks.lost_checkpoints(self.hosts, plan)),
-            *trainings.problems(self.trained, self.base, self.settings["ddp_fresh"]),
+            *source_checks.obstacles(self.wanted, plan, self.hosts, self.here),
+            *stages.obstacles(self.wanted, self.hosts, plan, self.here),
+            *([] if self.wanted["ddp_fresh"] else host_checks.lost_checkpoints(self.hosts, plan)),
+            *trainings.problems(self.trained, self.base, self.wanted["ddp_fresh"]),
         ]
         if self.problems or (obstacles and not self.tolerant):
             raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
         if self.choice.device == "cpu" and not self.choice.together and len(self.hosts) > 1:
             seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(self.hosts)} ranks would train a model of its own"
             self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
-        commit = source_checks.commit(self.settings["ddp_trainer_source"], self.here)
+        commit = source_checks.commit(self.wanted["ddp_trainer_source"], self.here)
         others = trainings.remarks(self.trained, plan["run"])
         self.findings += [*chooser.findings, *remarks, *commit, *others, *obstacles]
-        begins_again = trainings.begins(self.hosts, plan, self.trained, self.settings["ddp_fresh"])
+        begins_again = trainings.begins(self.hosts, plan, self.trained, self.wanted["ddp_fresh"])
         training = trainings.launched(self.trained, self.base, begins_again)
-        return Outcome(plan, self.findings, of_controller(self.settings), training)
+        return Outcome(plan, self.findings, of_controller(self.wanted), training)
+
+    def decide(self, **decisions: Any) -> None:
+        """Settle what the settings leave open; what was wanted stays as it is, for refusals to name."""
+        self.settings = MappingProxyType({**self.settings, **decisions})
 
     def take_way(self, way: Way) -> None:
-        """Of the ways to one model what the settings leave open."""
-        if self.asked["sync"] == "auto":
-            self.settings["ddp_sync"] = way.sync
-        if self.asked["local_steps"] == "auto":
-            self.settings["ddp_local_steps"] = way.local_steps
+        self.decide(**sync_choice.with_way(self.wanted, way))
 
     def settle_way(self, order: Mapping[str, int], rows: Mapping[str, int]) -> None:
         """What auto comes to where the hosts' steps and links have been measured; until then exact, in every step together."""
@@ -205,7 +212,8 @@ class Planner:
                 self.findings.append(finding("local-steps-chosen", by_rank[0].name, way.why))
 
     def take_head(self, head: str) -> None:
-        self.settings["ddp_head"] = self.asked["head"] = head
+        self.asked["head"] = head
+        self.decide(ddp_head=head)
 
     def settle_head(self, order: Mapping[str, int], rows: Mapping[str, int]) -> None:
         """A run that may lose hosts keeps the head whole, unless its link makes that clearly slower."""
@@ -220,12 +228,12 @@ class Planner:
         self.problems += weights.problems
         self.findings += weights.findings
         try:
-            batch = share_out({**self.settings, "ddp_batch_split": self.split}, self.told, self.hosts, weights)
+            batch = share_out({**self.wanted, "ddp_batch_split": self.split}, self.told, self.hosts, weights)
         except BatchError as error:
             self.problems.append(finding("setting-refused", "", str(error).rstrip(".")))
             return {}
-        self.findings += adapted(self.settings, batch, len(self.hosts))
-        self.settings.update(ddp_total_batch=batch.total_batch, ddp_device_batch=batch.device_batch)
+        self.findings += adapted(self.wanted, batch, len(self.hosts))
+        self.decide(ddp_total_batch=batch.total_batch, ddp_device_batch=batch.device_batch)
         self.head_parts = parts_of_head({**self.settings, "ddp_batch_split": self.split}, self.hosts, weights)
         return {host.name: rows for host, rows in zip(self.hosts, batch.rows)}
 
@@ -383,7 +391,7 @@ class Planner:
             # This collection's own trainer, whatever trains.
             "tools_dir": os.path.join(base, "trainer" if self.choice.ours else "tools"),
             "venv_dir": venv,
-            "python": self.python(host, base),
+            **self.python(host, base),
             "session": f"nanochat-{self.choice.name}-rank{rank}",
             "device": self.choice.device,
             "dtype": self.choice.dtype,
@@ -427,19 +435,27 @@ class Planner:
         shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
         return kept * model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]) + shards
 
-    def python(self, host: Host, base: str) -> str | None:
+    def python(self, host: Host, base: str) -> Interpreter:
         """The interpreter to make the trainer's environment with; one version for all hosts if there is one."""
         wanted = host.settings["ddp_python"]
         if wanted:
-            return home_expanded(wanted, host)
+            return interpreter(home_expanded(wanted, host), host)
         candidates = pythons(host, OLDEST_PYTHON)
         each = [{version_of(entry) for entry in pythons(other, OLDEST_PYTHON)} for other in self.hosts if other.probe]
         common = set.intersection(*each) if each else set()
         used = host.fact("python", "version")
         order = sorted(candidates, key=lambda entry: preference(entry, common, used))
         if order:
-            return str(order[0]["executable"])
-        return made_python(base) if makes_python(host, self.settings["ddp_trainer_offline"]) else None
+            return interpreter(str(order[0]["executable"]), host)
+        if makes_python(host, self.settings["ddp_trainer_offline"]):
+            return {"python": made_python(base), "python_version": MADE_PYTHON}
+        return {"python": None, "python_version": None}
+
+
+def interpreter(path: str, host: Host) -> Interpreter:
+    """A Python of the host with its version, as far as the probe knows it."""
+    known = [version_of(entry) for entry in pythons(host, OLDEST_PYTHON) if entry["executable"] == path]
+    return {"python": path, "python_version": "%d.%d" % known[0] if known else None}
 
 
 def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, bool, int]:

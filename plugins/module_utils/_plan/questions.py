@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Sequence
+from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding, refusal_text
@@ -91,7 +91,7 @@ def controller_settings(hosts: Sequence[Given]) -> Controller:
     return of_controller(resolved(hosts)[0])
 
 
-def of_controller(run: Settings) -> Controller:
+def of_controller(run: Mapping[str, Any]) -> Controller:
     """They are no part of the document."""
     return {
         "watch": run["ddp_watch"],

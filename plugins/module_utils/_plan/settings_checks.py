@@ -12,9 +12,9 @@ from typing import Any, Iterator, Mapping, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, flag_names
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, flag_names, keeper_ports
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.head import can_share
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import (
     LEAST_BLOCK,
     SMEAR_INPUTS,
@@ -35,12 +35,11 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
         *model_problems(shape),
         *stages.problems(run, choice.ours, choice.joined),
         *schedule_problems(run),
-        *port_problems(run),
+        *port_problems(run, hosts),
         *keeper_problems(run, hosts, choice),
         *data_problems(run),
         *source_problems(run, choice),
-        *local_problems(run, hosts, choice),
-        *packing_problems(run, shape, choice),
+        *way_problems(run, hosts, shape, choice),
         *head_problems(run, choice),
         *precision_problems(run, hosts, choice),
         *extra_problems(run, choice),
@@ -64,18 +63,22 @@ def schedule_problems(run: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is 0; it must be at least 1, or -1 for {'all' if 'keep' in name else 'none'}."
 
 
-def port_problems(run: Mapping[str, Any]) -> Iterator[str]:
-    if run["ddp_port_range"] and run["ddp_port_range"][0] <= run["ddp_port"] <= run["ddp_port_range"][1]:
-        low, high = run["ddp_port_range"]
-        yield f"ddp_port {run['ddp_port']} lies in ddp_port_range {low}-{high}; use a port outside it."
-    used = {
-        "ddp_keeper_port": run["ddp_restarts"],
-        "ddp_tracker_port": run["ddp_tracker"] == "mlflow",
-        "ddp_port": True,
-    }
-    for one, other in itertools.combinations([name for name, wanted in used.items() if wanted], 2):
-        if run[one] == run[other]:
-            yield f"{one} and {other} are both {run[one]}; they must differ."
+def port_problems(run: Mapping[str, Any], hosts: Sequence[Host]) -> Iterator[str]:
+    """Ports of the job that are the same, or among those on which Gloo listens."""
+    # Keepers of one machine listen side by side.
+    shared = max((neighbours(host, hosts) for host in hosts), default=1)
+    ports = {"ddp_port": [run["ddp_port"]], "ddp_keeper_port": keeper_ports(run, shared)}
+    if run["ddp_tracker"] == "mlflow":
+        ports["ddp_tracker_port"] = [run["ddp_tracker_port"]]
+    low, high = run["ddp_port_range"] or (0, -1)
+    for name, taken in ports.items():
+        inside = [port for port in taken if low <= port <= high]
+        if inside:
+            yield f"{name} {inside[0]} lies in ddp_port_range {low}-{high}; use a port outside it."
+    for (name, taken), (other, also) in itertools.combinations(ports.items(), 2):
+        beside = f" (one for each of the {shared} nodes of a machine)" if "ddp_keeper_port" in (name, other) else ""
+        for port in sorted({*taken} & {*also})[:1]:
+            yield f"{other} and {name} are both {port}{beside if shared > 1 else ''}; they must differ."
 
 
 def keeper_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
@@ -135,11 +138,17 @@ def source_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
         )
 
 
+def way_problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice: Choice) -> Iterator[str]:
+    """Against the ways of coming to one model, as they are set or as `auto` would decide them; auto itself is none."""
+    yield from local_problems(run, hosts, choice)
+    yield from packing_problems(run, shape, choice)
+
+
 def local_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
     every = run["ddp_local_steps"]
-    if not every or not choice.ours:
+    if not every or every == "auto" or not choice.ours:
         return
-    if run["ddp_sync"] not in WIRE_BYTES:
+    if run["ddp_sync"] not in (*WIRE_BYTES, "auto"):
         yield (
             f"ddp_local_steps is {every}, but ddp_sync {run['ddp_sync']} does not go with local steps; "
             f"use {', '.join(WIRE_BYTES)} or auto."
@@ -166,7 +175,9 @@ def packing_problems(run: Mapping[str, Any], shape: Shape, choice: Choice) -> It
 
 
 def head_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
-    if run["ddp_head"] == "shared" and choice.ours and not can_share(choice.device, run["ddp_sync"]):
+    # auto comes to none of the ways that a shared head does not go with.
+    sync = "exact" if run["ddp_sync"] == "auto" else run["ddp_sync"]
+    if run["ddp_head"] == "shared" and choice.ours and not can_share(choice.device, sync):
         yield (
             "ddp_head is shared, which takes CPUs and a ddp_sync other than dense and ddp; "
             f"here they are {choice.device} and {run['ddp_sync']}."

@@ -32,4 +32,6 @@ def _lives(probe: Document) -> bool:
 
 def _carried_out(probe: Document, digest: str) -> bool:
     run = section(probe, "run")
-    return run.get("plan_digest") == digest and section(run, "session").get("exit_code") == 0
+    session = section(run, "session")
+    # A run that was stopped ends well too, but with steps left to make.
+    return run.get("plan_digest") == digest and session.get("exit_code") == 0 and not session.get("stopped")

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Literal, Mapping, Optional, Sequence, Tuple, cast
+from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.head import can_share
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import Way, chosen
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import LEAST_BLOCK, WIRE_BYTES, packs
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import LEAST_BLOCK, WIRE_BYTES, Shape, packs
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.settings_checks import way_problems
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
     ALIKE,
     Link,
@@ -24,16 +25,22 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
 )
 
 
-def kept(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice, width: int) -> Optional[Way]:
+def with_way(wanted: Mapping[str, Any], way: Way) -> Dict[str, Any]:
+    """The settings that decide the way, each as it was set, or from the way where it is auto."""
+    decided = {"ddp_sync": way.sync, "ddp_local_steps": way.local_steps}
+    return {name: value if wanted[name] == "auto" else wanted[name] for name, value in decided.items()}
+
+
+def kept(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice, shape: Shape) -> Optional[Way]:
     """The way of the plan that lies in the run's folder: each new measurement must not change a run. None where there is
     none, or where it does not go with the settings any more."""
     if run["ddp_fresh"] or not choice.ours:
         return None
     found = [(host.fact("run", "sync"), host.fact("run", "local_steps") or 0) for host in hosts]
     way = next((Way(sync, local) for sync, local in found if sync in WIRE_BYTES), None)
-    if way is None or (choice.device != "cpu" and (packs(way.sync) or way.local_steps)):
+    if way is None or any(way_problems({**run, **with_way(run, way)}, hosts, shape, choice)):
         return None
-    return None if packs(way.sync) and width % LEAST_BLOCK else way
+    return way
 
 
 def measured(

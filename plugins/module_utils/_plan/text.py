@@ -63,6 +63,7 @@ def model_rows(model: Mapping[str, Any]) -> list[Sequence[str]]:
 
 def training_rows(plan: Plan) -> list[Sequence[str]]:
     training: dict[str, Any] = {**plan["training"]}
+    nodes = plan["nodes"]
     if not stages.evaluates(plan):
         training["eval_every"] = -1
     if stages.is_evaluation(plan):
@@ -75,7 +76,8 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
         ),
         (
             "",
-            f"sync {sync(training)}{local(training)}, head {training['head']}, products {training['matmul']}, {schedule(training)}, "
+            f"on {nodes[0]['device']} in {nodes[0]['dtype']}, sync {sync(training)}{local(training)}, head {training['head']}, "
+            f"products {training['matmul']}, {schedule(training)}, "
             f"{'resumes' if training['resume'] else 'does not resume'}, gives up after {plan['timeout_seconds']} s without a rank",
         ),
         *loss_rows(plan),
@@ -159,12 +161,12 @@ def network_row(plan: Plan) -> Sequence[str]:
 
 
 def node_table(plan: Plan) -> list[str]:
-    head = ("rank", "host", "address", "nic", "user", "device", "threads", "rows", "passes", "memory", "disk", "folder")
+    """What differs between the hosts, as wide as a terminal of 80 columns."""
+    head = ("rank", "host", "address", "nic", "python", "threads", "rows", "memory")
     rows = [
         (
-            node["rank"], node["host"], node["address"] or "-", node["nic"] or "-", node["user"] or "-",
-            f"{node['device']} {node['dtype']}", node["threads"], node["rows"], node["accumulation"],
-            "~" + bytes_text(node["memory_bytes"]), "~" + bytes_text(node["disk_bytes"]), nameless(plan, node, node["run_dir"]),
+            node["rank"], node["host"], node["address"] or "-", node["nic"] or "-", node["python_version"] or "-", node["threads"],
+            node["rows"], "~" + bytes_text(node["memory_bytes"]),
         )
         for node in plan["nodes"]
     ]  # fmt: skip
@@ -185,7 +187,9 @@ def changes(plan: Plan) -> list[str]:
         own = node["venv_dir"].startswith(node["base_dir"] + "/")
         venv = "" if own else ", " + nameless(plan, node, node["venv_dir"])
         session = node["session"].replace(f"rank{node['rank']}", "rankN") if many else node["session"]
-        what = f"files below {nameless(plan, node, node['base_dir'])}{venv}; tmux session {session}"
+        user = f" as {node['user']}" if node["user"] else ""
+        disk = f" (about {bytes_text(node['disk_bytes'])})"
+        what = f"files below {nameless(plan, node, node['base_dir'])}{disk}{venv}; tmux session {session}{user}"
         rows.append((node["host"], what))
     lines += [f"  {host}: {what}" for host, what in alike(rows)]
     lines.append(

@@ -12,6 +12,7 @@ from typing import Any, Iterable, Mapping, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, INFO, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import port_held
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, node_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import OPEN, judge_links
 
@@ -218,20 +219,7 @@ def holders(evidence: Evidence) -> Iterable[Finding]:
     for holder in (evidence.tries.get(master["host"]) or {}).get("holders") or []:
         if holder.get("marker") and holder["marker"] == own_session(evidence, master["host"]):
             continue
-        who = (
-            f"process {holder['pid']} of {holder['user']}: {holder['command']}"
-            if holder.get("pid")
-            else "a process that"
-        )
-        hidden = (
-            "" if holder.get("pid") else f" {holder.get('user') or 'another user'} runs and this user may not look at"
-        )
-        remedy = (
-            f"On {master['host']}: kill {holder['pid']}, if nobody needs it; or set ddp_port."
-            if holder.get("pid")
-            else None
-        )
-        yield finding("port-held", master["host"], f"port {master['port']} is held by {who}{hidden}", remedy=remedy)
+        yield port_held(master["host"], "ddp_port", {**holder, "session": holder.get("marker")})
 
 
 def clocks(evidence: Evidence) -> Iterable[Finding]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, NamedTuple
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, node_of
@@ -66,9 +66,7 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
     wall = evidence.firewalls.get(pair.peer) or {}
     if wall.get("needs_root") and wall.get("commands"):
         seen += f"; {wall['backend']} is active on {pair.peer} and there is no root here"
-        by_owner = f"otherwise its owner opens them on {pair.peer}: {' ; '.join(wall['commands'])}"
-        remedy = f"Add -K (--ask-become-pass) where the user's password gives the rights of root; {by_owner}"
-        yield finding("no-sudo", pair.peer, seen, pair.host, remedy=remedy)
+        yield finding("no-sudo", pair.peer, seen, pair.host, remedy=with_password(pair.peer, wall["commands"]))
     elif evidence.before_network and evidence.plan["manage_firewall"] and wall.get("commands"):
         yield finding(
             "port-to-be-opened",
@@ -79,10 +77,24 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
     elif wall.get("commands"):
         seen += f"; {wall['backend']} blocks on {pair.peer}{by_rule(wall)}"
         yield finding("port-blocked", pair.peer, seen, pair.host, remedy=opening(evidence, pair.peer, wall))
-    elif len(closed) == len(pair.link["ports"]):
-        yield finding("peer-unreachable", pair.peer, seen + told_of(evidence, pair, wall), pair.host)
     else:
-        yield finding("port-blocked", pair.peer, seen + told_of(evidence, pair, wall), pair.host)
+        code = "peer-unreachable" if len(closed) == len(pair.link["ports"]) else "port-blocked"
+        remedy = unread(pair.peer, wall) if wall.get("if_closed") else None
+        yield finding(code, pair.peer, seen + told_of(evidence, pair, wall), pair.host, remedy=remedy)
+
+
+def with_password(host: str, commands: Sequence[str]) -> str:
+    """Who can open the ports of a host where there is no root yet."""
+    by_owner = f"otherwise its owner opens them on {host}: {' ; '.join(commands)}"
+    return f"Add -K (--ask-become-pass) where the user's password gives the rights of root; {by_owner}"
+
+
+def unread(host: str, wall: Mapping[str, Any]) -> str:
+    """A firewall that shows no sign of itself to this user may be all there is to it, or the network may be."""
+    return (
+        f"{with_password(host, wall['if_closed'])}. If no firewall there blocks: check the cable or Wi-Fi link, that both addresses "
+        "are in one network, and any client isolation of the router between them."
+    )
 
 
 def opening(evidence: Evidence, host: str, wall: Mapping[str, Any]) -> str:

@@ -59,6 +59,7 @@ class Holder(TypedDict):
     pid: int | None
     command: str | None
     marker: str | None
+    run: str | None
 
 
 class Responder(TypedDict, total=False):
@@ -116,7 +117,13 @@ def listeners(ask: Ask) -> tuple[list[socket.socket], list[Holder]]:
     if ask.rendezvous_port:
         holders = [
             Holder(
-                port=one.port, address=one.address, user=one.user, pid=one.pid, command=one.command, marker=one.marker
+                port=one.port,
+                address=one.address,
+                user=one.user,
+                pid=one.pid,
+                command=one.command,
+                marker=one.marker,
+                run=one.run,
             )
             for one in port_holders([ask.rendezvous_port])
         ]
@@ -132,7 +139,7 @@ def listeners(ask: Ask) -> tuple[list[socket.socket], list[Holder]]:
 
 def _unseen(port: int, address: str) -> Holder:
     """A holder that /proc does not show, for instance in another network namespace behind a forwarder."""
-    return {"port": port, "address": address, "user": None, "pid": None, "command": None, "marker": None}
+    return {"port": port, "address": address, "user": None, "pid": None, "command": None, "marker": None, "run": None}
 
 
 def _try_bind(address: str, port: int) -> list[socket.socket]:

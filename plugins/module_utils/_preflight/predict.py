@@ -80,6 +80,7 @@ class Outlook(TypedDict):
     auto_sync: Optional[str]
     auto_local: Optional[int]
     auto_why: Optional[str]
+    began: bool  # whether there is a run of earlier, whose choices the plan keeps
     products: Dict[str, float]  # tokens per second of all hosts by themselves, where several precisions were measured
 
 
@@ -90,9 +91,11 @@ def outlook(
     radio: Sequence[str] = (),
     links: Optional[Links] = None,
     products: Optional[Dict[str, float]] = None,
+    began: bool = False,
 ) -> Outlook:
     """One host against all, and what would be better: the prediction as everything else passes it on. `link` is the slowest,
-    `links` are those between any two hosts; `products` is what all came to with each precision, where several were tried."""
+    `links` are those between any two hosts; `products` is what all came to with each precision, where several were tried;
+    `began`: whether the run has begun before."""
     links = links or {}
     training = plan["training"]
     rows = [next(node["rows"] for node in plan["nodes"] if node["host"] == speed.host) for speed in speeds]
@@ -125,6 +128,7 @@ def outlook(
         "auto_sync": way.sync if way and asked(plan, "sync") == "auto" else None,
         "auto_local": way.local_steps if way and asked(plan, "local_steps") == "auto" else None,
         "auto_why": way.why if way else None,
+        "began": began,
         "products": products or {},
     }
 
@@ -284,16 +288,25 @@ def why_line(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     return [*why_local(plan, predicted, link), *why_sync(plan, predicted, link), *why_products(plan, predicted)]
 
 
+def other_than_taken(name: str, taken: object, best: object, told: str, began: bool) -> List[str]:
+    """Why the plan has something else than what was measured speaks for now."""
+    if began:
+        return [
+            f"  {name} auto keeps {taken}, which the run began with; {told}, for which {best} is what it takes now "
+            f"(-e {name}={best}, training goes on from its checkpoints)"
+        ]
+    return [
+        f"  {name} auto is {taken} in this plan, which was made before anything was measured; a start takes {best}: {told}"
+    ]
+
+
 def why_local(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
     best, taken = predicted.get("auto_local"), local_steps(plan)
     if best is None:
         return []
     words = {0: "steps together"}
     if best != taken:
-        return [
-            f"  ddp_local_steps auto keeps {words.get(taken, taken)}, which the run began with; {link}, for which "
-            f"{words.get(best, best)} is what it takes now (-e ddp_local_steps={best}, training goes on from its checkpoints)"
-        ]
+        return other_than_taken("ddp_local_steps", words.get(taken, taken), best, link, predicted["began"])
     return [f"  ddp_local_steps auto takes {words.get(best, best)}: {predicted['auto_why']}; {link}"]
 
 
@@ -302,10 +315,7 @@ def why_sync(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
     if not best:
         return []
     if best != taken:
-        return [
-            f"  ddp_sync auto keeps {taken}, which the run began with; {link}, for which {best} is what it takes now "
-            f"(-e ddp_sync={best}, training goes on from its checkpoints)"
-        ]
+        return other_than_taken("ddp_sync", taken, best, link, predicted["began"])
     if best == "exact":
         return [f"  ddp_sync auto takes exact, since rounding gives little or nothing: {link}"]
     exact = speed_text(predicted["ways"]["exact"]["tokens_per_second"])
@@ -321,10 +331,7 @@ def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     told = f"without the optimizer all hosts by themselves come to {each}"
     best = fastest(speeds)
     if best != taken:
-        return [
-            f"  ddp_matmul auto keeps {taken}, which the run began with; {told} "
-            f"(-e ddp_matmul={best}, training goes on from its checkpoints)"
-        ]
+        return other_than_taken("ddp_matmul", taken, best, told, predicted["began"])
     return [f"  ddp_matmul auto takes {taken}: {told}"]
 
 

@@ -147,7 +147,10 @@ def python_paths(find: Find, wanted: str | None, base: str) -> list[str]:
         home + "/.local/bin/python3.1?",
         home + "/.pyenv/versions/*/bin/python3",
         home + "/.local/share/uv/python/*/bin/python3",
+        # On PATH they may stand behind a shim of the same name.
         "/usr/local/bin/python3.1?",
+        "/usr/bin/python3.1?",
+        "/usr/bin/python3",
         "/opt/*/bin/python3",
     )
     paths = [wanted] if wanted else []

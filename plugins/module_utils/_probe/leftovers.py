@@ -57,6 +57,7 @@ def trainer_processes() -> list[TrainingProcess]:
                     "user": one.user,
                     "command": one.command[:300],
                     "session": one.marker,
+                    "run": one.run,
                     "age": age(one.start),
                 }
             )
@@ -82,7 +83,7 @@ def port_holders(ports: Sequence[int]) -> list[PortHolder]:
                 "user": holder.user,
                 "command": holder.command[:300] if holder.command else None,
                 "session": holder.marker,
-                "ours": holder.marker is not None,
+                "run": holder.run,
             },
         )
         entry["addresses"].append(holder.address)
@@ -99,7 +100,7 @@ def name_by_root(holders: list[PortHolder], run: Run, find: Find, prefix: list[s
         match = re.search(r"\bpid=(\d+)", out)
         owner = processes.process(int(match.group(1))) if match else None
         if owner:
-            holder["pid"], holder["command"] = owner.pid, owner.command[:300]
+            holder.update(pid=owner.pid, command=owner.command[:300], session=owner.marker, run=owner.run)
     return holders
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import DEPLOYED
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Diff, read_bytes, read_object, write_whole
 
 LEFT_OUT = (".*", "__pycache__", "*.pyc", "venv", "node_modules", "*.egg-info")
@@ -98,6 +99,34 @@ def _recorded(folder: str) -> list[str]:
 def is_inside(path: str) -> bool:
     """Whether a path stays in the folder it is taken to be relative to."""
     return not os.path.isabs(path) and ".." not in path.split("/")
+
+
+def users_of(folder: str) -> list[processes.Process]:
+    """Processes of sessions that run the files in a folder."""
+    places = {folder, os.path.realpath(folder)}
+    inside = tuple(place + "/" for place in places)
+    return [
+        one
+        for pid, one in sorted(processes.processes().items())
+        if one.marker and (_place_of(pid) in places or any(word.startswith(inside) for word in one.argv))
+    ]
+
+
+def _place_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return ""
+
+
+def refuse_in_use(folder: str) -> None:
+    """A rank that starts again would have other files than those of the hosts that go on with the old ones."""
+    for user in users_of(folder):
+        raise TreeError(
+            f"the files in {folder} would have to change, but {f'the run {user.run}' if user.run else 'a training'} uses them "
+            f"(process {user.pid}). Stop it first, with a checkpoint: ansible-playbook nanochat.ddp.stop -i INVENTORY "
+            f"-e ddp_run={user.run or 'NAME'}; or give the new run folders of its own (ddp_base_dir)"
+        )
 
 
 def apply(folder: str, wanted: Mapping[str, str], difference: Difference, contents: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import zipfile
-from typing import Callable
+from typing import Callable, Dict, List
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, MAKE_PYTHON, UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
@@ -22,7 +22,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
 )
 
 # A program with its arguments, and what its environment has besides.
-RunWith = Callable[[list[str], dict[str, str]], "tuple[int, str, str]"]
+RunWith = Callable[[List[str], Dict[str, str]], "tuple[int, str, str]"]
 UV_IN_WHEEL = re.compile(r"uv-[^/]+\.data/scripts/uv$")
 
 

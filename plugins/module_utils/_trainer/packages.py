@@ -113,7 +113,8 @@ def refuse_cuda(wish: Wish, run: Run, pip: Sequence[str], target: Sequence[str])
     why = "which has only a build for CUDA" if installs else last_line(err or out)
     raise VenvError(
         f"{wish.host}: no CPU build of torch is available there: {CPU_INDEX} does not answer within {ANSWER_SECONDS} s, and neither "
-        f"does the default index help ({why}). Connect the host, or let another one hand its packages on. "
+        f"does the default index help ({why}). Connect the host, let another one hand its packages on, or name a Python of that host "
+        "for which there is one (ddp_python). "
         f"`ddp_torch_index: default` takes the build for CUDA all the same: about {bytes_text(CUDA_DOWNLOAD)} to download and "
         f"{bytes_text(CUDA_DISK)} of disk",
         "network",

@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RUN_NAME
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -39,16 +44,17 @@ def test_every_play_takes_the_hosts_that_are_asked_for_and_an_empty_target_for_n
 
 
 def test_field_41_looks_at_hosts_that_may_be_frozen_have_a_limit():
-    """Those of status, stop and doctor, which are played when something is wrong."""
-    wanted = {"nanochat.ddp.run_info", "nanochat.ddp.doctor_info"}
+    """Those of status, stop and doctor, which are played when something is wrong, and the probe, with which all else begins."""
+    wanted = {"nanochat.ddp.run_info", "nanochat.ddp.doctor_info", "nanochat.ddp.host_info"}
     looks = [
         (path, task)
         for path, task in tasks()
-        if path.startswith("roles/doctor/") or path.endswith("launch/tasks/stop.yml")
+        if path.startswith("roles/doctor/")
+        or path.endswith(("launch/tasks/stop.yml", "launch/tasks/ours.yml", "plan/tasks/probe.yml"))
     ]
     looks += [(name, task) for name, play in plays() if name == "status.yml" for task in play["tasks"]]
     looks = [(path, task) for path, task in looks if wanted & set(task)]
-    assert {path.split("/")[-1] for path, dummy in looks} >= {"status.yml", "stop.yml"}
+    assert {path.split("/")[-1] for path, dummy in looks} >= {"status.yml", "stop.yml", "probe.yml"}
     assert [(path, task["name"]) for path, task in looks if "timeout" not in task] == []
 
 
@@ -130,6 +136,25 @@ def test_whatever_moves_packets_between_hosts_opens_the_ports_first():
     """Rules that nobody saved are gone after a reboot."""
     [network] = [step for step in steps() if step["ansible.builtin.import_role"]["name"].endswith("network")]
     assert {"network", "data", "rehearse", "launch", "restart"} <= set(network["tags"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "base", "looked"),
+    [
+        ("d4", False, ["d4-sft", "d4"]),
+        ("d4-sft", False, ["d4-sft", "d4"]),
+        ("d4-sft", True, ["d4"]),
+        ("my-eval", False, ["my-eval-sft", "my-eval", "my-sft", "my"]),
+        ("my-eval", True, ["my-eval", "my"]),
+    ],
+)
+def test_chat_looks_at_the_named_run_its_fine_tuning_and_what_an_evaluation_measured(asked, base, looked):
+    tasks = [task for name, play in plays() if name == "chat.yml" for task in play["tasks"]]
+    [task] = [task for task in tasks if task["name"] == "Look at the model and at its fine-tuning"]
+    given = {name: trust_as_template(text) for name, text in task["vars"].items()}
+    variables = {**given, "ddp_run": asked, "stage": "base" if base else ""}
+    assert Templar(DataLoader(), variables=variables).template(trust_as_template(task["loop"])) == looked
+    assert all(re.fullmatch(RUN_NAME, "r" * 48 + name.removeprefix("d4")) for name in looked if name.startswith("d4"))
 
 
 def test_no_template_reads_json_that_may_be_torn():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import python_of
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import FOUND, discovered, python_of
 
 ACTION: Any = SimpleNamespace(_templar=SimpleNamespace(template=lambda value: value))
 
@@ -37,15 +37,33 @@ def test_before_ansible_has_looked_it_is_the_one_that_ansible_will_find(tmp_path
         path = tmp_path / name
         path.write_text(f'#!/bin/sh\necho {name} "$@"\n')
         path.chmod(0o755)
+    # pyenv has a shim for every version that any of its environments has.
+    (tmp_path / "python3.12").write_text("#!/bin/sh\necho 'pyenv: python3.12: command not found' >&2\nexit 127\n")
+    (tmp_path / "python3.12").chmod(0o755)
     argv = [
-        *python_of(ACTION, {"ansible_interpreter_python_fallback": ["python3.13", "python3.11", "python3"]}),
+        *python_of(
+            ACTION, {"ansible_interpreter_python_fallback": ["python3.13", "python3.12", "python3.11", "python3"]}
+        ),
         "-I",
         "-",
     ]
     told = subprocess.run(
         ["/bin/sh", *argv[1:]], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )
-    assert told.stdout == "python3.11 -I -\n"
+    assert told.stdout == f"{FOUND}{tmp_path}/python3.11\npython3.11 -I -\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "delegate", "facts"),
+    [
+        ([FOUND + "/usr/bin/python3.11"], None, {"discovered_interpreter_python": "/usr/bin/python3.11"}),
+        ([FOUND + "/usr/bin/python3.11"], "other", None),
+        (["a motto"], None, None),
+    ],
+)
+def test_the_modules_of_ansible_take_the_python_that_was_found(lines, delegate, facts):
+    action: Any = SimpleNamespace(_task=SimpleNamespace(delegate_to=delegate))
+    assert discovered(action, lines).get("ansible_facts") == facts
 
 
 def test_a_host_without_any_python_is_asked_by_the_module(tmp_path):

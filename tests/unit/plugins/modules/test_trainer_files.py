@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import os
+import subprocess
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import files as trainer_tree
@@ -112,6 +113,35 @@ def test_folder_left_empty_goes_too(deploy, src, tmp_path):
 
     deploy()
     assert not (tmp_path / "dest/scripts").exists()
+
+
+@pytest.fixture
+def training(tmp_path):
+    """A process of a session of the run d4 that works in the folder of the files."""
+    (tmp_path / "dest").mkdir(exist_ok=True)
+    env = {**os.environ, "NANOCHAT_DDP_SESSION": "0a1b", "NANOCHAT_BASE_DIR": "/home/x/runs/d4"}
+    process = subprocess.Popen(["sleep", "600"], cwd=tmp_path / "dest", env=env)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_files_that_a_training_uses_are_not_changed(deploy, src, tmp_path, training):
+    for check_mode in (True, False):
+        refused = deploy(_check_mode=check_mode)
+        assert refused["failed"] and not list((tmp_path / "dest").iterdir())
+        assert f"the run d4 uses them (process {training.pid})" in refused["msg"]
+        assert "-e ddp_run=d4" in refused["msg"]
+
+    training.kill()
+    training.wait()
+    assert deploy()["changed"]
+
+
+def test_a_training_with_these_very_files_is_nothing_to_refuse(deploy, request):
+    deploy()
+    request.getfixturevalue("training")
+    assert not deploy()["changed"]
 
 
 def test_empty_source_is_named(run_module, tmp_path):

@@ -717,6 +717,16 @@ def test_field_02_without_root_nothing_is_changed_and_the_owner_gets_the_command
     assert {call[0] for call in run.calls} <= {"systemctl"}  # only asked what is active
 
 
+@pytest.mark.parametrize(
+    ("tool", "command"), [("nft", "sudo nft insert rule "), ("iptables", "sudo iptables -I INPUT 1 ")]
+)
+def test_field_02_where_no_firewall_shows_itself_the_owner_gets_the_commands_for_closed_ports(tool, command):
+    result = settle(script(**{f"{tool}_version": "1"}), request(root=False))
+    assert not result["needs_root"] and result["commands"] == []
+    assert result["if_closed"][0].startswith(command)
+    assert settle(script(), request(root=False))["if_closed"] == []
+
+
 def test_field_02_a_root_that_may_not_is_treated_as_none(monkeypatch):
     monkeypatch.setattr(nftables.Nftables, "suspected", lambda self: True)
     run = script(nft___version="nftables", nft=(1, "", "Operation not permitted (you must be root)"))

@@ -107,15 +107,31 @@ def test_field_06_whoever_holds_a_port_is_named(proc):
     proc.sockets("tcp", ("0100007F", 29500, LISTEN, 1000, 77), ("0100007F", 29500, ESTABLISHED, 1000, 78))
     proc.sockets("tcp6", ("00000000000000000000000000000000", 29500, LISTEN, 4242, 79))
     proc.add(
-        30, argv=(b"torchrun", b"--nnodes=2"), fds=["/dev/null", "socket:[77]"], environ=b"NANOCHAT_DDP_SESSION=ab\0"
+        30,
+        argv=(b"torchrun", b"--nnodes=2"),
+        fds=["/dev/null", "socket:[77]"],
+        environ=b"NANOCHAT_DDP_SESSION=ab\0NANOCHAT_BASE_DIR=/x/d4\0",
     )
     proc.add(31, ppid=30, fds=["socket:[77]"])
 
     v4, v6 = sorted(processes.port_holders([29500, 29501], proc.path), key=lambda holder: -holder.address.count("."))
 
-    assert v4 == (29500, "127.0.0.1", 1000, processes.user_name(1000), 30, "torchrun --nnodes=2", "ab")
+    assert v4 == (29500, "127.0.0.1", 1000, processes.user_name(1000), 30, "torchrun --nnodes=2", "ab", "d4")
     # Another user's process cannot be looked into, but the kernel still says whose it is.
-    assert v6 == (29500, "::", 4242, "4242", None, None, None)
+    assert v6 == (29500, "::", 4242, "4242", None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "run"),
+    [
+        (("python", "-m", "scripts.torchrun", "--nnodes=2", "--", "--run=books"), "books"),
+        (("/x/python", "-B", "/home/anna/nanochat-ddp/runs/books/.keeper/keeper.py"), "books"),
+        (("python", "-m", "other", "--run=books"), None),
+    ],
+)
+def test_the_run_of_another_users_process_is_told_by_its_command_line(proc, argv, run):
+    proc.add(30, argv=[word.encode() for word in argv])
+    assert processes.process(30, proc.path).run == run
 
 
 def test_a_kernel_without_ipv6_is_no_error(proc):

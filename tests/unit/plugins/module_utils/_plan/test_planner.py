@@ -15,7 +15,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import command
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import PORT_CHECK
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import quicker
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError, questions
@@ -587,24 +586,17 @@ def test_no_hosts():
 
 
 def test_field_06_a_port_that_somebody_holds_is_refused_with_the_holder():
-    holder = {"port": 29500, "pid": 4711, "user": "eve", "command": "python old.py", "session": None, "ours": False}
+    holder = {"port": 29500, "pid": 4711, "user": "eve", "command": "python old.py", "session": None, "run": None}
     (problem,) = refusal(hosts(one={"ports": [holder]}))
     assert problem.startswith("ddp_port 29500 is taken on desktop by process 4711 of eve (python old.py)")
     (problem,) = refusal(hosts(one={"ports": [{**holder, "pid": None, "command": None}]}))
-    assert "by a process of eve;" in problem
-    (problem,) = refusal(hosts(one={"ports": [{**holder, "session": "other", "ours": True}]}))
-    assert "by another run of nanochat.ddp, process 4711" in problem
-    (problem,) = refusal(hosts(one={"ports": [{**holder, "command": PORT_CHECK}]}))
-    assert (
-        "by the check of a preflight that was interrupted (process 4711); it ends by itself after some minutes"
-        in problem
-    )
+    assert "by a process of eve, which this user may not look at; choose another port" in problem
     # Only the master listens there.
     assert make_plan(hosts(two={"ports": [holder]})).plan["world"] == 2
 
 
 def test_our_own_running_session_holds_its_port_rightly():
-    holder = {"port": 29500, "pid": 4711, "user": "lzw", "command": "torchrun", "session": "abc", "ours": True}
+    holder = {"port": 29500, "pid": 4711, "user": "lzw", "command": "torchrun", "session": "abc", "run": "d4"}
     running = {"exists": True, "session": {"id": "abc"}, "checkpoints": []}
     assert make_plan(hosts(one={"ports": [holder], "run": running})).findings == []
 
@@ -1044,7 +1036,7 @@ def test_what_does_not_go_with_keepers_is_refused(settings: dict[str, Any], word
 
 
 def test_field_06_who_holds_the_port_of_a_keeper_is_named():
-    holder = {"port": 29501, "pid": 7, "user": "lzw", "command": "nc -l 29501", "session": None, "ours": False}
+    holder = {"port": 29501, "pid": 7, "user": "lzw", "command": "nc -l 29501", "session": None, "run": None}
     (problem,) = refusal(hosts({"ddp_restarts": 3}, two={"ports": [holder]}))
     assert problem.startswith("ddp_keeper_port 29501 is taken on laptop by process 7 of lzw (nc -l 29501)")
 
@@ -1079,3 +1071,44 @@ def test_checkpoints_by_time_are_for_steps_in_which_all_are_alike():
         plan = make_plan(hosts(settings)).plan
         assert plan["training"]["save_minutes"] == 0
         assert not any(word.startswith("--save-minutes") for word in plan["nodes"][0]["argv"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"ddp_tracker": "mlflow", "ddp_tracker_port": 29500},
+            "ddp_tracker_port and ddp_port are both 29500; they must differ.",
+        ),
+        (
+            {"ddp_tracker": "mlflow", "ddp_tracker_port": 29501, "ddp_restarts": 3},
+            "ddp_tracker_port and ddp_keeper_port are both 29501; they must differ.",
+        ),
+        (
+            {"ddp_tracker": "mlflow", "ddp_tracker_port": 40001, "ddp_port_range": "40000-40100"},
+            "ddp_tracker_port 40001 lies in ddp_port_range 40000-40100; use a port outside it.",
+        ),
+        (
+            {"ddp_restarts": 3, "ddp_keeper_port": 40001, "ddp_port_range": "40000-40100"},
+            "ddp_keeper_port 40001 lies in ddp_port_range 40000-40100; use a port outside it.",
+        ),
+    ],
+)
+def test_ports_of_the_job_that_are_the_same_are_refused(settings, said):
+    assert refusal(hosts(settings)) == [said]
+
+
+def test_keepers_side_by_side_leave_the_rendezvous_its_port():
+    told = refusal(one_machine(2, {"ddp_restarts": 3, "ddp_keeper_port": 29499}))
+    assert told == [
+        "ddp_keeper_port and ddp_port are both 29500 (one for each of the 2 nodes of a machine); they must differ."
+    ]
+
+
+def test_one_machine_under_two_names_is_told_where_it_is_reached_from_elsewhere():
+    known = one_machine(2)
+    assert "one-machine-twice" not in [one["code"] for one in make_plan(known).findings]
+    for host, reach in zip(known, ("192.168.1.10", "desktop.lan"), strict=True):
+        host["reach"] = reach
+    (told,) = [one for one in make_plan(known).findings if one["code"] == "one-machine-twice"]
+    assert told["seen"] == "node1 (reached at 192.168.1.10) and node2 (reached at desktop.lan) are one machine"

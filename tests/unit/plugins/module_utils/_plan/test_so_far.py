@@ -11,10 +11,10 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.so_far import so_far
 
 
-def probe(digest: str = "d1", exit_code: int | None = 0, alive: bool = False) -> dict[str, Any]:
+def probe(digest: str = "d1", exit_code: int | None = 0, alive: bool = False, stopped: bool = False) -> dict[str, Any]:
     processes = [{"session": "s1"}] if alive else [{"session": "of another run"}, {"session": None}]
     return {
-        "run": {"plan_digest": digest, "session": {"id": "s1", "exit_code": exit_code}},
+        "run": {"plan_digest": digest, "session": {"id": "s1", "exit_code": exit_code, "stopped": stopped}},
         "processes": processes,
     }
 
@@ -27,6 +27,7 @@ def probe(digest: str = "d1", exit_code: int | None = 0, alive: bool = False) ->
         (probe(exit_code=1), False, False),
         (probe(exit_code=None), False, False),
         (probe("d2"), False, False),
+        (probe(stopped=True), False, False),
         ({"run": None, "processes": [{"session": None}]}, False, False),
         (None, False, False),
     ],

@@ -98,6 +98,20 @@ def test_a_run_keeps_the_way_that_it_began_with():
     assert taken({}, measured(3.0), measured(3.0), {"rows": {}, "sync": "nonsense"}) == LAST
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ddp_local_steps": "auto", "ddp_iterations": 20, "ddp_eval_every": -1},
+        {"ddp_local_steps": "auto", "ddp_iterations": 200, "ddp_sync": "dense"},
+    ],
+)
+def test_a_kept_way_that_the_settings_rule_out_is_dropped_and_never_refused(settings):
+    run = {"rows": {}, "sync": "exact", "local_steps": 30, "checkpoints": [5]}
+    plan = make_plan(hosts(settings, {"run": run}, {"run": run})).plan
+    assert plan["training"]["local_steps"] == 0
+    assert plan["training"]["asked"]["local_steps"] == "auto"
+
+
 CHECKOUT = {"ddp_trainer_source": "/home/me/nanochat"}
 
 

@@ -66,6 +66,15 @@ def test_a_measurement_is_of_as_many_batches_as_it_takes_all_ranks(tokens, batch
     assert f"of the validation shard, {batches} x 2 rows by each rank" in told
 
 
+def test_the_table_of_hosts_fits_a_terminal_and_shows_each_python():
+    other = {"candidates": [{"executable": "/usr/bin/python3.13", "version": "3.13.5", "venv_module": True}]}
+    plan = make_plan(hosts({}, two={"python": {"version": "3.13.5", "venv": {}, **other}})).plan
+    head, one, two = text.node_table(plan)
+    assert max(map(len, (head, one, two))) <= 80
+    at = head.index("python")
+    assert (one[at:].split()[0], two[at:].split()[0]) == ("3.11", "3.13")
+
+
 def test_names_leave_paths_where_hosts_are_many():
     plan = make_plan(hosts()).plan
     node = {**plan["nodes"][0], "host": "node001"}

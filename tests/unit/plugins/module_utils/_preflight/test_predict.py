@@ -308,7 +308,7 @@ def test_why_auto_took_a_way_is_told():
     best = predict.outlook(document, one, slow)["auto_sync"]
     assert best != "exact"
     assert "keeps exact, which the run began with" in predict.prediction_text(
-        document, predict.outlook(document, one, slow)
+        document, predict.outlook(document, one, slow, began=True)
     )
     document = auto(plan(), best)
     text = predict.prediction_text(document, predict.outlook(document, one, slow))
@@ -366,7 +366,7 @@ def test_why_auto_took_local_steps_is_told():
     predicted = predict.outlook(document, both, slow)
     assert predicted["auto_local"]
     assert "ddp_local_steps auto keeps steps together, which the run began" in predict.prediction_text(
-        document, predicted
+        document, {**predicted, "began": True}
     )
     document["training"].update(sync=predicted["auto_sync"], local_steps=predicted["auto_local"])
     predicted = predict.outlook(document, both, slow)
@@ -457,5 +457,10 @@ def test_why_products_were_taken_is_told():
         in (predict.prediction_text(document, told))
     )
     told["products"]["bf16"] = 4000.0
-    assert "ddp_matmul auto keeps fp32, which the run began with" in predict.prediction_text(document, told)
+    assert "ddp_matmul auto keeps fp32, which the run began with" in predict.prediction_text(
+        document, {**told, "began": True}
+    )
+    # A plan of before the measurement is no run.
+    first = predict.prediction_text(document, told)
+    assert "began" not in first and "ddp_matmul auto is fp32 in this plan" in first and "a start takes bf16" in first
     assert "ddp_matmul" not in predict.prediction_text(document, {**told, "products": {}})

@@ -178,6 +178,19 @@ def test_all_ports_closed_is_no_way():
     assert "rejected or unreachable" in one["seen"]
 
 
+def test_field_02_a_firewall_that_shows_no_sign_of_itself_may_be_what_closes_them():
+    closed = [port(29500, "dropped"), port(32768, "dropped")]
+    wall = {"backend": "none", "commands": [], "if_closed": ["sudo nft insert rule x"], "needs_root": False}
+    tried = {"laptop": {"links": [link("laptop", "desktop", ports=closed)]}}
+    one = only(evidence(tried=tried, firewalls={"desktop": wall}))
+    assert one["code"] == "peer-unreachable"
+    assert (
+        one["remedy"].startswith("Add -K")
+        and "its owner opens them on desktop: sudo nft insert rule x" in one["remedy"]
+    )
+    assert "check the cable" in one["remedy"]
+
+
 def test_a_stranger_on_a_port_is_an_open_way():
     ports = [port(29500, "stranger"), port(32768), port(60999)]
     assert judge.judge(evidence(tried={"laptop": {"links": [link("laptop", "desktop", ports=ports)]}})) == []

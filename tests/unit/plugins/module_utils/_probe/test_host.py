@@ -146,6 +146,13 @@ def test_pythons_that_are_too_old_are_no_candidates(tmp_path, monkeypatch):
     assert (Path(found["library"]) / "os.py").exists()
 
 
+def test_a_python_behind_a_shim_of_its_name_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        info.glob, "glob", lambda pattern: ["/usr/bin/python3.99"] if pattern == "/usr/bin/python3.1?" else []
+    )
+    assert "/usr/bin/python3.99" in info.python_paths(lambda name: f"/home/me/.pyenv/shims/{name}", None, str(tmp_path))
+
+
 def test_shims_of_pyenv_are_left_out(tmp_path):
     shim = tmp_path / "shims"
     assert str(shim / "python3") not in info.python_paths(lambda name: str(shim / name), None, str(tmp_path))
@@ -241,10 +248,10 @@ def test_field_06_the_holder_of_a_port_is_named():
         assert child.stdout
         port = int(child.stdout.readline())
         (holder,) = leftovers.port_holders([port, 1])
-        assert (holder["port"], holder["pid"], holder["ours"], holder["addresses"]) == (
+        assert (holder["port"], holder["pid"], holder["run"], holder["addresses"]) == (
             port,
             child.pid,
-            False,
+            None,
             ["127.0.0.1"],
         )
         assert holder["user"] == machine.user_of(os.getuid())

@@ -1,0 +1,75 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Findings about processes of others on a host: who trains there besides, and who holds a port that the run needs."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import PORT_CHECK
+
+LONGEST_COMMAND = 90
+MOST_NAMED = 3
+
+
+def port_held(host: str, setting: str, holder: Mapping[str, Any]) -> Finding:
+    """That a port is taken, with the way out that fits its holder: a run is stopped, a check ends by itself."""
+    port, pid = holder["port"], holder.get("pid")
+    seen = f"{setting} {port} is taken on {host}"
+    another = f"choose another port: -e {setting}={port + 10}"
+    if holder.get("command") == PORT_CHECK:
+        seen += f" by the check of a preflight (process {pid})"
+        remedy = (
+            "Another controller tries its connections there, or one was interrupted: the check ends by itself after some "
+            f"minutes, so try again then; or {another}"
+        )
+    elif is_ours(holder):
+        seen += f": {described(holder)}"
+        remedy = f"{how_to_stop(holder)}; or {another}"
+    elif pid:
+        seen += f" by {described(holder)}"
+        remedy = f"On {host}: kill {pid}, if nobody needs it; or {another}"
+    else:
+        seen += f" by a process of {holder.get('user') or 'another user'}, which this user may not look at"
+        remedy = another[0].upper() + another[1:]
+    return finding("port-held", host, seen, remedy=remedy, facts={"pids": [pid] if pid else []})
+
+
+def other_training(host: str, strangers: Sequence[Mapping[str, Any]]) -> Finding:
+    """That others train on the host, the first few of them named."""
+    top = ancestors(strangers)
+    named = list(dict.fromkeys(described(one) for one in top))
+    seen = ", ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
+    stops = dict.fromkeys(how_to_stop(one) for one in top)
+    remedy = f"{'. '.join(stops)}; or let it end first." if all(is_ours(one) for one in top) else None
+    return finding("other-training", host, seen, remedy=remedy, facts={"pids": [one["pid"] for one in top]})
+
+
+def is_ours(process: Mapping[str, Any]) -> bool:
+    """Whether this collection started it, for whatever run."""
+    return bool(process.get("session") or process.get("run"))
+
+
+def described(process: Mapping[str, Any]) -> str:
+    """One process for people: its run where that is known, else its command."""
+    if process.get("run"):
+        return f"the run {process['run']} of {process['user']} trains there (process {process['pid']})"
+    what = "another run of nanochat.ddp, " if is_ours(process) else ""
+    return f"{what}process {process['pid']} of {process['user']} ({shortened(process['command'] or '')})"
+
+
+def how_to_stop(process: Mapping[str, Any]) -> str:
+    run = process.get("run") or "NAME"
+    return f"Stop it as {process['user']}: ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run={run}"
+
+
+def shortened(command: str) -> str:
+    return command if len(command) <= LONGEST_COMMAND else command[: LONGEST_COMMAND - 3] + "..."
+
+
+def ancestors(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The processes that the others of them descend from."""
+    pids = {process["pid"] for process in processes}
+    return [process for process in processes if process.get("parent") not in pids]
