@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -156,8 +156,9 @@ def keeper_ports(run: Mapping[str, Any], hosts: int) -> list[int]:
     """The ports at which keepers may come to listen on a host; more than one where nodes share a machine, none of them the run's others."""
     if not run["ddp_restarts"]:
         return []
+    low, high = run["ddp_port_range"] or (0, -1)
     others = (run["ddp_port"], run["ddp_tracker_port"])
-    free = (port for port in itertools.count(run["ddp_keeper_port"]) if port not in others)
+    free = (port for port in itertools.count(run["ddp_keeper_port"]) if port not in others and not low <= port <= high)
     return list(itertools.islice(free, hosts))
 
 

@@ -12,9 +12,9 @@ from typing import Any, Iterator, Mapping, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, flag_names, keeper_ports
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, flag_names
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.head import can_share
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import (
     LEAST_BLOCK,
     SMEAR_INPUTS,
@@ -35,7 +35,7 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
         *model_problems(shape),
         *stages.problems(run, choice.ours, choice.joined),
         *schedule_problems(run),
-        *port_problems(run, hosts),
+        *port_problems(run),
         *keeper_problems(run, hosts, choice),
         *data_problems(run),
         *source_problems(run, choice),
@@ -63,22 +63,21 @@ def schedule_problems(run: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is 0; it must be at least 1, or -1 for {'all' if 'keep' in name else 'none'}."
 
 
-def port_problems(run: Mapping[str, Any], hosts: Sequence[Host]) -> Iterator[str]:
+def port_problems(run: Mapping[str, Any]) -> Iterator[str]:
     """Ports of the job that are the same, or among those on which Gloo listens."""
-    # Keepers of one machine listen side by side.
-    shared = max((neighbours(host, hosts) for host in hosts), default=1)
-    ports = {"ddp_port": [run["ddp_port"]], "ddp_keeper_port": keeper_ports(run, shared)}
-    if run["ddp_tracker"] == "mlflow":
-        ports["ddp_tracker_port"] = [run["ddp_tracker_port"]]
+    used = {
+        "ddp_port": True,
+        "ddp_tracker_port": run["ddp_tracker"] == "mlflow",
+        "ddp_keeper_port": run["ddp_restarts"],
+    }
+    names = [name for name, wanted in used.items() if wanted]
     low, high = run["ddp_port_range"] or (0, -1)
-    for name, taken in ports.items():
-        inside = [port for port in taken if low <= port <= high]
-        if inside:
-            yield f"{name} {inside[0]} lies in ddp_port_range {low}-{high}; use a port outside it."
-    for (name, taken), (other, also) in itertools.combinations(ports.items(), 2):
-        beside = f" (one for each of the {shared} nodes of a machine)" if "ddp_keeper_port" in (name, other) else ""
-        for port in sorted({*taken} & {*also})[:1]:
-            yield f"{other} and {name} are both {port}{beside if shared > 1 else ''}; they must differ."
+    for name in names:
+        if low <= run[name] <= high:
+            yield f"{name} {run[name]} lies in ddp_port_range {low}-{high}; use a port outside it."
+    for name, other in itertools.combinations(names, 2):
+        if run[name] == run[other]:
+            yield f"{other} and {name} are both {run[name]}; they must differ."
 
 
 def keeper_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:

@@ -12,7 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.head import can_share
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import Way, chosen
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import LEAST_BLOCK, WIRE_BYTES, Shape, packs
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import WIRE_BYTES, Shape
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.settings_checks import way_problems
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
     ALIKE,
