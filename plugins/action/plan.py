@@ -17,6 +17,7 @@ from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Given
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES, NOT_SETTINGS
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
     PlanError,
@@ -79,10 +80,10 @@ class ActionModule(JudgingAction):
         if options["show"] == "json":
             display.display(document)
         elif options["show"] == "text":
-            display.display(f"\n{text}\n")
+            display.display(printable(f"\n{text}\n"))
             # The progress display of this collection shows findings by itself.
             if constants.DEFAULT_STDOUT_CALLBACK != _configuration.STORY and outcome.findings:
-                display.display(render_findings(outcome.findings) + "\n")
+                display.display(printable(render_findings(outcome.findings)) + "\n")
         return {
             "changed": self.write(options["file"], document),
             "plan": outcome.plan,

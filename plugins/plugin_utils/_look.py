@@ -67,8 +67,18 @@ def bare_answer(
     answer = action._low_level_execute_command(shlex.join(argv), in_data=program(code, params).encode())
     for line in reversed(str(answer.get("stdout") or "").splitlines()):
         if line.startswith(MARK):
-            return {"changed": False, **json.loads(line[len(MARK) :])}
+            return result_in(line[len(MARK) :])
     return None
+
+
+def result_in(text: str) -> dict[str, object] | None:
+    """The answer of a host without the keys by which Ansible takes in new hosts or sets variables; None where it is no answer."""
+    try:
+        told = {"changed": False, **json.loads(text)}
+    except (TypeError, ValueError, RecursionError):
+        return None
+    orders = (*constants.INTERNAL_RESULT_KEYS, *constants.RESTRICTED_RESULT_KEYS, "ansible_facts")
+    return {key: value for key, value in told.items() if key not in orders and not key.startswith("_ansible")}
 
 
 def code_answer(
