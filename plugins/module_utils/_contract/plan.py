@@ -132,6 +132,7 @@ class Node(_Kept):
     rank: int
     address: Optional[str]
     nic: Optional[str]
+    data_ports: Ports
     user: Optional[str]
     base_dir: str
     run_dir: str

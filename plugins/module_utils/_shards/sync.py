@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
@@ -270,7 +271,7 @@ def _bring(request: Request, outcome: Outcome, lacking: list[State], digests: Di
         return
     wanted = [one.entry for one in lacking]
     check_space(request.path, outcome.bytes - part_bytes(request.path, wanted), request.host)
-    peers = [Peer(str(one["host"]), str(one["address"]), int(one["port"])) for one in request.options["peers"]]
+    peers = [Peer(str(one["host"]), told.address(one["address"]), told.port(one["port"])) for one in request.options["peers"]]
     options = request.options
     puller = Puller(
         request.host, digests, peers, options["secret"] or "", options["address"] or "", options["parallel"]
@@ -318,8 +319,8 @@ def _require_right(request: Request, wanted: list[Entry]) -> None:
     wrong = [one for one in compare(wanted, digests) if one.state != "ok"]
     digests.save()
     if wrong:
-        told = ", ".join(f"{one.entry.path} {one.state}" for one in wrong[:3])
+        some = ", ".join(f"{one.entry.path} {one.state}" for one in wrong[:3])
         raise ShardsError(
-            f"{request.host}: {plural(len(wrong), 'file')} of {request.path} not as the manifest says ({told}); "
+            f"{request.host}: {plural(len(wrong), 'file')} of {request.path} not as the manifest says ({some}); "
             "sync the data set first (--tags data)"
         )
