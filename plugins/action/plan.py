@@ -114,7 +114,9 @@ class ActionModule(JudgingAction):
 
 def tell_what_is_lacking(hosts: int) -> None:
     """Said once by the first play: what no play can set."""
-    said = _configuration.lacking(hosts, _configuration.forks(), _configuration.display_is_chosen())
+    said = _configuration.lacking(
+        hosts, _configuration.forks(), _configuration.display_is_chosen(), _configuration.facts_are_variables()
+    )
     if said:
         display.display(said, stderr=True)
 

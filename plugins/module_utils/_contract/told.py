@@ -9,7 +9,6 @@ Each returns the value, or raises Untrue with a sentence. A host that was broken
 from __future__ import annotations
 
 import ipaddress
-import posixpath
 import re
 from typing import Any
 
@@ -47,9 +46,10 @@ def file_path(value: Any) -> str:
 
 def absolute_path(value: Any) -> str:
     """A path of that host's own; a line feed in it would begin another command of sftp."""
-    if not _is_visible(value) or not value.startswith("/") or ".." in value.split("/") or len(value) > LONGEST_PATH:
+    path = value if _is_visible(value) and len(value) <= LONGEST_PATH else ""
+    if not path.startswith("/") or ".." in path.split("/"):
         raise refused(value, "an absolute path")
-    return posixpath.normpath(value)
+    return path
 
 
 def _is_visible(value: Any) -> bool:

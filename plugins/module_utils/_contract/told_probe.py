@@ -104,7 +104,7 @@ def _at(value: Any, place: Any) -> Iterator[Any]:
 
 def _check_kind(value: Any, kind: Any, place: str, depth: int = 0) -> None:
     """Whether a value is of the kind that the contract says; a fact that is missing is for whoever needs it."""
-    origin, parts = getattr(kind, "__origin__", None), getattr(kind, "__args__", ())
+    origin, parts = getattr(kind, "__origin__", None), list(getattr(kind, "__args__", ()))
     if depth > DEEPEST:
         raise Untrue("its fact %s is nested without end; %s" % (place, told.STILL))
     if origin is Union:

@@ -10,6 +10,7 @@ import os
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import url
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
@@ -168,6 +169,8 @@ def fetch(request: Request) -> Outcome:
     outcome = Outcome()
     options = request.options
     collection = url.Collection(request.host, options["url"], options["shards"], options["last_shard"])
+    if has_credentials(collection.url):
+        raise ShardsError(f"{request.host}: url is {NO_CREDENTIALS}")
     names = collection.names()
     kept = request.manifest or load_manifest(request.path)
     expected = {one.path: one.sha256 for one in entries(kept)} if kept else {}

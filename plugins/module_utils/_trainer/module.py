@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 from typing import Any, Callable, Mapping
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
     Interpreter,
     VenvError,
@@ -38,6 +39,8 @@ def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: b
     run, base = runner(module), NO_PYTHON
     tags: dict[str, str] | None = None
     try:
+        if has_credentials(wish.torch_index):
+            raise VenvError(f"{wish.host}: torch_index is {NO_CREDENTIALS}", "requirement")
         if not removes:
             base = find_interpreter(run, module.get_bin_path, given["python"] or "", given["python_minimum"], wish.host)
         tags = base.tags
