@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import ClassVar
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told_probe import checked
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told_documents import checked_probe
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
 
@@ -25,7 +25,7 @@ class ActionModule(BareAction):
         if result.get("failed") or result.get("unreachable"):
             return result
         try:
-            return {**result, "probe": checked(result.get("probe"))}
+            return {**result, "probe": checked_probe(result.get("probe"))}
         except Untrue as why:
             name = (task_vars or {}).get("inventory_hostname")
             return {"changed": False, "failed": True, "msg": f"{name} cannot be believed: {why}"}

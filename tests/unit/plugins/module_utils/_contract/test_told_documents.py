@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The facts of a hostile host, of which the plan of all hosts would be made."""
+"""The facts of a hostile host, of which the plan of all hosts would be made; and the plan that it brings back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told_probe import checked
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told_documents import believed_plans, checked_probe
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 
@@ -35,7 +35,7 @@ def real(tmp_path_factory) -> dict[str, Any]:
 
 
 def test_a_real_machine_is_believed(real):
-    assert checked(copy.deepcopy(real)) == real
+    assert checked_probe(copy.deepcopy(real)) == real
 
 
 UNTRUE = [
@@ -61,15 +61,15 @@ def test_what_cannot_be_true_is_refused_with_its_place(real, change):
     for one in place:
         part = part[one]
     part[name] = value
-    with pytest.raises(Untrue, match=f"its fact {[*place, name][0]}.*wanted; look whether that host is still") as why:
-        checked(told)
+    with pytest.raises(Untrue, match=f"its {[*place, name][0]}.*wanted; look whether that host is still") as why:
+        checked_probe(told)
     assert str(why.value).isprintable()
 
 
 @pytest.mark.parametrize("told", [None, [], "probe", 5])
 def test_what_is_no_probe_at_all_is_refused(told):
-    with pytest.raises(Untrue, match="its fact probe"):
-        checked(told)
+    with pytest.raises(Untrue, match="its answer"):
+        checked_probe(told)
 
 
 def test_facts_without_end_are_refused(real):
@@ -77,4 +77,27 @@ def test_facts_without_end_are_refused(real):
     for dummy in range(500):
         deep = {"deeper": deep}
     with pytest.raises(Untrue, match="nested without end"):
-        checked({**real, "measured": deep})
+        checked_probe({**real, "measured": deep})
+
+
+def deployed(**changes: Any) -> dict[str, Any]:
+    nodes = [{"host": host, "rank": rank, "address": f"10.0.0.{rank + 1}", "session": f"nanochat-d4-rank{rank}"} for rank, host in enumerate("ab")]
+    return {"run": "d4", "nodes": nodes, "data_ports": {"low": 32768, "high": 60999}, "timeout_seconds": 300, **changes}
+
+
+NODE = deployed()["nodes"][0]
+HOSTILE = [
+    {"run": "../../etc"}, {"run": None}, {"nodes": []}, {"nodes": "ab"}, {"nodes": [{**NODE, "host": "elsewhere"}]}, {"nodes": [{}]},
+    {"nodes": [{**NODE, "address": "10.0.0.1;reboot"}]}, {"nodes": [{**NODE, "rank": "../0"}]}, {"data_ports": {"low": 22, "high": 22}},
+    {"nodes": [{**NODE, "session": "a b"}]}, {"timeout_seconds": 1e308}, {"timeout_seconds": -1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", HOSTILE, ids=lambda change: ascii(change)[:60])
+def test_a_plan_that_cannot_be_is_not_believed(changes):
+    assert believed_plans([deployed(**changes), None, [], "plan", deployed()], ["a", "b"]) == [deployed()]
+
+
+def test_the_plan_that_most_hosts_have_comes_first():
+    other = deployed(timeout_seconds=7)
+    assert believed_plans([other, deployed(), deployed()], ["a", "b"]) == [deployed(), deployed(), other]

@@ -1,18 +1,22 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one check of a host's facts: their kinds, and what of them becomes a path, a name, an address, a port or an argument.
+"""The one check of documents that hosts bring: their kinds, and what of them becomes a path, a name, an address, a port or an argument.
 
-The plan of all hosts is made of these facts, so what one host tells reaches firewalls, folders and commands of the others.
+The plan of all hosts is made of the facts of each, so what one host tells reaches firewalls, folders and commands of the others.
+A plan that was deployed comes back from a host, and says whom the others are to look at.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
-from typing import Any, Callable, Dict, Iterator, Tuple, Union, cast, get_type_hints
+from typing import Any, Callable, Collection, Dict, Iterator, List, Sequence, Tuple, Union, cast, get_type_hints
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of, items
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
 
@@ -51,7 +55,8 @@ _version = _matching(r"\d+\.\d+[0-9A-Za-z.+]{0,20}", "a version")
 _word = _matching(r"[A-Za-z0-9_.@+-]{1,64}", "a word")
 
 # Where a fact stands (* is every element of a list, or every value), and what it must be unless it is not known.
-RULES: Tuple[Tuple[str, Callable[[Any], object]], ...] = (
+Rules = Tuple[Tuple[str, Callable[[Any], object]], ...]
+FACTS: Rules = (
     ("base_dir", told.absolute_path),
     ("venv_dir", told.absolute_path),
     ("host.home", told.absolute_path),
@@ -75,18 +80,47 @@ RULES: Tuple[Tuple[str, Callable[[Any], object]], ...] = (
     ("base_run.lineage.data.paths.*", told.absolute_path),
     ("run.cores.*.*", _processor),
 )
+PLAN: Rules = (
+    ("run", told.plain_name),
+    ("data_ports.*", told.port),
+    ("master.address", told.address),
+    ("master.port", told.port),
+    ("nodes.*.rank", lambda value: told.whole(value, 0, 65535)),
+    ("nodes.*.address", told.address),
+    ("nodes.*.peers.*", told.address),
+    ("nodes.*.session", told.plain_name),
+    ("nodes.*.keeper_port", told.port),
+    ("timeout_seconds", lambda value: told.whole(value, 1, 1_000_000)),
+)
 
 
-def checked(found: Any) -> Probe:
-    """The probe, if all of it can be; raises Untrue with the place of what cannot."""
-    _check_kind(found, Probe, "")
-    for place, check in RULES:
+def checked_probe(found: Any) -> Probe:
+    """The facts of a host, if all of them can be; raises Untrue with the place of what cannot."""
+    _check(found, Probe, FACTS)
+    return cast(Probe, found)
+
+
+def believed_plans(found: Sequence[Any], hosts: Collection[str]) -> List[Plan]:
+    """Of the plans that hosts have brought back those that can be, of these hosts alone; first the one that most of them have."""
+    plans: List[Plan] = []
+    for plan in found:
+        with contextlib.suppress(Untrue):
+            _check(plan, Plan, PLAN)
+            nodes = items(plan, "nodes")
+            if nodes and plan.get("run") and all(node.get("host") in hosts for node in nodes):
+                plans.append(cast(Plan, plan))
+    digests = [digest_of(plan) for plan in plans]
+    return [plan for dummy, plan in sorted(zip(digests, plans), key=lambda pair: -digests.count(pair[0]))]
+
+
+def _check(found: Any, kind: Any, rules: Rules) -> None:
+    _check_kind(found, kind, "")
+    for place, check in rules:
         for value in _at(found, place.split(".")):
             try:
                 check(value)
             except Untrue as why:
-                raise Untrue("its fact %s: %s" % (place, why)) from None
-    return cast(Probe, found)
+                raise Untrue("its %s: %s" % (place, why)) from None
 
 
 def _at(value: Any, place: Any) -> Iterator[Any]:
@@ -106,7 +140,7 @@ def _check_kind(value: Any, kind: Any, place: str, depth: int = 0) -> None:
     """Whether a value is of the kind that the contract says; a fact that is missing is for whoever needs it."""
     origin, parts = getattr(kind, "__origin__", None), list(getattr(kind, "__args__", ()))
     if depth > DEEPEST:
-        raise Untrue("its fact %s is nested without end; %s" % (place, told.STILL))
+        raise Untrue("its %s is nested without end; %s" % (place, told.STILL))
     if origin is Union:
         if value is not None:
             _check_kind(value, parts[0], place, depth)
@@ -121,7 +155,7 @@ def _check_kind(value: Any, kind: Any, place: str, depth: int = 0) -> None:
         for name in set(value) & set(hints):
             _check_kind(value[name], hints[name], (place + "." + name).lstrip("."), depth + 1)
     elif not _is_plain(value, kind, place, depth):
-        raise Untrue("its fact %s: %s" % (place or "probe", told.refused(value, "something else")))
+        raise Untrue("its %s: %s" % (place or "answer", told.refused(value, "something else")))
 
 
 def _is_plain(value: Any, kind: Any, place: str, depth: int) -> bool:
