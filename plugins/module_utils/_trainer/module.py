@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 from typing import Any, Callable, Mapping
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
     Interpreter,
@@ -53,6 +54,8 @@ def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: b
                 result = make(module, venv)
     except VenvError as why:
         module.fail_json(msg=str(why), reason=why.reason, tags=tags)
+    except told.Untrue as why:
+        module.fail_json(msg=f"{wish.host}: {why}", reason="other", tags=tags)
     except OSError as why:
         message = f"{wish.host}: {why.filename or wish.path}: {why.strerror or why}"
         module.fail_json(msg=message, reason="folder", tags=tags)
