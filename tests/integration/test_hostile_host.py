@@ -117,3 +117,16 @@ def test_what_a_talk_installs_here_is_not_what_a_host_brought(evil, tmp_path):
     ours = (ROOT / "trainer/requirements.txt").read_text().splitlines()
     assert made["requirements"] == [line for line in ours if not line.startswith("#")] and made["torch_index"] == "auto"
     assert "evil-package" not in said and "evil.example.org" not in said
+
+
+@pytest.mark.parametrize("seconds", ["1e308", "Infinity", "NaN", '"for ever"'])
+def test_a_stop_does_not_wait_for_as_long_as_a_host_likes(evil, seconds):
+    run = '{"run": "d4", "state": "running", "rank": 0, "run_dir": "/x", "membership": null, "stop_seconds": %s}' % seconds
+    said = evil("nanochat.ddp.stop", MARK + '{"run": %s}' % run, ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
+    account = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    (facts,) = [
+        one["hosts"]["evil"]["ansible_facts"]
+        for one in account["plays"][0]["tasks"]
+        if one["task"]["name"].endswith("See how long it may take")
+    ]
+    assert int(facts["__launch_grace"]) <= 86400
