@@ -47,7 +47,8 @@ def lacking(hosts: int, enough: int, chosen: bool, variables: bool) -> str:
     """One sentence with the lines to add; nothing where nothing is lacking."""
     lacks = {
         FORKS.format(hosts): (
-            enough < hosts and f"{_at_a_time(hosts, enough)}, so every task is done in {math.ceil(hosts / enough)} rounds"
+            enough < hosts
+            and f"{_at_a_time(hosts, enough)}, so every task is done in {math.ceil(hosts / enough)} rounds"
         ),
         "inject_facts_as_vars = false": variables and "Ansible takes what hosts tell for variables of its plays",
         f"stdout_callback = {STORY}": (

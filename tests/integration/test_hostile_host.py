@@ -28,7 +28,11 @@ def evil(tmp_path):
         python.write_text('#!/bin/sh\ncat > /dev/null\ncat "$0.says"\n')
         python.chmod(0o755)
         Path(f"{python}.says").write_text(answer + "\n")
-        variables = {"ansible_connection": "local", "ansible_pipelining": True, "ansible_python_interpreter": str(python)}
+        variables = {
+            "ansible_connection": "local",
+            "ansible_pipelining": True,
+            "ansible_python_interpreter": str(python),
+        }
         inventory = {"trainers": {"hosts": {"evil": variables}, "vars": {"ddp_base_dir": str(tmp_path / "base")}}}
         (tmp_path / "inventory.json").write_text(json.dumps(inventory))
         if not isinstance(playbook, str):
@@ -95,7 +99,9 @@ def test_in_the_checkout_no_fact_becomes_a_variable(evil):
 
 def test_facts_that_cannot_be_make_no_plan(evil):
     said = evil("nanochat.ddp.plan", told(probe={"ephemeral": {"low": "1\nkernel.sysrq = 1", "high": 65535}}))
-    assert "evil cannot be believed: its ephemeral" in said and "look whether that host is still what it was" in said, said
+    assert "evil cannot be believed: its ephemeral" in said and "look whether that host is still what it was" in said, (
+        said
+    )
 
 
 def test_what_a_talk_installs_here_is_not_what_a_host_brought(evil, tmp_path):
@@ -121,7 +127,10 @@ def test_what_a_talk_installs_here_is_not_what_a_host_brought(evil, tmp_path):
 
 @pytest.mark.parametrize("seconds", ["1e308", "Infinity", "NaN", '"for ever"'])
 def test_a_stop_does_not_wait_for_as_long_as_a_host_likes(evil, seconds):
-    run = '{"run": "d4", "state": "running", "rank": 0, "run_dir": "/x", "membership": null, "stop_seconds": %s}' % seconds
+    run = (
+        '{"run": "d4", "state": "running", "rank": 0, "run_dir": "/x", "membership": null, "stop_seconds": %s}'
+        % seconds
+    )
     said = evil("nanochat.ddp.stop", MARK + '{"run": %s}' % run, ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
     account = json.loads(said[said.index("{") : said.rindex("}") + 1])
     (facts,) = [

@@ -99,7 +99,9 @@ def peers_of(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> l
     ]
 
 
-def responders(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def responders(
+    plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The partners of a host that could start a responder, each with its own, as far as it can be one."""
     for other in partners(plan, host):
         found = section(tries.get(other), "responder")

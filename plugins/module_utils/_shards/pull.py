@@ -237,7 +237,15 @@ class Puller:
         def ask(peer: Peer) -> None:
             try:
                 swarm.heard(peer, self._have(peer))
-            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
+            except (
+                OSError,
+                http.client.HTTPException,
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+                RecursionError,
+            ) as why:
                 swarm.unreachable(peer, why)
 
         threads = [

@@ -274,7 +274,9 @@ def _bring(request: Request, outcome: Outcome, lacking: list[State], digests: Di
         return
     wanted = [one.entry for one in lacking]
     check_space(request.path, outcome.bytes - part_bytes(request.path, wanted), request.host)
-    peers = [Peer(str(one["host"]), told.address(one["address"]), told.port(one["port"])) for one in request.options["peers"]]
+    peers = [
+        Peer(str(one["host"]), told.address(one["address"]), told.port(one["port"])) for one in request.options["peers"]
+    ]
     options = request.options
     puller = Puller(
         request.host, digests, peers, options["secret"] or "", options["address"] or "", options["parallel"]

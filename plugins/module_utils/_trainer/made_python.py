@@ -13,8 +13,8 @@ import zipfile
 from typing import Callable
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, MAKE_PYTHON, UV
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
     VenvError,

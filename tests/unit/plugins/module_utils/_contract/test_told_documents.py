@@ -81,7 +81,10 @@ def test_facts_without_end_are_refused(real):
 
 
 def deployed(**changes: Any) -> dict[str, Any]:
-    nodes = [{"host": host, "rank": rank, "address": f"10.0.0.{rank + 1}", "session": f"nanochat-d4-rank{rank}"} for rank, host in enumerate("ab")]
+    nodes = [
+        {"host": host, "rank": rank, "address": f"10.0.0.{rank + 1}", "session": f"nanochat-d4-rank{rank}"}
+        for rank, host in enumerate("ab")
+    ]
     return {"run": "d4", "nodes": nodes, "data_ports": {"low": 32768, "high": 60999}, "timeout_seconds": 300, **changes}
 
 

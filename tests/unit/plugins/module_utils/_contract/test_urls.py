@@ -21,7 +21,11 @@ WITHOUT = [
 
 @pytest.mark.parametrize("text", WITH)
 def test_what_tells_who_asks_is_seen_and_masked(text):
-    assert has_credentials(text) and "secret" not in masked(text) and not has_credentials(masked(text).replace("********@", ""))
+    assert (
+        has_credentials(text)
+        and "secret" not in masked(text)
+        and not has_credentials(masked(text).replace("********@", ""))
+    )
 
 
 @pytest.mark.parametrize("text", WITHOUT)
@@ -38,7 +42,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_setting_takes_them_and_no_message_shows_them(name):
-    with pytest.raises(SettingsError, match="a URL with a password or token in it.*netrc.*ddp_secret_env") as why:
+    with pytest.raises(SettingsError, match=r"a URL with a password or token in it.*netrc.*ddp_secret_env") as why:
         resolve([("desktop", {name: SETTINGS[name]})])
     assert "secret@" not in str(why.value) and ":secret" not in str(why.value) and name in str(why.value)
 
@@ -51,4 +55,6 @@ def test_hosts_that_differ_are_told_without_them():
 
 
 def test_a_secret_variable_may_hold_one():
-    assert resolve([("desktop", {"ddp_secret_env": {"HTTPS_PROXY": WITH[0]}})])[0]["ddp_secret_env"] == {"HTTPS_PROXY": WITH[0]}
+    assert resolve([("desktop", {"ddp_secret_env": {"HTTPS_PROXY": WITH[0]}})])[0]["ddp_secret_env"] == {
+        "HTTPS_PROXY": WITH[0]
+    }

@@ -16,7 +16,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.plausible import is_plausible
 
 RULES = membership.Rules(("a", "b", "c"), 1, 30.0, 300.0)
-TRUE: dict[str, Any] = {"host": "b", "state": "training", "generation": [3, ["a", "b"]], "promised": 3, "steps": 7, "hears": ["a"], "why": "x"}
+TRUE: dict[str, Any] = {
+    "host": "b",
+    "state": "training",
+    "generation": [3, ["a", "b"]],
+    "promised": 3,
+    "steps": 7,
+    "hears": ["a"],
+    "why": "x",
+}
 
 
 def said(**changes: Any) -> membership.Word:

@@ -55,7 +55,9 @@ def test_names_outside_are_refused(name):
         shards.entries({"shards": [{"name": name, "bytes": 1, "sha256": "0" * 64}]})
 
 
-@pytest.mark.parametrize("more", [{"sha256": "/../../../ab" + "0" * 52}, {"sha256": 5}, {"bytes": -1}, {"bytes": "1"}, {"bytes": 2**70}])
+@pytest.mark.parametrize(
+    "more", [{"sha256": "/../../../ab" + "0" * 52}, {"sha256": 5}, {"bytes": -1}, {"bytes": "1"}, {"bytes": 2**70}]
+)
 def test_a_digest_or_size_that_is_none_is_refused(more):
     # A part of the digest names the file in which a transfer grows.
     with pytest.raises(ShardsError, match="below files is not"):

@@ -40,7 +40,9 @@ def ask(files, run, torch_index="default"):
 def test_only_what_an_index_lists_for_that_project_is_confirmed(index):
     run = settings(index_url=index)
     assert ask([wheel(GOOD)], run) == []
-    assert ask([wheel(GOOD), wheel(EVIL, "tiny_thing-2.0-py3-none-any.whl")], run) == ["tiny_thing-2.0-py3-none-any.whl"]
+    assert ask([wheel(GOOD), wheel(EVIL, "tiny_thing-2.0-py3-none-any.whl")], run) == [
+        "tiny_thing-2.0-py3-none-any.whl"
+    ]
     # A good file under the name of another package is not that package.
     assert ask([wheel(GOOD, "torch-2.13.0-cp311.whl")], run) == ["torch-2.13.0-cp311.whl"]
 
@@ -58,7 +60,11 @@ def test_folders_of_wheels_count_by_what_is_in_them(tmp_path):
 
 def test_the_index_of_torch_is_asked_beside_the_default():
     assert confirm.places("auto", {}) == [confirm.DEFAULT_INDEX, confirm.CPU_INDEX]
-    assert confirm.places("https://x/cpu", {"index-url": "https://y", "extra-index-url": "https://z"}) == ["https://z", "https://y", "https://x/cpu"]
+    assert confirm.places("https://x/cpu", {"index-url": "https://y", "extra-index-url": "https://z"}) == [
+        "https://z",
+        "https://y",
+        "https://x/cpu",
+    ]
 
 
 @pytest.mark.parametrize("one", [wheel(GOOD, "../x.whl"), wheel("../x"), {}, wheel(GOOD, "a\n")])
