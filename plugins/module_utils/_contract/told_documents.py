@@ -36,7 +36,7 @@ def _matching(pattern: str, wanted: str) -> Callable[[Any], object]:
 def _interface(value: Any) -> object:
     """An address with its network, such as 192.168.1.10/24."""
     try:
-        return told.address(str(ipaddress.ip_interface("" if "%" in str(value) else str(value)).ip))
+        return ipaddress.ip_interface("" if "%" in str(value) else str(value))
     except ValueError:
         raise told.refused(value, "an address with its network") from None
 
@@ -73,11 +73,8 @@ FACTS: Rules = (
     ("ephemeral.low", _local_port),
     ("ephemeral.high", _local_port),
     ("sudo", _matching("root|passwordless|none", "root, passwordless or none")),
-    ("data.*.id", told.plain_name),
     ("run.lineage.data.id", told.plain_name),
     ("base_run.lineage.data.id", told.plain_name),
-    ("run.lineage.data.paths.*", told.absolute_path),
-    ("base_run.lineage.data.paths.*", told.absolute_path),
     ("run.cores.*.*", _processor),
 )
 PLAN: Rules = (

@@ -1072,3 +1072,19 @@ def test_checkpoints_by_time_are_for_steps_in_which_all_are_alike():
         plan = make_plan(hosts(settings)).plan
         assert plan["training"]["save_minutes"] == 0
         assert not any(word.startswith("--save-minutes") for word in plan["nodes"][0]["argv"])
+
+
+def test_no_host_widens_what_the_others_open():
+    plan = make_plan(hosts(two={"ephemeral": {"low": 1, "high": 65535}})).plan
+    assert [one["data_ports"] for one in plan["nodes"]] == [{"low": 32768, "high": 60999}, {"low": 1024, "high": 65535}]
+    narrowed = make_plan(
+        hosts(run={"ddp_port_range": "40000-40999"}, two={"ephemeral": {"low": 1, "high": 65535}})
+    ).plan
+    assert {tuple(one["data_ports"].values()) for one in narrowed["nodes"]} == {(40000, 40999)}
+
+
+@pytest.mark.parametrize("claimed", ["224.0.0.1/4", "0.0.0.0/0", "255.255.255.255/32"])
+def test_an_address_of_many_machines_is_none_that_peers_let_in(claimed):
+    seen = {"nics": [nic("eth0", "wired", claimed)], "routes": [route("desktop", "eth0", claimed.split("/")[0])]}
+    with pytest.raises(PlanError, match="laptop has no interface that is up and leads to its peers"):
+        make_plan(hosts(two=seen))
