@@ -34,9 +34,9 @@ def _interrupts_left_to_others() -> Iterator[None]:
 def hand_over(argv: Sequence[str], remote: bool) -> int:
     """Run a program in the terminal to its end; Ctrl-C is its own affair. What a remote one shows is cleaned."""
     sys.stdout.flush()
+    shown = subprocess.PIPE if remote else 1
     # Ansible keeps its own ends of the terminal from whatever it starts.
-    ends = {"stdin": 0, "stdout": subprocess.PIPE if remote else 1, "stderr": 2}
-    with _interrupts_left_to_others(), subprocess.Popen(argv, **ends) as program:
+    with _interrupts_left_to_others(), subprocess.Popen(argv, stdin=0, stdout=shown, stderr=2) as program:
         if program.stdout:
             _show(program.stdout)
     return program.returncode
