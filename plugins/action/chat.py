@@ -14,6 +14,7 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.text.converters import to_text
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 
 display = Display()
 STORY = "nanochat.ddp.story"
@@ -49,8 +50,9 @@ class ActionModule(ActionBase):
         argv = self.argv(remote_command(options))
         line = shlex.join(argv)
         if constants.DEFAULT_STDOUT_CALLBACK != STORY:
-            display.display(f"Type this to talk to the model:\n{line}")
-        return {**result, "changed": False, "terminal": argv, "line": line}
+            display.display(printable(f"Type this to talk to the model:\n{line}"))
+        remote = self._connection.ansible_name in SSH
+        return {**result, "changed": False, "terminal": argv, "remote": remote, "line": line}
 
     def argv(self, command: str) -> list[str]:
         """The command as the controller starts it: through the host's own connection where that is ssh."""

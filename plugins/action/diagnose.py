@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judging import JudgingAction, evidence_of, keep
 
 
@@ -30,7 +31,7 @@ class ActionModule(JudgingAction):
         told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence), options["stall_factor"])
         summary = {"verdict": told["verdict"], "summary": told["evidence"]}
         keep(options["file"], bundle(plan, evidence, options["secrets"], summary), "The evidence", 0o600)
-        return {**told, "text": text_of(told, options["file"])}
+        return {**told, "text": printable(text_of(told, options["file"]))}
 
 
 def text_of(told: Mapping[str, Any], path: str | None) -> str:

@@ -19,6 +19,7 @@ from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Given
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES, NOT_SETTINGS
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
     PlanError,
@@ -81,10 +82,10 @@ class ActionModule(JudgingAction):
         if options["show"] == "json":
             display.display(document)
         elif options["show"] == "text":
-            display.display(f"\n{text}\n")
+            display.display(printable(f"\n{text}\n"))
             # The progress display of this collection shows findings by itself.
             if constants.DEFAULT_STDOUT_CALLBACK != _configuration.STORY and outcome.findings:
-                display.display(render_findings(outcome.findings) + "\n")
+                display.display(printable(render_findings(outcome.findings)) + "\n")
         return {
             "changed": self.write(options["file"], document),
             "plan": outcome.plan,
@@ -121,7 +122,9 @@ class ActionModule(JudgingAction):
 
 def tell_what_is_lacking(hosts: int) -> None:
     """Said once by the first play: what no play can set."""
-    said = _configuration.lacking(hosts, _configuration.forks(), _configuration.display_is_chosen())
+    said = _configuration.lacking(
+        hosts, _configuration.forks(), _configuration.display_is_chosen(), _configuration.facts_are_variables()
+    )
     if said:
         display.display(said, stderr=True)
 

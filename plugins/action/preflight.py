@@ -15,6 +15,7 @@ from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products, speeds_together
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, with_hosts
@@ -81,7 +82,7 @@ class ActionModule(JudgingAction):
                 parts.append(prediction_text(evidence.plan, document["prediction"]))
             text = "\n\n".join(part for part in parts if part)
             if text:
-                display.display(text + "\n")
+                display.display(printable(text) + "\n")
 
 
 def with_probes(evidence: Mapping[str, Any], probes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

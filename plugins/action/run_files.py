@@ -12,6 +12,7 @@ from typing import Any
 
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError, plain_run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
@@ -58,7 +59,7 @@ class ActionModule(ActionBase):
             runs = Path(arguments["dest"]).expanduser().absolute() / plain_run_name(name)
             folder = runs / str(variables["inventory_hostname"]).replace("/", "_")
             written = self._copy(arguments, folder, variables)
-        except (CopyError, RunNameError, OSError) as error:
+        except (CopyError, RunNameError, told.Untrue, OSError) as error:
             message = f"Files of the run {str(name)[:80]!r} could not be brought from {variables['inventory_hostname']}: {error}"
             return {**result, "failed": True, "msg": message}
         there = written is not None
@@ -97,7 +98,7 @@ class ActionModule(ActionBase):
                 apply_piece(str(folder), part)
             if not seen.get("more"):
                 for part in whole:
-                    self._fetch(str(seen["run_dir"]), part, folder)
+                    self._fetch(told.absolute_path(seen.get("run_dir")), part, folder)
                 for part in whole:
                     set_aside_beyond(str(folder), str(part["path"]))
                 return written

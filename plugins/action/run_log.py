@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import TABLE
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import FollowingAction, abandoned
@@ -68,7 +69,7 @@ class ActionModule(FollowingAction):
         while not abandoned():
             lines = words(seen, "lines")
             if lines:
-                display.display("\n".join(f"{host:<{width}} | {line}" for line in lines))
+                display.display(printable("\n".join(f"{host:<{width}} | {line}" for line in lines)))
             if seen.get("failed") or seen["over"] or not asked["follow"]:
                 break
             # While the host cannot be reached what was seen last holds.

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypedDict, cast
 
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits, quiet_now, state_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RunState
@@ -161,7 +162,7 @@ class ActionModule(FollowingAction):
             if line and is_due(line, before["line"], before["at"], before["begun"]):
                 told.write("line", {**before, "line": line, "at": now})
                 # What reads the output of another display wants nothing else in it.
-                display.display(line, stderr=True)
+                display.display(printable(line), stderr=True)
 
     def follow(self, host: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         """Looks at a host that goes along until watching it is over."""

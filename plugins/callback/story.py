@@ -37,6 +37,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import told_once
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import seconds_text
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.outcome import with_outcome
@@ -65,6 +66,11 @@ class AnsiblesOwn(DefaultCallback):
     CALLBACK_TYPE = "stdout"
     CALLBACK_NAME = "nanochat.ddp.story"
     plugin_type = "callback"  # which Ansible would derive from the name of the class
+
+    def __init__(self) -> None:
+        super().__init__()
+        show = self._display.display
+        self._display.display = lambda msg, *args, **options: show(printable(msg, colors=True), *args, **options)
 
 
 class Story(DefaultCallback):
@@ -242,7 +248,7 @@ class Story(DefaultCallback):
                 diff = self._get_diff(part["diff"])
                 if diff:
                     self._steps.tell(f"{result.host.get_name()}: {task_name(result.task)}", C.COLOR_CHANGED)
-                    self._terminal.say(sentence(diff))
+                    self._terminal.say(sentence(diff), colored=True)
 
     @with_outcome
     def v2_runner_retry(self, result: Any) -> None:
@@ -276,7 +282,7 @@ class Story(DefaultCallback):
     def _open_terminal(self) -> None:
         """Let a person talk to what the playbook found; without a terminal, say how."""
         if _handover.is_there():
-            _handover.hand_over(self._for_terminal["terminal"])
+            _handover.hand_over(self._for_terminal["terminal"], bool(self._for_terminal["remote"]))
         else:
             self._terminal.say(f"Type this in a terminal to talk to the model:\n{self._for_terminal['line']}")
 

@@ -5,21 +5,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 
 
 def plain_name(name: Any) -> str:
     """The name, if it can be nothing but one file or folder in its place."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
-        raise AnsibleFilterError(
-            f"a host says {str(name)[:80]!r} where a plain name is wanted (letters, digits, '.', '_', '-'); look whether that host is "
-            "still what it was"
-        )
-    return name
+    try:
+        return told.plain_name(name)
+    except told.Untrue as why:
+        raise AnsibleFilterError(str(why)) from None
 
 
 class FilterModule:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import words
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import comparison_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_lines, worth_of_runs
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
@@ -50,7 +51,7 @@ def closing_table(results: Any, prediction: Mapping[str, Any] | None = None) -> 
     rows = rows_of(results)
     happened = {row["host"]: row["run"] for row in rows}
     beside = comparison_text(prediction, happened) if prediction else ""
-    return "\n".join([run_table.closing_table(rows, width()), *worth(rows), *([beside] if beside else [])])
+    return printable("\n".join([run_table.closing_table(rows, width()), *worth(rows), *([beside] if beside else [])]))
 
 
 def worth(rows: list[run_table.Row]) -> list[str]:
@@ -61,7 +62,7 @@ def worth(rows: list[run_table.Row]) -> list[str]:
 def status_table(results: Any, stall_factor: float = 5.0) -> str:
     """The status screen, and below it what each host is worth."""
     rows = rows_of(results)
-    return "\n".join([run_table.status_table(rows, width(), float(stall_factor)), *worth(rows)])
+    return printable("\n".join([run_table.status_table(rows, width(), float(stall_factor)), *worth(rows)]))
 
 
 def status_data(results: Any, stall_factor: float = 5.0) -> dict[str, object]:

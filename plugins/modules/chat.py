@@ -54,6 +54,10 @@ terminal:
   returned: success
   type: list
   elements: str
+remote:
+  description: Whether what it shows comes from another machine, so that the display cleans it.
+  returned: success
+  type: bool
 line:
   description: The same as one line for a shell.
   returned: success

@@ -49,6 +49,24 @@ options:
         description: Such as V(x86_64).
         type: str
         required: true
+  confirm:
+    description:
+      - Fetch nothing, but ask the indexes that this host reaches whether they have these very files, which another host fetched. It may tell
+        anything of them.
+    type: list
+    elements: dict
+    suboptions:
+      name:
+        description: The name of a wheel.
+        type: str
+        required: true
+      sha256:
+        description: Its digest.
+        type: str
+        required: true
+      bytes:
+        description: Its size, which is not looked at.
+        type: int
 """
 
 EXAMPLES = r"""
@@ -66,6 +84,11 @@ python_version:
   returned: success
   type: str
   sample: '3.11'
+unconfirmed:
+  description: Of O(confirm) those that no index has, or of which none can be asked here.
+  returned: with O(confirm)
+  type: list
+  elements: str
 reason:
   description: Why it failed, in one word (V(network) if no package index answers).
   returned: failure
@@ -77,6 +100,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.confirm import unconfirmed
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import SPEC, run_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import fetch_wheels, wheels_ready
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
@@ -88,15 +112,28 @@ ARGUMENTS = {
         "type": "dict",
         "options": {"python": {"type": "str", "required": True}, "machine": {"type": "str", "required": True}},
     },
+    "confirm": {
+        "type": "list",
+        "elements": "dict",
+        "options": {
+            "name": {"type": "str", "required": True},
+            "sha256": {"type": "str", "required": True},
+            "bytes": {"type": "int"},
+        },
+    },
 }
 
 
 def wheels(module: AnsibleModule, venv: Venv) -> dict[str, object]:
-    """Fetches wheels with the environment's pip if there is one, else with the interpreter's."""
+    """Fetches wheels, or confirms them, with the environment's pip if there is one, else with the interpreter's."""
+    python = venv.python if os.path.exists(venv.python) else venv.base.path
+    if module.params["confirm"] is not None:
+        pip = [python, "-m", "pip"]
+        found = unconfirmed(module.params["confirm"], venv.wish.torch_index, venv.run, pip)
+        return {"changed": False, "unconfirmed": found}
     target = module.params["target"] or {key: venv.base.tags[key] for key in ("python", "machine")}
     changed = not wheels_ready(venv.wish, target)
     if changed and not module.check_mode:
-        python = venv.python if os.path.exists(venv.python) else venv.base.path
         fetch_wheels(venv.wish, venv.run, venv.base, [python, "-m", "pip"], target)
     return {"changed": changed}
 

@@ -34,6 +34,7 @@ from ansible.utils.multiprocessing import context
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer
 
@@ -236,7 +237,7 @@ class FollowingAction(ActionBase):
         except Exception as why:  # whatever it is, the host's own task will meet it, and tell
             total, forks = len(variables["ansible_play_batch"]), _configuration.forks()
             told = _configuration.followed_later(host, str(why), total, forks)
-            display.display(told, color=constants.COLOR_WARN, stderr=True)
+            display.display(printable(told), color=constants.COLOR_WARN, stderr=True)
         else:
             results.write(host, result)
 

@@ -29,6 +29,11 @@ def display_is_chosen() -> bool:
     return bool(constants.config.get_config_value_and_origin("DEFAULT_STDOUT_CALLBACK")[1] != "default")
 
 
+def facts_are_variables() -> bool:
+    """Whether what a host tells as a fact becomes a variable, also one by which a play finds files of the controller."""
+    return bool(constants.config.get_config_value("INJECT_FACTS_AS_VARS"))
+
+
 def _at_a_time(hosts: int, enough: int) -> str:
     return f"Ansible works on {plural(enough, 'host')} at a time and the job has {hosts}"
 
@@ -38,16 +43,20 @@ def _add(lines: list[str], hosts: int) -> str:
     return f"add to ansible.cfg below [defaults]: {' and '.join(lines)}{once}"
 
 
-def lacking(hosts: int, enough: int, chosen: bool) -> str:
+def lacking(hosts: int, enough: int, chosen: bool, variables: bool) -> str:
     """One sentence with the lines to add; nothing where nothing is lacking."""
-    few = enough < hosts
-    lines = [FORKS.format(hosts)] if few else []
-    lines += [] if chosen else [f"stdout_callback = {STORY}"]
-    if not lines:
-        return ""
-    slower = f"{_at_a_time(hosts, enough)}, so every task is done in {math.ceil(hosts / enough)} rounds"
-    told = slower if few else "This collection has a display of its own, which shows the progress of a run"
-    return f"{told}; {_add(lines, hosts)}"
+    lacks = {
+        FORKS.format(hosts): (
+            enough < hosts
+            and f"{_at_a_time(hosts, enough)}, so every task is done in {math.ceil(hosts / enough)} rounds"
+        ),
+        "inject_facts_as_vars = false": variables and "Ansible takes what hosts tell for variables of its plays",
+        f"stdout_callback = {STORY}": (
+            not chosen and "This collection has a display of its own, which shows the progress of a run"
+        ),
+    }
+    why = {line: reason for line, reason in lacks.items() if reason}
+    return f"{'; '.join(why.values())}; {_add(list(why), hosts)}" if why else ""
 
 
 def followed_later(host: str, why: str, hosts: int, enough: int) -> str:

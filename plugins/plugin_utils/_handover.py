@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from typing import IO
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import Stream
 
 
 def is_there() -> bool:
@@ -27,9 +31,25 @@ def _interrupts_left_to_others() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def hand_over(argv: Sequence[str]) -> int:
-    """Run a program in the terminal to its end; Ctrl-C is its own affair."""
+def hand_over(argv: Sequence[str], remote: bool) -> int:
+    """Run a program in the terminal to its end; Ctrl-C is its own affair. What a remote one shows is cleaned."""
     sys.stdout.flush()
-    with _interrupts_left_to_others():
-        # Ansible keeps its own ends of the terminal from whatever it starts.
-        return subprocess.call(argv, stdin=0, stdout=1, stderr=2)
+    shown = subprocess.PIPE if remote else 1
+    # Ansible keeps its own ends of the terminal from whatever it starts.
+    with _interrupts_left_to_others(), subprocess.Popen(argv, stdin=0, stdout=shown, stderr=2) as program:
+        if program.stdout:
+            _show(program.stdout)
+    return program.returncode
+
+
+def _show(output: IO[bytes]) -> None:
+    """Print what comes, as it comes, without what the other side could make the terminal do."""
+    stream = Stream()
+    while data := os.read(output.fileno(), 65536):
+        _write(stream.clean(data))
+    _write(stream.clean(b"", final=True))
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]

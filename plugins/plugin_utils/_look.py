@@ -72,7 +72,8 @@ def bare_answer(
     lines = str(answer.get("stdout") or "").splitlines()
     for line in reversed(lines):
         if line.startswith(MARK):
-            return {"changed": False, **discovered(action, lines), **json.loads(line[len(MARK) :])}
+            told = result_in(line[len(MARK) :])
+            return told and {**told, **discovered(action, lines)}
     return None
 
 
@@ -82,6 +83,16 @@ def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
     if not found.startswith("/") or action._task.delegate_to:
         return {}
     return {"ansible_facts": {"discovered_interpreter_python": found}}
+
+
+def result_in(text: str) -> dict[str, object] | None:
+    """The answer of a host without the keys by which Ansible takes in new hosts or sets variables; None where it is no answer."""
+    try:
+        told = {"changed": False, **json.loads(text)}
+    except (TypeError, ValueError, RecursionError):
+        return None
+    orders = (*constants.INTERNAL_RESULT_KEYS, *constants.RESTRICTED_RESULT_KEYS, "ansible_facts")
+    return {key: value for key, value in told.items() if key not in orders and not key.startswith("_ansible")}
 
 
 def code_answer(

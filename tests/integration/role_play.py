@@ -45,6 +45,7 @@ class Play:
         return {
             "host": name,
             "address": "127.0.0.1",
+            "data_ports": {"low": 32768, "high": 60999},
             "device": "cpu",
             "base_dir": base,
             "run_dir": f"{base}/runs/d4",

@@ -62,7 +62,7 @@ def sources(tmp_path):
 def play(tmp_path, index, sources):
     trainer = {"source": "path", "url": str(sources), "index": "default", "requirements": ["tiny-thing==1.0"]}
     plan = {"run": "d4", "trainer": trainer, "data": {"id": "x", "source": "text", "paths": []}}
-    plan.update(timeout_seconds=10, data_ports={"low": 32768, "high": 60999})
+    plan.update(timeout_seconds=10)
     environment = {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
     made = Play(tmp_path, "ab", plan, environment)
     trainer["tracker_requirements"] = []
@@ -177,6 +177,24 @@ def test_host_without_a_network_gets_the_packages_from_its_peer(play, index):
     assert results(account, "Make the trainer's environment")["b"]["reason"] == "network"
     assert results(account, "Fetch what is missing or broken")["b"]["from"].keys() == {"a"}
     assert results(account, "Make the trainer's environment from them")["b"]["changed"]
+
+
+def test_a_host_that_hands_on_other_packages_than_the_index_has_is_refused(play, index):
+    play.environment = {"PIP_CONFIG_FILE": "/dev/null"}
+    here = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+    play.environments = {"a": here, "b": {"PIP_INDEX_URL": "http://127.0.0.1:1/simple"}}
+    assert messages(play.run("trainer")) == []
+    (fetched,) = Path(play.hosts["a"]["base_dir"]).glob("wheels/*/tiny_thing-*.whl")
+    # Host a turns hostile, and b is set up again.
+    with zipfile.ZipFile(fetched, "a") as wheel:
+        wheel.writestr("tiny_thing_evil.pth", "import evil\n")
+    shutil.rmtree(play.hosts["b"]["base_dir"])
+
+    account = play.run("trainer")
+
+    (told,) = messages(account)
+    assert "a fetched packages for b" in told and "1 of them (tiny_thing-1.0-py3-none-any.whl)" in told
+    assert not list(Path(play.hosts["b"]["base_dir"]).rglob("*.whl"))
 
 
 def test_package_that_does_not_exist_is_named(play):

@@ -150,6 +150,15 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(
     assert capsys.readouterr().out.count(" [stopped]") == 2
 
 
+def test_a_model_says_nothing_that_a_terminal_would_obey(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tokens: Tokenizer
+) -> None:
+    said = tokens.encode("a\x1b]52;c;ZXZpbA==\x07\u202eb\n")
+    monkeypatch.setattr(engine, "generate", lambda *dummy, **more: iter(said))
+    chat_cli.main(["-i", "sft", "-p", "One?"])
+    assert capsys.readouterr().out.strip() == "a]52;c;ZXZpbA==b"
+
+
 def test_a_long_conversation_is_cut_to_what_the_model_sees(base: Path, tokens: Tokenizer) -> None:
     args = chat_cli._arguments(["--max-tokens=20"])
     model = engine.load_model(base / "chatsft_checkpoints/d2", 5, tokens)

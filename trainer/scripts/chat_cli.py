@@ -25,6 +25,8 @@ from nanochat.messages import Message
 from nanochat.model import GPT
 from nanochat.tokenizer import Tokenizer
 
+# What a terminal obeys in place of showing it: control characters but tab and line feed, and marks of direction. A model says anything.
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 FOLDERS = {"base": "base_checkpoints", "sft": "chatsft_checkpoints"}
 
 
@@ -121,7 +123,7 @@ class Talk:
         with contextlib.closing(self.say(text)) as pieces:  # type: ignore[type-var]
             try:
                 for piece in pieces:
-                    print(piece, end="", flush=True)
+                    print(UNSEEN.sub("", piece), end="", flush=True)
             except KeyboardInterrupt:
                 print(" [stopped]", end="")
         print(flush=True)

@@ -139,6 +139,7 @@ class Node(_Kept, Interpreter):
     rank: int
     address: Optional[str]
     nic: Optional[str]
+    data_ports: Ports
     user: Optional[str]
     base_dir: str
     run_dir: str

@@ -21,7 +21,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ta
     Setting,
     Settings,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import convert, is_unset, wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import (
+    SECRET,
+    convert,
+    is_unset,
+    wanted,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, masked
 
 
 class SettingsError(ValueError):
@@ -34,12 +40,13 @@ class SettingsError(ValueError):
 
 def shown(setting: Setting, value: Any) -> str:
     """The value as a message may show it."""
-    if setting.name == "ddp_secret_env":
+    if setting.name == SECRET:
         return "(hidden)"
     try:
         text = json.dumps(value, default=str)
     except (ValueError, RecursionError, TypeError):
         return f"a {type(value).__name__} that is nested without end or too long"
+    text = masked(text)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -73,7 +80,7 @@ def read_host(host: str, variables: Mapping[str, Any]) -> tuple[Settings, list[P
 
 
 def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
-    told = setting.kind in ("dict", "range", "list") or str(error).startswith(("at most", "a NUL"))
+    told = setting.kind in ("dict", "range", "list") or str(error).startswith(("at most", "a NUL", NO_CREDENTIALS))
     reason = f" ({error})" if told else ""
     return f"{name} is {shown(setting, value)}{WHERE}{reason}; it must be {wanted(setting)}."
 

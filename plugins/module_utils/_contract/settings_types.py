@@ -15,9 +15,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
     Setting,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 
 TRUE = ("true", "yes", "on", "1")
 FALSE = ("false", "no", "off", "0")
+SECRET = "ddp_secret_env"
 
 
 # Beyond these a plan would never be finished, or describes no machine that there is.
@@ -187,9 +189,15 @@ def convert(setting: Setting, value: Any) -> Any:
         raise ValueError(f"at most {most}")
     if setting.kind in ("str", "list", "dict") and not _is_text(result):
         raise ValueError("a NUL byte or half a character, which no path and no name can hold")
+    if setting.kind in ("str", "list", "dict") and setting.name != SECRET and any(map(has_credentials, _texts(result))):
+        raise ValueError(NO_CREDENTIALS)
     if setting.name.endswith("_port") and result > 65535:
         raise ValueError("no such port")
     return result
+
+
+def _texts(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value.values() if isinstance(value, dict) else value)
 
 
 def _is_text(value: Any) -> bool:

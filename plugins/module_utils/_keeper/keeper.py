@@ -24,6 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION_FILES
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, memory, talk
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.plausible import is_plausible
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
@@ -132,7 +133,7 @@ class Keeper:
         with contextlib.suppress(queue.Empty):
             word = self.talk.heard.get(timeout=seconds)
             while True:
-                if word.host in self.rules.hosts:
+                if is_plausible(word, self.rules.hosts):
                     before = self.heard.get(word.host)
                     self.heard[word.host] = membership.hear(before, word, time.monotonic(), self.rules.lost)
                 word = self.talk.heard.get_nowait()

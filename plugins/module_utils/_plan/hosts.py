@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 from typing import Any, Mapping, NamedTuple, Sequence, Union
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     PYTHON_FOLDER,
@@ -136,13 +138,13 @@ def neighbours(host: Host, hosts: Sequence[Host]) -> int:
 
 
 def interfaces(nic: Mapping[str, Any]) -> list[Interface]:
-    """The addresses of an interface; link-local ones name no host to others."""
+    """The addresses of an interface; link-local ones name no host to others, and those of many machines none at all."""
     found = []
     for text in [*nic.get("ipv4", []), *nic.get("ipv6", [])]:
-        try:
-            found.append(ipaddress.ip_interface(text))
-        except ValueError:
-            continue
+        with contextlib.suppress(ValueError):
+            one = ipaddress.ip_interface(text)
+            told.address(str(one.ip))
+            found.append(one)
     return [interface for interface in found if not interface.ip.is_link_local]
 
 

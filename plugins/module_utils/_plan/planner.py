@@ -27,6 +27,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
     Trainer,
     Training,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import HIGHEST_PORT, LOWEST_PORT
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     command,
@@ -265,7 +266,7 @@ class Planner:
             "run": self.choice.name,
             "world": len(by_rank),
             "master": {"host": master.name, "address": links[master.name].address, "port": run["ddp_port"]},
-            "data_ports": self.data_ports(),
+            "data_ports": self.data_ports(self.hosts),
             "narrow_ports": run["ddp_port_range"] is not None,
             "manage_firewall": run["ddp_manage_firewall"],
             "timeout_seconds": run["ddp_timeout"],
@@ -290,13 +291,17 @@ class Planner:
         plan["digest"] = digest_of(plan)
         return plan
 
-    def data_ports(self) -> Ports:
-        """Where Gloo listens: the hosts' local ports, widest of all, or the range they are narrowed to."""
+    def data_ports(self, hosts: Sequence[Host]) -> Ports:
+        """Where Gloo listens on these hosts: on their local ports, or on the range that they are narrowed to.
+
+        On each host its own are opened, so that no host has a say in what the others open; and none of root's.
+        """
         if self.settings["ddp_port_range"]:
             low, high = self.settings["ddp_port_range"]
             return {"low": low, "high": high}
-        ranges = [host.fact("ephemeral") or EPHEMERAL for host in self.hosts]
-        return {"low": min(entry["low"] for entry in ranges), "high": max(entry["high"] for entry in ranges)}
+        ranges = [host.fact("ephemeral") or EPHEMERAL for host in hosts]
+        low = min(max(LOWEST_PORT, min(entry["low"], HIGHEST_PORT)) for entry in ranges)
+        return {"low": low, "high": max(low, *(min(entry["high"], HIGHEST_PORT) for entry in ranges))}
 
     def training(self, shares: Sequence[int]) -> Training:
         run = self.settings
@@ -383,6 +388,7 @@ class Planner:
             "rank": rank,
             "address": link.address,
             "nic": link.nic,
+            "data_ports": self.data_ports([host]),
             "user": host.fact("host", "user"),
             "base_dir": base,
             "run_dir": run_dir,

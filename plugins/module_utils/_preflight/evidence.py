@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 
@@ -87,18 +90,28 @@ def drawn(plan: Plan, ring: int, host: str) -> str:
 
 
 def peers_of(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
-    """What a host is to connect to: the responders of its partners that could start one."""
-    found = ((other, (tries.get(other) or {}).get("responder")) for other in partners(plan, host))
+    """What a host is to connect to: the responders of its partners that could start one, at their planned addresses."""
     measured = measured_partners(plan, host)
+    addresses = {node["host"]: node["address"] for node in plan["nodes"]}
     return [
-        {**{key: responder[key] for key in ("address", "ports", "token")}, "measure": other in measured}
-        for other, responder in found
-        if responder
+        {"address": addresses[other], "ports": found["ports"], "token": found["token"], "measure": other in measured}
+        for other, found in responders(plan, tries, host)
     ]
+
+
+def responders(
+    plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The partners of a host that could start a responder, each with its own, as far as it can be one."""
+    for other in partners(plan, host):
+        found = section(tries.get(other), "responder")
+        ports, token = found.get("ports"), found.get("token")
+        with contextlib.suppress(told.Untrue):
+            if isinstance(ports, list) and isinstance(token, str):
+                yield other, {"ports": [told.port(port) for port in ports], "token": token}
 
 
 def with_hosts(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
     """The links that a host measured, each with the name of the peer."""
-    names = [other for other in partners(plan, host) if (tries.get(other) or {}).get("responder")]
-    links = (tries.get(host) or {}).get("links") or []
-    return [dict(link, host=name) for name, link in zip(names, links)]
+    names = [other for other, dummy in responders(plan, tries, host)]
+    return [dict(link, host=name) for name, link in zip(names, items(tries.get(host), "links"))]

@@ -19,6 +19,7 @@ import re
 import zlib
 from typing import Any, Dict, List, NamedTuple, Optional, TypedDict
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
     items,
@@ -216,11 +217,12 @@ LONGEST_PIECE = 1 << 28
 
 def place_of(folder: str, path: Any, patterns: Any) -> str:
     """Where a file that a host names belongs below the folder; whatever is no file of a run, or leads out, is refused."""
-    plain = isinstance(path, str) and "\0" not in path and matches(path, patterns)
-    if not plain or any(part in ("", ".", "..") for part in path.split("/")):
-        raise CopyError(
-            "the host offers %.200r, which is no file of a run; is it still the host that it was?" % (path,)
-        )
+    try:
+        is_one = matches(told.file_path(path), patterns)
+    except told.Untrue:
+        is_one = False
+    if not is_one:
+        raise CopyError("the host offers %.200s, which is no file of a run; %s" % (ascii(path), told.STILL))
     place = os.path.join(folder, path)
     if not os.path.realpath(place).startswith(os.path.realpath(folder) + os.sep):
         raise CopyError("%s leads out of %s, by a link that lies there; remove that link" % (path, folder))

@@ -17,6 +17,7 @@ import os
 import shutil
 from typing import Any, Callable, Iterator, NamedTuple, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import (
     Manifest,
     ManifestFile,
@@ -65,20 +66,13 @@ def entries(manifest: Manifest) -> list[Entry]:
         listed: Any = manifest.get(key)
         for item in listed or []:
             try:
-                entry = Entry(prefix + str(item["name"]), int(item["bytes"]), str(item["sha256"]))
-            except (KeyError, TypeError, ValueError) as why:
+                path = told.file_path(prefix + str(item["name"]))
+                found.append(Entry(path, told.whole(item["bytes"]), told.sha256(item["sha256"])))
+            except (KeyError, TypeError, told.Untrue) as why:
                 raise ShardsError(
-                    f"the manifest's entry {item!r} below {key} is not {{name, bytes, sha256}}: {why!r}"
+                    f"the manifest's entry {item!a} below {key} is not {{name, bytes, sha256}}: {why}"
                 ) from why
-            if not _is_inside(entry.path):
-                raise ShardsError(f"the manifest names {entry.path!r}, which is not a plain path inside the folder")
-            found.append(entry)
     return found
-
-
-def _is_inside(path: str) -> bool:
-    parts = path.split("/")
-    return all(part and part not in (".", "..") and not part.startswith(".") for part in parts) and "\0" not in path
 
 
 def manifest_of(name: str, layout: str, files: list[Entry]) -> Manifest:

@@ -9,6 +9,7 @@ import platform
 import time
 from typing import Any, Callable, Mapping, NamedTuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import ShardsError, digest_of
@@ -89,6 +90,8 @@ def run(make: Callable[[Request], Outcome], request: Request) -> dict[str, objec
     began = time.monotonic()
     try:
         outcome = make(request)
+    except told.Untrue as why:
+        raise ShardsError(f"{request.host}: {why}") from why
     except OSError as why:
         raise ShardsError(f"{request.host}: {why.filename or request.path}: {why.strerror or why}") from why
     return outcome.as_result(time.monotonic() - began)

@@ -22,6 +22,7 @@ import time
 import urllib.parse
 from typing import Any, NamedTuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Offered
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
@@ -37,6 +38,7 @@ CONNECT_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 0.5
 ASK_SOON_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0
+LONGEST_ANSWER = 64 * 1024 * 1024  # of a peer that is asked what it has
 
 
 class Peer(NamedTuple):
@@ -101,7 +103,7 @@ class Swarm:
                 holders = [peer for peer in self.peers if self._holds(peer, entry)]
                 for peer in holders:
                     if max(self._pause.get((peer, path), 0), self._pause.get((peer, ""), 0)) <= now:
-                        times = int(self._have[peer][path].get("times", 0))
+                        times = self._have[peer][path]["times"]
                         offers.append((len(holders), times, random.random(), Job(entry, peer, times)))
             if not offers:
                 return None
@@ -151,7 +153,7 @@ class Swarm:
             self._failures[peer] = self._failures.get(peer, 0) + 1
             pause = min(LONGEST_PAUSE_SECONDS, 0.2 * 2 ** self._failures[peer])
             self._pause[(peer, "")] = time.monotonic() + pause
-            self.trouble[peer.host] = f"{peer.address}:{peer.port}: {told(why)}"
+            self.trouble[peer.host] = f"{peer.address}:{peer.port}: {in_words(why)}"
 
     def may_ask(self, peer: Peer) -> bool:
         with self.lock:
@@ -174,7 +176,17 @@ class Swarm:
             return not self.todo
 
 
-def told(why: Exception) -> str:
+def _offered(one: Any) -> Offered | None:
+    """What a peer says of a file; None where that makes no sense."""
+    try:
+        return {
+            "bytes": told.whole(one["bytes"]), "sha256": told.sha256(one["sha256"]), "times": told.whole(one.get("times", 0))
+        }  # fmt: skip
+    except (KeyError, TypeError, AttributeError, told.Untrue):
+        return None
+
+
+def in_words(why: Exception) -> str:
     """An exception of the network as people say it."""
     if isinstance(why, (socket.timeout, TimeoutError)):
         return "no answer in time (a firewall that drops, or the host is gone)"
@@ -225,7 +237,15 @@ class Puller:
         def ask(peer: Peer) -> None:
             try:
                 swarm.heard(peer, self._have(peer))
-            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, RecursionError) as why:
+            except (
+                OSError,
+                http.client.HTTPException,
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+                RecursionError,
+            ) as why:
                 swarm.unreachable(peer, why)
 
         threads = [
@@ -240,7 +260,8 @@ class Puller:
         with self._request(peer, "/have") as response:
             if response.status != 200:
                 raise ValueError(f"it answered {response.status} to the question what it has")
-            return dict(json.loads(response.read())["files"])
+            files = json.loads(response.read(LONGEST_ANSWER))["files"]
+            return {path: known for path, known in ((path, _offered(one)) for path, one in files.items()) if known}
 
     @contextlib.contextmanager
     def _request(self, peer: Peer, path: str, **more: str) -> Any:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import url
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
@@ -167,6 +169,8 @@ def fetch(request: Request) -> Outcome:
     outcome = Outcome()
     options = request.options
     collection = url.Collection(request.host, options["url"], options["shards"], options["last_shard"])
+    if has_credentials(collection.url):
+        raise ShardsError(f"{request.host}: url is {NO_CREDENTIALS}")
     names = collection.names()
     kept = request.manifest or load_manifest(request.path)
     expected = {one.path: one.sha256 for one in entries(kept)} if kept else {}
@@ -270,7 +274,9 @@ def _bring(request: Request, outcome: Outcome, lacking: list[State], digests: Di
         return
     wanted = [one.entry for one in lacking]
     check_space(request.path, outcome.bytes - part_bytes(request.path, wanted), request.host)
-    peers = [Peer(str(one["host"]), str(one["address"]), int(one["port"])) for one in request.options["peers"]]
+    peers = [
+        Peer(str(one["host"]), told.address(one["address"]), told.port(one["port"])) for one in request.options["peers"]
+    ]
     options = request.options
     puller = Puller(
         request.host, digests, peers, options["secret"] or "", options["address"] or "", options["parallel"]
@@ -318,8 +324,8 @@ def _require_right(request: Request, wanted: list[Entry]) -> None:
     wrong = [one for one in compare(wanted, digests) if one.state != "ok"]
     digests.save()
     if wrong:
-        told = ", ".join(f"{one.entry.path} {one.state}" for one in wrong[:3])
+        some = ", ".join(f"{one.entry.path} {one.state}" for one in wrong[:3])
         raise ShardsError(
-            f"{request.host}: {plural(len(wrong), 'file')} of {request.path} not as the manifest says ({told}); "
+            f"{request.host}: {plural(len(wrong), 'file')} of {request.path} not as the manifest says ({some}); "
             "sync the data set first (--tags data)"
         )

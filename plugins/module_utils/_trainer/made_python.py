@@ -14,6 +14,7 @@ from typing import Callable, Dict, List
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, MAKE_PYTHON, UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
     VenvError,
@@ -33,6 +34,8 @@ def is_made(run: RunWith, folder: str) -> bool:
 
 def make(run: RunWith, folder: str, wheels: str, host: str, mirror: str, lacking: str = "") -> None:
     """Makes it with uv out of the wheel that was brought; the link to it comes last."""
+    if has_credentials(mirror):
+        raise VenvError(f"{host}: mirror is {NO_CREDENTIALS}", "requirement")
     os.makedirs(folder, exist_ok=True)
     # First of all, so that what is left of a broken try is known as ours.
     write_json(os.path.join(folder, PYTHON_MARK), {"made_by": UV, "python": MADE_PYTHON})

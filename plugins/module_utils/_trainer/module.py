@@ -8,6 +8,8 @@ from __future__ import annotations
 import platform
 from typing import Any, Callable, Mapping
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
     Interpreter,
     VenvError,
@@ -38,6 +40,8 @@ def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: b
     run, base = runner(module), NO_PYTHON
     tags: dict[str, str] | None = None
     try:
+        if has_credentials(wish.torch_index):
+            raise VenvError(f"{wish.host}: torch_index is {NO_CREDENTIALS}", "requirement")
         if not removes:
             base = find_interpreter(run, module.get_bin_path, given["python"] or "", given["python_minimum"], wish.host)
         tags = base.tags
@@ -50,6 +54,8 @@ def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: b
                 result = make(module, venv)
     except VenvError as why:
         module.fail_json(msg=str(why), reason=why.reason, tags=tags)
+    except told.Untrue as why:
+        module.fail_json(msg=f"{wish.host}: {why}", reason="other", tags=tags)
     except OSError as why:
         message = f"{wish.host}: {why.filename or wish.path}: {why.strerror or why}"
         module.fail_json(msg=message, reason="folder", tags=tags)

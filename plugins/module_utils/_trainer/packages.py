@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Mapping, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_json, write_json
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_json, read_text, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
     Interpreter,
@@ -25,6 +25,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ANSWER_SECONDS = 4
+LONGEST_PAGE = 64 * 1024 * 1024
 SPACE_FOR_TORCH = 1_500_000_000
 CUDA_DOWNLOAD = 3_000_000_000
 CUDA_DISK = 8_000_000_000
@@ -122,35 +123,42 @@ def refuse_cuda(wish: Wish, run: Run, pip: Sequence[str], target: Sequence[str])
 
 
 def pip_settings(run: Run, pip: Sequence[str]) -> dict[str, str]:
-    """The proxy and certificates that pip would use, by its files and its environment."""
+    """The proxy, certificates and indexes that pip would use, by its files and its environment."""
     out = run([*pip, "config", "list"])[1]
-    pairs = re.findall(r"^(\S+)\.(proxy|cert)='(.*)'$", out, re.M)
+    names = "proxy|cert|index-url|extra-index-url|find-links|no-index"
+    pairs = re.findall(rf"^(\S+)\.({names})='(.*)'$", out, re.M)
     # What the environment says wins over files.
     return {name: value for dummy, name, value in sorted(pairs, key=lambda pair: pair[0] == ":env:")}
 
 
 def answers(url: str, settings: Mapping[str, str]) -> bool:
-    """Whether an index says anything about torch, asked the way pip would (proxies, certificates)."""
+    """Whether an index says anything about torch."""
+    return page_of(url, "torch", settings) is not None
+
+
+def page_of(url: str, project: str, settings: Mapping[str, str]) -> str | None:
+    """What an index says about a project, asked the way pip would (proxies, certificates); None where it does not answer."""
     # Only here: whoever just looks at an environment needs none of it, and it takes longer to load than the look.
     import http.client
     import urllib.parse
     import urllib.request
 
     if url.startswith("file://"):
-        return os.path.isdir(urllib.request.url2pathname(urllib.parse.urlparse(url).path))
+        folder = urllib.request.url2pathname(urllib.parse.urlparse(url).path)
+        return read_text(os.path.join(folder, project, "index.html")) if os.path.isdir(folder) else None
     from ansible.module_utils.urls import ConnectionError as UrlError
     from ansible.module_utils.urls import open_url
 
     bundle = settings.get("cert") or os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
     try:
-        page = url.rstrip("/") + "/torch/"
+        page = f"{url.rstrip('/')}/{project}/"
         ca_path = bundle if bundle and os.path.isfile(bundle) else None
         with proxied(settings.get("proxy")), open_url(
             page, timeout=ANSWER_SECONDS, ca_path=ca_path, http_agent="nanochat.ddp"
         ) as response:
-            return bool(response.status == 200)
+            return str(response.read(LONGEST_PAGE).decode("utf-8", "replace")) if response.status == 200 else None
     except (OSError, ValueError, http.client.HTTPException, UrlError):
-        return False
+        return None
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
+
 TICK = 1.0  # the live line is redrawn this often, so that whoever waits sees that time goes by
 MARKS = {
     "done": ("✔", "ok"),
@@ -49,9 +51,9 @@ class Terminal:
         fancy, plain = MARKS[kind]
         return fancy if self.fancy else plain
 
-    def say(self, text: str, color: str | None = None, stderr: bool = False) -> None:
-        """Lines that stay."""
-        self._print(text, color=color, stderr=stderr)
+    def say(self, text: str, color: str | None = None, stderr: bool = False, colored: bool = False) -> None:
+        """Lines that stay; `colored` where Ansible has coloured some of them."""
+        self._print(printable(text, colored), color=color, stderr=stderr)
 
     def _print(self, *args: Any, **options: Any) -> None:
         """With the live line out of the way."""
@@ -72,7 +74,7 @@ class Terminal:
                 # A worker; what it prints comes to the main process.
                 self._original(msg, *args, **options)
             elif args or options.get("stderr") or options.get("log_only") or not takes(msg, options.get("color")):
-                self._print(msg, *args, **options)
+                self._print(printable(msg), *args, **options)
 
         self._display.display = guarded
         if self.present:
@@ -93,7 +95,7 @@ class Terminal:
     def _redraw(self) -> None:
         if self._live:
             width = shutil.get_terminal_size().columns - 1
-            self._write("\r\x1b[K" + self._live(width)[:width])
+            self._write("\r\x1b[K" + printable(self._live(width))[:width])
 
     def show(self, live: Callable[[int], str]) -> None:
         """The one line that is drawn over and over; on a terminal only. It is made for the width that there is."""

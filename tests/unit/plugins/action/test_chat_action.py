@@ -50,7 +50,7 @@ def test_over_ssh_with_the_connections_own_options(monkeypatch):
         "cd /srv/trainer && NANOCHAT_BASE_DIR='/srv/my runs/d4' PYTHONPATH=/srv/trainer CUDA_VISIBLE_DEVICES='' "
         "exec /srv/venv/bin/python -m scripts.chat_cli --seed=3"
     )
-    assert shlex.split(result["line"]) == argv and not result["changed"]
+    assert shlex.split(result["line"]) == argv and result["remote"] and not result["changed"]
     assert "secret" not in result["line"] and "sshpass" not in result["line"]
 
 
@@ -66,15 +66,16 @@ def test_over_another_connection_it_is_told_what_to_type(monkeypatch):
         made.argv("cd /srv/trainer")
 
 
-def test_a_program_has_the_terminal_and_ctrl_c_is_its_own():
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_program_has_the_terminal_and_ctrl_c_is_its_own(remote):
     assert not _handover.is_there()
-    asked = "trap 'echo stopped; exit 7' INT; test -t 0 && echo ready; read line; exit 8"
+    asked = "trap 'echo stopped; exit 7' INT; test -t 0 && printf '\\033]52;c;ZXZpbA==\\007ready\\n'; read line; exit 8"
     pid, end = pty.fork()
     if pid == 0:
         code = 99
         try:
             os.set_inheritable(0, False)
-            code = _handover.hand_over(["/bin/sh", "-c", asked])
+            code = _handover.hand_over(["/bin/sh", "-c", asked], remote)
         finally:
             sys.stdout.flush()
             os._exit(code)
@@ -83,4 +84,6 @@ def test_a_program_has_the_terminal_and_ctrl_c_is_its_own():
         said += os.read(end, 1000)
     os.write(end, b"\x03")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    # The clipboard is obeyed by the terminal that is given it; another machine's program does not give it one.
+    assert (b"\x1b]52" in said) is not remote
     os.close(end)

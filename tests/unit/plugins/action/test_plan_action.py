@@ -165,6 +165,7 @@ def test_field_41_what_no_play_can_set_is_told_with_the_lines_to_add(monkeypatch
     monkeypatch.setattr(action.display, "display", lambda text, stderr: told.append(text))
     monkeypatch.setattr(action._configuration, "forks", lambda: 5)
     monkeypatch.setattr(action._configuration, "display_is_chosen", lambda: True)
+    monkeypatch.setattr(action._configuration, "facts_are_variables", lambda: False)
     action.tell_what_is_lacking(5)
     assert told == []
     action.tell_what_is_lacking(64)
@@ -177,3 +178,9 @@ def test_field_41_what_no_play_can_set_is_told_with_the_lines_to_add(monkeypatch
     assert "forks = 64 and stdout_callback = nanochat.ddp.story (for once: --forks 64)" in told.pop()
     action.tell_what_is_lacking(2)
     assert told.pop().endswith("below [defaults]: stdout_callback = nanochat.ddp.story")
+    monkeypatch.setattr(action._configuration, "display_is_chosen", lambda: True)
+    monkeypatch.setattr(action._configuration, "facts_are_variables", lambda: True)
+    action.tell_what_is_lacking(2)
+    assert told.pop() == (
+        "Ansible takes what hosts tell for variables of its plays; add to ansible.cfg below [defaults]: inject_facts_as_vars = false"
+    )

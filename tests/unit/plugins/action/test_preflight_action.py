@@ -53,7 +53,7 @@ def seen_of(known):
     return {
         host["name"]: {
             "probe": host["probe"],
-            "answering": {"responder": {"pid": 1}, "holders": [], "error": ""},
+            "answering": {"responder": {"pid": 1, "ports": [40000], "token": "x"}, "holders": [], "error": ""},
             "links": {"links": [dict(link)]},
             "firewall": {"backend": "none", "commands": [], "rules": []},
             "gloo": {"stdout": '{"ok": true, "bandwidth_mbit": 700.0}', "rc": 0},

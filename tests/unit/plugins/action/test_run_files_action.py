@@ -59,7 +59,8 @@ def written(folder: Path) -> list[str]:
 OUTSIDE = [
     "../../../evil", "/etc/evil", "log/../../evil.log", "log/../evil.log", "metrics-rank0.jsonl/..", ".", "", "evil", "run.sh",
     "base_checkpoints/../../model_1.pt", "base_checkpoints/./model_000001.pt", "log/a\0.log", None, 7,
-    ["log/a.log"], {"a": 1}, "log//x.log",
+    ["log/a.log"], {"a": 1}, "log//x.log", "base_checkpoints/d4\n!touch evil\n/model_1.pt", "log/\x1b]0;t.log",
+    "base_checkpoints/.ssh/model_1.pt",
 ]  # fmt: skip
 
 
@@ -71,6 +72,14 @@ def test_a_host_writes_nothing_outside_its_folder(collect, tmp_path, kind, path,
     host = Host(**{kind: [offered]})
     told = collect(host, check)
     assert told["failed"] and "node1" in told["msg"] and "which is no file of a run" in told["msg"]
+    assert (written(tmp_path), host.fetched) == ([], [])
+
+
+@pytest.mark.parametrize("run_dir", ["/srv\n!touch evil\n/d4", "srv", "/srv/../etc", None, 4, "/srv/\x1b[2J"])
+def test_a_run_folder_that_would_be_another_command_of_sftp_is_refused(collect, tmp_path, run_dir):
+    host = Host(run_dir=run_dir, whole=[{"path": "base_checkpoints/d4/model_000010.pt", "size": 4, "mtime": 5}])
+    told = collect(host)
+    assert told["failed"] and "an absolute path" in told["msg"] and "\n" not in told["msg"]
     assert (written(tmp_path), host.fetched) == ([], [])
 
 

@@ -1082,7 +1082,7 @@ def test_checkpoints_by_time_are_for_steps_in_which_all_are_alike():
         ),
         (
             {"ddp_tracker": "mlflow", "ddp_tracker_port": 29501, "ddp_restarts": 3},
-            "ddp_tracker_port and ddp_keeper_port are both 29501; they must differ.",
+            "ddp_keeper_port and ddp_tracker_port are both 29501; they must differ.",
         ),
         (
             {"ddp_tracker": "mlflow", "ddp_tracker_port": 40001, "ddp_port_range": "40000-40100"},
@@ -1098,13 +1098,6 @@ def test_ports_of_the_job_that_are_the_same_are_refused(settings, said):
     assert refusal(hosts(settings)) == [said]
 
 
-def test_keepers_side_by_side_leave_the_rendezvous_its_port():
-    told = refusal(one_machine(2, {"ddp_restarts": 3, "ddp_keeper_port": 29499}))
-    assert told == [
-        "ddp_keeper_port and ddp_port are both 29500 (one for each of the 2 nodes of a machine); they must differ."
-    ]
-
-
 def test_one_machine_under_two_names_is_told_where_it_is_reached_from_elsewhere():
     known = one_machine(2)
     assert "one-machine-twice" not in [one["code"] for one in make_plan(known).findings]
@@ -1112,3 +1105,19 @@ def test_one_machine_under_two_names_is_told_where_it_is_reached_from_elsewhere(
         host["reach"] = reach
     (told,) = [one for one in make_plan(known).findings if one["code"] == "one-machine-twice"]
     assert told["seen"] == "node1 (reached at 192.168.1.10) and node2 (reached at desktop.lan) are one machine"
+
+
+def test_no_host_widens_what_the_others_open():
+    plan = make_plan(hosts(two={"ephemeral": {"low": 1, "high": 65535}})).plan
+    assert [one["data_ports"] for one in plan["nodes"]] == [{"low": 32768, "high": 60999}, {"low": 1024, "high": 65535}]
+    narrowed = make_plan(
+        hosts(run={"ddp_port_range": "40000-40999"}, two={"ephemeral": {"low": 1, "high": 65535}})
+    ).plan
+    assert {tuple(one["data_ports"].values()) for one in narrowed["nodes"]} == {(40000, 40999)}
+
+
+@pytest.mark.parametrize("claimed", ["224.0.0.1/4", "0.0.0.0/0", "255.255.255.255/32"])
+def test_an_address_of_many_machines_is_none_that_peers_let_in(claimed):
+    seen = {"nics": [nic("eth0", "wired", claimed)], "routes": [route("desktop", "eth0", claimed.split("/")[0])]}
+    with pytest.raises(PlanError, match="laptop reaches its peers over eth0"):
+        make_plan(hosts(two=seen))

@@ -478,15 +478,19 @@ def test_in_each_moment_every_host_measures_towards_a_different_one():
 
 
 def test_links_are_told_of_the_host_they_lead_to_when_one_does_not_answer():
-    plan = {"nodes": [{"host": name} for name in "abc"]}
-    answering = {"address": "third", "ports": [1], "token": "x"}
+    plan = {"nodes": [{"host": name, "address": f"address of {name}"} for name in "abc"]}
+    # Where a responder is the plan says, not the host.
+    answering = {"address": "10.9.9.9", "ports": [40000], "token": "x"}
     tries = {
         "a": {"responder": {**answering, "pid": 1}, "links": [{"address": "third"}]},
         "b": {"responder": {}, "links": []},
         "c": {"responder": {**answering, "pid": 3}, "links": []},
     }
-    assert peers_of(plan, tries, "a") == [{**answering, "measure": True}]
+    assert peers_of(plan, tries, "a") == [{**answering, "address": "address of c", "measure": True}]
     assert with_hosts(plan, tries, "a") == [{"address": "third", "host": "c"}]
+    for wrong in ([22], ["40000"], "40000", [70000], None):
+        tries["c"]["responder"]["ports"] = wrong
+        assert peers_of(plan, tries, "a") == with_hosts(plan, tries, "a") == []
 
 
 def test_field_42_of_many_hosts_each_tries_a_few_that_together_reach_all():

@@ -87,9 +87,9 @@ def rogue():
     """Starts such a peer."""
     servers = []
 
-    def start(manifest: dict, how: str) -> Peer:
+    def start(manifest: dict, how: str, files: object = None) -> Peer:
         offered = {one.path: {"bytes": one.bytes, "sha256": one.sha256, "times": 0} for one in entries(manifest)}
-        handler = type("OneRogue", (Rogue,), {"how": how, "files": offered})
+        handler = type("OneRogue", (Rogue,), {"how": how, "files": offered if files is None else files})
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -171,6 +171,23 @@ def test_peer_with_wrong_or_too_few_bytes_does_no_harm(master, hosts, rogue, how
 
     assert same(master.folder, other.folder)
     assert {one.source for one in pulled} >= {"master"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"shard_00000.parquet": 5}, {"shard_00000.parquet": {"sha256": []}}, {"shard_00000.parquet": {}}, ["shard_00000.parquet"], "x", 7,
+        {"shard_00000.parquet": {"bytes": 1, "sha256": "0a" * 32, "times": "often"}},
+        {"../../evil": {"bytes": 1, "sha256": "0a" * 32, "times": 0}},
+    ],
+    ids=lambda files: ascii(files)[:50],
+)  # fmt: skip
+def test_a_hostile_source_that_tells_nonsense_of_its_files_does_no_harm(master, hosts, rogue, files):
+    other = hosts("b")[0]
+
+    pulled = other.pull(master.manifest, [rogue(master.manifest, "wrong", files), master.peer])
+
+    assert {one.source for one in pulled} == {"master"} and same(master.folder, other.folder)
 
 
 def test_wrong_bytes_from_the_only_source_are_named(master, hosts, rogue):

@@ -41,7 +41,7 @@ def test_digest_stands_for_names_and_bytes(store):
 
 @given(st.text(max_size=12))
 def test_no_name_leads_out_of_the_folder(name):
-    manifest = {"files": [{"name": name, "bytes": 1, "sha256": "0"}]}
+    manifest = {"files": [{"name": name, "bytes": 1, "sha256": "0" * 64}]}
     try:
         path = shards.entries(manifest)[0].path
     except ShardsError:
@@ -49,10 +49,19 @@ def test_no_name_leads_out_of_the_folder(name):
     assert os.path.normpath(f"/store/{path}") == f"/store/{path}"
 
 
-@pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/../../b", ".share/server.json", "", "a//b"])
+@pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/../../b", ".share/server.json", "", "a//b", "a\n!b"])
 def test_names_outside_are_refused(name):
-    with pytest.raises(ShardsError, match="not a plain path inside"):
-        shards.entries({"shards": [{"name": name, "bytes": 1, "sha256": "0"}]})
+    with pytest.raises(ShardsError, match="a plain path inside"):
+        shards.entries({"shards": [{"name": name, "bytes": 1, "sha256": "0" * 64}]})
+
+
+@pytest.mark.parametrize(
+    "more", [{"sha256": "/../../../ab" + "0" * 52}, {"sha256": 5}, {"bytes": -1}, {"bytes": "1"}, {"bytes": 2**70}]
+)
+def test_a_digest_or_size_that_is_none_is_refused(more):
+    # A part of the digest names the file in which a transfer grows.
+    with pytest.raises(ShardsError, match="below files is not"):
+        shards.entries({"files": [{"name": "a", "bytes": 1, "sha256": "0" * 64, **more}]})
 
 
 def test_entry_without_size_is_named():

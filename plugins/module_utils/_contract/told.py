@@ -1,0 +1,87 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checks of what a host tells, before it becomes a path, a name, an address or a port anywhere else (docs/trust.md).
+
+Each returns the value, or raises Untrue with a sentence. A host that was broken into may tell anything.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any
+
+HIGHEST_PORT = 65535
+LOWEST_PORT = 1024  # below are the ports of root's own services
+LONGEST_PATH = 4096
+BIGGEST_FILE = 2**50
+STILL = "look whether that host is still what it was"
+
+
+class Untrue(ValueError):
+    """A host tells what cannot be, or what it has no business to tell; the text is for the user."""
+
+
+def refused(value: Any, wanted: str) -> Untrue:
+    """The refusal of a value, with what was wanted in its place."""
+    # ascii: it may hold what a terminal would obey.
+    return Untrue("a host says %.80s where %s is wanted; %s" % (ascii(value), wanted, STILL))
+
+
+def plain_name(value: Any) -> str:
+    """A name that can be nothing but one file or folder in its place."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value):
+        raise refused(value, "a plain name (letters, digits, '.', '_', '-')")
+    return value
+
+
+def file_path(value: Any) -> str:
+    """The path of a file below some folder: visible characters, no way out, nothing hidden."""
+    parts = value.split("/") if _is_visible(value) else [""]
+    if any(not part or part.startswith(".") or len(part) > 255 for part in parts):
+        raise refused(value, "a plain path inside a folder")
+    return str(value)
+
+
+def absolute_path(value: Any) -> str:
+    """A path of that host's own; a line feed in it would begin another command of sftp."""
+    path = value if _is_visible(value) and len(value) <= LONGEST_PATH else ""
+    if not path.startswith("/") or ".." in path.split("/"):
+        raise refused(value, "an absolute path")
+    return path
+
+
+def _is_visible(value: Any) -> bool:
+    """Whether it is a text without control characters."""
+    return isinstance(value, str) and not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", value)
+
+
+def sha256(value: Any) -> str:
+    """A digest as our manifests have it."""
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise refused(value, "a SHA-256")
+    return value
+
+
+def whole(value: Any, low: int = 0, high: int = BIGGEST_FILE) -> int:
+    """A whole number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise refused(value, "a number from %d to %d" % (low, high))
+    return value
+
+
+def port(value: Any) -> int:
+    """A port that a user may listen on."""
+    return whole(value, LOWEST_PORT, HIGHEST_PORT)
+
+
+def address(value: Any) -> str:
+    """An address of one machine. Zones are refused: what stands behind their % may be any text."""
+    try:
+        found = ipaddress.ip_address(value if isinstance(value, str) and "%" not in value else "")
+    except ValueError:
+        raise refused(value, "an IP address") from None
+    if found.is_multicast or found.is_unspecified or str(found) == "255.255.255.255":
+        raise refused(value, "the address of a machine")
+    return str(found)

@@ -1,0 +1,141 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A host whose Python answers what it likes, and what it brought back earlier (docs/trust.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import MARK
+from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT
+
+OBEYED = "\x1b]52;c;ZXZpbA==\x07\x1b]0;evil\x07\x9b\u202e"
+
+
+@pytest.fixture
+def evil(tmp_path):
+    """`evil(playbook, answer, ...)` plays against a host that gives this answer to everything; returns what is printed."""
+
+    def play(playbook: str | list[dict[str, Any]], answer: str, *words: str, **environment: str) -> str:
+        python = tmp_path / "python"
+        python.write_text('#!/bin/sh\ncat > /dev/null\ncat "$0.says"\n')
+        python.chmod(0o755)
+        Path(f"{python}.says").write_text(answer + "\n")
+        variables = {
+            "ansible_connection": "local",
+            "ansible_pipelining": True,
+            "ansible_python_interpreter": str(python),
+        }
+        inventory = {"trainers": {"hosts": {"evil": variables}, "vars": {"ddp_base_dir": str(tmp_path / "base")}}}
+        (tmp_path / "inventory.json").write_text(json.dumps(inventory))
+        if not isinstance(playbook, str):
+            (tmp_path / "play.json").write_text(json.dumps(playbook))
+            playbook = str(tmp_path / "play.json")
+        done = subprocess.run(
+            ["ansible-playbook", playbook, "-i", tmp_path / "inventory.json", *words], cwd=ROOT, capture_output=True, text=True,
+            timeout=300, check=False,
+            env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PWD": str(tmp_path), **environment},
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    return play
+
+
+def told(**answer: Any) -> str:
+    return MARK + json.dumps(answer)
+
+
+@pytest.mark.parametrize(
+    ("playbook", "answer"),
+    [
+        ("logs", {"state": "running", "log": "/x", "lines": [f"step {OBEYED}3"], "offset": 9, "over": True}),
+        ("status", {"failed": True, "msg": f"no run {OBEYED}here"}),
+        ("doctor", {"failed": True, "msg": f"no run {OBEYED}here"}),
+        ("plan", {"failed": True, "msg": f"no facts {OBEYED}here"}),
+        ("collect", {"failed": True, "msg": f"no run {OBEYED}here"}),
+    ],
+)
+@pytest.mark.parametrize("words", [(), ("-v",)])
+def test_no_display_of_ours_hands_a_terminal_what_it_would_obey(evil, playbook, answer, words):
+    said = evil(f"nanochat.ddp.{playbook}", told(**answer), *words)
+    assert "step 3" in said or "here" in said, said
+    assert not [one for one in OBEYED if not one.isprintable() and one in said], ascii(said)
+
+
+def test_a_look_takes_in_no_host_and_sets_no_variable(evil):
+    orders = {
+        "add_host": {"host_name": "another", "groups": ["trainers"], "host_vars": {"ansible_connection": "local"}},
+        "ansible_facts": {"trainer_src": "/etc", "chat_python": "/bin/evil"}, "_ansible_no_log": True,
+    }  # fmt: skip
+    names = "{{ groups.trainers | join(',') }} {{ trainer_src | default('ours') }} {{ chat_python | default('ours') }}"
+    tasks: list[dict[str, Any]] = [
+        {"nanochat.ddp.run_info": {"run_dir": "/x"}},
+        {"ansible.builtin.debug": {"msg": f"names: {names}"}},
+    ]
+    play = [{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]
+    # Also where Ansible makes variables of facts, as it does without our ansible.cfg.
+    said = evil(play, told(run={"state": "absent"}, **orders), ANSIBLE_INJECT_FACT_VARS="1")
+    assert "names: evil ours ours" in said, said
+
+
+def test_in_the_checkout_no_fact_becomes_a_variable(evil):
+    tasks: list[dict[str, Any]] = [
+        {"ansible.builtin.stat": {"path": "/x"}},
+        {"ansible.builtin.debug": {"msg": "sources: {{ trainer_src | default('ours') }}"}},
+    ]
+    said = evil(
+        [{"hosts": "trainers", "gather_facts": False, "tasks": tasks}],
+        json.dumps({"changed": False, "stat": {}, "ansible_facts": {"trainer_src": "/etc"}}),
+    )
+    assert "sources: ours" in said, said
+
+
+def test_facts_that_cannot_be_make_no_plan(evil):
+    said = evil("nanochat.ddp.plan", told(probe={"ephemeral": {"low": "1\nkernel.sysrq = 1", "high": 65535}}))
+    assert "evil cannot be believed: its ephemeral" in said and "look whether that host is still what it was" in said, (
+        said
+    )
+
+
+def test_what_a_talk_installs_here_is_not_what_a_host_brought(evil, tmp_path):
+    folder = tmp_path / "runs/d4/evil/base_checkpoints/d4"
+    folder.mkdir(parents=True)
+    (folder / "model_000010.pt").write_bytes(b"")
+    trainer = {"requirements": ["evil-package==1"], "index": "https://evil.example.org"}
+    (tmp_path / "runs/d4/evil/plan.json").write_text(json.dumps({"run": "d4", "trainer": trainer, "nodes": [{}]}))
+    said = evil(
+        "nanochat.ddp.chat", told(), "--check", "-e", "local=true", XDG_CACHE_HOME=str(tmp_path / "cache"),
+        ANSIBLE_STDOUT_CALLBACK="ansible.posix.json",
+    )  # fmt: skip
+    account = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    (made,) = [
+        one["hosts"]["evil"]["invocation"]["module_args"]
+        for one in account["plays"][0]["tasks"]
+        if one["task"]["name"] == "Make a Python for it here"
+    ]
+    ours = (ROOT / "trainer/requirements.txt").read_text().splitlines()
+    assert made["requirements"] == [line for line in ours if not line.startswith("#")] and made["torch_index"] == "auto"
+    assert "evil-package" not in said and "evil.example.org" not in said
+
+
+@pytest.mark.parametrize("seconds", ["1e308", "Infinity", "NaN", '"for ever"'])
+def test_a_stop_does_not_wait_for_as_long_as_a_host_likes(evil, seconds):
+    run = (
+        '{"run": "d4", "state": "running", "rank": 0, "run_dir": "/x", "membership": null, "stop_seconds": %s}'
+        % seconds
+    )
+    said = evil("nanochat.ddp.stop", MARK + '{"run": %s}' % run, ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
+    account = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    (facts,) = [
+        one["hosts"]["evil"]["ansible_facts"]
+        for one in account["plays"][0]["tasks"]
+        if one["task"]["name"].endswith("See how long it may take")
+    ]
+    assert int(facts["__launch_grace"]) <= 86400

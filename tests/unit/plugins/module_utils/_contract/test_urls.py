@@ -1,0 +1,60 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Credentials in URLs of the settings: refused, and shown nowhere."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import SettingsError, resolve
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import has_credentials, masked
+
+WITH = [
+    "https://me:secret@pypi.example.org/simple", "HTTPS://secret@github.com/me/nanochat.git", "http://me:p@secret@example.org/",
+    "ssh://git:secret@github.com/x", "--uri=https://me:secret@example.org", "git+https://secret@github.com/x",
+]  # fmt: skip
+WITHOUT = [
+    "https://example.org/a@b", "git@github.com:karpathy/nanochat.git", "ssh://git@github.com/x", "file:///srv/a@b", "/srv/me:x@y", "auto",
+    "https://example.org/?mail=a@b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WITH)
+def test_what_tells_who_asks_is_seen_and_masked(text):
+    assert (
+        has_credentials(text)
+        and "secret" not in masked(text)
+        and not has_credentials(masked(text).replace("********@", ""))
+    )
+
+
+@pytest.mark.parametrize("text", WITHOUT)
+def test_other_urls_are_left_alone(text):
+    assert not has_credentials(text) and masked(text) == text
+
+
+SETTINGS = {
+    "ddp_torch_index": WITH[0], "ddp_data_url": WITH[0], "ddp_python_mirror": WITH[0], "ddp_trainer_source": WITH[1],
+    "ddp_extra_args": ["--seed=1", WITH[4]], "ddp_extra_env": {"HTTPS_PROXY": WITH[0]}, "ddp_data_paths": [WITH[0]],
+    "ddp_results_dir": WITH[3],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_setting_takes_them_and_no_message_shows_them(name):
+    with pytest.raises(SettingsError, match=r"a URL with a password or token in it.*netrc.*ddp_secret_env") as why:
+        resolve([("desktop", {name: SETTINGS[name]})])
+    assert "secret@" not in str(why.value) and ":secret" not in str(why.value) and name in str(why.value)
+
+
+def test_hosts_that_differ_are_told_without_them():
+    one, two = {"ddp_trainer_source": WITH[1]}, {"ddp_trainer_source": "ours"}
+    with pytest.raises(SettingsError) as why:
+        resolve([("desktop", one), ("laptop", two)])
+    assert "secret@" not in str(why.value)
+
+
+def test_a_secret_variable_may_hold_one():
+    assert resolve([("desktop", {"ddp_secret_env": {"HTTPS_PROXY": WITH[0]}})])[0]["ddp_secret_env"] == {
+        "HTTPS_PROXY": WITH[0]
+    }
