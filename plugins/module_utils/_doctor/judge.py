@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, Answer, answers_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import MISSED, Death, death_of, was_killed
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import Death, death_of, was_killed
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence, RankProcess
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import (
     busy,
@@ -36,6 +36,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import 
     is_stalled,
     state_of,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import MISSED
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING
 
 LOW_DISK = 64 * 1024 * 1024

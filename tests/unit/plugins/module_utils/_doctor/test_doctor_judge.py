@@ -14,10 +14,11 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import CATALOGUE
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, MISSED, death_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, death_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import LASTING_CAUSES
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import MISSED
 
 PLAN: dict[str, Any] = {
     "run": "d4",

@@ -14,6 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterMod
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper
 
 
 def row(host: str, rank: int | None, verdict: str | None = None, **more: Any) -> dict[str, Any]:
@@ -312,8 +313,7 @@ def test_who_was_seen_before_its_first_step_does_not_set_the_live_line_back() ->
 
 
 def member(state: str, generation: int, *members: str, why: str = "") -> dict[str, Any]:
-    told = {"state": state, "generation": generation, "members": list(members), "why": why, "since": 1000.0}
-    return {**told, "hears": [], "away": [], "repeated": 0}
+    return keeper(state, generation, *members, why=why, hosts=["a", "b"])
 
 
 def test_the_live_line_says_why_no_rank_runs_while_keepers_start_them_again() -> None:
