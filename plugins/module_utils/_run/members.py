@@ -87,7 +87,9 @@ class Membership(TypedDict):
     kept: List[Kept]
 
 
-def read_membership(run_dir: str, started: Optional[float], metrics: Sequence[Event], plan: Document) -> Optional[Membership]:
+def read_membership(
+    run_dir: str, started: Optional[float], metrics: Sequence[Event], plan: Document
+) -> Optional[Membership]:
     """What the keeper of this session says, or said last; None where it has none."""
     told = read_object(os.path.join(run_dir, NOW))
     since = finite(told.get("since"))

@@ -199,7 +199,14 @@ def test_how_it_ended_on_a_host_with_a_keeper(
 
 
 def test_the_error_of_a_host_with_a_keeper_is_its_keepers_word(folder: Folder) -> None:
-    gone = {"kind": "end", "time": 1009.0, "step": 2, "reason": "error", "error": "rank 1 is gone", "cause": "peer-lost"}
+    gone = {
+        "kind": "end",
+        "time": 1009.0,
+        "step": 2,
+        "reason": "error",
+        "error": "rank 1 is gone",
+        "cause": "peer-lost",
+    }
     folder.metrics(start(), step(0), gone)
     folder.put("session.json", session(ended=1020.0, exit_code=1))
     keeper_said(folder, "failed", "the run died 4 times within an hour, and ddp_restarts is 3")

@@ -219,7 +219,9 @@ def test_a_trainer_that_is_started_again_in_its_session_has_not_crashed() -> Non
 ALONE = keeper("training", 3, "laptop", away=[away("desktop", step=9)])
 WAITS = keeper("idle", 2, why="desktop is not heard")
 OFF = Observation(running(membership=keeper("training", 2, "desktop", "laptop")), silent=700.0)
-DEAD = running(state="crashed", error="its keeper ended by signal 9", membership=keeper("training", 2, "desktop", "laptop"))
+DEAD = running(
+    state="crashed", error="its keeper ended by signal 9", membership=keeper("training", 2, "desktop", "laptop")
+)
 
 
 @pytest.mark.parametrize("desktop", [OFF, Observation(DEAD, ended=700.0), Observation(running(state="away"))])
@@ -244,7 +246,9 @@ def test_who_waits_for_a_host_without_keeper_is_told_its_name() -> None:
     waits = Observation(running(membership=WAITS, step_age=91.0))
     seen = {"desktop": Observation(DEAD, ended=91.0), "laptop": waits}
     assert verdict("laptop", **seen) == "orphaned"
-    assert "waits for desktop, which has no keeper any more (its keeper ended by signal 9)" in sentence("laptop", **seen)
+    assert "waits for desktop, which has no keeper any more (its keeper ended by signal 9)" in sentence(
+        "laptop", **seen
+    )
     assert verdict("desktop", **seen) == "crashed"
     # The others may do without it, once they have missed it for long enough.
     seen["laptop"] = Observation(running(membership=WAITS, step_age=89.0))
