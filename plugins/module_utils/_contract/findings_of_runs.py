@@ -29,14 +29,14 @@ KINDS: Dict[str, Kind] = {
         WARNING,
         "Two parts of the run train apart",
         "The network between them is cut, and ddp_min_hosts is small enough for each to go on by itself.",
-        "Mend the link. When they meet, the part with more steps goes on, and the other one keeps its own in the folder apart of its run folder.",
+        "Mend the link. The part with more steps then goes on, and the other one keeps its own in the folder apart of its run folder.",
         (35,),
     ),
     "rank-waits": Kind(
         WARNING,
         "No rank trains, and keepers wait for hosts",
         "They start once enough hosts hear each other; how many is ddp_min_hosts.",
-        "Wait a minute. If it stays so, see to the hosts that are named: ansible-playbook nanochat.ddp.preflight -i INVENTORY tries the links.",
+        "Wait a minute. If it stays so, see to the hosts named; ansible-playbook nanochat.ddp.preflight -i INVENTORY tries the links.",
         (35,),
     ),
     "keeper-gone": Kind(

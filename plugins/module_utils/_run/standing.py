@@ -42,8 +42,8 @@ def keepers(runs: Runs) -> Dict[str, Mapping[str, Any]]:
 def parts(runs: Runs) -> List[Part]:
     """Those who train together, the newest generation first: several where a split network made them train apart."""
     found: List[Part] = []
-    training = [(host, one) for host, one in keepers(runs).items() if one["state"] == TRAINING and one["members"]]
-    for host, one in sorted(training, key=lambda each: -int(each[1]["generation"] or 0)):
+    training = [one for one in keepers(runs).values() if one["state"] == TRAINING and one["members"]]
+    for one in sorted(training, key=lambda each: -int(each["generation"] or 0)):
         members = tuple(one["members"])
         # Of two generations that share a host the older one is over, and a look at one of its keepers was too early.
         if not any(set(members) & set(part.members) for part in found):

@@ -99,7 +99,6 @@ def judge(
     lost_after: float = LOST_SECONDS,
 ) -> Optional[Verdict]:
     """The verdict on a host, or None while there is reason to go on watching it."""
-    own = seen[host]
     if _is_kept(host, seen):
         return _judge_kept(host, seen, limits, first_step, lost_after)
     return _judge_alone(host, seen, limits, first_step, lost_after)
