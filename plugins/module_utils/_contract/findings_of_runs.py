@@ -29,7 +29,7 @@ KINDS: Dict[str, Kind] = {
         WARNING,
         "Two parts of the run train apart",
         "The network between them is cut, and ddp_min_hosts is small enough for each to go on by itself.",
-        "Mend the link. The part with more steps then goes on, and the other one keeps its own in the folder apart of its run folder.",
+        "Repair the link. The part with more steps then goes on, and the other one keeps its own in the folder apart of its run folder.",
         (35,),
     ),
     "rank-waits": Kind(

@@ -91,7 +91,7 @@ def gave_up(runs: Runs) -> str:
 
 
 def _last_word(run: Mapping[str, Any]) -> Optional[str]:
-    """What a keeper said when it ended; None while it lives, where it died without a word, and where there was none."""
+    """What a keeper said when it ended; None while it lives, where it died silently, and where there was none."""
     keeper = run.get("membership")
     return keeper["state"] if keeper and not keeper_lives(run) and keeper["state"] in LAST_WORDS else None
 
@@ -138,7 +138,7 @@ def reason(host: str, runs: Runs) -> str:
     why = keeper["why"]
     if without_keeper(run):
         return "has no keeper any more: %s; `ansible-playbook nanochat.ddp.join -e target=%s` starts one" % (
-            run.get("error") or "it ended without a word",
+            run.get("error") or "it disappeared",
             host,
         )
     words = {
