@@ -40,7 +40,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import 
     reason,
     without_keeper,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
+    AWAY,
+    CRASHED,
+    FINISHED,
+    RUNNING,
+    STOPPED,
+)
 
 PASSES = ("open", "refused")  # answers of a peer: packets go there and come back
 LOST_PACKETS = ("timeout", "no route")
@@ -133,7 +139,8 @@ def given_up(case: Case) -> Optional[Finding]:
 def silent(case: Case) -> Optional[Finding]:
     """A host that does not answer explains all, unless a rank that does answer died of something of its own."""
     gone = case.silent()
-    if not gone or (own_deaths(case) and not stalled(case)):
+    over = bool(case.known()) and set(case.states().values()) <= {FINISHED, STOPPED, AWAY}
+    if not gone or over or (own_deaths(case) and not stalled(case)):
         return None
     seen = "; ".join("%s %s" % (case.name(host), case.answers[host].words) for host in gone)
     dark = [host for host, found in case.known().items() if (found.get("links") or {}).get(gone[0]) in LOST_PACKETS]
@@ -236,7 +243,8 @@ def cause_of(case: Case, host: str) -> Finding:
 def not_running(case: Case) -> Optional[Finding]:
     states = case.states()
     if "running" not in states.values():
-        summary = ", ".join("%s %s" % (case.name(host), state) for host, state in sorted(states.items()))
+        told = {**states, **{host: case.answers[host].words for host in case.silent()}}
+        summary = ", ".join("%s %s" % (case.name(host), state) for host, state in sorted(told.items()))
         return finding("not-running", case.plan["master"]["host"], "No rank runs: %s." % summary)
     absent = sorted(host for host, state in states.items() if state != "running")
     if absent:

@@ -551,3 +551,10 @@ def test_a_run_that_was_given_up_is_not_told_as_its_last_death():
     full = {**crashed("no space"), "end_error": "no space", "end_cause": "disk-full", "end_blames": [0]}
     told = verdict(rank("laptop", {**full, **together(state="failed", why="no space")}), laptop)
     assert (told["code"], told["host"]) == ("disk-full", "desktop")
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped", "away"])
+def test_of_a_run_that_is_over_nobody_misses_a_host_that_is_off(state: str):
+    told = verdict(rank("laptop", {"state": state}), None)
+    assert told["code"] == "not-running"
+    assert f"rank 0 (desktop) {state}" in told["seen"] and "rank 1 (laptop) gave no answer" in told["seen"]
