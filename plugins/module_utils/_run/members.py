@@ -69,6 +69,13 @@ class Kept(TypedDict):
     checkpoint: Optional[int]
 
 
+class Said(NamedTuple):
+    """What a keeper said that it does, and why."""
+
+    state: Optional[str]
+    why: Optional[str]
+
+
 class Membership(TypedDict):
     """What the keeper on a host says, or said last, of who trains."""
 
@@ -133,6 +140,16 @@ def read_members(run_dir: str) -> List[Document]:
         if isinstance(event, dict) and isinstance(event.get("time"), (int, float)):
             found.append(event)
     return found
+
+
+# What is told of another host, or beside a state.
+ASIDE = ("lost", "heard", "keeper started", GAVE_WAY)
+
+
+def said_last(events: Sequence[Mapping[str, Any]]) -> Optional[Said]:
+    """The last state that the keeper which wrote these has told; None where there was none."""
+    newest = next((event for event in reversed(events) if event.get("what") not in ASIDE), None)
+    return Said(str(newest.get("what")), str(newest.get("why") or "")) if newest else None
 
 
 def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:

@@ -38,6 +38,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     LAST_WORDS,
     TRAINING,
     Membership,
+    Said,
     read_membership,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
@@ -143,9 +144,7 @@ def heartbeat_alive(heartbeat: Document, now: float) -> bool:
     return processes.alive(pid, None)
 
 
-def _host_state(
-    session: Document, alive: bool, told: Told, has_events: bool, keeper: Optional[Membership] = None
-) -> str:
+def host_state(session: Document, alive: bool, told: Told, has_events: bool, keeper: Optional[Said]) -> str:
     """One of the states of docs/architecture.md: the one place that tells a run that was stopped from one that died."""
     if alive:
         return RUNNING
@@ -156,8 +155,8 @@ def _host_state(
         return CRASHED if has_events else PREPARED
     if told["end_reason"] == FINISHED and (session.get("stopped") or keeper):
         return FINISHED
-    if keeper and keeper["state"] in LAST_WORDS:
-        return _by_last_word(str(keeper["state"]))
+    if keeper and keeper.state in LAST_WORDS:
+        return _by_last_word(str(keeper.state))
     if session.get("stopped"):
         return STOPPED
     if session.get("ended") is None or keeper:
@@ -183,14 +182,12 @@ def _short(told: Told) -> bool:
     return isinstance(told["steps"], int) and told["end_reason"] is None and told["done"] < told["steps"]
 
 
-def _error(
-    state: str, session: Document, told: Told, lines: List[str], keeper: Optional[Membership] = None
-) -> Optional[str]:
+def error_text(state: str, session: Document, told: Told, lines: List[str], keeper: Optional[Said]) -> Optional[str]:
     """Why it crashed: in its keeper's words, else in the trainer's where there are any."""
     if state != CRASHED:
         return None
-    if keeper and keeper["state"] == FAILED:
-        return keeper["why"] or "its keeper gave up"
+    if keeper and keeper.state == FAILED:
+        return keeper.why or "its keeper gave up"
     if told["end_error"] and not keeper:
         return str(told["end_error"])
     last = ": last line was %r" % lines[-1] if lines else ""
@@ -206,12 +203,12 @@ def _error(
     return error_line(lines)
 
 
-def _cause(state: str, session: Document, keeper: Optional[Membership]) -> Optional[str]:
+def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optional[str]:
     """Why it was stopped, or is not in the run any more, as far as its keeper or its session says."""
     if state not in (STOPPED, AWAY):
         return None
-    if keeper and keeper["why"]:
-        return keeper["why"]
+    if keeper and keeper.why:
+        return keeper.why
     by = text(session, "terminated_by")
     return None if session.get("stopped") or not by else "%s ended it: its machine went down, or tmux was ended" % by
 
@@ -290,7 +287,8 @@ def read_run(
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
     tail, started = log_lines(log, max(200, lines)) if lines else [], finite(session.get("started"))
     keeper = read_membership(run_dir, started, metrics.events, plan)
-    state = _host_state(session, alive, told, bool(metrics.events), keeper)
+    said = Said(keeper["state"], keeper["why"]) if keeper else None
+    state = host_state(session, alive, told, bool(metrics.events), said)
     run = {
         **run,
         **told,
@@ -302,8 +300,8 @@ def read_run(
         "world": told["world"] or whole(heartbeat, "world") or whole(plan, "world"),
         "steps": _steps(told, heartbeat, plan),
         "started": started or told["started"],
-        "error": _error(state, session, told, tail, keeper),
-        "cause": _cause(state, session, keeper),
+        "error": error_text(state, session, told, tail, said),
+        "cause": cause_text(state, session, said),
         "last_lines": tail[-lines:] if lines else [],
         "log": log,
         "sampled": not metrics.complete,
