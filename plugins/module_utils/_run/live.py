@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     clock_text,
@@ -171,13 +171,19 @@ def phases_text(rows: Sequence[Row]) -> str:
     """What each host is in the middle of, those that do the same together."""
     doing: Dict[str, List[str]] = {}
     for row in rows:
-        phase = row["run"].get("phase")
-        known = PHASES.get(str(phase), str(phase)) if phase else _unheard(row["run"].get("state"))
-        doing.setdefault(known, []).append(row["host"])
+        doing.setdefault(_doing(row["run"]), []).append(row["host"])
     return "; ".join(
         "%s %s" % (", ".join(hosts) if len(hosts) <= 4 else "%d hosts" % len(hosts), phase)
         for phase, hosts in doing.items()
     )
+
+
+def _doing(run: Mapping[str, Any]) -> str:
+    """What a rank is in the middle of."""
+    phase = run.get("phase")
+    if phase == "resume" and not run.get("checkpoint"):
+        return "making the model"
+    return PHASES.get(str(phase), str(phase)) if phase else _unheard(run.get("state"))
 
 
 def _unheard(state: Any) -> str:

@@ -392,6 +392,17 @@ def test_before_the_first_step_the_phases_are_told() -> None:
     assert live_line(rows) == "starting: a waiting for the others; b prepared"
     rows = [{**row("h%d" % rank, rank, step=None, phase="sync"), "watched": 61.0} for rank in range(6)]
     assert live_line(rows) == "starting for 1 min 01 s: 6 hosts making the first step"
+    saved = {"step": 4, "time": 1.0, "path": "model_000004.pt", "bytes": 1}
+    rows = [row("a", 0, step=None, phase="resume"), row("b", 1, step=None, phase="resume", checkpoint=saved)]
+    assert live_line(rows) == "starting: a making the model; b reading the checkpoint"
+
+
+def test_the_live_line_is_that_of_those_who_train() -> None:
+    trains = member("training", 3, "a")
+    rows = [row("a", 0, membership=trains, step=8, done=9), row("b", 1, membership=member("idle", 2), step=2, done=3)]
+    assert live_line(rows).startswith("step 9/10")
+    rows[1]["run"]["membership"] = member("training", 4, "b")
+    assert live_line(rows).startswith("step 3/10") and live_line(rows).endswith("a apart")
 
 
 def test_rows_have_a_column_and_a_change_has_a_line() -> None:
