@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How hard the processes of a rank work: the CPU they use, the time for which they are ready to run and wait for a core, and what they read.
+"""How hard the processes of a rank work: the CPU they use, the time for which they are ready to run without a core, and what they read.
 
 Waiting for a core counts as much as having one: on a machine with twenty busy processes a rank gets a tenth of a core and is at work
 all the same. So is one that loads its libraries from a slow disk.
