@@ -123,14 +123,13 @@ def waiting(case: Case) -> Finding:
 
 
 def given_up(case: Case) -> Optional[Finding]:
-    """All keepers gave up, for another reason than the error of one rank."""
-    why = gave_up(case.runs())
-    if not why or why in [found["run"].get("end_error") for found in case.known().values()]:
+    """Keepers gave the run up, for another reason than an error that a rank could name itself."""
+    first = gave_up(case.runs())
+    if first is None or any(case.death(host).cause for host in own_deaths(case)):
         return None
-    host = next(host for host in sorted(case.known(), key=case.rank) if case.known()[host]["run"].get("error") == why)
     last = died(case)
-    seen = "The run was given up: %s." % why
-    return finding("run-given-up", host, seen + (" What was seen last: %s" % last["seen"] if last else ""))
+    seen = "The run was given up: %s." % error_of(case.known()[first])
+    return finding("run-given-up", first, seen + (" What was seen last: %s" % last["seen"] if last else ""))
 
 
 # -- the questions, each a verdict or None ------------------------------------------------------------------------------

@@ -144,8 +144,9 @@ def rank_end(rank: Rank) -> str:
 
 def given_up(ranks: Sequence[Rank]) -> str:
     """Why the keepers gave the run up; empty where they did not."""
-    told = [said_last(rank.members) for rank in ranks]
-    return min((said.why or "" for said in told if said and said.state == FAILED), key=len, default="")
+    last = [(finite(rank.members[-1].get("time")) or 0.0, said_last(rank.members)) for rank in ranks if rank.members]
+    failed = [(time, said.why or "") for time, said in last if said and said.state == FAILED]
+    return min(failed, default=(0.0, ""))[1]
 
 
 def summary(rank: Rank, steps: Sequence[Event]) -> Summary:

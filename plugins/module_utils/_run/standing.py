@@ -83,11 +83,10 @@ def apart_text(runs: Runs) -> str:
     )
 
 
-def gave_up(runs: Runs) -> str:
-    """Why the keepers gave the run up; empty where they did not."""
-    told = [str(run["membership"]["why"] or "") for run in runs.values() if _last_word(run) == FAILED]
-    # Who only heard of it repeats the reason behind the name of the host that it is from.
-    return min(told, key=len, default="")
+def gave_up(runs: Runs) -> Optional[str]:
+    """The host whose keeper gave the run up first, which the others followed; None where none did."""
+    failed = [host for host, run in runs.items() if _last_word(run) == FAILED]
+    return min(failed, key=lambda host: float(runs[host]["membership"]["since"]), default=None)
 
 
 def _last_word(run: Mapping[str, Any]) -> Optional[str]:
@@ -190,9 +189,9 @@ def lines(runs: Runs) -> List[str]:
         told.append("generation %d since %s: %s" % (part.generation, clock_text(part.since), ", ".join(part.members)))
     told += [apart_text(runs)] if len(found) > 1 else _absences(runs)
     told += _given_up(runs)
-    failed = [host for host, run in runs.items() if _last_word(run) == FAILED]
-    if failed:
-        told.append("%s gave up: %s" % (named(failed), gave_up(runs)))
+    failed, first = [host for host, run in runs.items() if _last_word(run) == FAILED], gave_up(runs)
+    if first is not None:
+        told.append("%s gave up: %s" % (named(failed), runs[first]["error"]))
     for host, run in runs.items():
         if run.get("revived") and keeper_lives(run):
             many = plural(int(run["revived"]), "time")

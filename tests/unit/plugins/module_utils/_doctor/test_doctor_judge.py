@@ -542,7 +542,11 @@ def test_a_run_that_was_given_up_is_not_told_as_its_last_death():
     desktop = rank("laptop", {**lost, **together(state="failed", why=why)})
     laptop = rank(
         "desktop",
-        {**lost, "error": "desktop gave up: " + why, **together(state="failed", why="desktop gave up: " + why)},
+        {
+            **lost,
+            "error": "desktop gave up: " + why,
+            **together(state="failed", why="desktop gave up: " + why, since=1.7e9 + 1),
+        },
     )
     told = verdict(desktop, laptop)
     assert (told["code"], told["host"]) == ("run-given-up", "desktop")

@@ -256,7 +256,13 @@ def test_why_a_run_was_given_up_stands_in_the_report(tmp_path: Path) -> None:
     why = "the run died 4 times within an hour, and ddp_restarts is 3"
     for rank, told in enumerate((why, f"node1 gave up: {why}")):
         folder = run / f"node{rank + 1}"
-        word = {"time": 1.7e9 + 99, "what": "failed", "why": told, "members": ["node1", "node2"], "generation": 4}
+        word = {
+            "time": 1.7e9 + 99 + rank,
+            "what": "failed",
+            "why": told,
+            "members": ["node1", "node2"],
+            "generation": 4,
+        }
         (folder / "members.jsonl").write_text(json.dumps(word) + "\n")
         metrics = folder / f"metrics-rank{rank}.jsonl"
         ended = {**lines_of(metrics)[-1], "reason": "error", "error": "the rendezvous does not answer"}

@@ -87,7 +87,9 @@ def test_the_reason_for_which_all_gave_up_is_told_once() -> None:
     why = "the run died 4 times within an hour, and ddp_restarts is 3"
     ends = {"state": "crashed", "end_error": "rank 0 or its host is gone", "end_cause": "store-lost"}
     desktop = run_of(keeper("failed", 5, "desktop", why=why), error=why, **ends)
-    laptop = run_of(keeper("failed", 5, why="desktop gave up: " + why), error="desktop gave up: " + why, **ends)
+    laptop = run_of(
+        keeper("failed", 5, why="desktop gave up: " + why, since=1.7e9 + 1), error="desktop gave up: " + why, **ends
+    )
     said = status(desktop=desktop, laptop=laptop)
     assert said.count(why) == 1
     assert f"desktop, laptop gave up: {why}" in said
