@@ -40,6 +40,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import 
     reason,
     without_keeper,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import lines as standing
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     AWAY,
     CRASHED,
@@ -65,7 +66,10 @@ def diagnose(plan: Plan, results: Mapping[str, Any], stall_factor: float = 5.0) 
     limits = Limits(factor=float(stall_factor), timeout=float(plan.get("timeout_seconds") or Limits().timeout))
     case = Case(plan, answers_of(results), limits)
     names = {host: case.name(host) for host in sorted(case.answers, key=case.rank)}
-    return {"verdict": of_keepers(case) or judged(case), "evidence": lines(names, case.answers)}
+    return {
+        "verdict": of_keepers(case) or judged(case),
+        "evidence": [*standing(case.runs()), *lines(names, case.answers)],
+    }
 
 
 def judged(case: Case) -> Finding:

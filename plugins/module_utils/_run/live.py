@@ -19,7 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import
     is_evaluation,
     progress_text,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import keepers, parts
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import apart_text, keepers, parts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
     Row,
     by_rank,
@@ -159,7 +159,8 @@ def regrouped(rows: Sequence[Row], known: int) -> Tuple[int, str]:
     if number <= known:
         return known, ""
     line = "%s  generation %d: %s" % (clock_text(float(newest["since"])), number, ", ".join(newest["members"]))
-    return number, "%s (%s)" % (line, why) if why else line
+    line = "%s (%s)" % (line, why) if why else line
+    return number, "; ".join(text for text in (line, apart_text(runs_of(rows))) if text)
 
 
 def whole_seconds(seconds: float) -> str:

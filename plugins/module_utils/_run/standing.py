@@ -187,8 +187,8 @@ def lines(runs: Runs) -> List[str]:
     found = parts(runs)
     for part in found:
         told.append("generation %d since %s: %s" % (part.generation, clock_text(part.since), ", ".join(part.members)))
-    told += [apart_text(runs)] if len(found) > 1 else _absences(runs)
-    told += _given_up(runs)
+    told += [apart_text(runs)] if len(found) > 1 else []
+    told += history(runs)
     failed, first = [host for host, run in runs.items() if _last_word(run) == FAILED], gave_up(runs)
     if first is not None:
         told.append("%s gave up: %s" % (named(failed), runs[first]["error"]))
@@ -221,6 +221,11 @@ def own_errors(runs: Runs) -> Dict[str, str]:
 
 
 MOST_ABSENCES = 6  # the newest ones are shown
+
+
+def history(runs: Runs) -> List[str]:
+    """Who was away, what was made again, and what was given up."""
+    return [*(_absences(runs) if len(parts(runs)) < 2 else []), *_given_up(runs)]
 
 
 def _absences(runs: Runs) -> List[str]:

@@ -151,6 +151,10 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
         lines += fitting_table(evaluated.CLOSING, of_many(evaluated.CLOSING, cells), width)
         return "\n".join([*lines, *evaluated.result_lines(runs), "  " + identical_text(rows)])
     lines += fitting_table(CLOSING, of_many(CLOSING, [_closing_row(row) for row in rows]), width)
+    away = [row for row in rows if "away" in (row.get("verdict"), row["run"].get("state"))]
+    lines += ["  %s %s" % (row["host"], row["sentence"]) for row in away if row.get("sentence")]
+    lines += ["  " + line for line in standing.history(runs_of(rows))]
+    rows = [row for row in rows if row not in away]
     if any(row["run"].get("step") is not None for row in rows):
         lines.append("  " + identical_text(rows))
         slow = slowest(rows)

@@ -92,6 +92,14 @@ def test_the_closing_table_goes_by_rank_and_says_what_holds_for_all() -> None:
     assert lines[4] == "  weights identical on both ranks (digest abcdef)"
 
 
+def test_a_host_without_which_the_run_finished_is_told_below_the_table() -> None:
+    rows = finished(world=2)
+    rows.append({**row("c", 2, verdict="away", done=3), "sentence": "was away since 14:02 while the others finished"})
+    told = run_table.closing_table(rows)
+    assert "c was away since 14:02 while the others finished" in told
+    assert "weights identical on both ranks" in told
+
+
 def test_hosts_whose_checkpoints_lie_in_the_same_place_share_a_line() -> None:
     checkpoint = {"step": 10, "path": "/home/me/runs/d4/base_checkpoints/d4/model_000010.pt"}
     rows = [row(f"h{rank}", rank, "finished", checkpoint=checkpoint) for rank in range(3)]
@@ -339,6 +347,8 @@ def test_a_generation_that_follows_another_is_told_once() -> None:
     number, line = regrouped(rows, 1)
     assert number == 2 and re.fullmatch(r".*\d\d:\d\d  generation 2: a \(b is not heard\)", line)
     assert regrouped(rows, 2) == (2, "")
+    rows.append(row("b", 1, membership=member("training", 3, "b")))
+    assert "b (5 steps) and a (5 steps) train apart: two models" in regrouped(rows, 2)[1]
     assert regrouped([row("a", 0)], 1) == (1, "")
 
 
