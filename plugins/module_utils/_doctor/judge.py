@@ -35,12 +35,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import 
     MISSED,
     apart_text,
     gave_up,
+    history,
     keepers,
     parts,
     reason,
     without_keeper,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import lines as standing
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     AWAY,
     CRASHED,
@@ -68,7 +68,7 @@ def diagnose(plan: Plan, results: Mapping[str, Any], stall_factor: float = 5.0) 
     names = {host: case.name(host) for host in sorted(case.answers, key=case.rank)}
     return {
         "verdict": of_keepers(case) or judged(case),
-        "evidence": [*standing(case.runs()), *lines(names, case.answers)],
+        "evidence": [*history(case.runs()), *lines(names, case.answers)],
     }
 
 

@@ -144,7 +144,7 @@ def reason(host: str, runs: Runs) -> str:
         LEFT: "was taken out by hand; nanochat.ddp.join lets it in again",
         AWAY: "went down; nanochat.ddp.join lets it in again, where it does not do so by itself (ddp_survive_reboot)",
         FAILED: "gave up: %s" % (why or "it did not say why"),
-        STOPPED: "was stopped: %s" % why if why else "was stopped",
+        STOPPED: "was stopped: %s" % run["cause"] if run.get("cause") else "was stopped by a user",
         FINISHED: "was away when the run finished",
     }
     return "" if run.get("state") == FINISHED else words.get(str(keeper["state"]), "")
@@ -173,7 +173,7 @@ def _missing(host: str, runs: Runs) -> str:
     if run is None or run.get("state") is None:
         return "which does not answer"
     if without_keeper(run):
-        return "which has no keeper any more (%s)" % run.get("error")
+        return "which has no keeper any more"
     if run.get("state") in (ABSENT, PREPARED):
         return "where nothing was started"
     if keeper_lives(run):

@@ -194,7 +194,7 @@ def error_text(state: str, session: Document, told: Told, lines: List[str], keep
     if session and session.get("ended") is None:
         other = session.get("boot_id") not in (None, processes.boot_id())
         how = "the machine was restarted" if other else "its processes were killed, or nothing could be written"
-        return "the session disappeared without an exit status (%s)%s" % (how, last)
+        return "the session disappeared without an exit status (%s)%s" % (how, "" if keeper else last)
     if keeper:
         how = "by signal %s" % session["signal"] if session.get("signal") else "with code %s" % session.get("exit_code")
         return "its keeper ended %s%s" % (how, last)
@@ -205,12 +205,13 @@ def error_text(state: str, session: Document, told: Told, lines: List[str], keep
 
 def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optional[str]:
     """Why it was stopped, or is not in the run any more, as far as its keeper or its session says."""
-    if state not in (STOPPED, AWAY):
+    if state not in (STOPPED, AWAY) or (state == STOPPED and session.get("stopped")):
+        # By a user, and on this host.
         return None
     if keeper and keeper.why:
         return keeper.why
     by = text(session, "terminated_by")
-    return None if session.get("stopped") or not by else "%s ended it: its machine went down, or tmux was ended" % by
+    return None if not by else "%s ended it: its machine went down, or tmux was ended" % by
 
 
 def _eta(state: str, told: Told, keeper: Optional[Membership]) -> Optional[float]:

@@ -195,7 +195,8 @@ def test_how_it_ended_on_a_host_with_a_keeper(
     run = folder.read()
     assert run["state"] == state
     assert (run["error"] is not None) == (state == "crashed")
-    assert (run["cause"] == "because") == (state in ("stopped", "away"))
+    # Who was stopped here by a user needs no other cause.
+    assert (run["cause"] == "because") == (state in ("stopped", "away") and not ended.get("stopped"))
 
 
 def test_the_error_of_a_host_with_a_keeper_is_its_keepers_word(folder: Folder) -> None:

@@ -100,6 +100,7 @@ def test_the_reason_for_which_all_gave_up_is_told_once() -> None:
     ("state", "word", "words"),
     [
         ("stopped", keeper("stopped", 2, why="laptop was stopped"), "desktop was stopped: laptop was stopped"),
+        ("stopped", keeper("stopped", 2), "desktop was stopped by a user"),
         ("away", keeper("left", 2), "desktop was taken out by hand"),
         ("away", keeper("away", 2), "desktop went down"),
         ("away", keeper("finished", 2, why="laptop has finished"), "desktop was away when the run finished"),
@@ -107,7 +108,7 @@ def test_the_reason_for_which_all_gave_up_is_told_once() -> None:
     ],
 )
 def test_why_it_ended_on_a_host(state: str, word: dict[str, Any], words: str) -> None:
-    said = told(desktop=run_of(word, state=state))
+    said = told(desktop=run_of(word, state=state, cause=word["why"]))
     assert said.startswith(words) if words else said == ""
 
 
