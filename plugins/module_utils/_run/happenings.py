@@ -100,7 +100,7 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
                 text=text,
                 kind=START
                 if kind == "start" and starts > 1
-                else MARKS.get(kind, "")
+                else MARKS.get(str(kind), "")
                 if severity == "info"
                 else severity,
             )
@@ -155,8 +155,8 @@ def membership(run: Run) -> List[Happening]:
                 seen.add(told)
                 add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % told)
     for rank in run.ranks:
-        for one in given_up(rank.members):
-            add(one["time"], one["host"], "warning", "%s (%s)" % (gave_way_text(one), one["why"]))
+        for gone in given_up(rank.members):
+            add(gone["time"], gone["host"], "warning", "%s (%s)" % (gave_way_text(gone), gone["why"]))
         said = said_last(rank.members)
         if said and said.state in LAST_WORDS and said.why:
             at = max(finite(event.get("time")) or 0.0 for event in rank.members)
