@@ -153,6 +153,8 @@ class Story(DefaultCallback):
 
     def _debug_text(self, result: Any) -> None:
         text = result.result.get("msg")
+        if isinstance(text, list) and all(isinstance(line, str) for line in text):
+            text = "\n".join(text)
         if text is None:
             shown = {
                 key: value

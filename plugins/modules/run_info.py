@@ -87,8 +87,8 @@ run:
   contains:
     state:
       description: >-
-        V(absent) (no run folder), V(prepared) (not started), V(running), V(finished) (all steps made), V(stopped) (ended well before its last step)
-        or V(crashed).
+        V(absent) (no run folder), V(prepared) (not started), V(running), V(finished) (all steps made), V(stopped) (ended well before its last step),
+        V(crashed) (also where its keeper died or gave up) or V(away) (its session has ended though the run may go on elsewhere, or has finished there).
       type: str
     run:
       description: Name of the run.
@@ -111,11 +111,21 @@ run:
     signal:
       description: The signal that ended it.
       type: int
+    cause:
+      description: Why it was stopped or is away, as far as is known.
+      type: str
+    revived:
+      description: How many times the job was started again in this session after it had died.
+      type: int
+    died_of:
+      description: What it died of last.
+      type: str
     membership:
       description: >-
-        What the keeper on this host says, where there is one: its C(state) (V(training), or what it does while it waits for other hosts), the
-        number of the C(generation) and its C(members), C(why) it is so, C(since) when, the hosts that it C(hears), which hosts were C(away)
-        and how many steps were C(repeated) after restarts.
+        What the keeper of this session says or, where RV(run.state) is not V(running), said last - its C(state) (V(training), or what it does
+        while it waits for other hosts), the number of the C(generation) and its C(members), C(why) it is so, C(since) when, for whom it C(waits), the
+        hosts that it C(hears), all C(hosts) of the run, the C(grace) that it gives a missing one, which hosts were C(away), how many steps were
+        C(repeated) after restarts, which of its own steps C(gave_way) to those of another part of the run, and where their checkpoints are C(kept).
       type: dict
     step:
       description: The last step that was made, counted from 0.

@@ -25,6 +25,33 @@ KINDS: Dict[str, Kind] = {
         "A host whose keeper runs is let in by itself; else: ansible-playbook nanochat.ddp.join -i INVENTORY -e target=HOST",
         (35,),
     ),
+    "trained-apart": Kind(
+        WARNING,
+        "Two parts of the run train apart",
+        "The network between them is cut, and ddp_min_hosts is small enough for each to go on by itself.",
+        "Repair the link. The part with more steps then goes on, and the other one keeps its own in the folder apart of its run folder.",
+        (35,),
+    ),
+    "rank-waits": Kind(
+        WARNING,
+        "No rank trains, and keepers wait for hosts",
+        "They start once enough hosts hear each other; how many is ddp_min_hosts.",
+        "Wait a minute. If it stays so, see to the hosts named; ansible-playbook nanochat.ddp.preflight -i INVENTORY tries the links.",
+        (35,),
+    ),
+    "keeper-gone": Kind(
+        ERROR,
+        "The keeper of a host has ended and does not come back",
+        "Nothing starts a rank there, so the others go on without it or, where ddp_min_hosts wants it, wait.",
+        "Start it: ansible-playbook nanochat.ddp.join -i INVENTORY -e target=HOST",
+        (35,),
+    ),
+    "run-given-up": Kind(
+        ERROR,
+        "The run died too often and was given up",
+        "Three deaths at one step, or more than ddp_restarts within an hour, are not started again.",
+        "See to what it died of last, or raise ddp_restarts; then: ansible-playbook train.yml -i INVENTORY --tags restart",
+    ),
     "rank-not-examined": Kind(
         ERROR,
         "The evidence of a rank could not be gathered",

@@ -10,6 +10,9 @@ from typing import Dict, List, NamedTuple
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import prose
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import error_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import is_echo, without_keeper
+
+LOW_DISK = 64 * 1024 * 1024
 
 # The causes that the trainer writes into its `end` event (docs/architecture.md), and the codes of findings they stand for.
 CODES: Dict[str, str] = {
@@ -34,8 +37,6 @@ CODES: Dict[str, str] = {
     "bad-settings": "rank-failed",
     "bug": "rank-failed",
 }
-# With these a rank says that it missed another one.
-MISSED = ("peer-lost", "peer-late", "store-lost", "link-lost")
 
 
 class Death(NamedTuple):
@@ -50,10 +51,14 @@ class Death(NamedTuple):
 def death_of(found: Evidence, rank: int) -> Death:
     """What kind of death a crashed rank died."""
     run = found["run"]
+    if without_keeper(run):
+        # Its rank could still write why it ended, but that was only since the keeper had.
+        free = (found.get("system") or {}).get("disk_free")
+        full = free is not None and free < LOW_DISK
+        return Death("rank-oom" if out_of_memory(found) else "disk-full" if full else "keeper-gone", [rank], False)
     if run.get("end_cause"):
         cause, blames = str(run["end_cause"]), [one for one in run.get("end_blames") or [] if isinstance(one, int)]
-        is_echo = cause in MISSED or (bool(blames) and rank not in blames)
-        return Death(CODES.get(cause, "rank-failed"), blames, is_echo, cause)
+        return Death(CODES.get(cause, "rank-failed"), blames, is_echo(cause, blames, rank), cause)
     killed = was_killed(found)
     if killed or (run.get("ended") is None and not run.get("end_error")):
         return Death(

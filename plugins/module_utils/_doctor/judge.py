@@ -10,15 +10,15 @@ compared.
 
 from __future__ import annotations
 
-import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, Answer, answers_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import MISSED, Death, death_of, was_killed
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, answers_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import LOW_DISK, was_killed
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence, RankProcess
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import (
     busy,
@@ -30,56 +30,28 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading impor
     works,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import (
-    Limits,
-    Rank,
-    is_stalled,
-    state_of,
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits, is_stalled
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import (
+    MISSED,
+    apart_text,
+    gave_up,
+    history,
+    keepers,
+    parts,
+    reason,
+    without_keeper,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
+    AWAY,
+    CRASHED,
+    FINISHED,
+    RUNNING,
+    STOPPED,
+)
 
-LOW_DISK = 64 * 1024 * 1024
 PASSES = ("open", "refused")  # answers of a peer: packets go there and come back
 LOST_PACKETS = ("timeout", "no route")
 WAITING = ("sync", "head", "agree", "rendezvous", "end")
-
-
-class Case(NamedTuple):
-    """All that the judge looks at."""
-
-    plan: Plan
-    answers: Dict[str, Answer]
-    limits: Limits
-
-    def rank(self, host: str) -> int:
-        return next((int(node["rank"]) for node in self.plan["nodes"] if node["host"] == host), -1)
-
-    def host_of(self, rank: int) -> Optional[str]:
-        return next((str(node["host"]) for node in self.plan["nodes"] if node["rank"] == rank), None)
-
-    def name(self, host: str) -> str:
-        return "rank %d (%s)" % (self.rank(host), host)
-
-    def states(self) -> Dict[str, str]:
-        return {host: str(state_of(found["run"])) for host, found in self.known().items()}
-
-    def death(self, host: str) -> Death:
-        return death_of(self.known()[host], self.rank(host))
-
-    def known(self) -> Dict[str, Evidence]:
-        return {host: answer.evidence for host, answer in self.answers.items() if answer.evidence is not None}
-
-    def silent(self) -> List[str]:
-        """The hosts from which nothing came back."""
-        return sorted(host for host, answer in self.answers.items() if answer.is_silent)
-
-    def ranks(self, count_cpu: bool = True) -> Dict[str, Rank]:
-        """As the judgement of progress wants them; without CPU as if no rank used any."""
-        ranks = {host: Rank({}, silent=math.inf) for host in self.answers}
-        for host, found in self.known().items():
-            quiet = 0.0 if count_cpu and works(found) else math.inf
-            ranks[host] = Rank(found["run"], quiet, found["run"].get("session_age") or 0.0)
-        return ranks
 
 
 class Diagnosis(TypedDict):
@@ -94,7 +66,10 @@ def diagnose(plan: Plan, results: Mapping[str, Any], stall_factor: float = 5.0) 
     limits = Limits(factor=float(stall_factor), timeout=float(plan.get("timeout_seconds") or Limits().timeout))
     case = Case(plan, answers_of(results), limits)
     names = {host: case.name(host) for host in sorted(case.answers, key=case.rank)}
-    return {"verdict": regrouped(case) or judged(case), "evidence": lines(names, case.answers)}
+    return {
+        "verdict": of_keepers(case) or judged(case),
+        "evidence": [*history(case.runs()), *lines(names, case.answers)],
+    }
 
 
 def judged(case: Case) -> Finding:
@@ -106,37 +81,59 @@ def judged(case: Case) -> Finding:
     return healthy(case)
 
 
-def regrouped(case: Case) -> Optional[Finding]:
-    """Where keepers go on without some hosts, those who train are judged; if all is well with them, it is said who is away."""
-    told = [found["run"].get("membership") for found in case.known().values()]
-    training = [one for one in told if one and one.get("state") == "training" and one.get("members")]
-    if not training:
+def of_keepers(case: Case) -> Optional[Finding]:
+    """Where keepers decide who trains: those who train are judged, then who does not and why; None where there is no more to say."""
+    runs = case.runs()
+    found = parts(runs)
+    if not found:
+        return waiting(case) if keepers(runs) else given_up(case)
+    members = [host for part in found for host in part.members if host in case.answers]
+    for part in found:
+        verdict = judged(case._replace(answers={host: case.answers[host] for host in part.members if host in members}))
+        if not str(verdict["code"]).startswith("healthy"):
+            return verdict
+    if len(found) > 1:
+        return finding("trained-apart", found[-1].members[0], apart_text(runs))
+    away = [host for host in sorted(case.answers, key=case.rank) if host not in members]
+    if not away:
         return None
-    newest = max(training, key=lambda one: int(one.get("generation") or 0))
-    away = [host for host in sorted(case.answers, key=case.rank) if host not in newest["members"]]
-    members = {host: answer for host, answer in case.answers.items() if host in newest["members"]}
-    if not away or not members:
-        return None
-    verdict = judged(case._replace(answers=members))
-    if not str(verdict["code"]).startswith("healthy"):
-        return verdict
     seen = "%s goes on without %s: %s." % (
         " and ".join(map(case.name, sorted(members, key=case.rank))),
         " and ".join(map(case.name, away)),
-        "; ".join("%s %s" % (host, absence(case.answers[host])) for host in away),
+        "; ".join("%s %s" % (host, absence(case, host)) for host in away),
     )
     return finding("rank-away", away[0], seen)
 
 
-def absence(answer: Answer) -> str:
+def absence(case: Case, host: str) -> str:
     """How it is with a host that is not in the run."""
-    if answer.evidence is None:
-        return answer.words
-    run = answer.evidence["run"]
-    keeper = run.get("membership")
-    if keeper:
-        return "waits to be let in" if not keeper.get("why") else "waits to be let in, since %s" % keeper["why"]
-    return "is %s there" % run["state"]
+    found = case.answers[host].evidence
+    if found is None:
+        return case.answers[host].words
+    return reason(host, case.runs()) or "is %s there" % found["run"]["state"]
+
+
+def waiting(case: Case) -> Finding:
+    """No rank trains: whose fault that is, and who waits for whom."""
+    runs, hosts = case.runs(), sorted(case.answers, key=case.rank)
+    seen = "No rank trains: %s." % "; ".join("%s %s" % (host, absence(case, host)) for host in hosts)
+    if own_deaths(case):
+        verdict = died(case)
+        if verdict:
+            return finding(str(verdict["code"]), str(verdict["host"]), "%s %s" % (verdict["seen"], seen))
+    if case.silent():
+        return finding("rank-host-no-answer", case.silent()[0], seen)
+    return finding("rank-waits", next(iter(keepers(runs))), seen)
+
+
+def given_up(case: Case) -> Optional[Finding]:
+    """Keepers gave the run up, for another reason than an error that a rank could name itself."""
+    first = gave_up(case.runs())
+    if first is None or any(case.death(host).cause for host in own_deaths(case)):
+        return None
+    last = died(case)
+    seen = "The run was given up: %s." % error_of(case.known()[first])
+    return finding("run-given-up", first, seen + (" What was seen last: %s" % last["seen"] if last else ""))
 
 
 # -- the questions, each a verdict or None ------------------------------------------------------------------------------
@@ -145,7 +142,8 @@ def absence(answer: Answer) -> str:
 def silent(case: Case) -> Optional[Finding]:
     """A host that does not answer explains all, unless a rank that does answer died of something of its own."""
     gone = case.silent()
-    if not gone or (own_deaths(case) and not stalled(case)):
+    over = bool(case.known()) and set(case.states().values()) <= {FINISHED, STOPPED, AWAY}
+    if not gone or over or (own_deaths(case) and not stalled(case)):
         return None
     seen = "; ".join("%s %s" % (case.name(host), case.answers[host].words) for host in gone)
     dark = [host for host, found in case.known().items() if (found.get("links") or {}).get(gone[0]) in LOST_PACKETS]
@@ -231,6 +229,8 @@ def missed_each_other(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
 def cause_of(case: Case, host: str) -> Finding:
     found = case.known()[host]
     run, code = found["run"], case.death(host).code
+    if without_keeper(run):
+        return finding(code, host, "%s: %s." % (case.name(host), str(run.get("error")).rstrip(".")))
     at = " at step %s" % run["step"] if run.get("step") is not None else " before its first step"
     coded = "ended with an error" if run.get("exit_code") is None else "ended with code %s" % run["exit_code"]
     ended = "ended by signal %s" % run["signal"] if run.get("signal") else coded
@@ -246,7 +246,8 @@ def cause_of(case: Case, host: str) -> Finding:
 def not_running(case: Case) -> Optional[Finding]:
     states = case.states()
     if "running" not in states.values():
-        summary = ", ".join("%s %s" % (case.name(host), state) for host, state in sorted(states.items()))
+        told = {**states, **{host: case.answers[host].words for host in case.silent()}}
+        summary = ", ".join("%s %s" % (case.name(host), state) for host, state in sorted(told.items()))
         return finding("not-running", case.plan["master"]["host"], "No rank runs: %s." % summary)
     absent = sorted(host for host, state in states.items() if state != "running")
     if absent:

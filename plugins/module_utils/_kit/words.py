@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 DASH = "-"
@@ -31,6 +32,12 @@ def seconds_text(seconds: Optional[float]) -> str:
     if hours < 48:
         return "%d h %02d min" % (hours, minutes)
     return "%d d %d h" % divmod(hours, 24)
+
+
+def clock_text(at: float) -> str:
+    """A point in time as the reader's clock had it, with the day where it was another."""
+    then, now = time.localtime(at), time.localtime()
+    return time.strftime("%H:%M" if then[:3] == now[:3] else "%a %H:%M", then)
 
 
 def bytes_text(count: Optional[float]) -> str:

@@ -308,6 +308,8 @@ def all_reduce(evidence: Evidence) -> Iterable[Finding]:
         # Before the network step nobody expects one: the rehearsal comes later. A trainer that is not joined has no program for it.
         able = trainer_of(evidence.plan) in TELLING
         if len(evidence.plan["nodes"]) > 1 and able and not evidence.before_network:
+            # The all-reduce is of all hosts, so it is tried on none where one of them lacks its Python.
+            missing = [host for host in missing if not evidence.fact(host, "python", "venv", "torch")] or missing
             told = f"no trainer's Python on {', '.join(missing)} yet"
             if closed(evidence) or list(holders(evidence)):
                 told = "a port between the hosts is closed or taken"

@@ -19,7 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import newest_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import read_members
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import TRAINING, read_members
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, parse_events
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 
@@ -36,6 +36,7 @@ class Rank(NamedTuple):
     events: List[Event]
     session: Document
     lines: List[str]
+    members: Sequence[Document] = ()  # what its keeper wrote down
 
 
 class Run(NamedTuple):
@@ -67,7 +68,7 @@ def load_rank(folder: str, plan: Document) -> Optional[Rank]:
         with open(metrics[rank], "rb") as stream:
             events = parse_events(stream.read())
     lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
-    return Rank(host, rank, events, session, lines)
+    return Rank(host, rank, events, session, lines, read_members(folder))
 
 
 def folder_name(node: Document) -> str:
@@ -121,5 +122,7 @@ def load_run(path: str) -> Run:
     rehearsal = read_object(os.path.join(path, "rehearsal.json"))
     prediction = section(rehearsal, "prediction") or read_object(os.path.join(path, "prediction.json"))
     by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
-    told = max(map(read_members, there), key=lambda events: sum(event.get("what") == "training" for event in events))
+    told = max(
+        (one.members for one in ranks), key=lambda events: sum(event.get("what") == TRAINING for event in events)
+    )
     return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction, items(rehearsal, "findings"), told)

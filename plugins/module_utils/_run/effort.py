@@ -1,14 +1,16 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How hard the processes of a rank work: the CPU they use, and the time for which they are ready to run and wait for a core.
+"""How hard the processes of a rank work: the CPU they use, the time for which they are ready to run without a core, and what they read.
 
-The second counts as much as the first: on a machine with twenty busy processes a rank gets a tenth of a core and is at work all the same.
+Waiting for a core counts as much as having one: on a machine with twenty busy processes a rank gets a tenth of a core and is at work
+all the same. So is one that loads its libraries from a slow disk.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
@@ -18,10 +20,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find
 
 
 class Effort(NamedTuple):
-    """Seconds of work by the processes of a rank so far, and when that was read."""
+    """Seconds of work by the processes of a rank so far, when that was read, and the bytes they had from a disk."""
 
     at: float
     seconds: float
+    read: int = 0
 
 
 def effort_of(session: Mapping[str, Any], heartbeat: Mapping[str, Any], proc: str = "/proc") -> Optional[Effort]:
@@ -29,23 +32,37 @@ def effort_of(session: Mapping[str, Any], heartbeat: Mapping[str, Any], proc: st
     roots = [pid for pid in (session.get("child_pid"), heartbeat.get("pid")) if isinstance(pid, int)]
     pids = {*roots, *processes.offspring(roots, proc)} if roots else set()
     found = [seconds for pid in pids for seconds in _seconds(proc, pid)]
-    return Effort(time.monotonic(), sum(found)) if found else None
+    return Effort(time.monotonic(), sum(found), sum(_bytes_read(proc, pid) for pid in pids)) if found else None
 
 
 def busy_share(first: Optional[Effort], second: Optional[Effort]) -> Optional[float]:
-    """The work between two readings as a share of one core."""
+    """The work between two readings as a share of one core; who reads from a disk is at work for all of that time."""
     if first is None or second is None or second.at <= first.at:
         return None
-    return round(max(0.0, second.seconds - first.seconds) / (second.at - first.at), 3)
+    share = max(0.0, second.seconds - first.seconds) / (second.at - first.at)
+    reads = second.read - first.read >= READING * (second.at - first.at)
+    return round(max(share, 1.0 if reads else 0.0), 3)
+
+
+READING = 1e5  # bytes a second from a disk, which no rank reads that waits for others
 
 
 def _seconds(proc: str, pid: int) -> Iterator[float]:
-    """Of every thread: nanoseconds on a core, and nanoseconds ready to run."""
+    """Of every thread: nanoseconds on a core, and nanoseconds ready to run; a kernel without these counts ticks on a core."""
     folder = os.path.join(proc, str(pid), "task")
     for name in _names(folder):
         fields = read_text(os.path.join(folder, name, "schedstat")).split()
+        ticks = [] if len(fields) > 1 else read_text(os.path.join(folder, name, "stat")).rpartition(")")[2].split()
         if len(fields) > 1:
             yield (int(fields[0]) + int(fields[1])) / 1e9
+        elif len(ticks) > 12:
+            yield (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _bytes_read(proc: str, pid: int) -> int:
+    """What a process had from a disk so far; 0 where the kernel does not tell."""
+    found = re.search(r"^read_bytes: (\d+)$", read_text(os.path.join(proc, str(pid), "io")), re.M)
+    return int(found.group(1)) if found else 0
 
 
 def _names(folder: str) -> List[str]:

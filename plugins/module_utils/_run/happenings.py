@@ -5,35 +5,67 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict
+import itertools
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plural, seconds_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import absences, steps_repeated
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
+    FAILED,
+    LAST_WORDS,
+    TRAINING,
+    absences,
+    given_up,
+    said_last,
+    steps_repeated,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import gave_way_text
 
 
 class Happening(TypedDict):
-    """One line of what happened; the time of what no file tells is unknown."""
+    """One line of what happened; the time of what no file tells is unknown. The kind says how the loss curve marks it, if it does."""
 
     time: Optional[float]
     step: Any
     host: str
     severity: str
     text: str
+    kind: str
 
 
 def happenings(run: Run) -> List[Happening]:
     """Starts, restarts, checkpoints, differing weights, ends and findings, in the order of time."""
     stage = evaluated.stage_of(run.plan)
     found = [event for rank in run.ranks for event in _of_rank(rank, stage)] + membership(run) + _told(run.findings)
-    return sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"])))
+    return folded(sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"]))))
+
+
+FEW_SAVES = 6  # so many stand in a row of their own
+
+
+def folded(found: Sequence[Happening]) -> List[Happening]:
+    """The same with checkpoints that follow each other as one line where there are many in all."""
+    if sum(one["kind"] == SAVE for one in found) <= FEW_SAVES:
+        return list(found)
+    lines: List[Happening] = []
+    for is_save, group in itertools.groupby(found, key=lambda one: one["kind"] == SAVE):
+        same = list(group)
+        steps = sorted({one["step"] for one in same if isinstance(one["step"], int)})
+        if is_save and len(same) > 1 and steps:
+            hosts = ", ".join(sorted({one["host"] for one in same}))
+            span = "step %d" % steps[0] if len(steps) == 1 else "steps %d to %d" % (steps[0], steps[-1])
+            text = "%s of %s; the last: %s" % (plural(len(steps), "checkpoint"), span, same[-1]["text"])
+            same = [{**same[-1], "host": hosts, "text": text}]
+        lines += same
+    return lines
 
 
 def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happening]:
     starts = repeated = 0
+    last_start = max((index for index, event in enumerate(rank.events) if event["kind"] == "start"), default=-1)
     for index, event in enumerate(rank.events):
         kind, severity, text = event["kind"], "info", ""
         if kind == "start":
@@ -55,12 +87,28 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
         elif kind == "digest" and event.get("identical") is False:
             severity, text = "error", "weights differ between the ranks"
         elif kind == "end":
-            severity = "error" if event.get("reason") == "error" else "info"
+            failed, survived = event.get("reason") == "error", index < last_start
+            severity = "info" if not failed else "warning" if survived else "error"
             text = ": ".join(str(word) for word in (event.get("reason"), event.get("error")) if word)
+            text += " (and was started again)" if failed and survived else ""
         if text:
             yield Happening(
-                time=finite(event.get("time")), step=event.get("step"), host=rank.host, severity=severity, text=text
+                time=finite(event.get("time")),
+                step=event.get("step"),
+                host=rank.host,
+                severity=severity,
+                text=text,
+                kind=START
+                if kind == "start" and starts > 1
+                else MARKS.get(str(kind), "")
+                if severity == "info"
+                else severity,
             )
+
+
+SAVE, START = "save", "start"
+# How the loss curve marks what happened; errors and warnings by their severity.
+MARKS = {"checkpoint": SAVE, "shares": "shares"}
 
 
 def new_shares(event: Event) -> str:
@@ -83,7 +131,7 @@ def _told(findings: Sequence[Event]) -> List[Happening]:
     for finding in findings:
         host, text = str(finding.get("host")), "%s: %s" % (finding.get("code"), finding.get("seen"))
         severity = str(finding.get("severity", "info"))
-        told.setdefault((host, text), Happening(time=None, step=None, host=host, severity=severity, text=text))
+        told.setdefault((host, text), Happening(time=None, step=None, host=host, severity=severity, text=text, kind=""))
     return list(told.values())
 
 
@@ -92,14 +140,25 @@ def membership(run: Run) -> List[Happening]:
     found: List[Happening] = []
 
     def add(time: float, host: str, severity: str, text: str) -> None:
-        found.append(Happening(time=time, step=None, host=host, severity=severity, text=text))
+        found.append(Happening(time=time, step=None, host=host, severity=severity, text=text, kind=""))
 
     for one in absences(run.members):
         add(one.left, one.host, "warning", "left the run%s" % (" (%s)" % one.why if one.why else ""))
         if one.back is not None:
             add(one.back, one.host, "info", "back in the run")
-    for event in run.members:
-        if event.get("what") == "training":
-            members = ", ".join(words(event, "members"))
-            add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % (event.get("generation"), members))
+    seen: Set[Tuple[Any, str]] = set()
+    # Parts that trained apart know nothing of each other.
+    for events in [run.members, *(rank.members for rank in run.ranks)]:
+        for event in events:
+            told = (event.get("generation"), ", ".join(words(event, "members")))
+            if event.get("what") == TRAINING and told not in seen:
+                seen.add(told)
+                add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % told)
+    for rank in run.ranks:
+        for gone in given_up(rank.members):
+            add(gone["time"], gone["host"], "warning", "%s (%s)" % (gave_way_text(gone), gone["why"]))
+        said = said_last(rank.members)
+        if said and said.state in LAST_WORDS and said.why:
+            at = max(finite(event.get("time")) or 0.0 for event in rank.members)
+            add(at, rank.host, "error" if said.state == FAILED else "info", "%s: %s" % (said.state, said.why))
     return found

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
+    clock_text,
     loss_text,
     seconds_text,
     share_text,
@@ -18,13 +19,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import
     is_evaluation,
     progress_text,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import apart_text, keepers, parts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
     Row,
     by_rank,
-    clock_text,
     first_known,
-    memberships,
+    runs_of,
     tells_nothing,
+    training_rows,
 )
 
 # -- the line while it runs -----------------------------------------------------------------------------------------------
@@ -61,20 +63,23 @@ def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
     It is as long as the width has room for, without a bar where no width is given. A row's `age` is how long ago it was looked at, and
     `watched` for how long it is watched.
     """
-    rows = by_rank(rows)
+    apart = [", ".join(part.members) for part in parts(runs_of(rows))[1:]]
+    rows = by_rank(training_rows(rows))
     if any(is_evaluation(row["run"]) and row["run"].get("batch") for row in rows):
         line = progress_text([row["run"] for row in rows])
         return _with_bar(rows, line, width, unicode)
     if not any(row["run"].get("step") is not None for row in rows):
         watched = max(float(row.get("watched") or 0.0) for row in rows)
         return "starting%s: %s" % (" for %s" % whole_seconds(watched) if watched >= QUIET else "", phases_text(rows))
-    parts = _live_parts(rows)
-    if width and len("  ".join(parts.values())) > width and "waiting" in parts:
-        parts["waiting"] = _waiting(rows, named=False)
+    words = _live_parts(rows)
+    if apart:
+        words["apart"] = "%s apart" % ", ".join(apart)
+    if width and len("  ".join(words.values())) > width and "waiting" in words:
+        words["waiting"] = _waiting(rows, named=False)
     for name in DISPENSABLE:
-        if width and len("  ".join(parts.values())) > width:
-            parts.pop(name, None)
-    return _with_bar(rows, "  ".join(parts.values()), width, unicode)
+        if width and len("  ".join(words.values())) > width:
+            words.pop(name, None)
+    return _with_bar(rows, "  ".join(words.values()), width, unicode)
 
 
 def _with_bar(rows: Sequence[Row], line: str, width: int, unicode: bool) -> str:
@@ -135,7 +140,7 @@ def _since_step(rows: Sequence[Row]) -> str:
 
 def _between_generations(rows: Sequence[Row]) -> str:
     """Why no rank runs, where keepers start them; nothing while one does."""
-    told = memberships(rows).values()
+    told = keepers(runs_of(rows)).values()
     if not told or any(one["state"] == "training" for one in told):
         return ""
     why = next((one["why"] for one in told if one["why"]), "")
@@ -145,7 +150,7 @@ def _between_generations(rows: Sequence[Row]) -> str:
 
 def regrouped(rows: Sequence[Row], known: int) -> Tuple[int, str]:
     """The newest generation that trains, and a line about it where it is newer than the one that is known."""
-    told = memberships(rows).values()
+    told = keepers(runs_of(rows)).values()
     training = [one for one in told if one["state"] == "training"]
     if not training:
         return known, ""
@@ -154,7 +159,8 @@ def regrouped(rows: Sequence[Row], known: int) -> Tuple[int, str]:
     if number <= known:
         return known, ""
     line = "%s  generation %d: %s" % (clock_text(float(newest["since"])), number, ", ".join(newest["members"]))
-    return number, "%s (%s)" % (line, why) if why else line
+    line = "%s (%s)" % (line, why) if why else line
+    return number, "; ".join(text for text in (line, apart_text(runs_of(rows))) if text)
 
 
 def whole_seconds(seconds: float) -> str:
@@ -166,13 +172,19 @@ def phases_text(rows: Sequence[Row]) -> str:
     """What each host is in the middle of, those that do the same together."""
     doing: Dict[str, List[str]] = {}
     for row in rows:
-        phase = row["run"].get("phase")
-        known = PHASES.get(str(phase), str(phase)) if phase else _unheard(row["run"].get("state"))
-        doing.setdefault(known, []).append(row["host"])
+        doing.setdefault(_doing(row["run"]), []).append(row["host"])
     return "; ".join(
         "%s %s" % (", ".join(hosts) if len(hosts) <= 4 else "%d hosts" % len(hosts), phase)
         for phase, hosts in doing.items()
     )
+
+
+def _doing(run: Mapping[str, Any]) -> str:
+    """What a rank is in the middle of."""
+    phase = run.get("phase")
+    if phase == "resume" and not run.get("checkpoint"):
+        return "making the model"
+    return PHASES.get(str(phase), str(phase)) if phase else _unheard(run.get("state"))
 
 
 def _unheard(state: Any) -> str:

@@ -16,11 +16,14 @@ import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import TRAINING
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import parts
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING, keeper_lives
 
 HEARTBEAT_SECONDS = 45.0  # the trainer renews its heartbeat every second
 AWAY_SECONDS = 20.0  # a host may give no answer for so long before the others are asked whether they miss it
 BUSY = 0.5  # share of one core that a rank at work uses or waits for; the heartbeat of one that waits needs far less
+QUIET_SECONDS, QUIET_STEPS = 10.0, 3.0  # without a step for longer than both, people are told
 STALLED = "stalled"
 NO_HEARTBEAT = "no heartbeat"
 
@@ -106,15 +109,21 @@ def state_of(run: Mapping[str, Any]) -> Optional[str]:
     A heartbeat in another phase than the last one is that of a trainer which was started again in the same session.
     """
     has_ended = run.get("end_reason") == "error" and run.get("phase") in (None, "end")
-    if run.get("state") == RUNNING and has_ended and not run.get("membership"):
+    if run.get("state") == RUNNING and has_ended and not keeper_lives(run):
         return CRASHED
     return run.get("state")
 
 
 def waits_for_others(run: Mapping[str, Any]) -> bool:
     """Whether a keeper runs here without a rank: it waits until enough hosts are there, which is no fault of this one."""
-    keeper = run.get("membership")
-    return keeper is not None and keeper["state"] != "training"
+    return keeper_lives(run) and run["membership"]["state"] != TRAINING
+
+
+def standstill(run: Mapping[str, Any]) -> Optional[float]:
+    """Seconds since the last step of a rank that runs, where that is longer than its steps take."""
+    age = run.get("step_age") if run.get("state") == RUNNING else None
+    usual = max(QUIET_SECONDS, QUIET_STEPS * float(run.get("step_seconds") or 0.0))
+    return age if age is not None and age > usual else None
 
 
 def quiet_now(run: Mapping[str, Any]) -> float:
@@ -163,9 +172,12 @@ def is_stuck(rank: Rank, limits: Limits, bereft: bool = False) -> Optional[bool]
 def is_stalled(ranks: Mapping[str, Rank], limits: Limits) -> bool:
     """Whether the run as a whole makes no progress: of the ranks that run and can be asked none does.
 
+    Where keepers go on without some hosts, nobody misses those.
     A rank that neither tells nor shows anything decides nothing, so other trainers, of which only the first rank tells its steps, are
     judged by that one.
     """
+    members = {host for part in parts({name: rank.run for name, rank in ranks.items()}) for host in part.members}
+    ranks = {name: rank for name, rank in ranks.items() if not members or name in members}
     away = {name for name, rank in ranks.items() if rank.silent > AWAY_SECONDS}
     near = [rank for name, rank in ranks.items() if state_of(rank.run) == RUNNING and name not in away]
     bereft = bool(away) or any(has_no_heartbeat(rank, limits) for rank in near)

@@ -1,27 +1,126 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who took part in a run and when: read from what the keepers wrote down (members.jsonl)."""
+"""Who took part in a run and when: read from what a host's keeper wrote down (members.json, members.jsonl)."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
+    Document,
+    items,
+    number,
+    section,
+    text,
+    whole,
+    words,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import APART
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite
 
-EVENTS = "members.jsonl"
+NOW, EVENTS = "members.json", "members.jsonl"
 TAIL_BYTES = 1 << 18
+# What a keeper says that it does, as far as readers tell it apart (_keeper/membership.py).
+TRAINING = "training"
+FINISHED, STOPPED, LEFT, FAILED, AWAY = "finished", "stopped", "left", "failed", "away"
+LAST_WORDS = (FINISHED, STOPPED, LEFT, FAILED, AWAY)
+GAVE_WAY = "gave way"
 
 
 class Absence(NamedTuple):
-    """A host that was not in a run for a while."""
+    """A host that was not in a run for a while, and the step from which the others went on without it."""
 
     host: str
     left: float
     why: str
     back: Optional[float]
+    step: Optional[int] = None
+
+
+class Away(TypedDict):
+    """The same for programs."""
+
+    host: str
+    left: float
+    why: str
+    back: Optional[float]
+    step: Optional[int]
+
+
+class GaveWay(TypedDict):
+    """Steps that a host trained apart from the others and that do not count, since another part had more."""
+
+    time: float
+    host: str
+    since: int
+    until: int
+    why: str
+
+
+class Kept(TypedDict):
+    """A folder with checkpoints of steps that were given up."""
+
+    path: str
+    checkpoint: Optional[int]
+
+
+class Said(NamedTuple):
+    """What a keeper said that it does, and why."""
+
+    state: Optional[str]
+    why: Optional[str]
+
+
+class Membership(TypedDict):
+    """What the keeper on a host says, or said last, of who trains."""
+
+    state: Optional[str]
+    generation: Optional[int]
+    members: List[str]
+    why: Optional[str]
+    since: float
+    waits: Optional[str]
+    hears: List[str]
+    hosts: List[str]
+    grace: float
+    away: List[Away]
+    repeated: int
+    gave_way: List[GaveWay]
+    kept: List[Kept]
+
+
+def read_membership(
+    run_dir: str, started: Optional[float], metrics: Sequence[Event], plan: Document
+) -> Optional[Membership]:
+    """What the keeper of this session says, or said last; None where it has none."""
+    told = read_object(os.path.join(run_dir, NOW))
+    since = finite(told.get("since"))
+    if since is None or (started is not None and since < started):
+        return None
+    events = read_members(run_dir)
+    return {
+        "state": text(told, "state"),
+        "generation": whole(told, "generation"),
+        "members": words(told, "members"),
+        "why": text(told, "why"),
+        "since": since,
+        "waits": text(told, "waits"),
+        "hears": words(told, "hears"),
+        "hosts": [str(node.get("host")) for node in items(plan, "nodes")],
+        "grace": finite(section(plan, "keeper").get("grace_seconds")) or 0.0,
+        "away": [
+            {"host": one.host, "left": one.left, "why": one.why, "back": one.back, "step": one.step}
+            for one in absences(events)
+        ],
+        "repeated": steps_repeated(metrics),
+        "gave_way": given_up(events),
+        "kept": kept_apart(run_dir),
+    }
 
 
 def read_members(run_dir: str) -> List[Document]:
@@ -43,26 +142,76 @@ def read_members(run_dir: str) -> List[Document]:
     return found
 
 
+# What is told of another host, or beside a state.
+ASIDE = ("lost", "heard", "keeper started", GAVE_WAY)
+
+
+def said_last(events: Sequence[Mapping[str, Any]]) -> Optional[Said]:
+    """The last state that the keeper which wrote these has told; None where there was none."""
+    newest = next((event for event in reversed(events) if event.get("what") not in ASIDE), None)
+    return Said(str(newest.get("what")), str(newest.get("why") or "")) if newest else None
+
+
 def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
     """Who left and who came back, as one keeper saw it: by the generations in which it trained."""
     away: Dict[str, Absence] = {}
     found: List[Absence] = []
     members: List[str] = []
-    broken, why = 0.0, ""
+    lost: Dict[str, str] = {}
+    broken, why, by_rank = 0.0, "", False
     for event in events:
-        if event.get("what") != "training":
-            if event.get("what") in ("ending", "idle") and not broken:
-                broken, why = float(event["time"]), str(event.get("why") or "")
+        what = event.get("what")
+        if what == "lost":
+            lost[str(event.get("host"))] = str(event.get("why") or "")
+        if what in ("ending", "idle") and not broken:
+            # Where the keeper's own rank ended first, it did so since another one was gone.
+            broken, why, by_rank = float(event["time"]), str(event.get("why") or ""), what == "idle"
+        if what != TRAINING:
             continue
         present = words(event, "members")
         for host in members:
             if host not in present and host not in away:
-                away[host] = Absence(host, broken or float(event["time"]), why, None)
+                away[host] = Absence(
+                    host,
+                    broken or float(event["time"]),
+                    lost.get(host, why) if by_rank else why,
+                    None,
+                    whole(event, "steps"),
+                )
         for host in present:
             if host in away:
                 found.append(away.pop(host)._replace(back=float(event["time"])))
-        members, broken, why = present, 0.0, ""
+        members, broken, why, lost = present, 0.0, "", {}
     return sorted([*found, *away.values()], key=lambda one: one.left)
+
+
+def given_up(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
+    """The times at which the keeper that wrote this gave way to another part of the run."""
+    found: List[GaveWay] = []
+    members: Set[str] = set()
+    begun = 0
+    for event in events:
+        if event.get("what") == TRAINING:
+            if set(words(event, "members")) != members:
+                members, begun = set(words(event, "members")), number(event, "steps")
+        elif event.get("what") == GAVE_WAY:
+            host, why = str(event.get("host")), str(event.get("why") or "")
+            until = max(begun, number(event, "steps"))
+            found.append({"time": float(event["time"]), "host": host, "since": begun, "until": until, "why": why})
+    return found
+
+
+def kept_apart(run_dir: str) -> List[Kept]:
+    """Where the checkpoints of such steps lie on this host."""
+    place = os.path.join(run_dir, APART)
+    names = sorted(os.listdir(place)) if os.path.isdir(place) else []
+    paths = [os.path.join(place, name) for name in names if os.path.isdir(os.path.join(place, name))]
+    return [{"path": path, "checkpoint": max(_steps_in(path), default=None)} for path in paths]
+
+
+def _steps_in(folder: str) -> List[int]:
+    files = (name for dummy, folders, names in os.walk(folder) for name in names)
+    return [int(found.group(1)) for found in (re.match(r"meta_(\d+)\.json$", name) for name in files) if found]
 
 
 def steps_repeated(events: Sequence[Mapping[str, Any]]) -> int:

@@ -183,6 +183,13 @@ def newest_attempt(events: List[Event]) -> Tuple[int, List[Event]]:
     return len(starts), events[starts[-1] :] if starts else events
 
 
+def _measured(events: List[Event]) -> List[Event]:
+    """The events that tell of speeds and weights: those of the newest start, or where that ended without a step, of the one before."""
+    count, attempt = newest_attempt(events)
+    had_nothing_to_do = bool(_last(attempt, "end")) and not _last(attempt, "step")
+    return _measured(events[: len(events) - len(attempt)]) if had_nothing_to_do and count > 1 else attempt
+
+
 def _speeds(steps: List[Event]) -> Speeds:
     """Speeds and shares of the steps of one attempt; its first step, which warms up, counts for the totals only."""
     steady = steps[1:] if len(steps) > 1 else steps
@@ -253,7 +260,9 @@ def describe_events(events: List[Event]) -> Told:
     start, end = _last(attempt, "start"), _last(attempt, "end")
     resumed = whole(start, "resumed_from")
     evaluation = _last(events, "eval")
-    told = [event.get("identical") for event in attempt if event["kind"] in ("digest", "end")]
+    measured = _measured(events)
+    told = [event.get("identical") for event in measured if event["kind"] in ("digest", "end")]
+    made = [event for event in measured if event["kind"] == "step" and isinstance(event.get("step"), int)]
     compared = [one for one in told if isinstance(one, bool)]
     return {
         "rank": whole(start, "rank"),
@@ -269,7 +278,7 @@ def describe_events(events: List[Event]) -> Told:
         "val_bpb": finite(evaluation.get("val_bpb")) if evaluation else finite(end.get("val_bpb")),
         # Weights that were seen to differ once make no model, whatever is compared later.
         "identical": all(compared) if compared else None,
-        "digest": text(_last(attempt, "digest"), "digest"),
+        "digest": text(_last(measured, "digest"), "digest"),
         "checkpoint": _checkpoint(events),
         "end_reason": text(end, "reason"),
         "end_error": text(end, "error"),
@@ -281,6 +290,6 @@ def describe_events(events: List[Event]) -> Told:
         "updated": finite(events[-1].get("time")) if events else None,
         "stepped": finite(steps[-1].get("time")) if steps else None,
         "started": finite(start.get("time")),
-        **_speeds(steps),
-        **share_of(steps),
+        **_speeds(made),
+        **share_of(made),
     }

@@ -24,13 +24,18 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run, folder_name, load_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.happenings import happenings
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import FAILED, said_last
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     Event,
     describe_events,
     finite,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
+    CRASHED,
+    cause_text,
+    error_text,
+    host_state,
+)
 
 # What each host is worth, by what run_info would tell of each: host -> tokens per second without it.
 Worth = Callable[[Mapping[str, Mapping[str, Any]]], Mapping[str, float]]
@@ -124,13 +129,24 @@ def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
 
 def rank_end(rank: Rank) -> str:
     """How this rank's newest attempt ended, as far as the files tell."""
-    told = describe_events(rank.events)
-    code = rank.session.get("exit_code")
-    if rank.session and rank.session.get("ended") is None and told["end_reason"] is None:
+    told, said = describe_events(rank.events), said_last(rank.members)
+    if rank.session and rank.session.get("ended") is None and (said or told["end_reason"] is None):
         return "still going when this was collected"
-    if told["end_reason"] == "error" or (code not in (None, 0)):
-        return "crashed: %s" % (told["end_error"] or error_line(rank.lines) or "code %s" % code)
-    return str(told["end_reason"] or ("finished" if code == 0 else "no end was recorded"))
+    if not rank.session and told["end_reason"] is None:
+        return "no end was recorded"
+    state = host_state(rank.session, False, told, bool(rank.events), said)
+    error = error_text(state, rank.session, told, rank.lines, said) or told["end_error"]
+    why = cause_text(state, rank.session, said)
+    if state == CRASHED:
+        return "crashed: %s" % (error or "code %s" % rank.session.get("exit_code"))
+    return "%s: %s" % (state, why) if why else state
+
+
+def given_up(ranks: Sequence[Rank]) -> str:
+    """Why the keepers gave the run up; empty where they did not."""
+    last = [(finite(rank.members[-1].get("time")) or 0.0, said_last(rank.members)) for rank in ranks if rank.members]
+    failed = [(time, said.why or "") for time, said in last if said and said.state == FAILED]
+    return min(failed, default=(0.0, ""))[1]
 
 
 def summary(rank: Rank, steps: Sequence[Event]) -> Summary:
@@ -274,6 +290,7 @@ def page_data(run: Run, others: Sequence[Run] = (), worth: Worth = lambda runs: 
         "digest": run.plan.get("digest"),
         "as_of": max(times, default=None),
         "world": run.plan.get("world") or start.get("world") or len(ranks),
+        "given_up": given_up(run.ranks),
         "missing": sorted(host for host in planned if host.replace("/", "_") not in present),
         "dtype": start.get("dtype"),
         "dtype_reason": start.get("dtype_reason"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Dict, List, Optional, TypedDict
+from typing import Dict, List, Mapping, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -20,7 +20,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     section,
     text,
     whole,
-    words,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     PREVIOUS,
@@ -36,7 +35,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import events_of_log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import absences, read_members, steps_repeated
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
+    FAILED,
+    LAST_WORDS,
+    TRAINING,
+    Membership,
+    Said,
+    read_membership,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     METRICS_BYTES,
     Event,
@@ -56,7 +62,8 @@ RUNNING = "running"
 FINISHED = "finished"
 STOPPED = "stopped"
 CRASHED = "crashed"
-ENDED = (FINISHED, STOPPED, CRASHED)
+AWAY = "away"
+ENDED = (FINISHED, STOPPED, CRASHED, AWAY)
 FRESH_SECONDS = 10.0  # a heartbeat is renewed every second; one of this age still counts as life
 
 
@@ -66,28 +73,6 @@ class Previous(TypedDict):
     path: str
     count: int
     checkpoint: Optional[int]
-
-
-class Away(TypedDict):
-    """A host that was not in the run for a while."""
-
-    host: str
-    left: float
-    why: str
-    back: Optional[float]
-
-
-class Membership(TypedDict):
-    """What the keeper on a host says of who trains."""
-
-    state: Optional[str]
-    generation: Optional[int]
-    members: List[str]
-    why: Optional[str]
-    since: float
-    hears: List[str]
-    away: List[Away]
-    repeated: int
 
 
 class Beat(TypedDict):
@@ -111,6 +96,8 @@ class Filed(TypedDict):
     exit_code: Optional[int]
     signal: Optional[int]
     ended: Optional[float]
+    revived: Optional[int]
+    died_of: Optional[str]
 
 
 class Planned(TypedDict):
@@ -132,6 +119,7 @@ class RunState(Told, Beat, Filed, Planned):
     session_age: Optional[float]
     step_age: Optional[float]
     error: Optional[str]
+    cause: Optional[str]
     membership: Optional[Membership]
     last_lines: List[str]
     log: Optional[str]
@@ -160,8 +148,8 @@ def heartbeat_alive(heartbeat: Document, now: float) -> bool:
     return processes.alive(pid, None)
 
 
-def _host_state(session: Document, alive: bool, told: Told, has_events: bool) -> str:
-    """One of the states of docs/architecture.md."""
+def host_state(session: Document, alive: bool, told: Told, has_events: bool, keeper: Optional[Said]) -> str:
+    """One of the states of docs/architecture.md: the one place that tells a run that was stopped from one that died."""
     if alive:
         return RUNNING
     if not session:
@@ -169,13 +157,28 @@ def _host_state(session: Document, alive: bool, told: Told, has_events: bool) ->
             return str(told["end_reason"])
         # Events without a session: somebody started the trainer by hand, and it disappeared without an exit status.
         return CRASHED if has_events else PREPARED
+    if told["end_reason"] == FINISHED and (session.get("stopped") or keeper):
+        return FINISHED
+    if keeper and keeper.state in LAST_WORDS:
+        return _by_last_word(str(keeper.state))
     if session.get("stopped"):
-        return FINISHED if told["end_reason"] == FINISHED else STOPPED
-    if session.get("ended") is None:
+        return STOPPED
+    if session.get("ended") is None or keeper:
         return CRASHED
     if session.get("exit_code") != 0:
-        return STOPPED if told["end_reason"] == STOPPED else CRASHED
+        # A job that a signal ended has not stopped by itself, whatever its rank could still write.
+        return STOPPED if told["end_reason"] == STOPPED and not session.get("signal") else CRASHED
     return STOPPED if told["end_reason"] == STOPPED or _short(told) else FINISHED
+
+
+def _by_last_word(word: str) -> str:
+    """The state of a host whose rank did not make the last step, by what its keeper said at its end."""
+    return {STOPPED: STOPPED, FAILED: CRASHED}.get(word, AWAY)
+
+
+def keeper_lives(run: Mapping[str, object]) -> bool:
+    """Whether a keeper runs on this host, which decides with the others who trains."""
+    return run.get("state") == RUNNING and bool(run.get("membership"))
 
 
 def _short(told: Told) -> bool:
@@ -183,23 +186,42 @@ def _short(told: Told) -> bool:
     return isinstance(told["steps"], int) and told["end_reason"] is None and told["done"] < told["steps"]
 
 
-def _error(state: str, session: Document, told: Told, lines: List[str]) -> Optional[str]:
-    """Why it crashed, in the trainer's words where there are any."""
+def error_text(state: str, session: Document, told: Told, lines: List[str], keeper: Optional[Said]) -> Optional[str]:
+    """Why it crashed: in its keeper's words, else in the trainer's where there are any."""
     if state != CRASHED:
         return None
-    if told["end_error"]:
+    if keeper and keeper.state == FAILED:
+        return keeper.why or "its keeper gave up"
+    if told["end_error"] and not keeper:
         return str(told["end_error"])
+    last = ": last line was %r" % lines[-1] if lines else ""
     if session and session.get("ended") is None:
-        return "the session disappeared without an exit status (the machine restarted or the processes were killed)" + (
-            ": last line was %r" % lines[-1] if lines else ""
-        )
+        other = session.get("boot_id") not in (None, processes.boot_id())
+        how = "the machine was restarted" if other else "its processes were killed, or nothing could be written"
+        return "the session disappeared without an exit status (%s)%s" % (how, "" if keeper else last)
+    if keeper:
+        how = "by signal %s" % session["signal"] if session.get("signal") else "with code %s" % session.get("exit_code")
+        return "its keeper ended %s%s" % (how, last)
     if session.get("signal"):
         return "ended by signal %s%s" % (session["signal"], ": %s" % lines[-1] if lines else "")
     return error_line(lines)
 
 
-def _eta(state: str, told: Told) -> Optional[float]:
+def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optional[str]:
+    """Why it was stopped, or is not in the run any more, as far as its keeper or its session says."""
+    if state not in (STOPPED, AWAY) or (state == STOPPED and session.get("stopped")):
+        # By a user, and on this host.
+        return None
+    if keeper and keeper.why:
+        return keeper.why
+    by = text(session, "terminated_by")
+    return None if not by else "%s ended it: its machine went down, or tmux was ended" % by
+
+
+def _eta(state: str, told: Told, keeper: Optional[Membership]) -> Optional[float]:
     if state != RUNNING or told["pace_seconds"] is None or not isinstance(told["steps"], int):
+        return None
+    if keeper and keeper["state"] != TRAINING:
         return None
     return float(max(0.0, (told["steps"] - told["done"]) * told["pace_seconds"]))
 
@@ -220,6 +242,8 @@ EMPTY: RunState = {
     "exit_code": None,
     "signal": None,
     "ended": None,
+    "revived": None,
+    "died_of": None,
     **NO_BEAT,
     "eta_seconds": None,
     "idle_seconds": None,
@@ -230,6 +254,7 @@ EMPTY: RunState = {
     "timeout_seconds": None,
     "step_age": None,
     "error": None,
+    "cause": None,
     "membership": None,
     "last_lines": [],
     "log": None,
@@ -267,8 +292,10 @@ def read_run(
         metrics = _or_of_log(metrics, session, log)
     told = _told(metrics.events, session, plan)
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
-    tail = log_lines(log, max(200, lines)) if lines else []
-    state, started = _host_state(session, alive, told, bool(metrics.events)), finite(session.get("started"))
+    tail, started = log_lines(log, max(200, lines)) if lines else [], finite(session.get("started"))
+    keeper = read_membership(run_dir, started, metrics.events, plan)
+    said = Said(keeper["state"], keeper["why"]) if keeper else None
+    state = host_state(session, alive, told, bool(metrics.events), said)
     run = {
         **run,
         **told,
@@ -280,7 +307,8 @@ def read_run(
         "world": told["world"] or whole(heartbeat, "world") or whole(plan, "world"),
         "steps": _steps(told, heartbeat, plan),
         "started": started or told["started"],
-        "error": _error(state, session, told, tail),
+        "error": error_text(state, session, told, tail, said),
+        "cause": cause_text(state, session, said),
         "last_lines": tail[-lines:] if lines else [],
         "log": log,
         "sampled": not metrics.complete,
@@ -288,14 +316,14 @@ def read_run(
         "training": training_of(read_object(os.path.join(run_dir, TRAINING))),
         "saved": max(checkpoint_steps(run_dir), default=None),
         "stop_seconds": stop_seconds(metrics.events, heartbeat, plan) if alive else None,
-        "membership": _membership(run_dir, started, metrics.events) if session.get("ended") is None else None,
+        "membership": keeper,
     }
     return _timed(run, heartbeat, now)
 
 
 def _timed(run: RunState, heartbeat: Document, now: float) -> RunState:
     """The same with what depends on the clock."""
-    run["eta_seconds"] = _eta(run["state"], run)
+    run["eta_seconds"] = _eta(run["state"], run, run["membership"])
     run = {**run, **_beat(heartbeat, run, now)}
     run["idle_seconds"] = _idle(run, now)
     if run["state"] == RUNNING:
@@ -313,6 +341,8 @@ def _of_plan_and_session(plan: Document, session: Document) -> Filed:
         "exit_code": whole(session, "exit_code"),
         "signal": whole(session, "signal"),
         "ended": finite(session.get("ended")),
+        "revived": whole(session, "revived"),
+        "died_of": text(session, "died_of"),
     }
 
 
@@ -393,27 +423,6 @@ def _steps(told: Told, heartbeat: Document, plan: Document) -> Optional[int]:
     if is_evaluation({"stage": stage_of(plan)}):
         return None
     return told["steps"] or positive(heartbeat.get("steps")) or positive(section(plan, "training").get("iterations"))
-
-
-def _membership(run_dir: str, started: Optional[float], events: List[Event]) -> Optional[Membership]:
-    """What the keeper of this session says of who trains; None where there is no keeper."""
-    told = read_object(os.path.join(run_dir, "members.json"))
-    since = finite(told.get("since"))
-    if since is None or (started is not None and since < started):
-        return None
-    return {
-        "state": text(told, "state"),
-        "generation": whole(told, "generation"),
-        "members": words(told, "members"),
-        "why": text(told, "why"),
-        "since": since,
-        "hears": words(told, "hears"),
-        "away": [
-            {"host": one.host, "left": one.left, "why": one.why, "back": one.back}
-            for one in absences(read_members(run_dir))
-        ],
-        "repeated": steps_repeated(events),
-    }
 
 
 def _beat(heartbeat: Document, run: RunState, now: float) -> Beat:

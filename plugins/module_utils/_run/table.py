@@ -17,6 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     DASH,
     alike,
     bytes_text,
+    clock_text,
     fitting_table,
     loss_text,
     named,
@@ -24,7 +25,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     share_text,
     speed_text,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated, standing
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import (
     NO_HEARTBEAT,
     STALLED,
@@ -32,6 +33,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import 
     Rank,
     quiet_now,
     shown,
+    standstill,
     state_of,
     waits_for_others,
 )
@@ -149,6 +151,10 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
         lines += fitting_table(evaluated.CLOSING, of_many(evaluated.CLOSING, cells), width)
         return "\n".join([*lines, *evaluated.result_lines(runs), "  " + identical_text(rows)])
     lines += fitting_table(CLOSING, of_many(CLOSING, [_closing_row(row) for row in rows]), width)
+    away = [row for row in rows if "away" in (row.get("verdict"), row["run"].get("state"))]
+    lines += ["  %s %s" % (row["host"], row["sentence"]) for row in away if row.get("sentence")]
+    lines += ["  " + line for line in standing.history(runs_of(rows))]
+    rows = [row for row in rows if row not in away]
     if any(row["run"].get("step") is not None for row in rows):
         lines.append("  " + identical_text(rows))
         slow = slowest(rows)
@@ -202,7 +208,6 @@ def counted_text(counts: Mapping[str, int]) -> str:
 # -- the status screen ----------------------------------------------------------------------------------------------------
 
 HOUR = 3600.0
-MOST_ABSENCES = 6  # the newest ones are shown
 STATUS = (
     "host",
     "rank",
@@ -225,6 +230,8 @@ def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
     state = str(state_of(run) or "not reached")
     if state in ("absent", "prepared"):
         return "never started" if state == "absent" else "prepared, not started"
+    if standing.without_keeper(run):
+        return "no keeper"
     if state == "crashed":
         return "crashed (code %s)" % run["exit_code"] if run.get("exit_code") is not None else "crashed"
     if mark == NO_HEARTBEAT:
@@ -238,7 +245,23 @@ def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
         return "evaluating"
     if state == "running" and run.get("step") is None:
         return "starting%s" % (" (%s)" % run["phase"] if run.get("phase") else "")
+    still = standstill(run)
+    if still is not None:
+        phase = " (%s)" % run["phase"] if run.get("phase") else ""
+        return "no step %s%s" % (since_text(still), phase)
     return state
+
+
+def training_rows(rows: Sequence[Row]) -> List[Row]:
+    """The rows of those that train together now; all where no keeper says so."""
+    found = standing.parts(runs_of(rows))
+    members = [row for row in rows if found and row["host"] in found[0].members]
+    return members or list(rows)
+
+
+def runs_of(rows: Sequence[Row]) -> Dict[str, Mapping[str, Any]]:
+    """What run_info told, by host."""
+    return {row["host"]: row["run"] for row in rows}
 
 
 def marks(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, str]:
@@ -268,7 +291,7 @@ def _status_row(row: Row, mark: Optional[str]) -> List[str]:
         rows_text(run),
         "not a number" if run.get("diverged") else loss_text(run.get("loss") or run.get("last_loss")),
         loss_text(run.get("val_bpb")),
-        speed_text(run.get("tokens_per_second")) if run.get("state") == "running" else DASH,
+        speed_text(run.get("tokens_per_second")) if _steps_now(run) else DASH,
         speed_text(run.get("tokens_per_second_mean")),
         share_text(run.get("wait_share")),
         bytes_text(run.get("memory_bytes")),
@@ -277,15 +300,14 @@ def _status_row(row: Row, mark: Optional[str]) -> List[str]:
     ]
 
 
+def _steps_now(run: Mapping[str, Any]) -> bool:
+    """Whether a rank makes steps, so that it has a speed."""
+    return run.get("state") == "running" and not waits_for_others(run) and standstill(run) is None
+
+
 def _evaluation_row(row: Row, mark: Optional[str]) -> List[str]:
     run = row["run"]
     return [*_status_row(row, mark)[:3], evaluated.batches_text(run), loss_text(run.get("val_bpb"))]
-
-
-def clock_text(at: float) -> str:
-    """A point in time as the reader's clock had it, with the day where it was another."""
-    then, now = time.localtime(at), time.localtime()
-    return time.strftime("%H:%M" if then[:3] == now[:3] else "%a %H:%M", then)
 
 
 def since_text(seconds: float) -> str:
@@ -349,8 +371,9 @@ def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0)
         lines.append(
             "  %s: the newest run there is %s, not %s (-e ddp_run=%s shows that one)" % (hosts, name, names[0], name)
         )
-    lines += [*changed_rows_lines(rows), *membership_lines(rows)]
-    slow = None if marked or len(names) > 1 else slowest(rows)
+    runs = runs_of(rows)
+    lines += [*changed_rows_lines(rows), *("  " + line for line in standing.lines(runs))]
+    slow = None if marked or len(names) > 1 or len(standing.parts(runs)) > 1 else slowest(training_rows(rows))
     if slow is not None:
         lines.append("  slow one: %s (it waits least, so the others wait for it)" % slow["host"])
     if any(row["run"].get("identical") is False for row in rows):
@@ -358,40 +381,10 @@ def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0)
     for row in rows:
         if row.get("problem"):
             lines.append("  %s: %s" % (row["host"], row["problem"]))
-        if row["run"].get("error"):
-            lines.append("  %s: %s" % (row["host"], row["run"]["error"]))
+    lines += ["  %s: %s" % told for told in standing.own_errors(runs).items()]
     if marked or any(state_of(row["run"]) == "crashed" for row in rows):
         lines.append("  the playbook nanochat.ddp.doctor finds out why")
     return "\n".join(lines)
-
-
-def memberships(rows: Sequence[Row]) -> Dict[str, Any]:
-    """What the keepers say of who trains, by host; empty where there are none."""
-    return {row["host"]: row["run"]["membership"] for row in rows if row["run"].get("membership")}
-
-
-def membership_lines(rows: Sequence[Row]) -> List[str]:
-    """Who trains now, and why whoever else does not; nothing where no keeper runs."""
-    told = memberships(rows)
-    newest = max(told.values(), key=lambda one: (one["state"] == "training", one["generation"]), default=None)
-    lines = []
-    if newest is not None and newest["state"] == "training":
-        since = clock_text(float(newest["since"]))
-        lines.append("  generation %s since %s: %s" % (newest["generation"], since, ", ".join(newest["members"])))
-    lines += ["  " + absence_text(one) for one in (newest or {}).get("away") or []][-MOST_ABSENCES:]
-    if newest is not None and newest.get("repeated"):
-        lines.append("  steps that were made again after restarts: %d" % newest["repeated"])
-    for host, one in told.items():
-        if one["state"] != "training":
-            lines.append("  %s waits for the other hosts%s" % (host, ": %s" % one["why"] if one["why"] else ""))
-    return lines
-
-
-def absence_text(one: Mapping[str, Any]) -> str:
-    """A host that left, and whether it is back."""
-    left = "%s left at %s" % (one["host"], clock_text(float(one["left"])))
-    left += " (%s)" % one["why"] if one["why"] else ""
-    return left + (", back at %s" % clock_text(float(one["back"])) if one["back"] else "")
 
 
 def status_data(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, object]:

@@ -27,14 +27,25 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import 
     is_stalled,
     state_of,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import (
+    away_since,
+    is_out,
+    keepers,
+    others_finished,
+    parts,
+    reason,
+    trains,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     ABSENT,
+    AWAY,
     CRASHED,
     ENDED,
     FINISHED,
     PREPARED,
     RUNNING,
     STOPPED,
+    keeper_lives,
 )
 
 STALLED = "stalled"
@@ -46,6 +57,7 @@ STARTED = "started"
 ORPHAN_GRACE = 20.0  # the other ranks see a broken connection at once and end by themselves
 EARLY_GRACE = 5.0  # before they have met there is no connection that could break
 MISSING_GRACE = 60.0
+START_GRACE = 30.0  # what keepers take to find out that a host is missing, and to start without it
 LOST_SECONDS = 600.0  # a host may give no answer for this long
 
 
@@ -87,6 +99,15 @@ def judge(
     lost_after: float = LOST_SECONDS,
 ) -> Optional[Verdict]:
     """The verdict on a host, or None while there is reason to go on watching it."""
+    if _is_kept(host, seen):
+        return _judge_kept(host, seen, limits, first_step, lost_after)
+    return _judge_alone(host, seen, limits, first_step, lost_after)
+
+
+def _judge_alone(
+    host: str, seen: Mapping[str, Observation], limits: Limits, first_step: bool, lost_after: float
+) -> Optional[Verdict]:
+    """The verdict where a run lives or ends as a whole."""
     own = seen[host]
     if own.run.get("state") in ENDED or (state_of(own.run) == CRASHED and own.is_over()):
         return _ended(own.run)
@@ -103,13 +124,68 @@ def judge(
     return _orphaned(host, seen) or _stalled(host, seen, limits)
 
 
+def _is_kept(host: str, seen: Mapping[str, Observation]) -> bool:
+    """Whether keepers decide who trains, as far as anybody has told yet."""
+    return any(one.run.get("membership") for one in seen.values()) and not is_evaluation(seen[host].run)
+
+
+def _judge_kept(
+    host: str, seen: Mapping[str, Observation], limits: Limits, first_step: bool, lost_after: float
+) -> Optional[Verdict]:
+    """The verdict where keepers go on without some hosts: who is missed by nobody is not given up while the others train."""
+    own = seen[host]
+    runs = {name: one.run if one.silent <= lost_after else {} for name, one in seen.items()}
+    overs = [one.over for name, one in seen.items() if name != host]
+    if own.run.get("state") == FINISHED or STALLED in overs or (own.silent <= AWAY_SECONDS and trains(host, runs)):
+        return _judge_alone(host, seen, limits, first_step, lost_after)
+    if others_finished(host, runs) or (first_step and STARTED in overs):
+        # A keeper that hears of the end follows within seconds.
+        waits = keeper_lives(own.run) and own.silent <= AWAY_SECONDS and _stepless(own) <= MISSING_GRACE
+        return None if waits else Verdict(AWAY, _away(host, runs))
+    if any(other != host for other in keepers(runs)) or keeper_lives(own.run):
+        if parts(runs) or not _hopeless(seen, limits, lost_after):
+            return None
+        if keeper_lives(own.run) and own.silent <= lost_after:
+            return Verdict(ORPHANED, reason(host, runs))
+    return _judge_alone(host, seen, limits, first_step, lost_after)
+
+
+def _stepless(one: Observation) -> float:
+    """Seconds since a host's rank made its last step, or since its session began."""
+    return float(one.run.get("session_age" if one.run.get("step_age") is None else "step_age") or 0.0)
+
+
+def _hopeless(seen: Mapping[str, Observation], limits: Limits, lost_after: float) -> bool:
+    """Whether those who wait to train have waited for longer than they wait for a host that they can do without."""
+    waiting = [one for one in seen.values() if keeper_lives(one.run) and one.silent <= AWAY_SECONDS]
+    if not waiting:
+        return True
+    grace = max(float(one.run["membership"]["grace"]) for one in waiting)
+    gone = [one for one in seen.values() if not keeper_lives(one.run) or one.silent > AWAY_SECONDS]
+    dead = any(is_out(one.run) or one.run.get("state") in (ABSENT, PREPARED) for one in gone)
+    patience = max(MISSING_GRACE, START_GRACE + 2 * grace) if dead else lost_after if gone else limits.timeout + grace
+    return min(map(_stepless, waiting)) > patience
+
+
+def _away(host: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Since when a host was not in the run that goes on or has finished without it."""
+    since, why = away_since(host, runs), reason(host, runs)
+    told = "was away%s while the others %s" % (
+        " " + since if since else "",
+        "finished" if others_finished(host, runs) else "trained",
+    )
+    return "%s (%s)" % (told, why) if why else told
+
+
 def _ended(run: Mapping[str, Any]) -> Verdict:
     if run["state"] == FINISHED and is_evaluation(run):
         return Verdict(FINISHED, "finished%s" % (": " + result_text(run) if result_text(run) else " its part"))
     if run["state"] == FINISHED:
         return Verdict(FINISHED, "finished after %s steps" % run.get("done"))
-    if run["state"] == STOPPED:
-        return Verdict(STOPPED, "was stopped before its end, %s" % _where(run))
+    if run["state"] in (STOPPED, AWAY):
+        why = ": %s" % run["cause"] if run.get("cause") else ""
+        what = "was stopped before its end" if run["state"] == STOPPED else "left the run"
+        return Verdict(run["state"], "%s, %s%s" % (what, _where(run), why))
     if run["state"] == RUNNING:
         return Verdict(
             CRASHED, "ended with an error, %s: %s" % (_where(run), run.get("end_error") or "it said nothing")
@@ -142,8 +218,8 @@ def _missing(own: Observation) -> Verdict:
 def _orphaned(host: str, seen: Mapping[str, Observation]) -> Optional[Verdict]:
     """Whether this rank waits for one that has crashed, or was never started."""
     own = seen[host].run
-    if own.get("membership"):
-        # Its keeper goes on without them, or waits for them.
+    if keeper_lives(own):
+        # Its keeper goes on without them.
         return None
     meets = own.get("trainer") in TELLING and own.get("phase") in (None, "rendezvous")
     grace = EARLY_GRACE if meets else ORPHAN_GRACE

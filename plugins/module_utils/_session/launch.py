@@ -16,17 +16,18 @@ def launch_action(
 ) -> Dict[str, str]:
     """Decide from the state of every node (as run_info returns it) whether the run is left alone or started, and say why."""
     states = {str(run["state"]) for run in runs}
-    if restart:
-        return {"action": START, "reason": "a restart was asked for"}
     if fresh:
         return {"action": START, "reason": "a fresh start was asked for"}
     if any(run.get("plan_digest") != plan_digest for run in runs):
         return {"action": START, "reason": "the plan is new on at least one host"}
-    if states == {"running"}:
-        return {"action": KEEP, "reason": "it is running under this very plan"}
-    if states == {"finished"}:
+    if "finished" in states and states <= {"finished", "away"}:
+        # A host that was away at the end has nothing left to do either.
         return {
             "action": KEEP,
             "reason": "it has finished under this very plan; -e ddp_fresh=true trains it from scratch",
         }
+    if restart:
+        return {"action": START, "reason": "a restart was asked for"}
+    if states == {"running"}:
+        return {"action": KEEP, "reason": "it is running under this very plan"}
     return {"action": START, "reason": "it is " + " and ".join(sorted(states)) + " on its hosts"}

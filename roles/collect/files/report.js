@@ -157,7 +157,7 @@
     }
     for (const mark of options.marks || []) {
       if (mark.step < across[0] || mark.step > across[1]) continue;
-      const line = draw('line', { class: 'mark', x1: x(mark.step), x2: x(mark.step), y1: box.top, y2: height - box.bottom });
+      const line = draw('line', { class: `mark ${mark.kind}`, x1: x(mark.step), x2: x(mark.step), y1: box.top, y2: height - box.bottom });
       line.append(draw('title', {}, mark.text));
       svg.append(line);
     }
@@ -250,13 +250,15 @@
 
   const drawCharts = () => {
     const table = lead.columns;
-    const marks = data.happenings.filter((one) => known(one.step) && (/^(checkpoint|started again|rows of)/.test(one.text) || one.severity === 'error')).filter((one) => one.host === lead.summary.host || one.severity === 'error').map((one) => ({ step: one.step, text: `step ${one.step}, ${one.host}: ${one.text}` }));
+    const saves = lead.checkpoints.length > 20 ? [] : lead.checkpoints.map((one) => ({ step: one.step, kind: 'save', text: `step ${one.step}: checkpoint` }));
+    const events = data.happenings.filter((one) => known(one.step) && one.kind && one.kind !== 'save').filter((one) => one.host.split(', ').includes(lead.summary.host) || one.kind === 'error').map((one) => ({ step: one.step, kind: one.kind, text: `step ${one.step}, ${one.host}: ${one.text}` }));
+    const marks = [...saves, ...events];
     if (table.loss) {
       const beta = table.step.length > 500 ? 0.98 : 0.9;
       const others = data.others.filter((other) => other.columns.loss).map((other, at) => ({
         name: `${other.run}, smoothed`, color: rankColor(at + 2), x: other.columns.step, y: average(other.columns.loss, other.columns.step.length > 500 ? 0.98 : 0.9),
       }));
-      chart('Loss', `Mean over all ranks, every step, and its moving average (${beta}). Upright lines are checkpoints, restarts and errors.`, [
+      chart('Loss', `Mean over all ranks, every step, and its moving average (${beta}). Upright lines: red where a rank ended by an error, dashed where the ranks were started again, pale for checkpoints.`, [
         { name: 'each step', color: 'var(--c0)', x: table.step, y: table.loss, thin: true },
         { name: others.length ? `${data.run}, smoothed` : 'smoothed', color: 'var(--c0)', x: table.step, y: average(table.loss, beta) },
         ...others,
@@ -324,7 +326,8 @@
       tile('weights identical on all ranks', ...identical());
     }
     for (const host of data.missing) byId('notices').append(make('div', { class: 'notice' }, `${host} is part of the plan, but nothing was collected from it.`));
-    for (const rank of data.ranks.filter((rank) => rank.summary.end.startsWith('crashed'))) byId('notices').append(make('div', { class: 'notice' }, `${rank.summary.host} ${rank.summary.end}`));
+    if (data.given_up) byId('notices').append(make('div', { class: 'notice' }, `The run was given up: ${data.given_up}`));
+    for (const rank of data.ranks.filter((rank) => rank.summary.end.startsWith('crashed') && !data.given_up)) byId('notices').append(make('div', { class: 'notice' }, `${rank.summary.host} ${rank.summary.end}`));
     if (measured) {
       fillTable(byId('ranks'), ['rank', 'host', 'end', 'starts'], data.ranks.map(({ summary }) => [String(summary.rank), summary.host, summary.end, String(summary.attempts)]), [3]);
     } else {

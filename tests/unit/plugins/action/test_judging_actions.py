@@ -56,6 +56,9 @@ def test_a_run_under_the_same_plan_is_kept_and_any_other_started(judge):
     [
         (("finished", "finished"), {}, "keep"),
         (("finished", "finished"), {"fresh": True}, "start"),
+        (("finished", "finished"), {"restart": True}, "keep"),
+        (("finished", "away"), {}, "keep"),
+        (("finished", "stopped"), {"restart": True}, "start"),
         (("running", "running"), {"fresh": True}, "start"),
         (("running", "crashed"), {}, "start"),
         (("finished", "running"), {}, "start"),

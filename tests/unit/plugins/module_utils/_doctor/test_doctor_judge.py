@@ -14,10 +14,12 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import CATALOGUE
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, MISSED, death_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, death_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import LASTING_CAUSES
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import MISSED
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper
 
 PLAN: dict[str, Any] = {
     "run": "d4",
@@ -463,7 +465,7 @@ def test_field_43_two_healthy_ranks_that_save_for_long_are_healthy() -> None:
 
 
 def together(*members: str, state: str = "training", **more: Any) -> dict[str, Any]:
-    return {"membership": {"state": state, "generation": 2, "members": list(members), "why": "", **more}}
+    return {"membership": keeper(state, 2, *members, **more)}
 
 
 def test_field_35_who_is_away_from_a_run_that_goes_on_is_told_from_who_crashed():
@@ -471,7 +473,12 @@ def test_field_35_who_is_away_from_a_run_that_goes_on_is_told_from_who_crashed()
     for laptop, words in (
         (rank("desktop", {"state": "stopped"}), "laptop is stopped there"),
         (rank("desktop", {"state": "crashed", "error": "gone"}), "laptop is crashed there"),
-        (rank("desktop", together(state="idle", why="the rank of laptop died")), "waits to be let in"),
+        (rank("desktop", together(state="idle", why="the rank of laptop died")), "is to be let in by desktop"),
+        # Rebooted: what its keeper said last is over.
+        (
+            rank("desktop", {"state": "crashed", "error": "gone", **together(state="idle")}),
+            "laptop has no keeper any more",
+        ),
         (None, "laptop "),
     ):
         told = verdict(desktop, laptop)
@@ -484,3 +491,74 @@ def test_what_is_wrong_with_those_who_train_comes_before_who_is_away():
     frozen = rank("laptop", together("desktop"), process=dict(PROCESS, state="T"))
     told = verdict(frozen, rank("desktop", {"state": "stopped"}))
     assert (told["code"], told["host"]) == ("rank-frozen", "desktop")
+
+
+def test_two_healthy_parts_are_told_as_such():
+    desktop = rank("laptop", {"done": 2200, **together("desktop", away=[away("laptop", step=1900)])})
+    laptop = rank("desktop", {"done": 2212, **together("laptop", away=[away("desktop", step=1900)])})
+    told = verdict(desktop, laptop)
+    assert (told["code"], told["severity"]) == ("trained-apart", "warning")
+    assert "desktop (2200 steps) and laptop (2212 steps) train apart, since step 1900" in told["seen"]
+
+
+KILLED = {
+    "state": "crashed",
+    "signal": 9,
+    "error": "its keeper ended by signal 9",
+    "end_cause": "stopped",
+    "ended": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({}, "keeper-gone"),
+        ({"kernel": ["Out of memory: Killed process 7"]}, "rank-oom"),
+        ({"system": dict(SYSTEM, disk_free=0)}, "disk-full"),
+    ],
+)
+def test_who_waits_for_a_dead_keeper_and_what_it_died_of(more: dict[str, Any], code: str):
+    laptop = rank("desktop", {**KILLED, **together("desktop", "laptop")}, **more)
+    told = verdict(rank("laptop", together(state="idle")), laptop)
+    assert (told["code"], told["host"]) == (code, "laptop")
+    assert "its keeper ended by signal 9" in told["seen"] and "desktop waits for laptop" in told["seen"]
+
+
+def test_no_rank_is_healthy_while_all_wait():
+    both = (
+        rank("laptop", together(state="idle", hears=["laptop"])),
+        rank("desktop", together(state="offered", hears=["desktop"])),
+    )
+    assert verdict(*both)["code"] == "rank-waits"
+    told = verdict(rank("laptop", together(state="idle")), None)
+    assert (told["code"], told["host"]) == ("rank-host-no-answer", "laptop")
+    assert "desktop waits for laptop, which does not answer" in told["seen"] and "makes progress" not in told["seen"]
+
+
+def test_a_run_that_was_given_up_is_not_told_as_its_last_death():
+    why = "the run died 4 times within an hour, and ddp_restarts is 3"
+    lost = {**crashed(why), "end_error": "the rendezvous does not answer", "end_cause": "store-lost", "end_blames": [0]}
+    desktop = rank("laptop", {**lost, **together(state="failed", why=why)})
+    laptop = rank(
+        "desktop",
+        {
+            **lost,
+            "error": "desktop gave up: " + why,
+            **together(state="failed", why="desktop gave up: " + why, since=1.7e9 + 1),
+        },
+    )
+    told = verdict(desktop, laptop)
+    assert (told["code"], told["host"]) == ("run-given-up", "desktop")
+    assert told["seen"].startswith("The run was given up: the run died 4 times") and "firewall" not in told["remedy"]
+    # One error that a restart would meet again is told as what it is.
+    full = {**crashed("no space"), "end_error": "no space", "end_cause": "disk-full", "end_blames": [0]}
+    told = verdict(rank("laptop", {**full, **together(state="failed", why="no space")}), laptop)
+    assert (told["code"], told["host"]) == ("disk-full", "desktop")
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped", "away"])
+def test_of_a_run_that_is_over_nobody_misses_a_host_that_is_off(state: str):
+    told = verdict(rank("laptop", {"state": state}), None)
+    assert told["code"] == "not-running"
+    assert f"rank 0 (desktop) {state}" in told["seen"] and "rank 1 (laptop) gave no answer" in told["seen"]

@@ -447,6 +447,13 @@ def test_no_all_reduce_without_a_trainer_is_a_note():
     assert (one["code"], one["severity"]) == ("gloo-not-tried", "info")
 
 
+def test_only_the_host_that_lacks_the_trainers_python_is_named():
+    seen = evidence(gloo={}, rehearsal=False, manifests={})
+    there = {host: {**probe, "python": {"venv": {"torch": "2.13.0"}}} for host, probe in seen.probes.items()}
+    one = only(seen._replace(probes={**there, "laptop": {**there["laptop"], "python": {"venv": None}}}))
+    assert (one["host"], one["seen"]) == ("laptop", "no trainer's Python on laptop yet")
+
+
 def test_no_all_reduce_is_expected_before_its_time_or_of_another_trainer():
     assert judge.judge(evidence(gloo={}, rehearsal=False, before_network=True)) == []
     upstream = evidence(gloo={}, run={"ddp_trainer_source": "/home/lzw/nanochat", "ddp_trainer_join": False})

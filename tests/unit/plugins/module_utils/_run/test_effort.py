@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import Effort, busy_share, effort_of
@@ -51,3 +52,18 @@ def test_without_processes_nothing_is_known() -> None:
     assert effort_of({"child_pid": 2**22 + 1}, {"pid": None}) is None
     assert busy_share(None, Effort(1.0, 1.0)) is None
     assert busy_share(Effort(1.0, 5.0), Effort(3.0, 4.0)) == 0.0
+
+
+def test_who_reads_from_a_disk_is_at_work() -> None:
+    assert busy_share(Effort(1.0, 5.0, 0), Effort(2.0, 5.0, 3 * 10**6)) == 1.0
+    assert busy_share(Effort(1.0, 5.0, 100), Effort(2.0, 5.0, 4196)) == 0.0
+
+
+def test_a_kernel_without_figures_of_its_scheduler_counts_ticks(tmp_path: Path) -> None:
+    task = tmp_path / "7" / "task" / "7"
+    task.mkdir(parents=True)
+    ticks = os.sysconf("SC_CLK_TCK")
+    (task / "stat").write_text(f"7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 {3 * ticks} {ticks} 0 0 20 0 1 0 100 0 0\n")
+    (tmp_path / "7" / "io").write_text("rchar: 9\nread_bytes: 4096\n")
+    found = effort_of({"child_pid": 7}, {}, str(tmp_path))
+    assert found is not None and (found.seconds, found.read) == (4.0, 4096)

@@ -22,6 +22,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import 
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper
 
 STEPPING = {"state": "running", "step": 40, "done": 41, "steps": 1000, "step_seconds": 2.0, "steps_counted": 39,
             "idle_seconds": 1.0, "phase": "sync", "phase_seconds": 1.0, "heartbeat_age": 0.5, "trainer": "ours", "busy": 0.02}  # fmt: skip
@@ -215,7 +216,7 @@ def test_every_phase_of_the_trainer_has_its_patience() -> None:
     assert {"start", *told} == {phase for phase in PATIENCE if phase}
 
 
-WAITS = {"state": "idle", "generation": 3, "members": [], "why": "laptop is not heard", "since": 1.0e9, "hears": []}
+WAITS = keeper("idle", 3, why="b is not heard", hosts=["a", "b"])
 
 
 def test_a_host_whose_keeper_waits_for_others_is_neither_stalled_nor_crashed() -> None:
@@ -226,8 +227,9 @@ def test_a_host_whose_keeper_waits_for_others_is_neither_stalled_nor_crashed() -
         "b": Observation(rank(state="crashed", exit_code=1, error="gone"), age=600.0, ended=600.0),
     }
     assert judge("a", seen, Limits()) is None
-    trains = rank(membership={**WAITS, "state": "training"}, heartbeat_age=500.0, idle_seconds=500.0)
+    assert judge("b", seen, Limits()) is None
+    trains = rank(membership=keeper("training", 3, "a"), heartbeat_age=500.0, idle_seconds=500.0)
     assert is_stalled({"a": Rank(trains)}, Limits())
     table = run_table.status_table([{"host": "a", "run": {**quiet, "run": "d4", "rank": 0}}])
     assert "waiting (idle)" in table
-    assert "a waits for the other hosts: laptop is not heard" in table
+    assert "a waits for b, which does not answer" in table

@@ -6,8 +6,18 @@ from __future__ import annotations
 
 import json
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import absences, read_members, steps_repeated
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import membership_lines
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
+    LAST_WORDS,
+    TRAINING,
+    absences,
+    given_up,
+    kept_apart,
+    read_members,
+    steps_repeated,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import lines
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper, run_of
 
 
 def event(time, what, *members, why=""):
@@ -29,8 +39,42 @@ STORY = [
 
 def test_who_left_and_who_came_back():
     first, second = absences(STORY)
-    assert first == ("laptop", 21.0, "laptop is not heard", 110.0)
-    assert second == ("laptop", 200.0, "it was taken out", None)
+    assert first == ("laptop", 21.0, "laptop is not heard", 110.0, None)
+    assert second == ("laptop", 200.0, "it was taken out", None, None)
+
+
+def test_who_is_lost_is_named_where_another_rank_only_died_of_it():
+    story = [
+        event(10.0, "training", "desktop", "laptop"),
+        event(20.0, "idle", why="the rank of desktop died"),
+        {**event(26.0, "lost", why="laptop is not heard any more"), "host": "laptop"},
+        event(60.0, "training", "desktop"),
+    ]
+    assert absences(story) == [("laptop", 20.0, "laptop is not heard any more", None, None)]
+
+
+def test_which_steps_were_given_up():
+    def at(time, what, steps, *members):
+        return {**event(time, what, *members, why="3 files"), "steps": steps, "host": "desktop"}
+
+    story = [
+        at(1.0, "training", 0, "desktop", "laptop"), at(2.0, "training", 1900, "desktop"), at(3.0, "idle", 2000),
+        at(4.0, "training", 1950, "desktop"), at(5.0, "gave way", 2330, "desktop"), at(6.0, "training", 2350, "desktop", "laptop"),
+    ]  # fmt: skip
+    assert given_up(story) == [{"time": 5.0, "host": "desktop", "since": 1900, "until": 2330, "why": "3 files"}]
+    assert absences(story) == [("laptop", 2.0, "", 6.0, 1900)]
+
+
+def test_the_folders_of_what_gave_way_are_found(tmp_path):
+    assert kept_apart(str(tmp_path)) == []
+    (tmp_path / "apart/generation-5").mkdir(parents=True)
+    (tmp_path / "apart/generation-5/meta_002300.json").touch()
+    assert kept_apart(str(tmp_path)) == [{"path": f"{tmp_path}/apart/generation-5", "checkpoint": 2300}]
+
+
+def test_what_keepers_say_is_known_here():
+    assert set(membership.OVER) <= set(LAST_WORDS)
+    assert membership.TRAINING == TRAINING
 
 
 def test_a_restart_with_all_hosts_is_no_absence():
@@ -61,11 +105,8 @@ def test_of_a_huge_file_only_the_newest_is_read(tmp_path):
 
 
 def test_the_status_says_who_was_away_and_what_was_made_again():
-    keeper = {
-        "state": "training", "generation": 4, "members": ["desktop"], "why": "", "since": 205.0, "repeated": 2,
-        "away": [one._asdict() for one in absences(STORY)],
-    }  # fmt: skip
-    told = "\n".join(membership_lines([{"host": "desktop", "run": {"membership": keeper}}]))
+    word = keeper("training", 4, "desktop", repeated=2, away=[one._asdict() for one in absences(STORY)])
+    told = "\n".join(lines({"desktop": run_of(word)}))
     assert "laptop left at" in told and "(laptop is not heard), back at" in told
     assert told.count("laptop left at") == 2
     assert "steps that were made again after restarts: 2" in told

@@ -196,6 +196,83 @@ def test_who_left_and_came_back_is_among_what_happened(tmp_path: Path) -> None:
     ]
 
 
+def test_two_parts_and_the_one_that_gave_way_are_among_what_happened(tmp_path: Path) -> None:
+    run = collected(tmp_path)
+    at = 1.7e9
+    both = {"what": "training", "members": ["node1", "node2"], "generation": 1, "steps": 0}
+    for host, steps in (("node1", 19), ("node2", 30)):
+        story = [
+            {"time": at, **both},
+            {"time": at + 5, "what": "training", "members": [host], "generation": 10 + steps, "steps": 9},
+        ]
+        if host == "node1":
+            story.append({"time": at + 9, "what": "gave way", "host": host, "steps": steps, "why": "4 files in apart"})
+        (run / host / "members.jsonl").write_text("".join(json.dumps(event) + "\n" for event in story))
+    texts = [one["text"] for one in data_of(report.make_report([str(run)], PAGE))["happenings"]]
+    assert [text for text in texts if text.startswith("generation")] == [
+        "generation 1: node1, node2", "generation 29: node1", "generation 40: node2",
+    ]  # fmt: skip
+    (gave_way,) = (text for text in texts if "gave way" in text)
+    assert "its 10 steps from 9 to 19 do not count" in gave_way and "(4 files in apart)" in gave_way
+
+
+def test_many_checkpoints_are_one_line_between_other_things(tmp_path: Path) -> None:
+    run = collected(tmp_path, steps=5)
+    metrics = run / "node1" / "metrics-rank0.jsonl"
+    saves = [
+        {"kind": "checkpoint", "time": 1.7e9 + 10 + n, "step": 10 * n, "bytes": 24e6, "seconds": 0.2} for n in range(86)
+    ]
+    broken = [{"kind": "end", "time": 1.7e9 + 50.5, "step": 405, "reason": "error", "error": "rank 1 is gone"}]
+    again = [fake_run.start_event(0, 2, 1000, 1.7e9 + 50.7, resumed=400)]
+    events = sorted([*lines_of(metrics)[:-1], *saves, *broken, *again], key=lambda event: event["time"])
+    metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
+    data = data_of(report.make_report([str(run)], PAGE))
+    happened = [one for one in data["happenings"] if one["time"] and one["time"] > 1.7e9 + 9]
+    assert [one["text"] for one in happened] == [
+        "41 checkpoints of steps 0 to 400; the last: checkpoint, 24.0 MB in 0.2 s",
+        "error: rank 1 is gone (and was started again)",
+        "started again from step 400",
+        "45 checkpoints of steps 410 to 850; the last: checkpoint, 24.0 MB in 0.2 s",
+    ]
+    # An error that was survived is none of the run's.
+    assert [(one["severity"], one["kind"]) for one in happened[1:3]] == [("warning", "warning"), ("info", "start")]
+    assert len(data["ranks"][0]["checkpoints"]) > 86
+
+
+def test_a_start_that_had_nothing_to_do_leaves_the_figures_of_the_one_before(tmp_path: Path) -> None:
+    run = collected(tmp_path)
+    before = data_of(report.make_report([str(run)], PAGE))["ranks"][0]["summary"]
+    end = {"kind": "end", "time": 1.7e9 + 301, "step": 40, "reason": "finished", "identical": None}
+    with (run / "node1" / "metrics-rank0.jsonl").open("a") as metrics:
+        for event in (fake_run.start_event(0, 2, 40, 1.7e9 + 300, resumed=40), end):
+            metrics.write(json.dumps(event) + "\n")
+    after = data_of(report.make_report([str(run)], PAGE))["ranks"][0]["summary"]
+    assert before["tokens_per_second"] and before["rows"] and before["identical"]
+    assert after == {**before, "attempts": 2}
+
+
+def test_why_a_run_was_given_up_stands_in_the_report(tmp_path: Path) -> None:
+    run = collected(tmp_path)
+    why = "the run died 4 times within an hour, and ddp_restarts is 3"
+    for rank, told in enumerate((why, f"node1 gave up: {why}")):
+        folder = run / f"node{rank + 1}"
+        word = {
+            "time": 1.7e9 + 99 + rank,
+            "what": "failed",
+            "why": told,
+            "members": ["node1", "node2"],
+            "generation": 4,
+        }
+        (folder / "members.jsonl").write_text(json.dumps(word) + "\n")
+        metrics = folder / f"metrics-rank{rank}.jsonl"
+        ended = {**lines_of(metrics)[-1], "reason": "error", "error": "the rendezvous does not answer"}
+        metrics.write_text("".join(json.dumps(event) + "\n" for event in [*lines_of(metrics)[:-1], ended]))
+        fake_run.write_json(folder / "session.json", fake_run.session_of(rank, 1.7e9, ended=1.7e9 + 99, exit_code=1))
+    data = data_of(report.make_report([str(run)], PAGE))
+    assert data["given_up"] == why
+    assert [rank["summary"]["end"] for rank in data["ranks"]] == [f"crashed: {why}", f"crashed: node1 gave up: {why}"]
+
+
 def test_other_runs_stand_beside_it(tmp_path: Path) -> None:
     runs = [str(collected(tmp_path)), str(collected(tmp_path, "d4-before", steps=20))]
     (other,) = data_of(report.make_report(runs, PAGE))["others"]

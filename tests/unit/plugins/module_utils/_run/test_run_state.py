@@ -148,6 +148,8 @@ def test_a_trainer_started_by_hand_runs_while_its_heart_beats(folder: Folder) ->
         ({"exit_code": 0, "stopped": True}, {"reason": "finished"}, "finished"),
         ({"exit_code": 1}, {"reason": "error", "error": "no memory"}, "crashed"),
         ({"exit_code": None, "signal": 9}, None, "crashed"),
+        ({"exit_code": None, "signal": 9}, {"reason": "stopped"}, "crashed"),
+        ({"exit_code": 0, "terminated_by": "SIGHUP"}, {"reason": "stopped"}, "stopped"),
     ],
 )
 def test_how_it_ended(folder: Folder, ended: dict[str, Any], end: dict[str, Any] | None, state: str) -> None:
@@ -158,6 +160,89 @@ def test_how_it_ended(folder: Folder, ended: dict[str, Any], end: dict[str, Any]
     assert run["state"] == state
     assert run["eta_seconds"] is None
     assert (run["error"] is not None) == (state == "crashed")
+
+
+def keeper_said(folder: Folder, state: str, why: str = "", **more: Any) -> None:
+    told = {"state": state, "why": why, "since": 1010.0, "generation": 2, "members": ["a", "b"], "hears": ["b"], **more}
+    folder.put("members.json", told)
+
+
+@pytest.mark.parametrize(
+    ("word", "ended", "end", "state"),
+    [
+        ("finished", {"exit_code": 0}, "finished", "finished"),
+        # It heard that the others have finished.
+        ("finished", {"exit_code": 0}, "error", "away"),
+        ("finished", {"exit_code": 0}, None, "away"),
+        ("left", {"exit_code": 0}, "stopped", "away"),
+        ("away", {"exit_code": 75}, "stopped", "away"),
+        ("stopped", {"exit_code": 0}, "stopped", "stopped"),
+        ("stopped", {"exit_code": 0}, "finished", "finished"),
+        ("failed", {"exit_code": 1}, "error", "crashed"),
+        # The keeper was killed, and its rank could still save.
+        ("training", {"exit_code": None, "signal": 9}, "stopped", "crashed"),
+        ("training", {"exit_code": 137}, "stopped", "crashed"),
+        ("training", {"exit_code": 137, "stopped": True}, None, "stopped"),
+    ],
+)
+def test_how_it_ended_on_a_host_with_a_keeper(
+    folder: Folder, word: str, ended: dict[str, Any], end: str | None, state: str
+) -> None:
+    folder.put("session.json", session(ended=1020.0, **ended))
+    last = [{"kind": "end", "time": 1009.0, "step": 2, "reason": end}] if end else []
+    folder.metrics(start(), *(step(n) for n in range(3)), *last)
+    keeper_said(folder, word, "because")
+    run = folder.read()
+    assert run["state"] == state
+    assert (run["error"] is not None) == (state == "crashed")
+    # Who was stopped here by a user needs no other cause.
+    assert (run["cause"] == "because") == (state in ("stopped", "away") and not ended.get("stopped"))
+
+
+def test_the_error_of_a_host_with_a_keeper_is_its_keepers_word(folder: Folder) -> None:
+    gone = {
+        "kind": "end",
+        "time": 1009.0,
+        "step": 2,
+        "reason": "error",
+        "error": "rank 1 is gone",
+        "cause": "peer-lost",
+    }
+    folder.metrics(start(), step(0), gone)
+    folder.put("session.json", session(ended=1020.0, exit_code=1))
+    keeper_said(folder, "failed", "the run died 4 times within an hour, and ddp_restarts is 3")
+    assert folder.read()["error"].startswith("the run died 4 times")
+    folder.put("session.json", session(ended=1020.0, signal=9))
+    keeper_said(folder, "training")
+    assert folder.read()["error"].startswith("its keeper ended by signal 9")
+
+
+def test_after_a_reboot_no_keeper_says_anything_any_more(folder: Folder) -> None:
+    folder.put("session.json", session(boot_id="another"))
+    keeper_said(folder, "idle", "b comes in")
+    run = folder.read()
+    assert run["state"] == "crashed" and "the machine was restarted" in run["error"]
+    assert not run_state.keeper_lives(run)
+    # What a keeper of an earlier session said is over.
+    folder.put("session.json", session(started=2000.0))
+    assert folder.read()["membership"] is None
+
+
+def test_where_a_keeper_waits_there_is_no_time_left(folder: Folder) -> None:
+    folder.put("session.json", session())
+    folder.metrics(start(), *(step(n) for n in range(4)))
+    keeper_said(folder, "training")
+    assert folder.read(now=1010.0)["eta_seconds"] == 6.0
+    keeper_said(folder, "idle")
+    assert folder.read(now=1010.0)["eta_seconds"] is None
+
+
+def test_who_ended_a_session_that_no_user_stopped_is_told(folder: Folder) -> None:
+    folder.put("session.json", session(ended=1020.0, exit_code=0, terminated_by="SIGHUP"))
+    folder.metrics(start(), step(0), {"kind": "end", "time": 1009.0, "step": 0, "reason": "stopped"})
+    assert "SIGHUP ended it" in folder.read()["cause"]
+    folder.put("session.json", session(ended=1020.0, exit_code=0, stopped=True))
+    assert folder.read()["cause"] is None
 
 
 def test_another_trainer_without_metrics_finishes_by_its_exit_code(folder: Folder) -> None:

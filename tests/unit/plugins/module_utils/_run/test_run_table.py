@@ -14,6 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterMod
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper
 
 
 def row(host: str, rank: int | None, verdict: str | None = None, **more: Any) -> dict[str, Any]:
@@ -89,6 +90,14 @@ def test_the_closing_table_goes_by_rank_and_says_what_holds_for_all() -> None:
     ]
     assert lines[3].split()[:3] == ["b", "1", "finished"]
     assert lines[4] == "  weights identical on both ranks (digest abcdef)"
+
+
+def test_a_host_without_which_the_run_finished_is_told_below_the_table() -> None:
+    rows = finished(world=2)
+    rows.append({**row("c", 2, verdict="away", done=3), "sentence": "was away since 14:02 while the others finished"})
+    told = run_table.closing_table(rows)
+    assert "c was away since 14:02 while the others finished" in told
+    assert "weights identical on both ranks" in told
 
 
 def test_hosts_whose_checkpoints_lie_in_the_same_place_share_a_line() -> None:
@@ -312,8 +321,7 @@ def test_who_was_seen_before_its_first_step_does_not_set_the_live_line_back() ->
 
 
 def member(state: str, generation: int, *members: str, why: str = "") -> dict[str, Any]:
-    told = {"state": state, "generation": generation, "members": list(members), "why": why, "since": 1000.0}
-    return {**told, "hears": [], "away": [], "repeated": 0}
+    return keeper(state, generation, *members, why=why, hosts=["a", "b"])
 
 
 def test_the_live_line_says_why_no_rank_runs_while_keepers_start_them_again() -> None:
@@ -339,6 +347,8 @@ def test_a_generation_that_follows_another_is_told_once() -> None:
     number, line = regrouped(rows, 1)
     assert number == 2 and re.fullmatch(r".*\d\d:\d\d  generation 2: a \(b is not heard\)", line)
     assert regrouped(rows, 2) == (2, "")
+    rows.append(row("b", 1, membership=member("training", 3, "b")))
+    assert "b (5 steps) and a (5 steps) train apart: two models" in regrouped(rows, 2)[1]
     assert regrouped([row("a", 0)], 1) == (1, "")
 
 
@@ -392,6 +402,17 @@ def test_before_the_first_step_the_phases_are_told() -> None:
     assert live_line(rows) == "starting: a waiting for the others; b prepared"
     rows = [{**row("h%d" % rank, rank, step=None, phase="sync"), "watched": 61.0} for rank in range(6)]
     assert live_line(rows) == "starting for 1 min 01 s: 6 hosts making the first step"
+    saved = {"step": 4, "time": 1.0, "path": "model_000004.pt", "bytes": 1}
+    rows = [row("a", 0, step=None, phase="resume"), row("b", 1, step=None, phase="resume", checkpoint=saved)]
+    assert live_line(rows) == "starting: a making the model; b reading the checkpoint"
+
+
+def test_the_live_line_is_that_of_those_who_train() -> None:
+    trains = member("training", 3, "a")
+    rows = [row("a", 0, membership=trains, step=8, done=9), row("b", 1, membership=member("idle", 2), step=2, done=3)]
+    assert live_line(rows).startswith("step 9/10")
+    rows[1]["run"]["membership"] = member("training", 4, "b")
+    assert live_line(rows).startswith("step 3/10") and live_line(rows).endswith("a apart")
 
 
 def test_rows_have_a_column_and_a_change_has_a_line() -> None:

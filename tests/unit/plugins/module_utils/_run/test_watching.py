@@ -3,12 +3,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, intervals, judge
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper
 
 LIMITS = Limits(factor=5, minimum=45, timeout=300)
 
@@ -214,13 +216,72 @@ def test_a_trainer_that_is_started_again_in_its_session_has_not_crashed() -> Non
     assert verdict("a", a=Observation({**ended, "phase": "start"}, ended=90), b=Observation(running())) is None
 
 
-def test_field_35_a_watch_that_loses_the_master_goes_on_with_the_others() -> None:
-    keeper = {"state": "training", "generation": 2, "members": ["laptop"], "why": "", "since": 1.0}
-    seen = {"desktop": Observation(running(), silent=700.0), "laptop": Observation(running(membership=keeper))}
-    assert verdict("desktop", **seen) == "lost"
+ALONE = keeper("training", 3, "laptop", away=[away("desktop", step=9)])
+WAITS = keeper("idle", 2, why="desktop is not heard")
+OFF = Observation(running(membership=keeper("training", 2, "desktop", "laptop")), silent=700.0)
+DEAD = running(
+    state="crashed", error="its keeper ended by signal 9", membership=keeper("training", 2, "desktop", "laptop")
+)
+
+
+@pytest.mark.parametrize("desktop", [OFF, Observation(DEAD, ended=700.0), Observation(running(state="away"))])
+def test_field_35_a_host_that_the_others_go_on_without_is_no_failure(desktop: Observation) -> None:
+    seen = {"desktop": desktop, "laptop": Observation(running(membership=ALONE))}
+    assert verdict("desktop", **seen) is None
     assert verdict("laptop", **seen) is None
-    # Between two generations its keeper waits, which is no stall.
-    waits = running(membership={**keeper, "state": "idle"}, idle_seconds=60.0, heartbeat_age=60.0, end_reason="error")
-    assert verdict("laptop", **{**seen, "laptop": Observation(waits)}) is None
-    seen["laptop"] = Observation(running(state="finished", membership=keeper))
+    seen["laptop"] = Observation(running(state="finished", membership=ALONE), over="finished")
     assert verdict("laptop", **seen) == "finished"
+    assert verdict("desktop", **seen) == "away"
+    assert re.search(r"was away since .*, step 9 while the others finished", sentence("desktop", **seen))
+
+
+def test_field_35_a_keeper_that_waits_is_neither_stalled_nor_crashed() -> None:
+    waits = running(membership=WAITS, idle_seconds=60.0, heartbeat_age=60.0, end_reason="error", step_age=60.0)
+    seen = {"desktop": Observation(running(), silent=60.0), "laptop": Observation(waits)}
+    assert verdict("laptop", **seen) is None
+    assert verdict("desktop", **seen) is None
+
+
+def test_who_waits_for_a_host_without_keeper_is_told_its_name() -> None:
+    waits = Observation(running(membership=WAITS, step_age=91.0))
+    seen = {"desktop": Observation(DEAD, ended=91.0), "laptop": waits}
+    assert verdict("laptop", **seen) == "orphaned"
+    assert "waits for desktop, which has no keeper any more" in sentence("laptop", **seen)
+    assert verdict("desktop", **seen) == "crashed"
+    # The others may do without it, once they have missed it for long enough.
+    seen["laptop"] = Observation(running(membership=WAITS, step_age=89.0))
+    assert verdict("laptop", **seen) is None
+    assert verdict("desktop", **seen) is None
+
+
+def test_who_waits_for_a_host_that_is_off_is_given_as_long_as_that_host() -> None:
+    seen = {"desktop": OFF, "laptop": Observation(running(membership=WAITS, step_age=500.0))}
+    assert verdict("laptop", **seen) is None
+    seen["laptop"] = Observation(running(membership=WAITS, step_age=690.0))
+    assert verdict("laptop", **seen) == "orphaned"
+    assert "waits for desktop, which does not answer" in sentence("laptop", **seen)
+    assert verdict("desktop", **seen) == "lost"
+
+
+def test_a_user_who_stops_all_hosts_left_nobody_away() -> None:
+    stopped = running(state="stopped", membership=keeper("stopped", 2), cause="it was stopped")
+    seen = {"desktop": Observation(stopped), "laptop": Observation(running(membership=keeper("ending", 2)))}
+    assert verdict("desktop", **seen) is None
+    seen["laptop"] = Observation(stopped)
+    assert verdict("desktop", **seen) == "stopped"
+    assert "10 of 100 steps made: it was stopped" in sentence("desktop", **seen)
+
+
+def test_a_stall_of_those_who_train_ends_watching_everywhere() -> None:
+    still = running(membership=keeper("training", 2, "desktop", "laptop"), idle_seconds=90.0)
+    seen = {"desktop": Observation(still, over="stalled"), "laptop": Observation(still)}
+    assert verdict("laptop", **seen) == "stalled"
+    seen["laptop"] = Observation(still, silent=60.0)
+    assert verdict("laptop", **seen) == "stalled"
+
+
+def test_with_the_first_step_of_the_others_a_host_that_is_off_is_away() -> None:
+    trains = running(membership=keeper("training", 1, "laptop"))
+    off = Observation({"state": None, "step": None}, silent=30.0)
+    assert verdict("desktop", True, desktop=off, laptop=Observation(trains, over="started")) == "away"
+    assert verdict("desktop", True, desktop=off, laptop=Observation(trains)) is None

@@ -1,0 +1,58 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""All that the doctor's judge looks at: the plan, what became of the question to each host, and how long what may take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import Death, death_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import works
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits, Rank, state_of
+
+
+class Case(NamedTuple):
+    """One examination."""
+
+    plan: Plan
+    answers: Dict[str, Answer]
+    limits: Limits
+
+    def rank(self, host: str) -> int:
+        return next((int(node["rank"]) for node in self.plan["nodes"] if node["host"] == host), -1)
+
+    def host_of(self, rank: int) -> Optional[str]:
+        return next((str(node["host"]) for node in self.plan["nodes"] if node["rank"] == rank), None)
+
+    def name(self, host: str) -> str:
+        return "rank %d (%s)" % (self.rank(host), host)
+
+    def states(self) -> Dict[str, str]:
+        return {host: str(state_of(found["run"])) for host, found in self.known().items()}
+
+    def death(self, host: str) -> Death:
+        return death_of(self.known()[host], self.rank(host))
+
+    def known(self) -> Dict[str, Evidence]:
+        return {host: answer.evidence for host, answer in self.answers.items() if answer.evidence is not None}
+
+    def runs(self) -> Dict[str, Mapping[str, Any]]:
+        """What run_info told of each host; empty of one that gave no answer."""
+        return {host: answer.evidence["run"] if answer.evidence else {} for host, answer in self.answers.items()}
+
+    def silent(self) -> List[str]:
+        """The hosts from which nothing came back."""
+        return sorted(host for host, answer in self.answers.items() if answer.is_silent)
+
+    def ranks(self, count_cpu: bool = True) -> Dict[str, Rank]:
+        """As the judgement of progress wants them; without CPU as if no rank used any."""
+        ranks = {host: Rank({}, silent=math.inf) for host in self.answers}
+        for host, found in self.known().items():
+            quiet = 0.0 if count_cpu and works(found) else math.inf
+            ranks[host] = Rank(found["run"], quiet, found["run"].get("session_age") or 0.0)
+        return ranks

@@ -1,0 +1,270 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who of a run with keepers trains, with whom, and why each other host does not: run_watch, the status and the doctor all ask here.
+
+Pure functions of what run_info returned, by host. Of a host that gave no answer there is an empty state.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import clock_text, named, plural
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import AWAY, FAILED, LAST_WORDS, LEFT, TRAINING
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
+    ABSENT,
+    CRASHED,
+    FINISHED,
+    PREPARED,
+    STOPPED,
+    keeper_lives,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import AWAY as OUTSIDE
+
+Runs = Mapping[str, Mapping[str, Any]]
+
+
+class Part(NamedTuple):
+    """Hosts that train together now."""
+
+    generation: int
+    members: Tuple[str, ...]
+    since: float
+    done: int  # steps made
+
+
+def keepers(runs: Runs) -> Dict[str, Mapping[str, Any]]:
+    """What the keepers that live say, by host."""
+    return {host: run["membership"] for host, run in runs.items() if keeper_lives(run)}
+
+
+def parts(runs: Runs) -> List[Part]:
+    """Those who train together, the newest generation first: several where a split network made them train apart."""
+    found: List[Part] = []
+    training = [one for one in keepers(runs).values() if one["state"] == TRAINING and one["members"]]
+    for one in sorted(training, key=lambda each: -int(each["generation"] or 0)):
+        members = tuple(one["members"])
+        # Of two generations that share a host the older one is over, and a look at one of its keepers was too early.
+        if not any(set(members) & set(part.members) for part in found):
+            done = max(int(runs[each].get("done") or 0) for each in members if each in runs)
+            found.append(Part(int(one["generation"] or 0), members, float(one["since"]), done))
+    return found
+
+
+def trains(host: str, runs: Runs) -> bool:
+    """Whether a host is in one of the parts that train now."""
+    return any(host in part.members for part in parts(runs))
+
+
+def apart_since(runs: Runs) -> Optional[int]:
+    """The step from which several parts train apart, as far as their keepers know."""
+    found = parts(runs)
+    steps = [
+        int(away["step"])
+        for part in found
+        for host in part.members
+        for away in (keepers(runs).get(host) or {}).get("away") or []
+        if away["back"] is None and away["step"] is not None and any(away["host"] in other.members for other in found)
+    ]
+    return min(steps, default=None) if len(found) > 1 else None
+
+
+def apart_text(runs: Runs) -> str:
+    """That several models are trained, where that is so."""
+    found, since = parts(runs), apart_since(runs)
+    if len(found) < 2:
+        return ""
+    each = " and ".join("%s (%d steps)" % (", ".join(part.members), part.done) for part in found)
+    from_where = "" if since is None else ", since step %d" % since
+    return (
+        "%s train apart%s: two models. When they hear each other again, the one with more steps goes on; the other's checkpoints are "
+        "kept in the folder apart of its run folder." % (each, from_where)
+    )
+
+
+def gave_up(runs: Runs) -> Optional[str]:
+    """The host whose keeper gave the run up first, which the others followed; None where none did."""
+    failed = [host for host, run in runs.items() if _last_word(run) == FAILED]
+    return min(failed, key=lambda host: float(runs[host]["membership"]["since"]), default=None)
+
+
+def _last_word(run: Mapping[str, Any]) -> Optional[str]:
+    """What a keeper said when it ended; None while it lives, where it died silently, and where there was none."""
+    keeper = run.get("membership")
+    return keeper["state"] if keeper and not keeper_lives(run) and keeper["state"] in LAST_WORDS else None
+
+
+def without_keeper(run: Mapping[str, Any]) -> bool:
+    """Whether the keeper of a host is gone without having come to an end, so that nothing starts a rank there again."""
+    return bool(run.get("membership")) and run.get("state") == CRASHED and _last_word(run) is None
+
+
+def is_out(run: Mapping[str, Any]) -> bool:
+    """Whether nothing on a host takes part any more, though the run did not end there."""
+    return run.get("state") in (CRASHED, STOPPED, OUTSIDE)
+
+
+def others_finished(host: str, runs: Runs) -> bool:
+    """Whether the run came to its end without this host."""
+    return any(other != host and run.get("state") == FINISHED for other, run in runs.items())
+
+
+def away_since(host: str, runs: Runs) -> str:
+    """Since when and from which step the others are without a host, as they tell; empty where they do not."""
+    told = [
+        away
+        for other, run in runs.items()
+        if other != host and run.get("membership")
+        for away in run["membership"].get("away") or []
+        if away["host"] == host and away["back"] is None
+    ]
+    if not told:
+        return ""
+    last = max(told, key=lambda away: float(away["left"]))
+    step = "" if last.get("step") is None else ", step %d" % last["step"]
+    return "since %s%s" % (clock_text(float(last["left"])), step)
+
+
+def reason(host: str, runs: Runs) -> str:
+    """Why a host does not train with the others, to be read behind its name; empty where it trains or there is no keeper."""
+    run = runs[host]
+    keeper = run.get("membership")
+    if not keeper or trains(host, runs):
+        return ""
+    if keeper_lives(run):
+        return _waits(host, runs)
+    why = keeper["why"]
+    if without_keeper(run):
+        return "has no keeper any more: %s; `ansible-playbook nanochat.ddp.join -e target=%s` starts one" % (
+            run.get("error") or "it disappeared",
+            host,
+        )
+    words = {
+        LEFT: "was taken out by hand; nanochat.ddp.join lets it in again",
+        AWAY: "went down; nanochat.ddp.join lets it in again, where it does not do so by itself (ddp_survive_reboot)",
+        FAILED: "gave up: %s" % (why or "it did not say why"),
+        STOPPED: "was stopped: %s" % run["cause"] if run.get("cause") else "was stopped by a user",
+        FINISHED: "was away when the run finished",
+    }
+    return "" if run.get("state") == FINISHED else words.get(str(keeper["state"]), "")
+
+
+def _waits(host: str, runs: Runs) -> str:
+    """For whom a keeper waits, as far as it and the others know."""
+    keeper, found = runs[host]["membership"], parts(runs)
+    if keeper["state"] == "stuck":
+        return "takes part in nothing, since its rank cannot be ended: %s" % (keeper["why"] or "it does not say why")
+    if found:
+        told = "is to be let in by %s" % ", ".join(found[0].members)
+        deaf = [other for other in found[0].members if other not in keeper["hears"]]
+        return told + (", but does not hear %s" % ", ".join(deaf) if deaf else "")
+    missing = [other for other in keeper["hosts"] if other != host and other not in keeper["hears"]]
+    if not missing:
+        return "is about to start with %s" % named([other for other in keeper["hosts"] if other != host])
+    if keeper.get("waits"):
+        return "waits: %s" % keeper["waits"]
+    return "waits for %s" % " and ".join("%s, %s" % (other, _missing(other, runs)) for other in missing)
+
+
+def _missing(host: str, runs: Runs) -> str:
+    """Why a host that is waited for is not heard."""
+    run = runs.get(host)
+    if run is None or run.get("state") is None:
+        return "which does not answer"
+    if without_keeper(run):
+        return "which has no keeper any more"
+    if run.get("state") in (ABSENT, PREPARED):
+        return "where nothing was started"
+    if keeper_lives(run):
+        return "which is not heard though its keeper runs: look at the link and the firewalls"
+    return "which is %s" % run.get("state")
+
+
+def lines(runs: Runs) -> List[str]:
+    """What one must know of who trains: parts apart, who was away, what was given up, and why whoever else does not train."""
+    told: List[str] = []
+    found = parts(runs)
+    for part in found:
+        told.append("generation %d since %s: %s" % (part.generation, clock_text(part.since), ", ".join(part.members)))
+    told += [apart_text(runs)] if len(found) > 1 else []
+    told += history(runs)
+    failed, first = [host for host, run in runs.items() if _last_word(run) == FAILED], gave_up(runs)
+    if first is not None:
+        told.append("%s gave up: %s" % (named(failed), runs[first]["error"]))
+    for host, run in runs.items():
+        if run.get("revived") and keeper_lives(run):
+            many = plural(int(run["revived"]), "time")
+            told.append("the keeper of %s was started again %s; last it died of %s" % (host, many, run.get("died_of")))
+    reasons = {host: reason(host, runs) for host in runs if host not in failed}
+    return [*told, *("%s %s" % (host, why) for host, why in reasons.items() if why)]
+
+
+# With these causes a rank says that it missed another one.
+MISSED = ("peer-lost", "peer-late", "store-lost", "link-lost")
+
+
+def is_echo(cause: str, blames: Sequence[int], rank: Optional[int]) -> bool:
+    """Whether a rank ended only since another one was missing or at fault, by the cause and the blame that it wrote."""
+    return cause in MISSED or (bool(blames) and rank not in blames)
+
+
+def own_errors(runs: Runs) -> Dict[str, str]:
+    """The errors to be shown where no keeper has the last word: what a rank only heard of is told where nobody tells more."""
+    crashed = {host: run for host, run in runs.items() if run.get("error") and not run.get("membership")}
+    own = {
+        host: run
+        for host, run in crashed.items()
+        if not is_echo(str(run.get("end_cause") or ""), run.get("end_blames") or [], run.get("rank"))
+    }
+    return {host: str(run["error"]) for host, run in (own or crashed).items()}
+
+
+MOST_ABSENCES = 6  # the newest ones are shown
+
+
+def history(runs: Runs) -> List[str]:
+    """Who was away, what was made again, and what was given up."""
+    return [*(_absences(runs) if len(parts(runs)) < 2 else []), *_given_up(runs)]
+
+
+def _absences(runs: Runs) -> List[str]:
+    """Who was away, and what was made again, as the keeper that trains in the newest generation knows."""
+    told = [run["membership"] for run in runs.values() if run.get("membership")]
+    newest = max(told, key=lambda one: (one["state"] == TRAINING, one["generation"] or 0), default=None)
+    if newest is None:
+        return []
+    found = [absence_text(one) for one in newest.get("away") or []][-MOST_ABSENCES:]
+    if newest.get("repeated"):
+        found.append("steps that were made again after restarts: %d" % newest["repeated"])
+    return found
+
+
+def absence_text(one: Mapping[str, Any]) -> str:
+    """A host that left, and whether it is back."""
+    left = "%s left at %s" % (one["host"], clock_text(float(one["left"])))
+    left += " (%s)" % one["why"] if one["why"] else ""
+    return left + (", back at %s" % clock_text(float(one["back"])) if one["back"] else "")
+
+
+def _given_up(runs: Runs) -> List[str]:
+    """Which steps were trained apart and gave way, and where their checkpoints are."""
+    told: List[str] = []
+    for host, run in runs.items():
+        keeper: Mapping[str, Any] = run.get("membership") or {}
+        told += [gave_way_text(one) for one in keeper.get("gave_way") or []]
+        kept = [one["path"] for one in keeper.get("kept") or []]
+        if kept:
+            told.append("checkpoints that gave way are kept on %s: %s" % (host, ", ".join(kept)))
+    return told
+
+
+def gave_way_text(one: Mapping[str, Any]) -> str:
+    """That a host's steps do not count, since another part of the run had more."""
+    return "%s gave way at %s: its %d steps from %d to %d do not count, since others had made more" % (
+        one["host"],
+        clock_text(float(one["time"])),
+        one["until"] - one["since"],
+        one["since"],
+        one["until"],
+    )

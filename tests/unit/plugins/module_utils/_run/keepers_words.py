@@ -1,0 +1,29 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What run_info tells of a keeper, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
+
+
+def keeper(state: str = "training", generation: int = 2, *members: str, **more: Any) -> dict[str, Any]:
+    """A keeper's word, of a run on the desktop and the laptop."""
+    usual = {"why": "", "waits": "", "since": 1.7e9, "hears": [], "hosts": ["desktop", "laptop"], "grace": 30.0}
+    kept: dict[str, Any] = {"away": [], "repeated": 0, "gave_way": [], "kept": []}
+    return {"state": state, "generation": generation, "members": list(members), **usual, **kept, **more}
+
+
+def run_of(word: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """A run with a keeper; by default a healthy one that trains."""
+    usual = {"state": "running", "step": 9, "done": 10, "steps": 100, "step_seconds": 2.0, "steps_counted": 9}
+    now = {"phase": "sync", "phase_seconds": 1.0, "idle_seconds": 1.0, "heartbeat_age": 0.5, "step_age": 1.0}
+    return {**EMPTY, **usual, **now, "membership": word, **more}
+
+
+def away(host: str, left: float = 1.7e9, **more: Any) -> dict[str, Any]:
+    """A host that is missed."""
+    return {"host": host, "left": left, "why": "%s is not heard" % host, "back": None, "step": None, **more}

@@ -1,0 +1,132 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import standing
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import status_table
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper, run_of
+
+
+def told(**runs: dict[str, Any]) -> str:
+    return "\n".join(standing.lines(runs))
+
+
+def status(**runs: dict[str, Any]) -> str:
+    return status_table([{"host": host, "run": {**run, "run": "d4"}} for host, run in runs.items()])
+
+
+TOGETHER = keeper("training", 2, "desktop", "laptop")
+SPLIT = {
+    "desktop": run_of(keeper("training", 6, "desktop", away=[away("laptop", step=1900)]), done=2200),
+    "laptop": run_of(keeper("training", 7, "laptop", away=[away("desktop", step=1890)]), done=2212),
+}
+
+
+def test_two_parts_that_train_apart_are_told_as_two_models() -> None:
+    assert [part.members for part in standing.parts(SPLIT)] == [("laptop",), ("desktop",)]
+    said = told(**SPLIT)
+    assert "laptop (2212 steps) and desktop (2200 steps) train apart, since step 1890: two models" in said
+    assert "waits" not in said
+    assert "slow one" not in status(**SPLIT)
+
+
+def test_a_look_that_was_too_early_is_no_part_apart() -> None:
+    runs = {"desktop": run_of(keeper("training", 6, "desktop")), "laptop": run_of(TOGETHER)}
+    assert [part.members for part in standing.parts(runs)] == [("desktop",)]
+
+
+def test_who_gave_way_is_told_with_its_steps_and_where_they_are() -> None:
+    gone = {"time": 1.7e9, "host": "desktop", "since": 1900, "until": 2330, "why": "3 files"}
+    word = {**TOGETHER, "gave_way": [gone], "kept": [{"path": "/runs/d4/apart/generation-6", "checkpoint": 2300}]}
+    said = told(desktop=run_of(word), laptop=run_of(TOGETHER))
+    assert "its 430 steps from 1900 to 2330 do not count" in said
+    assert "kept on desktop: /runs/d4/apart/generation-6" in said
+
+
+def test_a_dead_keeper_is_named_by_itself_and_by_who_waits_for_it() -> None:
+    dead = run_of(TOGETHER, state="crashed", exit_code=137, error="its keeper ended with code 137")
+    said = status(desktop=run_of(keeper("idle", 2, why="laptop is not heard")), laptop=dead)
+    assert "no keeper" in said
+    assert "laptop has no keeper any more: its keeper ended with code 137; `ansible-playbook nanochat.ddp.join" in said
+    assert "desktop waits for laptop, which has no keeper any more" in said
+    # What it said last was true before it died.
+    assert "is to be let in" not in told(desktop=run_of(keeper("training", 3, "desktop")), laptop=dead)
+
+
+@pytest.mark.parametrize(
+    ("laptop", "words"),
+    [
+        (None, "waits for laptop, which does not answer"),
+        (run_of(None, state="prepared"), "waits for laptop, where nothing was started"),
+        (run_of(keeper("idle", 1)), "which is not heard though its keeper runs"),
+    ],
+)
+def test_for_whom_a_keeper_waits(laptop: dict[str, Any] | None, words: str) -> None:
+    runs = {"desktop": run_of(keeper("idle", 2)), **({"laptop": laptop} if laptop else {})}
+    assert words in standing.reason("desktop", runs)
+
+
+def test_what_a_keeper_says_of_its_waiting_is_told() -> None:
+    word = keeper("idle", 2, waits="laptop is of another start of the run")
+    assert standing.reason("desktop", {"desktop": run_of(word)}) == "waits: laptop is of another start of the run"
+
+
+def test_who_is_to_be_let_in_and_does_not_hear_the_others_is_told_so() -> None:
+    runs = {"desktop": run_of(keeper("training", 3, "desktop")), "laptop": run_of(keeper("idle", 2))}
+    assert standing.reason("laptop", runs) == "is to be let in by desktop, but does not hear desktop"
+    runs["laptop"] = run_of(keeper("idle", 2, hears=["desktop"]))
+    assert standing.reason("laptop", runs) == "is to be let in by desktop"
+
+
+def test_the_reason_for_which_all_gave_up_is_told_once() -> None:
+    why = "the run died 4 times within an hour, and ddp_restarts is 3"
+    ends = {"state": "crashed", "end_error": "rank 0 or its host is gone", "end_cause": "store-lost"}
+    desktop = run_of(keeper("failed", 5, "desktop", why=why), error=why, **ends)
+    laptop = run_of(
+        keeper("failed", 5, why="desktop gave up: " + why, since=1.7e9 + 1), error="desktop gave up: " + why, **ends
+    )
+    said = status(desktop=desktop, laptop=laptop)
+    assert said.count(why) == 1
+    assert f"desktop, laptop gave up: {why}" in said
+    assert "rank 0 or its host" not in said
+
+
+@pytest.mark.parametrize(
+    ("state", "word", "words"),
+    [
+        ("stopped", keeper("stopped", 2, why="laptop was stopped"), "desktop was stopped: laptop was stopped"),
+        ("stopped", keeper("stopped", 2), "desktop was stopped by a user"),
+        ("away", keeper("left", 2), "desktop was taken out by hand"),
+        ("away", keeper("away", 2), "desktop went down"),
+        ("away", keeper("finished", 2, why="laptop has finished"), "desktop was away when the run finished"),
+        ("finished", keeper("finished", 2), ""),
+    ],
+)
+def test_why_it_ended_on_a_host(state: str, word: dict[str, Any], words: str) -> None:
+    said = told(desktop=run_of(word, state=state, cause=word["why"]))
+    assert said.startswith(words) if words else said == ""
+
+
+def test_a_keeper_that_was_started_again_is_told() -> None:
+    said = told(desktop=run_of(TOGETHER, revived=2, died_of="signal 9"), laptop=run_of(TOGETHER))
+    assert "the keeper of desktop was started again 2 times; last it died of signal 9" in said
+
+
+def test_the_error_that_a_rank_only_heard_of_is_not_told_in_its_name() -> None:
+    ended = {"state": "crashed", "exit_code": 1}
+    heard = run_of(None, rank=0, error="rank 1 is gone", end_cause="peer-lost", end_blames=[1], **ended)
+    own = run_of(None, rank=1, error="the disk has 3 MB left", end_cause="disk-full", end_blames=[1], **ended)
+    assert standing.own_errors({"desktop": heard, "laptop": own}) == {"laptop": "the disk has 3 MB left"}
+    assert standing.own_errors({"desktop": heard}) == {"desktop": "rank 1 is gone"}
+
+
+def test_a_rank_that_makes_no_step_is_told_with_the_time_and_without_a_speed() -> None:
+    still = run_of(None, step_age=35.0, tokens_per_second=14570.0, phase="sync")
+    said = status(desktop=still)
+    assert "no step for 35 s (sync)" in said and "14570" not in said
+    assert "no step" not in status(desktop=run_of(None, step_age=35.0, step_seconds=20.0))
