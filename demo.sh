@@ -7,10 +7,10 @@ set -euo pipefail
 
 # The storm's run restarts by itself, goes on without a lost node, and is long enough for both to come back.
 STORM_STEPS=1500
-STORM=(-e ddp_run=storm -e ddp_iterations=$STORM_STEPS -e ddp_restarts=3 -e ddp_min_hosts=1 -e ddp_grace=2 -e ddp_sample_every=-1)
+STORM=(-e ddp_run=storm -e "ddp_iterations=$STORM_STEPS" -e ddp_restarts=3 -e ddp_min_hosts=1 -e ddp_grace=2 -e ddp_sample_every=-1)
 
 main() {
-    local code=0 storm= run=demo
+    local code=0 storm="" run=demo
     if [ "${1:-}" = --storm ]; then
         shift
         set -- "${STORM[@]}" "$@"
