@@ -76,7 +76,7 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
         (
             "",
             f"sync {sync(training)}{local(training)}, head {training['head']}, products {training['matmul']}, {schedule(training)}, "
-            f"{'resumes' if training['resume'] else 'does not resume'}, gives up after {plan['timeout_seconds']} s without a rank",
+            f"{'resumes' if training['resume'] else 'does not resume'}, times out after {plan['timeout_seconds']} s if a rank is missing",
         ),
         *trainer_rows(plan["trainer"]),
     ]
@@ -88,7 +88,7 @@ def evaluation(plan: Plan) -> str:
     batches = max(1, tokens // (rows * length * plan["world"]))
     return (
         f"{human(tokens)} tokens of the validation shard, {batches} x {plural(rows, 'row')} by each rank, "
-        f"products {plan['training']['matmul']}, gives up after {plan['timeout_seconds']} s without a rank"
+        f"products {plan['training']['matmul']}, times out after {plan['timeout_seconds']} s if a rank is missing"
     )
 
 
@@ -169,7 +169,7 @@ def nameless(plan: Plan, node: Node, text: str) -> str:
 
 def changes(plan: Plan) -> list[str]:
     """What the following steps may change on the hosts."""
-    lines = ["Changed on the hosts, where it is not so already:"]
+    lines = ["Changes on the hosts (skipped where already in place):"]
     many = len(plan["nodes"]) > MANY_HOSTS
     rows = []
     for node in plan["nodes"]:
