@@ -1,13 +1,59 @@
 #!/usr/bin/env bash
-# Trains a small model on two nodes on this machine, from nothing. Further arguments go to ansible-playbook.
+# Trains a small model on two nodes on this machine, from nothing: ./demo.sh [--storm] [ARGUMENT OF ansible-playbook]...
+# With --storm a rank is killed and a node freezes on the way, and both come back.
 set -euo pipefail
 # shellcheck source=tools/bootstrap.sh
 . "$(dirname "${BASH_SOURCE[0]}")/tools/bootstrap.sh"
 
-cd "$ROOT"
-need_controller
-code=0
-ansible-playbook train.yml -i inventory -e ddp_fresh=true "$@" || code=$?
-[ "$code" != 0 ] || say "Talk to the model (in $ROOT): $VENV/bin/ansible-playbook nanochat.ddp.chat -i inventory"
-say "The commands of README.md need ansible-playbook, which the demo keeps to itself: export PATH=$VENV/bin:\$PATH"
-exit "$code"
+# The storm's run restarts by itself, goes on without a lost node, and is long enough for both to come back.
+STORM_STEPS=1500
+STORM=(-e ddp_run=storm -e "ddp_iterations=$STORM_STEPS" -e ddp_restarts=3 -e ddp_min_hosts=1 -e ddp_grace=2 -e ddp_sample_every=-1)
+
+main() {
+    local code=0 storm="" run=demo
+    if [ "${1:-}" = --storm ]; then
+        shift
+        set -- "${STORM[@]}" "$@"
+        run=storm
+    fi
+    cd "$ROOT"
+    need_controller
+    if [ $run = storm ]; then
+        python tools/storm.py "$CACHE/node2/runs/storm" --steps $STORM_STEPS &
+        storm=$!
+        trap 'kill $storm 2>/dev/null || true' EXIT
+    fi
+    ansible-playbook train.yml -i inventory -e ddp_fresh=true "$@" || code=$?
+    [ "$code" = 0 ] || exit "$code"
+    samples $run
+    next_steps $run
+}
+
+# samples RUN: the first and the last text that the model made of one prompt while it trained.
+samples() {
+    python - "runs/$1/node1/metrics-rank0.jsonl" <<'PROGRAM'
+import json, sys
+events = [json.loads(line) for line in open(sys.argv[1], encoding="utf-8")]
+samples = [event for event in events if event["kind"] == "sample"]
+chosen = [event for event in samples if event["prompt"] == samples[-1]["prompt"]]
+if chosen:
+    print("\nWhat it made of a prompt, first and last")
+for event in dict.fromkeys(map(json.dumps, chosen[:1] + chosen[-1:])):
+    print("  step {step}: {text!r}".format(**json.loads(event)))
+PROGRAM
+}
+
+next_steps() {
+    cat <<NEXT
+
+Next, in $ROOT:
+  export PATH=$VENV/bin:\$PATH                                                         # the Ansible of the demo
+  ansible-playbook nanochat.ddp.chat -i inventory -e ddp_run=$1                          # it continues what you type
+  ansible-playbook train.yml -i inventory -e ddp_run=$1 -e ddp_stage=sft                 # makes it answer
+  ansible-playbook nanochat.ddp.status -i inventory                                      # one screen about the newest run
+  ./demo.sh --storm                                                                      # a rank is killed, a node freezes
+  xdg-open runs/$1/report.html                                                           # the report
+NEXT
+}
+
+main "$@"

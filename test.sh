@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests: ./test.sh [lint|docs|unit|integration|trainer|long|campaign|ee|molecule|all]...
+# Sets up and runs the tests: ./test.sh [PART]...; without arguments what every change runs, `all` with what takes longer, too.
 # A scenario of molecule alone: ./test.sh molecule:site
 # Parts at the same time, of which some one after the other: ./test.sh lint,unit+trainer
 set -euo pipefail
@@ -11,9 +11,10 @@ cd "$ROOT"
 COLLECTIONS=$ROOT/.ansible/collections
 COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
-# What runs without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
-# By name only: single tests that take minutes (long), the execution environment (ee), the scenarios shards, faults, membership and mixed.
-EVERY_TIME=("lint,integration,molecule:no_sudo+trainer,campaign+molecule:restart,molecule:site,molecule:firewalls,unit,docs")
+# Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
+EVERY_TIME=("trainer+integration+lint,unit,docs,molecule:site,molecule:no_sudo")
+# `all` runs these behind it.
+THE_REST=("campaign+molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee")
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables
@@ -40,7 +41,7 @@ run_lint() {
     tools/lint.sh "$TRAINER_VENV" "$importer"
 }
 
-run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-10000} PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit); }
+run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-1000} PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit); }
 
 # real_processes PYTHON FOLDER: tests of processes that wait for each other by the clock. What fails on a machine with other work is tried
 # once more, alone, and is named even if it passes then.
@@ -49,10 +50,12 @@ real_processes() {
     local pytest=("$python" -m pytest -q -m "${WHICH:-not long}" "$folder")
     "${pytest[@]}" --durations=10 --durations-min=20 || code=$?
     [ $code = 1 ] || return $code
-    say "These failed, and are tried once more:"
-    "${pytest[@]}" --collect-only --last-failed --last-failed-no-failures none | grep '::' >&2
+    local again
+    mapfile -t again < <("${pytest[@]}" --collect-only --last-failed --last-failed-no-failures none | grep '::')
+    say "These failed, and are tried once more: ${again[*]}"
     "${pytest[@]}" --last-failed --last-failed-no-failures none || return $?
-    say "They passed at the second attempt; what the first one printed is above."
+    say "They passed now; the output of the first attempt is above."
+    printf 'SECOND ATTEMPT %s\n' "${again[@]}" >&2
 }
 
 run_integration() {
@@ -69,8 +72,9 @@ run_trainer() {
     (cd "$ROOT" && FEWER=${FEWER:-10} OMP_NUM_THREADS=1 PYTHONPATH=trainer real_processes "$TRAINER_VENV/bin/python" tests/trainer)
 }
 
-# The tests of both that take minutes each.
+# The tests of both that take minutes each, and a hundred times the random schedules of keepers.
 run_long() {
+    (cd "$COLLECTION" && SCHEDULES=100000 PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit/plugins/module_utils/_keeper/test_membership.py)
     WHICH=long run_integration
     WHICH=long run_trainer
 }
@@ -112,11 +116,23 @@ run_part() {
     esac
 }
 
+# tell PART SECONDS SECOND_ATTEMPTS|FAILED: a line of the table at the end.
+tell() {
+    local how=
+    case $3 in
+        0) ;;
+        FAILED) how="  FAILED" ;;
+        *) how="  $3 tests passed at the second attempt only" ;;
+    esac
+    printf '%6d s  %s%s\n' "$2" "$1" "$how" >>"$TABLE"
+}
+
 # run_row FOLDER PART...: one part after the other, also when one fails; what each has to say comes in one piece, when it is over.
 run_row() {
-    local folder=$1 part code worst=0
+    local folder=$1 part code begun worst=0
     shift
     for part in "$@"; do
+        begun=$SECONDS
         say "== $part begins, ${SECONDS} s since the start"
         # Apart from the `||`, in whose reach no failing command would end the part.
         set +e
@@ -128,6 +144,7 @@ run_row() {
             flock 8
             cat "$folder/$part"
             say "== $part: $([ $code = 0 ] && echo passed || echo FAILED), ${SECONDS} s since the start"
+            tell "$part" $((SECONDS - begun)) "$([ $code = 0 ] && grep -c '^SECOND ATTEMPT' "$folder/$part" || echo FAILED)"
         } 8>"$folder/output.lock"
         [ $code = 0 ] || echo "$part" >>"$folder/failed"
     done
@@ -156,8 +173,10 @@ run_together() {
 }
 
 main() {
-    local parts=("$@") together  # part is global: the trap names it after this function has ended
-    [ ${#parts[@]} != 0 ] && [ "${parts[0]}" != all ] || parts=("${EVERY_TIME[@]}")
+    local parts=("$@") together begun code # part is global: the trap names it after this function has ended
+    [ ${#parts[@]} != 0 ] || parts=("${EVERY_TIME[@]}")
+    [ "${parts[0]}" != all ] || parts=("${EVERY_TIME[@]}" "${THE_REST[@]}")
+    TABLE=$(mktemp)
     for together in "${parts[@]}"; do
         for part in ${together//[+,]/ }; do
             case $part in
@@ -166,13 +185,17 @@ main() {
             esac
         done
     done
-    trap '[ $? = 0 ] || say "FAILED: ${part:-set-up}"' EXIT
+    trap 'code=$?; cat "$TABLE" >&2; rm "$TABLE"; [ $code = 0 ] || say "FAILED: ${part:-set-up}"' EXIT
     need_tools
     for part in "${parts[@]}"; do
         say "== $part"
         case $part in
             *[+,]*) run_together "$part" ;;
-            *) run_part "$part" ;;
+            *)
+                begun=$SECONDS
+                run_part "$part"
+                tell "$part" $((SECONDS - begun)) 0
+                ;;
         esac
         say "== $part done, ${SECONDS} s since the start"
     done

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Whether rounding costs quality: the same training with float32 and with bf16 products, and with each way on the wire.
 
-    python bench/quality.py --write quality.json --plot docs/images/quality.svg
+    python bench/quality.py --write quality.json --plot lab/images/quality.svg
     python bench/quality.py --size d4 --seeds 0 --steps 300 --ways "fp32, exact" "fp32, int8+head" --write d4.json
 
 Two ranks on this machine train a small model on Python's own library. A seed settles the first weights and the rows of

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What 2 to 1000 hosts would give: step time and bytes from one host's measured step and a link, by the plan's own formula.
 
-    python bench/scale.py                                     # the machine of docs/performance.md, d4 and d8, 1 Gbit/s and 100 Mbit/s
+    python bench/scale.py                                     # the machine of lab/performance.md, d4 and d8, 1 Gbit/s and 100 Mbit/s
     python bench/scale.py --measured ~/nanochat-ddp/measured.json --models d8 --rates 2500
-    python bench/scale.py --plot docs/images/scale.svg
+    python bench/scale.py --plot lab/images/scale.svg
 
 Every host brings its own rows (the batch grows with the hosts), all hosts are alike, and a switch carries what all of them
 send at once. Nothing of this was measured with more than two hosts: the formula (_plan/step_model.py) holds for two, as the
@@ -53,7 +53,7 @@ WAYS = (Way("exact", 0), Way("bf16", 0), Way("bf16", 10), Way("bf16", 100))
 
 
 class Case(NamedTuple):
-    """A model, one host's step of it, and what was measured of two of them (docs/performance.md)."""
+    """A model, one host's step of it, and what was measured of two of them (lab/performance.md)."""
 
     shape: Shape
     speed: Speed

@@ -32,6 +32,10 @@ USUAL = {
     r"\b(to be had|is at hand)\b": "available",
     r"\bthe ways (between|are)\b": "the connections, the ports",
     r"\bmistakes? of ours\b": "this is a bug in nanochat.ddp",
+    r"\bwhoever wants\b": "to ..., do ...",
+    r"\bwho wants none\b": "to rule it out, set ...",
+    r"\bother than nanochat's\b": "unlike nanochat",
+    r"\bfail (since|where) ": "fail if, reject",
 }
 PATTERNS = {re.compile(pattern, re.I): usual for pattern, usual in USUAL.items()}
 SUFFIXES = {".py", ".md", ".yml", ".sh", ".j2", ".html"}

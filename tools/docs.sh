@@ -8,13 +8,7 @@ SOURCE=$OUT/source
 cd "$ROOT"
 rm -rf "$OUT"
 mkdir -p "$SOURCE/collections"
-cp docs/*.md docs/site/conf.py docs/site/index.md galaxy.yml "$SOURCE"
-cp -r docs/images docs/inventories "$SOURCE"
-cp README.md "$SOURCE/readme.md"
-cp CONTRIBUTING.md "$SOURCE/contributing.md"
-cp CHANGELOG.md "$SOURCE/changelog.md"
-cp SECURITY.md "$SOURCE/security.md"
-cp CODE_OF_CONDUCT.md "$SOURCE/conduct.md"
+cp docs/site/conf.py galaxy.yml "$SOURCE"
 # Links between files of the repository become links between pages; to files that are no pages, links into the repository.
 python tools/site_links.py "$SOURCE"
 ANSIBLE_COLLECTIONS_PATH=$ROOT/.ansible/collections antsibull-docs --config-file docs/site/antsibull-docs.cfg \

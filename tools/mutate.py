@@ -9,7 +9,7 @@
     python tools/mutate.py --only 17 trainer/nanochat/comm.py                   # one of those again, with its difference
 
 A mutant is killed if a test fails or takes too long; one that all tests pass is a survivor: a test is missing, or the
-change makes no difference (then say so in docs/testing.md). The repository itself is never touched: each mutant is
+change makes no difference (then say so in lab/testing.md). The repository itself is never touched: each mutant is
 made in a copy. Run it with the Python whose packages the tests need (the trainer's for trainer/).
 """
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Makes the links of the repository's Markdown fit the docs site: `python tools/site_links.py FOLDER`.
+"""Copies the repository's Markdown and pictures to where the docs site is made: `python tools/site_links.py FOLDER`.
 
 A link to a page of the site leads to that page; one to another file or folder of the repository leads to the repository, whose
 address stands in galaxy.yml and nowhere else.
@@ -9,8 +9,11 @@ address stands in galaxy.yml and nowhere else.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,30 +32,48 @@ def repository() -> str:
     return re.findall(r"^repository: (\S+)$", (ROOT / "galaxy.yml").read_text(encoding="utf-8"), re.M)[0]
 
 
-def target_of(link: str, home: Path) -> str:
-    """Where a link of a page in this folder of the repository leads on the site."""
-    path = (home / link).resolve()
-    if not path.exists() or ROOT not in path.parents:
-        raise SystemExit(f"{home}: the link {link} leads nowhere")
-    name = path.relative_to(ROOT).as_posix()
+def place_of(name: str) -> str | None:
+    """Where a file of the repository lies on the site; None if it is not there."""
     if name in RENAMED:
         return RENAMED[name]
-    if path.parent == ROOT / "docs" and path.suffix == ".md":
-        return path.name
-    if path.parent == ROOT / "docs" / "images":
-        return f"images/{path.name}"
-    return f"{repository()}/{'tree' if path.is_dir() else 'blob'}/main/{name}"
+    if name.startswith("docs/site/"):
+        return name.removeprefix("docs/site/")
+    if name.startswith(("docs/", "lab/")) and name.endswith((".md", ".svg", ".png")):
+        return name.removeprefix("docs/")
+    return None
 
 
-def fitted(text: str, home: Path) -> str:
-    return LINK.sub(lambda found: f"{found[1]}{target_of(found[2], home)}{found[3] or ''}{found[4]}", text)
+def target_of(link: str, page: str) -> str:
+    """Where a link on a page of the repository leads on the site."""
+    path = ((ROOT / page).parent / link).resolve()
+    if not path.exists() or ROOT not in path.parents:
+        raise SystemExit(f"{page}: the link {link} leads nowhere")
+    name = path.relative_to(ROOT).as_posix()
+    place = place_of(name)
+    if place is None:
+        return f"{repository()}/{'tree' if path.is_dir() else 'blob'}/main/{name}"
+    return os.path.relpath(place, Path(place_of(page) or page).parent)
 
 
 def main(folder: Path) -> None:
-    at_top = set(RENAMED.values())
-    for page in folder.glob("*.md"):
-        home = ROOT if page.name in at_top else ROOT / "docs" / "site" if page.name == "index.md" else ROOT / "docs"
-        page.write_text(fitted(page.read_text(encoding="utf-8"), home), encoding="utf-8")
+    """Copy every page and picture of the repository to its place on the site, with links that fit there."""
+    pages = [ROOT / name for name in RENAMED]
+    for path in [*pages, *(ROOT / "docs").rglob("*"), *(ROOT / "lab").rglob("*")]:
+        name = path.relative_to(ROOT).as_posix()
+        place = place_of(name)
+        if place is None or not path.is_file():
+            continue
+        copy = folder / place
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".md":
+            fit = partial(fitted, page=name)
+            copy.write_text(LINK.sub(fit, path.read_text(encoding="utf-8")), encoding="utf-8")
+        else:
+            shutil.copy(path, copy)
+
+
+def fitted(found: re.Match[str], page: str) -> str:
+    return f"{found[1]}{target_of(found[2], page)}{found[3] or ''}{found[4]}"
 
 
 if __name__ == "__main__":

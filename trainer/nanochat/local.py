@@ -7,7 +7,7 @@
 along the mean of what the ranks have changed since the last meeting, each rank counting as many times as it has rows: with
 Nesterov's momentum for the matrices (meeting.py), as it is for scalars and for the embedding tables, where a row's mean is that
 of the ranks which touched it. That is another method than one step of all ranks, and another model comes of it; see
-docs/performance.md. The first and the last steps of a run (schedule.steps_apart) are made together all the same: in the first
+lab/performance.md. The first and the last steps of a run (schedule.steps_apart) are made together all the same: in the first
 the weights move too far for a mean to make sense, and in the last what is left of the ranks' differences wears off.
 
 --local-overlap K: the means travel behind the next K steps, and are taken after them: the weights move by what a mean has

@@ -182,5 +182,5 @@ class OptimizerLayout:
 
 
 def last_multiplier(groups: Sequence[Mapping[str, Any]]) -> float:
-    """Of the learning rates, in the step before the file was written."""
+    """The learning-rate multiplier of the last saved step."""
     return next((g["lr"] / g["initial_lr"] for g in groups if g.get("initial_lr") and g.get("lr") is not None), 1.0)

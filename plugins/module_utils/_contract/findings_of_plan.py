@@ -77,7 +77,7 @@ KINDS: Dict[str, Kind] = {
     ),
     "source-differs": Kind(
         ERROR,
-        "The nanochat checkout has other flags or functions than those by which it is driven",
+        "The nanochat checkout's flags or functions differ from what join.py expects",
         "A fork may have changed them, and older commits had others; a start would fail on every host.",
         "Take a commit of nanochat that has them, or this collection's trainer (ddp_trainer_source=ours).",
         (21,),
@@ -156,7 +156,7 @@ KINDS: Dict[str, Kind] = {
         INFO,
         "The batch was fitted to the hosts",
         "Every host takes whole passes of whole rows, so what nobody set of the batch follows the number and speed of the hosts.",
-        "Nothing to do; ddp_total_batch and ddp_device_batch say it otherwise.",
+        "No action needed. Override with ddp_total_batch or ddp_device_batch.",
     ),
     "python-made": Kind(
         INFO,

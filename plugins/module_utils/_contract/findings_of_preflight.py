@@ -21,7 +21,7 @@ KINDS: Dict[str, Kind] = {
     "evidence-missing": Kind(
         ERROR,
         "Something could not be tried on a host",
-        "Nothing known is not nothing found: the run might fail for a reason that was never looked at.",
+        "A missing check is not a passed check; the run might fail for a reason nobody tested.",
         "See that the host is still there, and try again.",
     ),
     "port-blocked": Kind(
@@ -92,7 +92,7 @@ KINDS: Dict[str, Kind] = {
     "name-is-loopback": Kind(
         INFO,
         "A name of a host leads to itself only",
-        "A peer that were told this name would connect to itself. The plan uses addresses, so it does no harm here.",
+        "A peer given this name would connect to itself. The plan uses addresses, so it does no harm here.",
         "Nothing to do for this job; by hand, use addresses or take the 127.0.1.1 line out of /etc/hosts.",
         (4,),
         ("remote=[127.0.0.1]", "remote=[127.0.1.1]", "Connection refused, remote=[::1]"),

@@ -94,7 +94,7 @@ UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "min": 60.0, "h": 3600.0, 
 
 
 def amount(text: str) -> float:
-    """By which figures are ordered; what is none comes first."""
+    """Sort key of a formatted value; non-numbers sort first."""
     found = re.match(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
     return float(found.group(1)) * UNITS.get(found.group(2), 1.0) if found else -1.0
 

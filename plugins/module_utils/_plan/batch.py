@@ -49,15 +49,18 @@ def plan_batch(asked: Asked, weights: Sequence[float], equal: bool = False, depl
         shares = [rows // len(weights)] * len(weights)
     else:
         shares = share(rows, weights)
-    return Batch(shares, asked.device_batch if asked.told_device else pass_rows(asked, shares), rows * asked.sequence)
+    return Batch(shares, pass_rows(asked, shares), rows * asked.sequence)
 
 
 def pass_rows(asked: Asked, shares: Sequence[int]) -> int:
-    """The most rows of a pass. Equal hosts keep to the profile's; unequal ones wait for one another in each pass, so that as few
-    as there is memory for are best."""
+    """The most rows of a pass: never more than the user allows, and a divisor of equal shares.
+
+    Unequal hosts wait for each other in each pass, so without a limit of the user's they make as few as fit into memory.
+    """
     if len(set(shares)) == 1:
         return max(size for size in range(1, asked.device_batch + 1) if shares[0] % size == 0)
-    return min(max(shares), max(asked.device_batch, MOST_PASS_TOKENS // asked.sequence))
+    most = asked.device_batch if asked.told_device else max(asked.device_batch, MOST_PASS_TOKENS // asked.sequence)
+    return min(max(shares), most)
 
 
 def head_shares(weights: Sequence[float]) -> list[int]:

@@ -26,7 +26,7 @@ KEPT = 0.95
 # Steps apart from which auto takes the fewest that are enough, and the meetings that a run must have at least.
 STEPS, LEAST_MEETINGS = (5, 10, 20, 30, 50, 100), 10
 # The mean of many ranks that have trained far apart is worth less. So many steps held in training with so many hosts; with
-# eight not even ten did (docs/performance.md).
+# eight not even ten did (lab/performance.md).
 MOST_BY_HOSTS = ((2, 100), (4, 30))
 
 

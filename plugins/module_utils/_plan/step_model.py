@@ -34,7 +34,7 @@ MEETINGS_COUNTED = 1000  # of a run, to tell for how many of them all wait
 # Gloo's copying takes cores from the computing, so of the time on the wire this share is felt even where it is hidden.
 FELT_SHARE = 0.15
 # Share of the computing behind which the wire can hide: the head's gradient leaves soon, the buckets of ddp late. Both by
-# what bench/two_nodes.py measured, see docs/performance.md.
+# what bench/two_nodes.py measured, see lab/performance.md.
 HIDDEN_SHARE, DDP_HIDDEN_SHARE = 0.57, 0.25
 
 
@@ -248,7 +248,7 @@ def speeds_of(plan: Plan, measured: Mapping[str, Any]) -> List[Speed]:
 
 # What auto takes
 
-# By how little they round: those whose training held beside exact, see docs/performance.md.
+# By how little they round: those whose training held beside exact, see lab/performance.md.
 BY_EXACTNESS = ("exact", "bf16", "int8", "int4")
 # What a way that rounds less may cost of the speed of the fastest.
 ALIKE = 0.95

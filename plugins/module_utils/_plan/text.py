@@ -78,7 +78,7 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
             "",
             f"on {nodes[0]['device']} in {nodes[0]['dtype']}, sync {sync(training)}{local(training)}, head {training['head']}, "
             f"products {training['matmul']}, {schedule(training)}, "
-            f"{'resumes' if training['resume'] else 'does not resume'}, gives up after {plan['timeout_seconds']} s without a rank",
+            f"{'resumes' if training['resume'] else 'does not resume'}, times out after {plan['timeout_seconds']} s if a rank is missing",
         ),
         *loss_rows(plan),
         *trainer_rows(plan["trainer"]),
@@ -91,7 +91,7 @@ def evaluation(plan: Plan) -> str:
     batches = -(-max(1, tokens // (rows * length)) // plan["world"])
     return (
         f"{human(tokens)} tokens of the validation shard, {batches} x {plural(rows, 'row')} by each rank, "
-        f"products {plan['training']['matmul']}, gives up after {plan['timeout_seconds']} s without a rank"
+        f"products {plan['training']['matmul']}, times out after {plan['timeout_seconds']} s if a rank is missing"
     )
 
 
@@ -180,7 +180,7 @@ def nameless(plan: Plan, node: Node, text: str) -> str:
 
 def changes(plan: Plan) -> list[str]:
     """What the following steps may change on the hosts."""
-    lines = ["Changed on the hosts, where it is not so already:"]
+    lines = ["Changes on the hosts (skipped where already in place):"]
     many = len(plan["nodes"]) > MANY_HOSTS
     rows = []
     for node in plan["nodes"]:

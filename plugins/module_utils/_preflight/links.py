@@ -103,7 +103,7 @@ def opening(evidence: Evidence, host: str, wall: Mapping[str, Any]) -> str:
     # A rehearsal comes after the step that opens them, which then was left out or of no avail.
     if not evidence.plan["manage_firewall"] or evidence.rehearsal:
         return by_hand
-    return f"train.yml opens them by itself, with --tags network at once. By hand: {by_hand[0].lower()}{by_hand[1:]}"
+    return f"train.yml opens them automatically; to do only that now, add --tags network. By hand: {by_hand[0].lower()}{by_hand[1:]}"
 
 
 def by_rule(wall: Mapping[str, Any]) -> str:

@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes docs/faults.md from what the scenario faults has found, and from runs without any fault.
+"""Writes lab/faults.md from what the scenario faults has found, and from runs without any fault.
 
 FAULTS_RESULTS=/tmp/faults.json ./test.sh molecule:faults
 FAULTS_RUNS=/tmp/runs.jsonl tests/molecule/faults/no_false_alarm.sh 10
-python3 tests/molecule/faults/table.py /tmp/faults.json /tmp/runs.jsonl >docs/faults.md
+python3 tests/molecule/faults/table.py /tmp/faults.json /tmp/runs.jsonl >lab/faults.md
 """
 
 from __future__ import annotations

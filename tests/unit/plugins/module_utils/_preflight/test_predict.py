@@ -106,7 +106,7 @@ def test_different_tokens_are_no_more_than_tokens_and_vocabulary(tokens):
 
 
 # A step of two nodes with a core each over a link of so many Mbit/s, as bench/two_nodes.py measured it on a quiet machine
-# (docs/performance.md): a node's pass, AdamW and Muon come to the step alone.
+# (lab/performance.md): a node's pass, AdamW and Muon come to the step alone.
 FIGURES = [
     (D4, Speed("", 0.410, 0.020, 0.060), 1000, {"exact": 0.600, "bf16": 0.527, "dense": 1.807, "ddp": 1.599}),
     (D4, Speed("", 0.430, 0.022, 0.063), 100, {"exact": 4.260, "bf16": 2.201}),

@@ -114,7 +114,7 @@ def test_field_01_a_dropped_data_port_names_direction_ports_and_firewall():
     assert "29500" not in one["seen"]
     assert "ufw blocks on laptop" in one["seen"]
     assert one["remedy"] == (
-        "train.yml opens them by itself, with --tags network at once. By hand: on laptop: sudo ufw prepend allow x"
+        "train.yml opens them automatically; to do only that now, add --tags network. By hand: on laptop: sudo ufw prepend allow x"
     )
 
 
