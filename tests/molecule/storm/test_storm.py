@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "membership"))
 from trio import HOSTS, Trio, boot, cut, mend, name, on, podman, shut_down, start_cron
 
 ALL = tuple(HOSTS)
-ROWS, SAVE_EVERY = 12, 100
+ROWS = 12
 MINUTES = float(os.environ.get("STORM_MINUTES", "10"))
 SEED = int(os.environ.get("STORM_SEED", str(time.time_ns() % 10**6)))
 PAUSE = (10.0, 60.0)  # seconds between the end of a fault and the next one
@@ -37,9 +37,9 @@ class Storm:
     def __init__(self, trio: Trio, chance: random.Random) -> None:
         self.trio, self.chance = trio, chance
         self.faults: list[Callable[[str], Iterator[str]]] = [
-            self.kill_rank, self.kill_rank, self.kill_keeper, self.kill_agent, self.terminate_rank, self.terminate_session, self.freeze_rank,
-            self.freeze_host, self.power_cut, self.shut_down, self.cut_one_way, self.cut_both_ways, self.slow_link, self.spoil_checkpoint,
-            self.leave_and_join, self.stop_and_train,
+            self.kill_rank, self.kill_rank, self.kill_keeper, self.kill_agent, self.terminate_rank, self.terminate_session,
+            self.freeze_rank, self.freeze_host, self.power_cut, self.shut_down, self.cut_one_way, self.cut_both_ways,
+            self.slow_link, self.spoil_checkpoint, self.leave_and_join, self.stop_and_train,
         ]  # fmt: skip
 
     def signal(self, host: str, number: str, pid: int | None) -> None:
@@ -145,21 +145,36 @@ class Storm:
             pass
 
 
-def starts(trio: Trio, host: str) -> list[dict[str, Any]]:
-    return trio.events(host, "start")
-
-
-def surviving(trio: Trio, host: str) -> dict[int, dict[str, Any]]:
-    """The steps of a host that later starts went on from."""
-    made: dict[int, dict[str, Any]] = {}
-    rank = list(HOSTS).index(host)
+def log_of(trio: Trio, host: str) -> Iterator[dict[str, Any]]:
+    """The starts and steps of a host in their order, each with its attempt, which is the same on all hosts, and when that began."""
+    rank, attempt = list(HOSTS).index(host), {}
     for line in trio.read(host, f"metrics-rank{rank}.jsonl").split("\n")[:-1]:
         event = json.loads(line)
         if event["kind"] == "start":
+            attempt = {"attempt": event["attempt_id"], "began": event["time"]}
+        if event["kind"] in ("start", "step"):
+            yield {**event, **attempt}
+
+
+def surviving(trio: Trio, host: str) -> dict[int, dict[str, Any]]:
+    """The steps of a host that its later starts went on from."""
+    made: dict[int, dict[str, Any]] = {}
+    for event in log_of(trio, host):
+        if event["kind"] == "start":
             made = {step: old for step, old in made.items() if step < (event["resumed_from"] or 0)}
-        elif event["kind"] == "step":
+        else:
             made[event["step"]] = event
     return made
+
+
+def rows_of_steps(lines: dict[str, dict[int, dict[str, Any]]]) -> dict[int, int]:
+    """Rows that all hosts together trained on in each step of the line that survived, which is what was made last."""
+    rows = {}
+    for step in set().union(*lines.values()):
+        made = [line[step] for line in lines.values() if step in line]
+        newest = max(made, key=lambda event: event["began"])["attempt"]
+        rows[step] = sum(event["rows"] for event in made if event["attempt"] == newest)
+    return rows
 
 
 def test_a_storm(tmp_path: Path) -> None:
@@ -187,29 +202,25 @@ def judge(trio: Trio, faults: int, begun: float, ended: float) -> None:
     assert [(end["reason"], end["identical"]) for end in ends] == [("stopped", True)] * 3, ends
     assert len({trio.events(host, "digest")[-1]["digest"] for host in HOSTS}) == 1
     lines = {host: surviving(trio, host) for host in HOSTS}
-    whole = max(lines.values(), key=len)
     for host in HOSTS:
-        assert all(start["resumed_from"] for start in starts(trio, host)[1:]), f"{host} began from scratch"
-    rows: dict[int, int] = {}
-    for line in lines.values():
-        for step, event in line.items():
-            if step in whole and abs(event["loss"] - whole[step]["loss"]) < 1e-6:
-                rows[step] = rows.get(step, 0) + event["rows"]
+        starts = [event for event in log_of(trio, host) if event["kind"] == "start"]
+        assert all(start["resumed_from"] for start in starts[1:]), f"{host} began from scratch: {starts}"
+    rows = rows_of_steps(lines)
+    assert sorted(rows) == list(range(len(rows))), "steps are missing"
     wrong = {step: count for step, count in rows.items() if count != ROWS}
     assert not wrong, f"steps whose rows are not {ROWS}: {wrong}"
     again = sum(back_by(trio, host) for host in HOSTS)
-    pace = statistics.median(event["seconds"] for event in whole.values())
+    pace = statistics.median(event["seconds"] for line in lines.values() for event in line.values())
     print(
-        f"{faults} faults in {(ended - begun) / 60:.0f} minutes ({faults / (ended - begun) * 3600:.0f} an hour), {len(whole)} steps, "
-        f"{again} made again by all hosts together, step efficiency {len(whole) * pace / (ended - begun):.2f}"
+        f"{faults} faults in {(ended - begun) / 60:.0f} minutes ({faults / (ended - begun) * 3600:.0f} an hour), {len(rows)} steps, "
+        f"{again} made again by all hosts together, step efficiency {len(rows) * pace / (ended - begun):.2f}"
     )
 
 
 def back_by(trio: Trio, host: str) -> int:
-    """Steps that a host made again; never more than a save interval at once, but where another part of the run went on."""
-    again, last, rank = 0, -1, list(HOSTS).index(host)
-    for line in trio.read(host, f"metrics-rank{rank}.jsonl").split("\n")[:-1]:
-        event = json.loads(line)
+    """Steps that a host made again."""
+    again, last = 0, -1
+    for event in log_of(trio, host):
         if event["kind"] == "start" and event["resumed_from"] is not None:
             again += max(0, last + 1 - event["resumed_from"])
         elif event["kind"] == "step":
