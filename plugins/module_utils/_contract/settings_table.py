@@ -83,7 +83,7 @@ SETTINGS: list[Setting] = [
         ("ddp_timeout", "int", 300, {"low": 10},
          "Seconds after which a rank that does not come is named and the run ends; every wait derives from it."),
         ("ddp_restarts", "int", None, {"low": 0, "empty": "3 with ddp_profile=real, where the trainer can; 0 else"},
-         "Restarts by itself in an hour, from what was saved; a keeper on each host sees to them. 0 for no keepers."),
+         "Restarts in an hour after errors of its own, by a keeper on each host; lost hosts do not count. 0 for no keepers."),
         ("ddp_min_hosts", "int", 0, {"low": 0},
          "With ddp_restarts: go on without lost hosts while so many are left, and let them in again; 0 for all."),
         ("ddp_grace", "int", 30, {"low": 0},

@@ -60,6 +60,7 @@ class Keeper:
         self.talk = talk.Talk(me, tuple(peers.values()), str(settings["secret"]), self.launch)
         self.heard: Dict[str, membership.Heard] = {}
         self.since: Optional[int] = None  # the step from which this host has trained apart from others
+        self.gave_way: Optional[membership.Generation] = None  # the last generation whose checkpoints were put aside
         self.kept: Dict[str, Any] = {}  # what is on the disk
         self.full_since = 0.0  # when something could not be written first
         self.own = self._remembered()
@@ -142,6 +143,7 @@ class Keeper:
         # Before the rank: one that a signal has ended is not taken for one that somebody else has stopped.
         order = self._asked(now)
         self._see_rank(now)
+        self._give_way()
         decided = self.own
         if not order:
             decided, order = membership.decide(self.rules, self.own, self.heard, now)
@@ -165,7 +167,6 @@ class Keeper:
         if ended is not None:
             self.code = 1 if ended == membership.FAILED else 0
             self._part()
-            self._give_way()
             failed = ended == membership.FAILED
             self.own = membership.rank_ended(
                 self.own,
@@ -195,12 +196,12 @@ class Keeper:
 
     def _give_way(self) -> None:
         """Another part of the run has more steps: what was made apart from it must not be taken for the same training."""
-        mine = self.own.word.generation
-        if not self.own.apart or mine is None:
+        last = self.own.last
+        if not self.own.word.apart or last is None or last == self.gave_way or self.rank.process is not None:
             return
-        self.own = self.own._replace(apart=False)
+        self.gave_way = last
         try:
-            place = self.rank.set_apart(mine.number, self.since) if self.since is not None else ""
+            place = self.rank.set_apart(last.number, self.since) if self.since is not None else ""
             self._tell(
                 "gave way", "its checkpoints since step %d are kept in %s" % (self.since or 0, place) if place else ""
             )

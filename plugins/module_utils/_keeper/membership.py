@@ -51,6 +51,7 @@ class Word(NamedTuple):
     steps: int = 0  # steps done
     hears: Tuple[str, ...] = ()
     regroup: int = 0  # this generation is ended only to begin a new one
+    apart: bool = False  # and what it has made since it parted from others does not count, since they have more steps
     over: int = 0  # the generation that has fewer steps than this host's and is to give way
     left: Tuple[str, ...] = ()  # hosts that were taken out by hand
     failed: Tuple[str, ...] = ()  # hosts that have given up
@@ -69,7 +70,6 @@ class Own(NamedTuple):
     last: Optional[Generation] = None  # in which this host trained last
     died: bool = False  # that one ended though nobody asked for it and nobody was missing
     deaths: Tuple[deaths.Death, ...] = ()
-    apart: bool = False  # what was trained since the last generation began lost against another part
     then: str = IDLE  # what ENDING leads to
 
 
@@ -233,9 +233,10 @@ def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
         return own._replace(died=False)
     told = [own.word, *(words[host] for host in own.last.members if host in words)]
     crashed = tuple(sorted(word.host for word in told if word.crashed == own.last.number))
-    missed = len(told) < len(own.last.members) or any(word.missed == own.last.number for word in told)
+    # Or some went on without this host.
+    missed = any(word.missed == own.last.number or word.started > own.last.number for word in told)
     own = own._replace(died=False)
-    if missed and not crashed:
+    if not crashed and (missed or len(told) < len(own.last.members)):
         return own
     return own._replace(deaths=(*own.deaths, deaths.Death(now, own.word.steps, crashed)))
 
@@ -273,8 +274,10 @@ def _begin_promised(own: Own, words: Mapping[str, Word], now: float) -> Optional
 
 
 def _started(own: Own, generation: Generation, now: float, go: bool = False) -> Own:
-    own = change(own, now, TRAINING, started=generation.number, go=go, regroup=0, over=0, returned=False, why="")
-    return own._replace(last=generation, died=False, apart=False)
+    own = change(
+        own, now, TRAINING, started=generation.number, go=go, regroup=0, over=0, returned=False, apart=False, why=""
+    )
+    return own._replace(last=generation, died=False)
 
 
 def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
@@ -305,7 +308,8 @@ def _train(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
     for word in fresh(rules, heard, now).values():
         if word.regroup == mine.number:
             # Ended by each for itself, so that a rank whose others are gone already does not hang.
-            return change(own, now, ENDING, regroup=mine.number, why=word.why)._replace(then=IDLE), FINISH_STEP
+            told = {"regroup": mine.number, "apart": word.apart, "why": word.why}
+            return change(own, now, ENDING, **told)._replace(then=IDLE), FINISH_STEP
     if mine.members[0] == own.word.host:
         return _lead(rules, own, heard, now)
     return own, ""
@@ -360,8 +364,8 @@ def _lead(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]
                 continue
         elif word.over != mine.number:
             continue
-        ended = change(own, now, ENDING, regroup=mine.number, why="%s has more steps" % host)
-        return ended._replace(then=IDLE, apart=True), FINISH_STEP
+        ended = change(own, now, ENDING, regroup=mine.number, apart=True, why="%s has more steps" % host)
+        return ended._replace(then=IDLE), FINISH_STEP
     waiting = [
         host
         for host, word in around.items()
@@ -381,8 +385,9 @@ def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
     Nobody stopped it where no member knows of that; one that is silent may know, and is waited for.
     """
     mine = _mine(own)
-    if any(word.regroup == mine.number or word.started > mine.number for word in words.values()):
-        return change(own, now, IDLE, regroup=mine.number)
+    regrouping = [word for word in words.values() if word.regroup == mine.number]
+    if regrouping or any(word.started > mine.number for word in words.values()):
+        return change(own, now, IDLE, regroup=mine.number, apart=any(word.apart for word in regrouping))
     others = [host for host in mine.members if host != own.word.host]
     ended = [words[host].state for host in others if host in words and words[host].started == mine.number]
     ended = [state for state in ended if state not in (TRAINING, ENDING)]

@@ -42,6 +42,8 @@ def done():
         return -1
 step = done()
 say(kind="start", step=step, argv=sys.argv)
+if os.path.exists("sick"):
+    os._exit(9)
 while step < 100000:
     time.sleep(0.1)
     step += 1
@@ -272,6 +274,19 @@ def test_a_host_keeps_in_mind_since_when_it_trains_apart(tmp_path: Path) -> None
         keeper.Keeper._part(one)
         assert one.since == expected
         steps.pop(0) if len(steps) > 1 else None
+
+
+@pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_a_host_whose_rank_dies_time_and_again_gives_up_alone(hosts):
+    for host in ("desktop", "laptop"):
+        hosts.start(host)
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    (hosts.folder / "laptop/sick").touch()
+    os.kill(hosts.trainer("laptop"), signal.SIGKILL)
+    assert hosts.running["laptop"].wait(PATIENCE) == 1
+    assert hosts.state("laptop")["why"].startswith("the rank of laptop died")
+    hosts.wait_for_training("desktop", "desktop")
+    assert hosts.running["desktop"].poll() is None
 
 
 GOOD_STATE = {

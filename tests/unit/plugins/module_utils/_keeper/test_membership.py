@@ -126,7 +126,20 @@ def test_of_two_parts_the_one_with_fewer_steps_gives_way():
     desktop, order = m.decide(RULES, desktop, heard(50, laptop.word), 50.0)
     assert (order, desktop.word.over) == ("", 3)
     laptop, order = m.decide(RULES, laptop, heard(51, desktop.word), 51.0)
-    assert (order, laptop.apart, laptop.word.why) == (m.FINISH_STEP, True, "desktop has more steps")
+    assert (order, laptop.word.apart, laptop.word.why) == (m.FINISH_STEP, True, "desktop has more steps")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_all_of_the_part_that_gives_way_know_it(ended):
+    """Also one whose rank has ended before it heard why."""
+    attic = trains(THREE, "b", ("a", "b"), number=4, now=0.0, steps=35)
+    leader = m.Word(
+        "a", m.ENDING, attic.word.generation, started=4, regroup=4, apart=True, hears=("b",), why="c has more steps"
+    )
+    if ended:
+        attic = m.rank_ended(attic, 50.0, 35, m.STOPPED)
+    attic = m.decide(THREE, attic, heard(50, leader), 50.0)[0]
+    assert (attic.word.apart, attic.word.state) == (True, m.IDLE if ended else m.ENDING)
 
 
 BOTH = ("desktop", "laptop")
@@ -191,6 +204,8 @@ def test_a_run_that_stalls_at_one_step_while_all_are_there_ends():
     for number in range(10):
         # That of a keeper which was killed, or which heard one less.
         own = died(RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", missed=number + 1)])
+        # That of a host which was frozen while the other went on without it, and lost others since.
+        own = died(RULES, own, number + 2, 17, 100.0 * number, told=[m.Word("desktop", started=99, missed=99)])
     assert own.deaths == ()
 
 
