@@ -1,12 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The three containers of this scenario, what is done to them, and what their run says of it."""
+"""The three containers of the scenarios membership and storm, what is done to them, and what their run says of it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -19,14 +20,16 @@ sys.path.insert(0, str(HERE.parent / "faults"))
 
 from hosts import Lab, podman, until
 
+SCENARIO = os.environ.get("MOLECULE_SCENARIO_NAME", "membership")
+SUBNET = {"membership": "10.89.78", "storm": "10.89.83"}[SCENARIO]
 HOSTS = {"desktop": "lzw", "laptop": "xiaoxin", "attic": "lzw"}
-ADDRESS = {"desktop": "10.89.78.11", "laptop": "10.89.78.12", "attic": "10.89.78.13"}
+ADDRESS = {host: f"{SUBNET}.{number}" for number, host in enumerate(HOSTS, 11)}
 RUN = "d2"
 PATIENCE = 300
 
 
 def name(host: str) -> str:
-    return f"ddp-membership-{host}"
+    return f"ddp-{SCENARIO}-{host}"
 
 
 def on(host: str, script: str, user: str = "root", check: bool = True) -> str:
@@ -82,7 +85,7 @@ class Trio(Lab):
 
     def argv(self, playbook: str, *words: str, **settings: Any) -> list[str]:
         given = json.dumps({"ddp_results_dir": str(self.folder), **settings})
-        return ["ansible-playbook", playbook, "-i", str(HERE / "inventory"), "-e", given, *words]
+        return ["ansible-playbook", playbook, "-i", str(HERE.parent / SCENARIO / "inventory"), "-e", given, *words]
 
     def played(self, playbook: str, *words: str, **settings: Any) -> str:
         """What a playbook said that went well."""
