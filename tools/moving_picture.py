@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import itertools
 import os
 import re
 import shlex
@@ -49,7 +50,17 @@ class Screen:
         self.socket, self.prompted = folder / "tmux", folder / "prompted"
         settings = folder / "bashrc"
         settings.write_text(f"PS1='$ '\nPROMPT_COMMAND='echo >>{shlex.quote(str(self.prompted))}'\n", encoding="utf-8")
-        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), f"exec bash --rcfile {settings}")
+        self.tmux(
+            "-f",
+            "/dev/null",
+            "new-session",
+            "-d",
+            "-x",
+            str(COLUMNS),
+            "-y",
+            str(ROWS),
+            f"exec bash --rcfile {settings}",
+        )
 
     def tmux(self, *words: str) -> str:
         environment = {**os.environ, "LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}
@@ -70,7 +81,9 @@ def wait_for_prompt(screen: Screen, number: int, frames: list[Frame], limit: flo
     while screen.prompts() < number:
         record(screen, frames)
         if time.monotonic() > until:
-            raise SystemExit(f"The command did not end within {limit:.0f} s; its screen:\n" + "\n".join(frames[-1].lines))
+            raise SystemExit(
+                f"The command did not end within {limit:.0f} s; its screen:\n" + "\n".join(frames[-1].lines)
+            )
     record(screen, frames)
 
 
@@ -100,7 +113,7 @@ def perform(commands: list[str], limit: float) -> list[Frame]:
 
 def shortened(frames: list[Frame], speed: float) -> list[tuple[float, tuple[str, ...]]]:
     """Each screen with the seconds that it is shown for."""
-    spans = [after.time - before.time for before, after in zip(frames, frames[1:], strict=False)]
+    spans = [after.time - before.time for before, after in itertools.pairwise(frames)]
     return [
         (min(seconds / speed, LONGEST_PAUSE), frame.lines)
         for seconds, frame in zip([*spans, LAST_SECONDS * speed], frames, strict=True)
@@ -113,7 +126,12 @@ def pieces(line: str) -> Iterator[tuple[str, str]]:
     for found in [*STYLE.finditer(line), None]:
         text = line[at : found.start() if found else None]
         if text:
-            yield text, (f' fill="{color}"' if color else "") + (' font-weight="bold"' if bold else "") + (' opacity=".7"' if dim else "")
+            yield (
+                text,
+                (f' fill="{color}"' if color else "")
+                + (' font-weight="bold"' if bold else "")
+                + (' opacity=".7"' if dim else ""),
+            )
         if found is None:
             return
         at = found.end()
@@ -140,12 +158,16 @@ def line_of_text(number: int, line: str) -> str:
 
 def drawing(shown: list[tuple[float, tuple[str, ...]]], title: str) -> str:
     """A strip of all screens behind a window, moved from one to the next."""
-    numbers = {line: n for n, line in enumerate(dict.fromkeys(line for _seconds, lines in shown for line in lines if line))}
+    numbers = {
+        line: n for n, line in enumerate(dict.fromkeys(line for _seconds, lines in shown for line in lines if line))
+    }
     total, at, keys, screens = sum(seconds for seconds, _lines in shown), 0.0, [], []
     height, width = ROWS * LINE + 2 * MARGIN + 24, COLUMNS * CHARACTER + 2 * MARGIN
     for position, (seconds, lines) in enumerate(shown):
         keys.append(f"{100 * at / total:.3f}%{{transform:translateY({-position * height}px)}}")
-        uses = "".join(f'<use href="#l{numbers[line]}" y="{row * LINE}"/>' for row, line in enumerate(lines[:ROWS]) if line)
+        uses = "".join(
+            f'<use href="#l{numbers[line]}" y="{row * LINE}"/>' for row, line in enumerate(lines[:ROWS]) if line
+        )
         screens.append(f'<g transform="translate(0 {position * height})">{uses}</g>')
         at += seconds
     definitions = "".join(line_of_text(number, line) for line, number in numbers.items())
@@ -166,7 +188,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", type=Path, help="the SVG file to write")
     parser.add_argument("commands", nargs="+", help="typed one after another")
-    parser.add_argument("--speed", type=float, default=2.0, help="how many times faster than real time (default: %(default)s)")
+    parser.add_argument(
+        "--speed", type=float, default=2.0, help="how many times faster than real time (default: %(default)s)"
+    )
     parser.add_argument("--limit", type=float, default=900, help="seconds that one command may take")
     given = parser.parse_args()
     frames = perform(given.commands, given.limit)
@@ -174,7 +198,9 @@ def main() -> None:
     shown = shortened(frames, given.speed)
     title = f"{' && '.join(given.commands)}: {seconds:.0f} seconds, shown in {sum(one for one, _lines in shown):.0f}"
     given.picture.write_text(drawing(shown, title), encoding="utf-8")
-    print(f"{given.picture}: {len(shown)} screens, {given.picture.stat().st_size / 1e3:.0f} kB. {title}", file=sys.stderr)
+    print(
+        f"{given.picture}: {len(shown)} screens, {given.picture.stat().st_size / 1e3:.0f} kB. {title}", file=sys.stderr
+    )
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ class Node:
             if int(beat.get("step") or 0) >= step and beat.get("pid") != rank:
                 return int(beat["pid"])
             time.sleep(0.2)
-        raise SystemExit(f"storm: {self.folder.parent.parent.name} did not come to step {step} within {PATIENCE_SECONDS} s.")
+        raise SystemExit(
+            f"storm: {self.folder.parent.parent.name} did not come to step {step} within {PATIENCE_SECONDS} s."
+        )
 
     def processes(self) -> list[int]:
         """Every process of the session: keeper, torchrun and rank."""

@@ -35,7 +35,7 @@ PYTHON_IN_FOLDER = "current/bin/python3"
 # What a step of training takes on this host.
 MEASURED = "measured.json"
 # Which training the folder holds: id, number and time of its begin; the trainer reads it, too.
-TRAINING = "training.json"
+TRAINING_FILE = "training.json"
 # Earlier generations of a run's outputs, numbered.
 PREVIOUS = "previous"
 # Checkpoints of a part of the run that trained apart from the others and gave way to them.

@@ -16,11 +16,10 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, PYTHONS, UV
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
     Controller,
     Given,
-    Interpreter,
     Node,
     Plan,
     Ports,
@@ -34,6 +33,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     data_set,
     head,
     host_checks,
+    interpreters,
     model_size,
     settings_checks,
     source_checks,
@@ -48,11 +48,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
     Link,
     home_expanded,
-    made_python,
-    makes_python,
-    pythons,
     ranks,
-    version_of,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import Way
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
@@ -72,8 +68,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
 )
 
 FORMAT = 1
-# The oldest Python that PyTorch runs on.
-OLDEST_PYTHON = (3, 10)
 WANDB = "wandb==0.31.0"
 # What a nanochat checkout imports beside the packages that its trainer and ours have in common.
 UPSTREAM_PACKAGES = ("filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", WANDB)
@@ -363,7 +357,7 @@ class Planner:
             ),
             "torch": run["ddp_torch"],
             "index": run["ddp_torch_index"],
-            "python": ".".join(str(part) for part in OLDEST_PYTHON),
+            "python": ".".join(str(part) for part in interpreters.OLDEST_PYTHON),
             "uv": UV,
             "python_mirror": run["ddp_python_mirror"] or "",
             "requirements": [f"torch=={run['ddp_torch']}", *others, *(() if self.choice.ours else UPSTREAM_PACKAGES)],
@@ -397,7 +391,7 @@ class Planner:
             # This collection's own trainer, whatever trains.
             "tools_dir": os.path.join(base, "trainer" if self.choice.ours else "tools"),
             "venv_dir": venv,
-            **self.python(host, base),
+            **interpreters.choose(host, self.hosts, base, self.settings["ddp_trainer_offline"]),
             "session": f"nanochat-{self.choice.name}-rank{rank}",
             "device": self.choice.device,
             "dtype": self.choice.dtype,
@@ -440,38 +434,3 @@ class Planner:
         kept: int = saves if all_stay else min(saves, run["ddp_keep_checkpoints"] + 1)
         shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
         return kept * model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]) + shards
-
-    def python(self, host: Host, base: str) -> Interpreter:
-        """The interpreter to make the trainer's environment with; one version for all hosts if there is one."""
-        wanted = host.settings["ddp_python"]
-        if wanted:
-            return interpreter(home_expanded(wanted, host), host)
-        candidates = pythons(host, OLDEST_PYTHON)
-        each = [{version_of(entry) for entry in pythons(other, OLDEST_PYTHON)} for other in self.hosts if other.probe]
-        common = set.intersection(*each) if each else set()
-        used = host.fact("python", "version")
-        order = sorted(candidates, key=lambda entry: preference(entry, common, used))
-        if order:
-            return interpreter(str(order[0]["executable"]), host)
-        if makes_python(host, self.settings["ddp_trainer_offline"]):
-            return {"python": made_python(base), "python_version": MADE_PYTHON}
-        return {"python": None, "python_version": None}
-
-
-def interpreter(path: str, host: Host) -> Interpreter:
-    """A Python of the host with its version, as far as the probe knows it."""
-    known = [version_of(entry) for entry in pythons(host, OLDEST_PYTHON) if entry["executable"] == path]
-    return {"python": path, "python_version": "%d.%d" % known[0] if known else None}
-
-
-def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, bool, int]:
-    """Smaller is better: it can make environments, all hosts have it, packages are surely built for it, and Ansible uses it there."""
-    version = version_of(entry)
-    place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
-    return (
-        not entry.get("venv_module"),
-        version not in common,
-        version not in PYTHONS,
-        entry["version"] != used,
-        place,
-    )

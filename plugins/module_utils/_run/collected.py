@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     number,
     section,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TRAINING
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TRAINING_FILE
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import newest_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines
@@ -101,7 +101,7 @@ def newest_plan(folders: Sequence[str]) -> Document:
     for folder in folders:
         plan = read_object(os.path.join(folder, "plan.json"))
         started = finite(read_object(os.path.join(folder, "session.json")).get("started")) or 0.0
-        order = (number(read_object(os.path.join(folder, TRAINING)), "number"), started)
+        order = (number(read_object(os.path.join(folder, TRAINING_FILE)), "number"), started)
         if plan and order > newest[0]:
             newest = (order, plan)
     return newest[1]

@@ -19,7 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     PLAN,
     PREVIOUS,
     SESSION,
-    TRAINING,
+    TRAINING_FILE,
     checkpoint_steps,
     generations,
 )
@@ -67,7 +67,7 @@ def outputs(run_dir: str) -> List[str]:
         written = [name for name in names if name in OUTPUTS or name.startswith(OUTPUT_PREFIXES)]
         found = sorted(name for name in written if not _is_empty_folder(os.path.join(run_dir, name)))
         # It goes with what it tells of.
-        return [*found, TRAINING] if found and TRAINING in names else found
+        return [*found, TRAINING_FILE] if found and TRAINING_FILE in names else found
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -132,7 +132,7 @@ def is_of_another(run_dir: str, training: Optional[Launched]) -> bool:
     """Whether what the folder holds is of another training than the one that is started."""
     if training is None:
         return False
-    here = training_of(read_object(os.path.join(run_dir, TRAINING)))
+    here = training_of(read_object(os.path.join(run_dir, TRAINING_FILE)))
     found = here["id"] if here else ""
     return found not in (training["id"], training["goes_on"])
 
@@ -180,9 +180,9 @@ def write_training(run_dir: str, training: Launched) -> None:
     """Say which training the folder holds from now on."""
     told = {key: value for key, value in training.items() if key != "goes_on" and value is not None}
     try:
-        write_json(os.path.join(run_dir, TRAINING), told)
+        write_json(os.path.join(run_dir, TRAINING_FILE), told)
     except OSError as error:
-        raise RunFolderError(f"{TRAINING} could not be written to {run_dir}: {error.strerror}.") from error
+        raise RunFolderError(f"{TRAINING_FILE} could not be written to {run_dir}: {error.strerror}.") from error
 
 
 def prepare(

@@ -23,7 +23,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     PREVIOUS,
-    TRAINING,
+    TRAINING_FILE,
     checkpoint_steps,
     generations,
     trainer_of,
@@ -313,7 +313,7 @@ def read_run(
         "log": log,
         "sampled": not metrics.complete,
         "previous": previous_of(run_dir),
-        "training": training_of(read_object(os.path.join(run_dir, TRAINING))),
+        "training": training_of(read_object(os.path.join(run_dir, TRAINING_FILE))),
         "saved": max(checkpoint_steps(run_dir), default=None),
         "stop_seconds": stop_seconds(metrics.events, heartbeat, plan) if alive else None,
         "membership": keeper,
