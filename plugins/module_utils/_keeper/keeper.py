@@ -85,7 +85,7 @@ class Keeper:
             self.kept, self.since = kept, whole(kept, "since")
             return own
         except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody has spoilt the file
-            return memory.forgetful(self.host, self.rules.hosts, now, steps)
+            return memory.forgetful(self.host, now, time.time(), steps)
 
     def _remember(self, own: membership.Own) -> bool:
         """Write down what must outlive this keeper. False if a promise could not be written: then it must not be made."""

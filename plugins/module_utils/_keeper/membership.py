@@ -208,7 +208,8 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
         return True
     waited = now - own.since
     known = [own.word, *(heard[host].word for host in members if host in heard)]
-    if own.last is not None and missing & set(own.last.members) and all(word.returned for word in known):
+    last = own.last.members if own.last is not None else rules.hosts
+    if all(word.returned for word in known) and missing & set(last):
         # Those who are missing may know that the run was stopped.
         return False
     if not any(word.started for word in known):
@@ -229,14 +230,14 @@ def _join(rules: Rules, own: Own, words: Mapping[str, Word], offer: Generation, 
 
 def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
     """The last generation died by itself if a rank failed by itself, or if nobody knows why and nobody was missing."""
-    if own.last is None or not own.died:
-        return own._replace(died=False)
-    told = [own.word, *(words[host] for host in own.last.members if host in words)]
-    crashed = tuple(sorted(word.host for word in told if word.crashed == own.last.number))
+    died, last, own = own.died, own.last, own._replace(died=False)
+    if last is None or not died:
+        return own
+    told = [own.word, *(words[host] for host in last.members if host in words)]
+    crashed = tuple(sorted(word.host for word in told if word.crashed == last.number))
     # Or some went on without this host.
-    missed = any(word.missed == own.last.number or word.started > own.last.number for word in told)
-    own = own._replace(died=False)
-    if not crashed and (missed or len(told) < len(own.last.members)):
+    missed = any(word.missed == last.number or word.started > last.number for word in told)
+    if not crashed and (missed or len(told) < len(last.members)):
         return own
     return own._replace(deaths=(*own.deaths, deaths.Death(now, own.word.steps, crashed)))
 

@@ -54,6 +54,6 @@ def new(host: str, now: float, steps: int) -> Own:
     return Own(Word(host, steps=steps), since=now)
 
 
-def forgetful(host: str, hosts: Tuple[str, ...], now: float, steps: int) -> Own:
-    """A keeper whose memory was spoilt: it begins with nobody but all, who know which numbers are used."""
-    return Own(Word(host, steps=steps, returned=True), since=now, last=Generation(0, hosts))
+def forgetful(host: str, now: float, wall: float, steps: int) -> Own:
+    """A keeper whose memory was spoilt. Seconds since 1970 are above all numbers that it may have promised."""
+    return Own(Word(host, promised=int(wall), steps=steps, returned=True), since=now)

@@ -48,6 +48,7 @@ class Host:
         self.name, self.clock = name, clock
         self.own = memory.new(name, clock, 0)
         self.disk = ""  # what the keeper remembers
+        self.kept, self.full_until = {}, 0
         self.out = {"left": (), "failed": ()}  # whom it has known to be out, which it must not forget
         self.saved = START  # the newest checkpoint
         self.files = set()  # "leave", "stop": what a user asked for
@@ -190,7 +191,7 @@ class World:
         return self.switch_off(host, rng.randint(8, 20), was_off=True)
 
     def a_spoilt_memory(self, host, rng):
-        host.disk = "{}" if host.disk else ""
+        host.disk, host.kept = "{}" if host.disk else "", {}
         return self.switch_off(host, rng.randint(1, 15), was_off=rng.random() < 0.5)
 
     def a_new_disk(self, host, rng):
@@ -199,6 +200,10 @@ class World:
             return False
         host.gone, host.rank, host.head, host.saved = True, None, None, START
         self.forget_saved()
+        return True
+
+    def a_full_disk(self, host, rng):
+        host.full_until = self.tick + rng.randint(3, 40)
         return True
 
     def a_freeze(self, host, rng):
@@ -301,7 +306,7 @@ class World:
             return memory.awake(host.name, kept, host.clock, host.saved.step, returned=host.was_off)
         except LookupError:
             host.out = {"left": (), "failed": ()}
-            return memory.forgetful(host.name, self.rules.hosts, host.clock, host.saved.step)
+            return memory.forgetful(host.name, host.clock, 10**6 + 60 * self.tick, host.saved.step)
         except ValueError:
             return memory.new(host.name, host.clock, host.saved.step)
 
@@ -313,23 +318,8 @@ class World:
 
     def keep(self, host):
         """One look of a keeper, as keeper.py has it."""
-        before = host.own
-        if host.over_at is None:
-            if host.rank and host.head:
-                host.own = host.own._replace(word=host.own.word._replace(steps=host.head.step))
-            order = self.asked(host)
-            if not order:
-                host.own, order = m.decide(self.rules, host.own, host.heard, host.clock)
-            self.checks.promises_grow(before.word, host.own.word)
-            self.checks.enough_are_called(before.word, host.own.word)
-            self.checks.only_own_errors_end_it(host, self.hosts)
-            self.checks.only_a_user_stops_it(host, self.hosts)
-            if host.own is not before:
-                host.disk = json.dumps(memory.to_remember(host.own)) if self.is_new(host, before) else host.disk
-            self.obey(host, order)
-            if host.own.word.state in m.OVER and host.rank is None:
-                host.over_at = self.tick
-                self.forget_saved()
+        if host.over_at is None and not self.look(host):
+            return  # What must be on the disk first is not told.
         word = host.own.word
         host.out = {"left": word.left, "failed": word.failed}
         if self.tick < host.deaf_until:
@@ -339,9 +329,35 @@ class World:
                 late = self.tick + 1 + int(self.random.random() * 3) * (self.random.random() < 0.6)
                 self.post[late].append((name, word))
 
-    @staticmethod
-    def is_new(host, before):
-        return not host.disk or memory.to_remember(host.own) != memory.to_remember(before)
+    def look(self, host):
+        if host.rank and host.head:
+            host.own = host.own._replace(word=host.own.word._replace(steps=host.head.step))
+        before, order = host.own.word, self.asked(host)
+        own = host.own
+        if not order:
+            own, order = m.decide(self.rules, host.own, host.heard, host.clock)
+        if not self.remember(host, own):
+            return False
+        host.own = own
+        self.checks.promises_grow(before, own.word)
+        self.checks.enough_are_called(before, own.word)
+        self.checks.only_own_errors_end_it(host, self.hosts)
+        self.checks.only_a_user_stops_it(host, self.hosts)
+        self.obey(host, order)
+        if own.word.state in m.OVER and host.rank is None:
+            host.over_at = self.tick
+            self.forget_saved()
+        return True
+
+    def remember(self, host, own):
+        """Write down what the keeper remembers; on a full disk it may go on without, but must make no promise."""
+        kept = memory.to_remember(own)
+        if kept == host.kept:
+            return True
+        if self.tick < host.full_until:
+            return all(kept[name] == host.kept.get(name, 0) for name in ("promised", "started"))
+        host.kept, host.disk = kept, json.dumps(kept)
+        return True
 
     def asked(self, host):
         if host.own.word.state in m.OVER or host.own.then in m.OVER:
@@ -435,7 +451,7 @@ class World:
             self.step(disturbed=True)
         for host in self.hosts.values():
             self.checks.each_step_once(host)
-            host.thaws_at = host.deaf_until = 0
+            host.thaws_at = host.deaf_until = host.full_until = 0
             # One that no signal reaches stays so; its keeper goes on talking.
             host.unkillable_until = EVER if host.rank and self.tick < host.unkillable_until else 0
             host.sick_at = None
@@ -525,7 +541,11 @@ class World:
         if not able or not may_train(self.rules, able, tuple(left - set(able))):
             return None
         for own in keepers:
-            if own.word.returned and not set(own.last.members if own.last else ()) <= {*able, *left, *failed}:
+            if own.word.returned and not set(own.last.members if own.last else self.rules.hosts) <= {
+                *able,
+                *left,
+                *failed,
+            }:
                 return None  # It may wait for those who know whether the run was stopped.
         for name, host in self.hosts.items():
             if name not in able and not host.unkillable_until:
@@ -537,7 +557,7 @@ class World:
 FAULTS = {
     World.a_rank_died: 8, World.a_rank_was_told_to_end: 5, World.a_rank_cannot_be_killed: 3, World.a_keeper_died: 8,
     World.a_power_cut: 5, World.a_reboot: 8, World.a_late_network: 3, World.a_spoilt_memory: 2, World.a_new_disk: 2,
-    World.a_freeze: 8, World.a_jump_of_the_clock: 5, World.a_cut: 12, World.a_flap: 8, World.a_split: 4,
+    World.a_freeze: 8, World.a_full_disk: 4, World.a_jump_of_the_clock: 5, World.a_cut: 12, World.a_flap: 8, World.a_split: 4,
     World.a_repair: 30, World.a_leave: 4, World.a_join: 20,
 }  # fmt: skip
 FAULTS, WEIGHTS = list(FAULTS), list(FAULTS.values())

@@ -304,7 +304,6 @@ def remembered(folder: Path, state: object) -> membership.Own:
     """What a keeper that returns takes from its file."""
     (folder / keeper.STATE).write_text(json.dumps(state))
     stub: Any = SimpleNamespace(host="a", folder=str(folder), launch="x", rank=SimpleNamespace(steps=lambda: 7))
-    stub.rules = SimpleNamespace(hosts=("a", "b"))
     return keeper.Keeper._remembered(stub)
 
 
@@ -317,5 +316,4 @@ def test_what_was_promised_is_kept(tmp_path: Path) -> None:
 def test_a_keeper_whose_file_somebody_has_spoilt_begins_nothing_alone(tmp_path: Path, state: dict[str, object]) -> None:
     own = remembered(tmp_path, state)
     same_start = state.get("launch", "x") == "x"
-    assert (own.word.promised, own.word.returned, own.word.steps) == (0, same_start, 7)
-    assert own.last == (membership.Generation(0, ("a", "b")) if same_start else None)
+    assert (own.word.promised > 1.7e9, own.word.returned, own.word.steps) == (same_start, same_start, 7)

@@ -309,6 +309,7 @@ def again(own, **fields):
 def test_a_host_that_was_off_does_not_begin_alone():
     own = trains(RULES, "laptop", ("desktop", "laptop"))
     assert m.decide(RULES, again(own, returned=True), {}, 1000.0)[0].word.state == m.IDLE
+    assert m.decide(RULES, again(m.Own(m.Word("laptop")), returned=True), {}, 1000.0)[0].word.state == m.IDLE
     assert m.decide(RULES, again(own, returned=False), {}, 1000.0)[0].word.state == m.OFFERED
 
 
@@ -319,11 +320,11 @@ def test_a_host_that_was_off_trusts_one_that_was_not():
         assert m.decide(THREE, own, heard(1000, other._replace(returned=returned)), 1000.0)[0].word.state == state
 
 
-def test_a_host_without_memory_begins_with_nobody_but_all():
-    own = memory.forgetful("a", THREE.hosts, 0.0, 7)
-    b, c = (m.Word(host, hears=("a", "b", "c"), started=5, promised=5) for host in "bc")
-    assert m.decide(THREE._replace(least=1), own, {}, 1000.0)[0].word.state == m.IDLE
-    assert m.decide(THREE, own, heard(1000, b, c), 1000.0)[0].word.promised > 5
+def test_a_host_without_memory_uses_no_number_twice_and_begins_with_nobody_but_all():
+    own = memory.forgetful("a", 0.0, 1.7e9, 7)
+    b, c = (m.Word(host, hears=("a", "b", "c"), started=5, promised=5, returned=True) for host in "bc")
+    assert m.decide(THREE, own, heard(1000, b), 1000.0)[0].word.state == m.IDLE
+    assert m.decide(THREE, own, heard(1000, b, c), 1000.0)[0].word.promised > 1.7e9
 
 
 def test_who_was_taken_out_by_hand_is_known_after_a_reboot():
