@@ -172,6 +172,8 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     ended = run.record("laptop")
     assert (ended["stopped"], ended["exit_code"]) == (False, record.COME_BACK), ended
     assert ended["terminated_by"] in ("SIGTERM", "SIGHUP")
+    # Its tmux does not outlive the machine.
+    subprocess.run(["tmux", "kill-session", "-t", f"={run.play.hosts['laptop']['session']}"], check=True)
     boot.main(run.play.hosts["laptop"]["run_dir"])
     run.wait_for_training("laptop", "desktop", "laptop")
 
