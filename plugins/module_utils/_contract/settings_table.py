@@ -135,8 +135,7 @@ SETTINGS: list[Setting] = [
         ("ddp_local_steps", "int", 0, {"low": 0, "word": "auto"},
          "For slow links: steps that each rank makes apart before all take the mean of their changes; 0 for none; auto: as measured."),
         ("ddp_head", "str", "auto", {"choices": ("auto", "whole", "shared")},
-         "The head: whole (its gradient travels), shared (each host has a part of the vocabulary), or auto: "
-         "what sends less, but whole with ddp_min_hosts."),
+         "The head: whole (its gradient travels), shared (each host has a part), or auto: what sends less; whole with ddp_min_hosts."),
         ("ddp_matmul", "str", "auto", {"choices": ("auto", "fp32", "bf16")},
          "Precision of the matrix products; auto: bf16 where all CPUs have it and are faster with it, as measured; else fp32."),
         ("ddp_dtype", "str", "auto", {"choices": ("auto", "float32", "bfloat16", "float16")},
