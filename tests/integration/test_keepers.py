@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, record
 from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT, Play, messages
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import TORCHRUN, free_port
 
@@ -90,11 +90,16 @@ class Run:
     def record(self, host: str) -> dict[str, Any]:
         return dict(json.loads((Path(self.play.hosts[host]["run_dir"]) / "session.json").read_text()))
 
+    def starts(self, host: str) -> int:
+        """How often its rank was started."""
+        paths = Path(self.play.hosts[host]["run_dir"]).glob("metrics-rank*.jsonl")
+        return sum(path.read_text().count('"kind": "start"') for path in paths)
+
     def shut_down(self, host: str) -> None:
         """As an init does it: all processes at once."""
-        record = self.record(host)
-        session = reaper.Session(record["id"], os.getuid(), (record["pid"], record["pid_start"]))
-        pids = [record["pid"], *reaper.members(session)]
+        told = self.record(host)
+        session = reaper.Session(told["id"], os.getuid(), (told["pid"], told["pid_start"]))
+        pids = [told["pid"], *reaper.members(session)]
         for number in (signal.SIGTERM, signal.SIGHUP):
             for pid in pids:
                 with contextlib.suppress(OSError):
@@ -155,16 +160,22 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     run.wait_for_training("laptop", "desktop", "laptop")
 
     # A keeper that is killed is started again, and a host that is shut down takes part again once it has booted.
-    killed = run.record("laptop")["child_pid"]
-    os.kill(killed, signal.SIGKILL)
-    while run.record("laptop")["child_pid"] in (None, killed):
+    os.kill(run.record("laptop")["child_pid"], signal.SIGKILL)
+    while not run.record("laptop")["revived"]:
         assert time.monotonic() < deadline
+    # The rank of before has ended by now.
+    starts = run.starts("laptop")
+    while run.starts("laptop") == starts:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
     run.wait_for_training("laptop", "desktop", "laptop")
-    assert run.record("laptop")["revived"] == 1
     run.shut_down("laptop")
     run.wait_for_training("desktop", "desktop")
     ended = run.record("laptop")
-    assert (ended["stopped"], ended["terminated_by"], ended["exit_code"]) == (False, "SIGTERM", 75)
+    assert (ended["stopped"], ended["exit_code"]) == (False, record.COME_BACK), ended
+    assert ended["terminated_by"] in ("SIGTERM", "SIGHUP")
+    # Its tmux does not outlive the machine.
+    subprocess.run(["tmux", "kill-session", "-t", f"={run.play.hosts['laptop']['session']}"], check=True)
     boot.main(run.play.hosts["laptop"]["run_dir"])
     run.wait_for_training("laptop", "desktop", "laptop")
 

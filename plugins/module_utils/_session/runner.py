@@ -166,7 +166,8 @@ class Runner:
             status = self._follow(output)
             died = self._died(status)
             # A keeper that was killed leaves a rank behind, which is to save.
-            reaper.end(self.me, self.launch["stop_timeout"] if died else 0, self._over, lambda: self._tick(output))
+            grace = self.launch["stop_timeout"] if died else 0
+            reaper.end(self.me, grace, lambda: self.interrupts > 0, lambda: self._tick(output))
             output.drain()
             if not died:
                 break
@@ -254,8 +255,9 @@ class Runner:
         self.stops += 1
         if number == signal.SIGINT:
             self.interrupts += 1
-        else:
-            self.state["terminated_by"] = self.state["terminated_by"] or signal.Signals(number).name
+        elif number == signal.SIGTERM or not self.state["terminated_by"]:
+            # Where a machine goes down, SIGHUP comes beside it.
+            self.state["terminated_by"] = signal.Signals(number).name
 
     def _ended(self, status: int, output: Output) -> None:
         stopped = bool(self.interrupts) or os.path.exists(self.stop_asked)

@@ -289,6 +289,27 @@ def test_a_host_whose_rank_dies_time_and_again_gives_up_alone(hosts):
     assert hosts.running["desktop"].poll() is None
 
 
+def test_a_host_that_gives_way_puts_aside_what_it_made_since_the_split_once() -> None:
+    moved: list[tuple[int, int]] = []
+
+    def set_apart(number: int, since: int) -> str:
+        moved.append((number, since))
+        return "apart/generation-4"
+
+    one: Any = SimpleNamespace(
+        rank=SimpleNamespace(process=object(), set_apart=set_apart), since=700, gave_way=None, _tell=lambda *words: None
+    )
+    mine = membership.Generation(4, ("a",))
+    one.own = membership.Own(membership.Word("a", generation=mine, regroup=4, apart=True), last=mine)
+    keeper.Keeper._give_way(one)
+    assert not moved, "its rank saves"
+    one.rank.process = None
+    for dummy in range(2):
+        keeper.Keeper._give_way(one)
+    # The others still hear why.
+    assert (moved, one.since, one.own.word.apart) == ([(4, 700)], None, True)
+
+
 GOOD_STATE = {
     "launch": "x", "promised": 3, "started": 2, "last": [2, ["a", "b"]], "deaths": [[1.0, 5, ["a"]]], "left": [], "failed": [],
 }  # fmt: skip
