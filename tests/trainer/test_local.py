@@ -226,7 +226,9 @@ def test_field_25_means_that_come_late_leave_a_run_that_resumes_to_the_bit(tmp_p
         assert job.events("digest")[-1] == {**last, "time": job.events("digest")[-1]["time"]}
 
 
-def test_the_newest_step_is_gone_on_from_also_where_a_rank_has_lost_its_own_part(tmp_path: Path, uninterrupted: Job) -> None:
+def test_the_newest_step_is_gone_on_from_also_where_a_rank_has_lost_its_own_part(
+    tmp_path: Path, uninterrupted: Job
+) -> None:
     job = Job(tmp_path, 2)
     shutil.copytree(uninterrupted.folder, tmp_path, dirs_exist_ok=True)
     for step in (30, 31):
