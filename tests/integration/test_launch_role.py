@@ -214,6 +214,18 @@ def test_a_host_that_was_away_during_a_fresh_start_brings_no_older_training_back
     assert not (launch.folder_of("b") / "base_checkpoints").exists()
 
 
+def test_where_the_newest_run_differs_none_is_stopped_by_a_guess(launch: Launch) -> None:
+    for name, run in (("a", "trial"), ("b", "precious")):
+        folder = Path(launch.hosts[name]["base_dir"]) / "runs" / run
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text("{}")
+    account = launch.run("launch:stop", "-e", "launch_run=")
+    assert any("(trial, precious), so say which one is meant: -e ddp_run=NAME" in text for text in messages(account))
+    assert results(account, "Stop the session") == {}
+    account = launch.run("launch:stop", "-e", "launch_run=trial")
+    assert not any(counts(account, "failures").values()), messages(account)
+
+
 @pytest.mark.parametrize("form", ["dictionary", "text", "true and empty"])
 def test_secrets_are_written_as_the_plan_has_read_them(launch: Launch, form: str) -> None:
     values: Any = {

@@ -176,6 +176,10 @@ def test_two_ranks_learn_what_one_learns_and_go_on_to_the_bit(base: Path, tmp_pa
         job.damage(rank, STEPS)
     job.run("--resume")
     assert job.events("start")[-1]["resumed_from"] == 3
+    base_id = job.events("start")[0]["training"]
+    started = job.events("start")
+    assert [event["base"] for event in started[-2:]] == [{"training": base_id, "step": 3}] * 2
+    assert started[-1]["training"] == started[-2]["training"] != base_id
     assert {job.events("digest", rank)[-1]["digest"] for rank in range(2)} == digest and len(digest) == 1
 
 

@@ -59,14 +59,19 @@ def choose(asked: Sequence[str], held: Sequence[Steps], variable: str = TRAINING
     if len(named) > 1:
         told = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(asked) if name)
         raise UserError(f"{variable} differs: {told}; set it to the same on all ranks.", Cause.SETTINGS_DIFFER)
+    found = sorted({name for steps in held for name in steps} - {UNSAID})
+    if named and found and named[0] not in found:
+        told = " and ".join(_where(name, held) for name in found)
+        raise BadCheckpoint(
+            f"{variable} (or {FILE}) names {named[0]}, but the checkpoints are of {told}; name the one to go on with, or move them away."
+        )
     if named:
         return named[0]
-    found = sorted({name for steps in held for name in steps} - {UNSAID})
     if len(found) > 1:
         told = " and ".join(_where(name, held) for name in found)
         raise BadCheckpoint(
             f"the checkpoints are of {len(found)} trainings: {told}; set {variable} to the one to go on with, on all ranks "
-            "(the other's checkpoints are kept in a folder beside it)."
+            "(those of the other are kept in a folder beside them)."
         )
     return found[0] if found else UNSAID
 

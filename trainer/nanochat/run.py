@@ -162,10 +162,8 @@ class Run:
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
     places: Places = dataclasses.field(default_factory=Places)
     stop_asked: bool = False
-    training_id: str = ""  # (lineage.py)
-    base: dict[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # the training and step of the model that it began with
+    training_id: str = ""  # see lineage.py
+    base: dict[str, Any] = dataclasses.field(default_factory=dict)  # training and step of the model it began with
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
     @property

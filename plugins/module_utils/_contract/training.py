@@ -37,4 +37,5 @@ def training_of(told: object) -> Optional[Training]:
     name = text(told, "id")
     if name is None or not re.fullmatch(ID, name):
         return None
-    return {"id": name, "number": max(0, number(told, "number")), "begun": max(0, number(told, "begun"))}
+    bounded = {key: min(max(0, number(told, key)), 2**32) for key in ("number", "begun")}
+    return {"id": name, "number": bounded["number"], "begun": bounded["begun"]}

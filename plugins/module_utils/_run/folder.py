@@ -176,13 +176,20 @@ def write_keeper(run_dir: str, keeper: Optional[Keeper]) -> None:
         raise RunFolderError(f"The keeper could not be written to {folder}: {error.strerror}.") from error
 
 
-def write_training(run_dir: str, training: Launched) -> None:
-    """Say which training the folder holds from now on."""
+def write_training(run_dir: str, training: Optional[Launched], dry: bool) -> bool:
+    """Say which training the folder holds from now on; whether that is news there."""
+    if training is None:
+        return False
+    path = os.path.join(run_dir, TRAINING_FILE)
     told = {key: value for key, value in training.items() if key != "goes_on" and value is not None}
+    if told == read_object(path):
+        return False
     try:
-        write_json(os.path.join(run_dir, TRAINING_FILE), told)
+        if not dry:
+            write_json(path, told)
     except OSError as error:
         raise RunFolderError(f"{TRAINING_FILE} could not be written to {run_dir}: {error.strerror}.") from error
+    return True
 
 
 def prepare(
@@ -205,11 +212,10 @@ def prepare(
             place = set_aside(run_dir, aside, deployed)
         if rewrite or aside:
             write_plan(run_dir, plan)
-        if training is not None:
-            write_training(run_dir, training)
         write_keeper(run_dir, keeper)
+    news = write_training(run_dir, training, dry)
     return {
-        "changed": bool(rewrite or aside or keeper),
+        "changed": bool(rewrite or aside or keeper or news),
         "set_aside": aside,
         "place": place,
         "checkpoint": max(steps, default=None),

@@ -94,6 +94,13 @@ def test_an_older_training_under_other_settings_does_not_stand_in_the_way():
     assert make_plan(known).training["goes_on"] == NEW
 
 
+@pytest.mark.parametrize("told", [{"id": "../x"}, {"id": 5}, [], {"id": OLD, "number": "x", "begun": 10**30}])
+def test_a_host_may_tell_anything(told):
+    known = hosts()
+    known[0]["probe"]["run"] = {"training": told, "checkpoints": [5], "lineage": {}}
+    assert make_plan(known).training["number"] == 1
+
+
 def test_a_run_that_is_not_gone_on_from_begins_again():
     assert made({"ddp_resume": False}, desktop=(NEW, 2, 6)).training["goes_on"] is None
     assert made({"ddp_resume": False}, desktop=(NEW, 2, None)).training["goes_on"] == NEW
