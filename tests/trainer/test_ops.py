@@ -187,8 +187,8 @@ def test_windows_of_attention(tokens_: int, window: int) -> None:
     attention.backward(dout, (q, k, v), gradients)
     for got, part in zip(gradients, parts, strict=True):
         torch.testing.assert_close(got, part.grad, rtol=1e-4, atol=1e-5)
-    by_token = [x.transpose(0, 1).unsqueeze(0) for x in (q * 4, k, v)]  # its scale is 1 / sqrt(16)
-    torch.testing.assert_close(attend(*by_token, window)[0].transpose(0, 1), wanted, rtol=1e-4, atol=1e-5)
+    one, two, three = (x.transpose(0, 1).unsqueeze(0) for x in (q * 4, k, v))  # its scale is 1 / sqrt(16)
+    torch.testing.assert_close(attend(one, two, three, window)[0].transpose(0, 1), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_importing_and_building_leaves_torch_as_it_was() -> None:
