@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -89,6 +91,12 @@ class ActionModule(JudgingAction):
             "ranks": {node["host"]: node["rank"] for node in outcome.plan["nodes"]},
             "findings": outcome.findings,
             "controller": outcome.controller,
+            # Drawn here, as the same job has the same plan tomorrow.
+            "training": {
+                **outcome.training,
+                "id": outcome.training["id"] or secrets.token_hex(8),
+                "begun": outcome.training["begun"] or int(time.time()),
+            },
             "so_far": so_far(outcome.plan["digest"], probes, bool(outcome.controller["fresh"])),
             "text": text,
         }

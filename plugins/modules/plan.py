@@ -122,6 +122,13 @@ controller:
   returned: success
   type: dict
   sample: {watch: true, stall_factor: 5.0, results_dir: runs, collect_checkpoints: true, strict: false, fresh: false}
+training:
+  description: >-
+    The training that a start is of, for M(nanochat.ddp.run_folder): its id, the number by which trainings of a run are ordered, when it was begun,
+    and C(goes_on), the id that a folder holds which it goes on from (null where it begins, empty where no id is known).
+  returned: success and O(stage=plan)
+  type: dict
+  sample: {id: 3f9c2a7be1d04c55, number: 2, begun: 1795478400, goes_on: 3f9c2a7be1d04c55, base: null}
 text:
   description: The plan for people.
   returned: success

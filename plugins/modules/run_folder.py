@@ -37,6 +37,30 @@ options:
     type: str
     choices: [ready, deployed]
     default: deployed
+  training:
+    description:
+      - Which training the folder is to hold, as M(nanochat.ddp.plan) returns it. What the folder holds of another one is moved aside.
+      - Without it, whatever is there is gone on from.
+    type: dict
+    suboptions:
+      id:
+        description: Its id.
+        type: str
+        required: true
+      number:
+        description: By which the trainings of a run are ordered.
+        type: int
+        required: true
+      begun:
+        description: When it was begun, in seconds since 1970.
+        type: int
+        required: true
+      goes_on:
+        description: The id that a folder holds which it goes on from; empty for one that holds none, none where it begins.
+        type: str
+      base:
+        description: The id of the training of the model that it begins with.
+        type: str
   host:
     description: Which host of the plan this is; needed where the plan has keepers.
     type: str

@@ -189,6 +189,14 @@ run:
     previous:
       description: The outputs that a fresh start set aside last. C(path), C(checkpoint) (their newest step) and C(count) of such generations.
       type: dict
+    training:
+      description: >-
+        Which training the run folder holds - its C(id), the C(number) by which trainings of a run are ordered, and when it was C(begun). Null
+        where it does not say.
+      type: dict
+    saved:
+      description: The step of the newest checkpoint in the run folder.
+      type: int
     stop_seconds:
       description: While it runs, the seconds that it may need to finish its step and save if it is asked to stop, from what it has measured.
       type: float

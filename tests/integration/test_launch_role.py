@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -16,6 +17,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import trainings
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe import leftovers
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, counts, messages, results
 
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="sessions run in tmux")
@@ -143,6 +147,57 @@ def test_a_start_that_cannot_be_made_stops_nothing(running: Launch) -> None:
         running.plan.clear()
         running.plan.update(plan)
     assert running.hosts["b"]["argv"][0] == program
+
+
+def decided(launch: Launch, names: str, fresh: bool = False) -> trainings.Choice:
+    """What the plan decides by the probes of these hosts, which the role launch is told then."""
+    facts = {name: leftovers.run_facts(launch.hosts[name]["run_dir"]) for name in names}
+    hosts = [Host(name, {}, {"run": found}) for name, found in facts.items()]
+    choice = trainings.choose(hosts, "d4", None)
+    told = trainings.launched(choice, trainings.Choice(None), trainings.begins(hosts, launch.plan, choice, fresh))
+    launch.variables["ddp_launched"] = {**told, "id": told["id"] or secrets.token_hex(8)}
+    return choice
+
+
+def test_a_host_that_was_away_during_a_fresh_start_brings_no_older_training_back(launch: Launch) -> None:
+    def saves(name: str, step: int) -> None:
+        meta = launch.folder_of(name) / "base_checkpoints" / "d4" / f"meta_{step:06d}.json"
+        meta.parent.mkdir(parents=True, exist_ok=True)
+        meta.write_text("{}")
+
+    def trains() -> dict[str, Any]:
+        account = launch.run("launch")
+        assert not any(counts(account, "failures").values()), messages(account)
+        return results(account, "Prepare the run folder")
+
+    both, kept = dict(launch.hosts), launch.folder_of("b") / "previous" / "1"
+    decided(launch, "ab")
+    trains()
+    saves("a", 12)
+    saves("b", 12)
+    assert decided(launch, "ab").taken is not None
+    launch.run("launch:stop")
+    # The laptop is away, and the desktop begins again.
+    del launch.hosts["b"]
+    launch.plan.update(nodes=list(launch.hosts.values()), digest="two")
+    decided(launch, "a", fresh=True)
+    launch.variables["ddp_controller"] = {"fresh": True}
+    trains()
+    saves("a", 6)
+    launch.run("launch:stop")
+    # It is back, with a higher step of the older training.
+    launch.hosts.update(both)
+    launch.plan.update(nodes=list(launch.hosts.values()), digest="three")
+    launch.variables["ddp_controller"] = {"fresh": False}
+    choice = decided(launch, "ab")
+    assert choice.taken is not None and (choice.taken.hosts, choice.taken.step, choice.taken.number) == (("a",), 6, 2)
+    assert [(one.hosts, one.step) for one in choice.others] == [(("b",), 12)]
+    assert {name: told["checkpoint"] for name, told in trains().items()} == {"a": None, "b": 12}
+    assert (kept / "base_checkpoints" / "d4" / "meta_000012.json").exists()
+    ids = {json.loads((launch.folder_of(name) / "training.json").read_text())["id"] for name in "ab"}
+    assert ids == {launch.variables["ddp_launched"]["id"]}
+    assert json.loads((kept / "training.json").read_text())["number"] == 1
+    assert not (launch.folder_of("b") / "base_checkpoints").exists()
 
 
 @pytest.mark.parametrize("form", ["dictionary", "text", "true and empty"])

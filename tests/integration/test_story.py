@@ -403,6 +403,14 @@ def test_a_word_that_reset_does_not_know_is_refused_before_anything_is_stopped(s
     assert re.findall(r"TASK \[(.*)\]", told) == ["Refuse what reset does not know"]
 
 
+@pytest.mark.parametrize("words", [("ddp_purge=run",), ("purge=true",), ("purge=true", "ddp_run=d4")])
+def test_reset_does_not_guess_what_is_to_be_deleted(stage: Stage, words: tuple[str, ...]) -> None:
+    given = [part for word in words for part in ("-e", word)]
+    told = stage.play("playbooks/reset.yml", *given, code=2, ANSIBLE_STDOUT_CALLBACK="default")
+    assert "-e ddp_purge=run -e ddp_run=NAME" in told
+    assert "TASK [Stop" not in told and "Find what runs" not in told
+
+
 WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_doctor": ""}]}]
 
 

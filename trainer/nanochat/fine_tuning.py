@@ -6,7 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+<<<<<<< HEAD
 import os
+=======
+import math
+>>>>>>> 4b578ab957cdaa949a816d444c27f9fd3751abb5
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,7 +123,7 @@ def take_base_model(run: Run, folder: Path, wanted: int, with_optimizer: bool) -
     """Have every rank begin with a base model that at least one of them has; returns its step."""
     comm = run.comm
     leader = folder_leader(comm, folder)
-    training = find_training(comm, folder, lineage.wanted(BASE_TRAINING, os.environ), BASE_TRAINING)
+    training = find_training(comm, folder, lineage.wanted(run.journal.folder, BASE_TRAINING), BASE_TRAINING)
     found = choose_step(comm, folder, wanted, training)
     if found is None:
         raise BadCheckpoint(

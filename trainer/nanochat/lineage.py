@@ -3,21 +3,27 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which training a checkpoint is of. A training is what begins at step 0, and all that goes on from there, on any host. No torch here.
 
-Each has an id, which stands in every checkpoint's meta file. NANOCHAT_TRAINING names the one to go on with. Without it the
-ranks take the one that all their checkpoints are of, and refuse to choose between two. Checkpoints of other programs have
-no id: they are of the training of the others in their folder, and where those have none either, of whichever goes on,
-as long as no rank has a checkpoint that says.
+Each has an id, which stands in every checkpoint's meta file. The one to go on with stands in training.json in the run's
+folder, unless NANOCHAT_TRAINING names another. Where neither is there, the ranks take the one that all their checkpoints are
+of, and refuse to choose between two. Checkpoints of other programs have no id: they are of the training of the others in
+their folder, and where those have none either, of whichever goes on, as long as no rank has a checkpoint that says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
+from nanochat import expected
 from nanochat.causes import Cause
 from nanochat.common import BadCheckpoint, UserError
-from nanochat.expected import count, listed, matching, named, row
+from nanochat.expected import count, listed, matching, row
 
 TRAINING, BASE_TRAINING = "NANOCHAT_TRAINING", "NANOCHAT_BASE_TRAINING"
+FILE = "training.json"
 META_KEY = "training"
 UNSAID = ""
 # The steps in one rank's folder, by the id of their training.
@@ -25,15 +31,20 @@ Steps = Mapping[str, Sequence[int]]
 
 is_id, is_id_or_unsaid = matching("[0-9a-f]{16}"), matching("([0-9a-f]{16})?")
 fits_named = row(is_id_or_unsaid, is_id)
-fits_told = row(is_id_or_unsaid, lambda told: named(listed(count()))(told) and all(map(is_id_or_unsaid, told)))
+fits_told = row(is_id_or_unsaid, lambda told: expected.named(listed(count()))(told) and all(map(is_id_or_unsaid, told)))
 
 
-def wanted(variable: str, environ: Mapping[str, str]) -> str:
-    """The id that the environment names."""
+def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] = os.environ) -> str:
+    """The id of the training (or of that of its base model) to go on with, as the environment or the run's folder names it."""
     found = environ.get(variable, UNSAID)
     if not is_id_or_unsaid(found):
         raise UserError(f"{variable} is {found!r}, which is no id of a training: 16 of the characters 0-9 and a-f.")
-    return found
+    if found:
+        return found
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+        told = json.loads((folder / FILE).read_bytes()).get({TRAINING: "id", BASE_TRAINING: "base"}[variable])
+        return str(told) if is_id(told) else UNSAID
+    return UNSAID
 
 
 def id_of(meta: Mapping[str, object]) -> str:
@@ -44,11 +55,12 @@ def id_of(meta: Mapping[str, object]) -> str:
 
 def choose(asked: Sequence[str], held: Sequence[Steps], variable: str = TRAINING) -> str:
     """The id of the training to go on with, from what each rank was told and what it has; UNSAID where no checkpoint says."""
-    if len(set(asked)) > 1:
-        told = ", ".join(f"{name or 'not set'} on rank {rank}" for rank, name in enumerate(asked))
-        raise UserError(f"{variable} differs: {told}; start all ranks with the same.", Cause.SETTINGS_DIFFER)
-    if asked[0]:
-        return asked[0]
+    named = sorted(set(asked) - {UNSAID})
+    if len(named) > 1:
+        told = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(asked) if name)
+        raise UserError(f"{variable} differs: {told}; set it to the same on all ranks.", Cause.SETTINGS_DIFFER)
+    if named:
+        return named[0]
     found = sorted({name for steps in held for name in steps} - {UNSAID})
     if len(found) > 1:
         told = " and ".join(_where(name, held) for name in found)
@@ -65,9 +77,11 @@ def _where(name: str, held: Sequence[Steps]) -> str:
     return f"{name} (to step {newest}, on rank {', '.join(map(str, ranks))})"
 
 
-def steps_of(training: str, mine: Steps, held: Sequence[Steps]) -> list[int]:
-    """The steps in a rank's folder that are of a training, in order."""
-    says = mine.keys() - {UNSAID}
-    if training in says or (not says and not any(training in steps for steps in held if training)):
-        return sorted({*mine.get(training, ()), *mine.get(UNSAID, ())})
-    return []
+def steps_of(training: str, mine: Steps, held: Sequence[Steps], parts: Collection[int] = ()) -> list[int]:
+    """The steps in a rank's folder that are of a training, in order; parts: those of which it has no meta file, as upstream's
+    ranks leave their part of an optimizer beside the checkpoint of rank 0."""
+    says, unsaid = mine.keys() - {UNSAID}, mine.get(UNSAID, ())
+    known = {step for steps in held for step in steps.get(training, ()) if training}
+    if training in says or not (says or known):
+        return sorted({*mine.get(training, ()), *unsaid})
+    return sorted(known & set(parts) & set(unsaid))

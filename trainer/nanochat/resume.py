@@ -95,12 +95,14 @@ class Training(NamedTuple):
 def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING) -> Training:
     """The one training that all ranks go on with: the one that is wanted, else the one that their checkpoints are of."""
     mine: dict[str, list[int]] = {}
-    for step in checkpoints.steps_in(folder):
+    here = checkpoints.steps_in(folder)
+    for step in here:
         mine.setdefault(checkpoints.training_of(folder, step), []).append(step)
     told = comm.exchange("the trainings of all checkpoints", [wanted, mine], fits=lineage.fits_told)
     held = [steps for dummy, steps in told]
     chosen = lineage.choose([name for name, dummy in told], held, variable)
-    return Training(chosen, lineage.steps_of(chosen, mine, held))
+    parts = [step for step in here if not (folder / checkpoints.meta_name(step)).exists()]
+    return Training(chosen, lineage.steps_of(chosen, mine, held, parts))
 
 
 def name_training(comm: Comm, known: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -163,7 +162,7 @@ class Run:
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
     places: Places = dataclasses.field(default_factory=Places)
     stop_asked: bool = False
-    training: str = ""  # the id of the training
+    training_id: str = ""  # (lineage.py)
     base: dict[str, Any] = dataclasses.field(
         default_factory=dict
     )  # the training and step of the model that it began with
@@ -227,7 +226,7 @@ class Run:
         progress = self.progress
         return {
             "step": progress.step,
-            lineage.META_KEY: self.training,
+            lineage.META_KEY: self.training_id,
             **({"base": self.base} if self.base else {}),
             "val_bpb": progress.val_bpb,
             "model_config": dataclasses.asdict(self.model.config),
@@ -445,7 +444,7 @@ def restore(run: Run) -> None:
     settings, comm, folder = run.settings, run.comm, run.checkpoints
     comm.enter("resume")
     sweep(folder)
-    found, training = None, Training(lineage.wanted(lineage.TRAINING, os.environ), [])
+    found, training = None, Training(lineage.wanted(run.journal.folder), [])
     if settings.resume or settings.resume_from_step >= 0:
         training = find_training(comm, folder, training.id)
         # Before anything comes from other ranks: a step of another training may have the same number.
@@ -453,7 +452,7 @@ def restore(run: Run) -> None:
         found = choose_step(comm, folder, settings.resume_from_step, training)
     if not settings.resume:
         set_aside(run, [] if found is None else [step for step in training.steps if step <= found.step])
-    run.training = name_training(comm, training.id)
+    run.training_id = name_training(comm, training.id)
     if found is None:
         run.stage.begin(run)
         run.feed.loader, run.places = run.stage.training_loader(run), Places(0, run.stage.begun_places(run))
@@ -535,10 +534,8 @@ def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapp
 
 
 def feedback_of(run: Run) -> list[Any]:
-    """Whose error feedback it is, and of what: with other ranks, rows or matrices of its own a rank sends something else in the
-    same place."""
-    owned = sorted(name for name, owner in run.sync.owners.items() if owner == run.comm.rank)
-    return [run.comm.rank, run.shares.rows, owned]
+    """Whose error feedback it is: with other ranks or rows a rank sends something else in the same place."""
+    return [run.comm.rank, run.shares.rows]
 
 
 def restore_feedback(run: Run, kept: Mapping[str, Any] | None) -> None:

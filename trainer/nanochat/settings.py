@@ -118,7 +118,7 @@ class Settings:
     )
     run_dir: str = option("", "folder of metrics-rankN.jsonl and heartbeat-rankN.json (default: $NANOCHAT_BASE_DIR)")
     timeout_seconds: float = option(300.0, "longest wait for another rank")
-    resume: bool = option(False, "resume from the newest checkpoint that all ranks have, or start if there is none")
+    resume: bool = option(False, "resume from the newest checkpoint that any rank has, or start if there is none")
     save_minutes: float = option(
         -1.0, "also save after so many minutes without a checkpoint, unless --local-steps; -1: never"
     )

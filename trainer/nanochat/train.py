@@ -75,7 +75,7 @@ def start_event(run: Run) -> None:
         settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul,
         steps=steps, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
-        training=run.training, base=run.base or None,
+        training=run.training_id, base=run.base or None,
         generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
     )  # fmt: skip
 

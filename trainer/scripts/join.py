@@ -131,8 +131,7 @@ def run(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: 
     """The script from its first line to its last; returns why it ended."""
     collectives = ours["nanochat.join.collectives"].Collectives(comm, options.sync)
     script = ours["nanochat.join.script"].Script(comm, journal, collectives, options.sync, options.keep_checkpoints)
-    lineage = ours["nanochat.lineage"]
-    script.training = lineage.wanted(lineage.TRAINING, os.environ)
+    script.training = ours["nanochat.lineage"].wanted(journal.folder)
     arguments = [*options.arguments, *resume_flags(ours, options, settings, comm, script)]
     script.training = ours["nanochat.resume"].name_training(comm, script.training)
     if options.base_checkpoints:
@@ -200,7 +199,7 @@ def begin_with(ours: dict[str, Any], options: argparse.Namespace, comm: Any, scr
             continue
         leader, variable = resume.folder_leader(comm, folder), ours["nanochat.lineage"].BASE_TRAINING
         of_base = folder.parent.name == "base_checkpoints"
-        wanted = ours["nanochat.lineage"].wanted(variable, os.environ) if of_base else ""
+        wanted = ours["nanochat.lineage"].wanted(script.journal.folder, variable) if of_base else ""
         found = resume.choose_step(comm, folder, -1, resume.find_training(comm, folder, wanted, variable))
         if found is None:
             continue

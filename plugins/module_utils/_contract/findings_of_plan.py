@@ -22,6 +22,20 @@ KINDS: Dict[str, Kind] = {
         "A start would set them aside and begin at step 0.",
         "Set the setting back, give the new training a name of its own (ddp_run), or set aside what is there with -e ddp_fresh=true.",
     ),
+    "trainings-differ": Kind(
+        ERROR,
+        "Hosts hold different trainings of the run, of which none is the newer one",
+        "Weights of two trainings cannot be put together, and a start sets one of them aside.",
+        "Say which goes on, by its id: -e ddp_training=ID; what the other hosts have is kept in previous/N of the run's folder. Or begin "
+        "again with -e ddp_fresh=true.",
+    ),
+    "training-older": Kind(
+        WARNING,
+        "A host holds an older training of the run",
+        "It was away when the run was begun again. The newer training goes on, also where the older one has come to a higher step; "
+        "what the host has is set aside at the start, in previous/N of the run's folder.",
+        "Nothing to do; to go on with the older one instead: -e ddp_training=ID.",
+    ),
     "address-refused": Kind(
         ERROR,
         "A host cannot be reached by the others at the address that is set",

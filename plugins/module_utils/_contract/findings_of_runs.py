@@ -51,7 +51,7 @@ KINDS: Dict[str, Kind] = {
         ERROR,
         "A rank disappeared without an exit status",
         "The machine restarted, or the whole session was killed.",
-        "Restart: the run goes on from the newest checkpoint that all ranks have.",
+        "Restart: the run goes on from the newest checkpoint that any rank has.",
         (12, 18),
         ("Connection closed by peer",),
     ),

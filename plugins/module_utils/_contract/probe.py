@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Training
 
 
 class CoreSet(TypedDict):
@@ -191,6 +192,7 @@ class PastRun(TypedDict):
     matmul: Optional[str]
     lineage: Dict[str, Document]
     session: Optional[Document]
+    training: Optional[Training]
     checkpoints: List[int]
 
 

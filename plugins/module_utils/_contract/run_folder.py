@@ -32,8 +32,12 @@ PYTHON_FOLDER, PYTHON_MARK = "python", ".made.json"
 PYTHON_IN_FOLDER = "current/bin/python3"
 # What a step of training takes on this host.
 MEASURED = "measured.json"
+# Which training the folder holds: id, number and time of its begin; the trainer reads it, too.
+TRAINING = "training.json"
 # Earlier generations of a run's outputs, numbered.
 PREVIOUS = "previous"
+# Checkpoints of a part of the run that trained apart from the others and gave way to them.
+APART = "apart"
 # Where each stage of training saves: a base model, one that was fine-tuned on conversations, and what some checkouts make in between.
 CHECKPOINTS = ("base_checkpoints", "chatsft_checkpoints", "mid_checkpoints")
 CONVERSATIONS = "conversations.jsonl"

@@ -25,6 +25,16 @@ OPTIONS: Dict[str, Dict[str, object]] = {
     "fresh": {"type": "bool", "default": False},
     "state": {"type": "str", "choices": ["ready", "deployed"], "default": "deployed"},
     "host": {"type": "str"},
+    "training": {
+        "type": "dict",
+        "options": {
+            "id": {"type": "str", "required": True},
+            "number": {"type": "int", "required": True},
+            "begun": {"type": "int", "required": True},
+            "goes_on": {"type": "str"},
+            "base": {"type": "str"},
+        },
+    },
     "keeper_secret": {"type": "str", "no_log": True},
 }
 
@@ -38,11 +48,11 @@ def keeper_of(params: Mapping[str, Any]) -> Optional[Keeper]:
 
 def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
     """Bring the folder into its state and tell what was done, or would be done."""
-    path, plan, fresh = params["path"], params["plan"], params["fresh"]
+    path, plan, fresh, training = (params[name] for name in ("path", "plan", "fresh", "training"))
     if params["state"] == "ready":
-        result = make_ready(path, plan, fresh, check)
+        result = make_ready(path, plan, fresh, check, training)
     else:
-        result = prepare(path, plan, fresh, check, keeper_of(params))
+        result = prepare(path, plan, fresh, check, keeper_of(params), training)
     return {"boot": os.path.lexists(os.path.join(path, BOOT)), **result}
 
 

@@ -25,6 +25,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
     Trainer,
     Training,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     command,
     data_set,
@@ -35,6 +36,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     source_checks,
     stages,
     sync_choice,
+    trainings,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import BatchError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import argv, choose, env
@@ -82,6 +84,7 @@ class Outcome(NamedTuple):
     plan: Plan
     findings: list[Finding]
     controller: Controller
+    training: Launched
 
 
 def make_plan(
@@ -99,8 +102,11 @@ def make_plan(
     run, each = resolved(hosts)
     own = {name: {**settings, "ddp_fresh": run["ddp_fresh"]} for name, settings in each.items()}
     known = [Host(host["name"], own[host["name"]], host.get("probe") or {}, host.get("error") or "") for host in hosts]
+    training = trainings.choose(known, stages.run_name(run), run["ddp_training"])
+    base = trainings.choose(known, stages.base_name(run), None, "base_run")
+    known = trainings.without_others(trainings.without_others(known, training), base, "base_run")
     told = settings_utils.told([(host["name"], host["settings"]) for host in hosts])
-    return Planner(run, known, requirements, tolerant, here or {}, told).outcome()
+    return Planner(run, known, requirements, tolerant, here or {}, told, (training, base)).outcome()
 
 
 class Planner:
@@ -114,7 +120,9 @@ class Planner:
         tolerant: bool,
         here: Mapping[str, Any],
         told: set[str],
+        found: tuple[trainings.Choice, trainings.Choice],
     ) -> None:
+        self.trained, self.base = found
         self.settings = dict(run)
         self.told = told
         self.requirements = list(requirements)
@@ -158,6 +166,7 @@ class Planner:
             *source_checks.obstacles(self.settings, plan, self.hosts, self.here),
             *stages.obstacles(self.settings, self.hosts, plan, self.here),
             *([] if self.settings["ddp_fresh"] else host_checks.lost_checkpoints(self.hosts, plan)),
+            *trainings.problems(self.trained, self.base, self.settings["ddp_fresh"]),
         ]
         if self.problems or (obstacles and not self.tolerant):
             raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
@@ -165,8 +174,11 @@ class Planner:
             seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(self.hosts)} ranks would train a model of its own"
             self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
         commit = source_checks.commit(self.settings["ddp_trainer_source"], self.here)
-        self.findings += [*chooser.findings, *remarks, *commit, *obstacles]
-        return Outcome(plan, self.findings, of_controller(self.settings))
+        others = trainings.remarks(self.trained, plan["run"])
+        self.findings += [*chooser.findings, *remarks, *commit, *others, *obstacles]
+        begins_again = trainings.begins(self.hosts, plan, self.trained, self.settings["ddp_fresh"])
+        training = trainings.launched(self.trained, self.base, begins_again)
+        return Outcome(plan, self.findings, of_controller(self.settings), training)
 
     def take_way(self, way: Way) -> None:
         """Of the ways to one model what the settings leave open."""

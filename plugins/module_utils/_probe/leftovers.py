@@ -24,7 +24,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe impor
     PortHolder,
     TrainingProcess,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import checkpoint_steps
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TRAINING, checkpoint_steps
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import training_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import (
@@ -120,6 +121,7 @@ def run_facts(folder: str) -> PastRun:
         "matmul": text(section(plan, "training"), "matmul"),
         "lineage": lineage.of_plan(plan),
         "session": session,
+        "training": training_of(read_object(os.path.join(folder, TRAINING))),
         "checkpoints": checkpoint_steps(folder),
     }
 

@@ -15,10 +15,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     number,
     section,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import newest_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import read_members
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, parse_events
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 
 
 class ReportError(Exception):
@@ -72,14 +75,34 @@ def folder_name(node: Document) -> str:
     return str(node.get("host")).replace("/", "_")
 
 
+def collected_model(results: str, run: str = "") -> Optional[str]:
+    """Of what was collected the folder with the newest checkpoint of the newest training: of a run, or of the one that was started
+    last."""
+    named = [run] if run else _names(results)
+    folders = [os.path.join(results, name, host) for name in named for host in _names(os.path.join(results, name))]
+    seen = [(folder, read_run(folder, lines=0)) for folder in folders]
+    having = [one for one in seen if one[1]["saved"] is not None]
+    started = {os.path.dirname(folder): 0.0 for folder, dummy in having}
+    for folder, told in having:
+        started[os.path.dirname(folder)] = max(started[os.path.dirname(folder)], told["started"] or 0.0)
+    last = max(started, key=lambda place: started[place], default=None)
+    found = newest_model((folder, dict(told)) for folder, told in having if os.path.dirname(folder) == last)
+    return found.host if found else None
+
+
+def _names(folder: str) -> List[str]:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()) if os.path.isdir(folder) else []
+
+
 def newest_plan(folders: Sequence[str]) -> Document:
-    """The plan of the newest start; folders of hosts that have left keep that of an earlier one."""
-    newest: Tuple[float, Document] = (-1.0, {})
+    """The plan of the newest start of the newest training; folders of hosts that have left keep that of an earlier one."""
+    newest: Tuple[Tuple[int, float], Document] = ((-1, -1.0), {})
     for folder in folders:
         plan = read_object(os.path.join(folder, "plan.json"))
         started = finite(read_object(os.path.join(folder, "session.json")).get("started")) or 0.0
-        if plan and started > newest[0]:
-            newest = (started, plan)
+        order = (number(read_object(os.path.join(folder, TRAINING)), "number"), started)
+        if plan and order > newest[0]:
+            newest = (order, plan)
     return newest[1]
 
 

@@ -33,6 +33,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import wri
 SMALL = (
     "plan.json",
     "session.json",
+    "training.json",
     "members.jsonl",
     "heartbeat-rank*.json",
     "metrics-rank*.jsonl",
@@ -40,6 +41,7 @@ SMALL = (
     "report/*",
 )
 GROWING = ("metrics-rank*.jsonl", "members.jsonl", "log/*.log")
+CHECKPOINT_FILES = tuple("%s/*/%s" % (folder, name) for folder in CHECKPOINTS for name in ("model_*.pt", "meta_*.json"))
 MASK = "********"
 
 
@@ -154,18 +156,15 @@ def piece(path: str, data: bytes, have: Optional[Have], room: int) -> Optional[F
 
 
 def newest_checkpoint(run_dir: str) -> List[str]:
-    """The model and its description of the newest checkpoint that is whole."""
-    newest: List[str] = []
-    best = -1
-    places = [place for name in CHECKPOINTS for place in os.walk(os.path.join(run_dir, name))]
-    for folder, dummy, names in places:
-        for name in names:
-            match = re.match(r"model_(\d+)\.pt$", name)
-            if match and int(match.group(1)) > best:
-                best = int(match.group(1))
-                pair = [name, "meta_%s.json" % match.group(1)]
-                newest = [os.path.relpath(os.path.join(folder, part), run_dir) for part in pair if part in names]
-    return newest
+    """The model and its description of the newest checkpoint of the folder's training."""
+    found: Dict[int, List[str]] = {}
+    for pattern in CHECKPOINT_FILES:
+        for path in glob.glob(os.path.join(glob.escape(run_dir), pattern)):
+            match = re.search(r"(?:model|meta)_(\d+)\.(?:pt|json)$", path)
+            if match:
+                found.setdefault(int(match.group(1)), []).append(os.path.relpath(path, run_dir))
+    whole = [step for step, paths in found.items() if any(path.endswith(".pt") for path in paths)]
+    return found[max(whole)] if whole else []
 
 
 def to_talk_to(run_dir: str) -> List[str]:
@@ -208,10 +207,7 @@ def missing_files(run_dir: str, have: Dict[str, Have], checkpoints: bool, room: 
 
 
 # What a host may hand over beside the small files.
-BIG = (
-    *("%s/*/%s" % (folder, name) for folder in CHECKPOINTS for name in ("model_*.pt", "meta_*.json")),
-    *("tokenizer/%s" % name for name in TOKENIZER),
-)
+BIG = (*CHECKPOINT_FILES, *("tokenizer/%s" % name for name in TOKENIZER))
 # Where checkpoints go of trainings that a host has set aside.
 EARLIER = "earlier"
 # The most that a piece may come to; a host that is not what it was could send one that unpacks to anything.

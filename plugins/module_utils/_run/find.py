@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
+    Document,
+    items,
+    number,
+    section,
+    text,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     plain_run_name,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
 
 
 def newest_run(base_dir: str) -> Optional[str]:
@@ -59,6 +66,39 @@ def find_rank(run_dir: str, plan: Document, session: Document) -> Optional[int]:
         return found.pop()
     nodes = [node for node in items(plan, "nodes") if node.get("run_dir") == run_dir]
     return number(nodes[0], "rank") if len(nodes) == 1 and "rank" in nodes[0] else None
+
+
+class Model(NamedTuple):
+    """Who has the model that is wanted, and where."""
+
+    host: str
+    run: str
+    run_dir: str
+
+
+def one_run(seen: Iterable[Tuple[str, Document]]) -> Optional[str]:
+    """The one run that a command is about on all hosts, of what was seen on each: the one that was started last."""
+    named = [run for dummy, run in seen if text(run, "run")]
+    return text(max(named, key=lambda run: finite(run.get("started")) or 0.0), "run") if named else None
+
+
+def newest_model(seen: Iterable[Tuple[str, Document]]) -> Optional[Model]:
+    """Of all hosts the one with the newest checkpoint of the newest training; a fine-tuned model before its base."""
+
+    def order(one: Tuple[str, Document]) -> Tuple[bool, int, int, int]:
+        run = one[1]
+        return (
+            str(run["run"]).endswith("-sft"),
+            number(section(run, "training"), "number"),
+            number(run, "saved"),
+            -number(run, "rank"),
+        )
+
+    having = [(host, run) for host, run in seen if run.get("saved") is not None and run.get("run_dir")]
+    if not having:
+        return None
+    host, run = max(having, key=order)
+    return Model(host, str(run["run"]), str(run["run_dir"]))
 
 
 # How a module is told which run is meant: its options, and what AnsibleModule is to ask of them (documentation fragment "run").

@@ -14,17 +14,20 @@ from typing import List, NamedTuple, Optional, TypedDict
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import document, lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    APART,
     CHECKPOINTS,
     PLAN,
     PREVIOUS,
     SESSION,
+    TRAINING,
     checkpoint_steps,
     generations,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched, training_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Diff, read_object, write_json, write_whole
 
 # What a run writes beside what it was given; all of it moves when a run starts from scratch.
-OUTPUTS = (*CHECKPOINTS, "report", "log", SESSION)
+OUTPUTS = (*CHECKPOINTS, APART, "report", "log", SESSION)
 OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank", "members.json")
 KEEPER = ".keeper"
 
@@ -62,7 +65,9 @@ def outputs(run_dir: str) -> List[str]:
     try:
         names = os.listdir(run_dir)
         written = [name for name in names if name in OUTPUTS or name.startswith(OUTPUT_PREFIXES)]
-        return sorted(name for name in written if not _is_empty_folder(os.path.join(run_dir, name)))
+        found = sorted(name for name in written if not _is_empty_folder(os.path.join(run_dir, name)))
+        # It goes with what it tells of.
+        return [*found, TRAINING] if found and TRAINING in names else found
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -123,9 +128,18 @@ def refuse_loss(run_dir: str, deployed: Optional[Document], plan: Document) -> b
     return bool(found) or (bool(steps) and starts_over(plan))
 
 
-def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool) -> Prepared:
+def is_of_another(run_dir: str, training: Optional[Launched]) -> bool:
+    """Whether what the folder holds is of another training than the one that is started."""
+    if training is None:
+        return False
+    here = training_of(read_object(os.path.join(run_dir, TRAINING)))
+    found = here["id"] if here else ""
+    return found not in (training["id"], training["goes_on"])
+
+
+def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool, training: Optional[Launched] = None) -> Prepared:
     """Make the folder and refuse what `prepare` would refuse, without touching what is there: a run may still go on in it."""
-    if not fresh:
+    if not fresh and not is_of_another(run_dir, training):
         refuse_loss(run_dir, read_plan(run_dir), plan)
     there = os.path.isdir(run_dir)
     try:
@@ -162,10 +176,27 @@ def write_keeper(run_dir: str, keeper: Optional[Keeper]) -> None:
         raise RunFolderError(f"The keeper could not be written to {folder}: {error.strerror}.") from error
 
 
-def prepare(run_dir: str, plan: Document, fresh: bool, dry: bool, keeper: Optional[Keeper] = None) -> Prepared:
+def write_training(run_dir: str, training: Launched) -> None:
+    """Say which training the folder holds from now on."""
+    told = {key: value for key, value in training.items() if key != "goes_on" and value is not None}
+    try:
+        write_json(os.path.join(run_dir, TRAINING), told)
+    except OSError as error:
+        raise RunFolderError(f"{TRAINING} could not be written to {run_dir}: {error.strerror}.") from error
+
+
+def prepare(
+    run_dir: str,
+    plan: Document,
+    fresh: bool,
+    dry: bool,
+    keeper: Optional[Keeper] = None,
+    training: Optional[Launched] = None,
+) -> Prepared:
     """Bring the folder to the plan; with dry, only say what would be done."""
     deployed = read_plan(run_dir)
-    aside = outputs(run_dir) if fresh or refuse_loss(run_dir, deployed, plan) else []
+    over = fresh or is_of_another(run_dir, training) or refuse_loss(run_dir, deployed, plan)
+    aside = outputs(run_dir) if over else []
     steps = checkpoint_steps(run_dir) if aside else []
     rewrite = deployed != plan or not os.path.isdir(os.path.join(run_dir, "log"))
     place = next_place(run_dir) if aside else None
@@ -174,6 +205,8 @@ def prepare(run_dir: str, plan: Document, fresh: bool, dry: bool, keeper: Option
             place = set_aside(run_dir, aside, deployed)
         if rewrite or aside:
             write_plan(run_dir, plan)
+        if training is not None:
+            write_training(run_dir, training)
         write_keeper(run_dir, keeper)
     return {
         "changed": bool(rewrite or aside or keeper),

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from typing import Any, Iterator, List, NamedTuple, TypedDict
+from typing import Any, Iterator, List, NamedTuple, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     DEPLOYED,
@@ -31,6 +31,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RUN
 
 # Names that only we give: of data sets, and of what a run folder holds before its plan is there.
 DATA_NAME = "(text|url|host|controller)-[0-9a-f]{8}"
+UNFINISHED_WHEELS = r"3\.\d+-[a-z0-9_]+\.part"
 PREPARED = {"data", "tokenizer", "log", "base_data", "base_data_climbmix"}
 # Folders into which files are brought, beside those of others.
 BROUGHT = ("trainer", "tools")
@@ -41,12 +42,19 @@ class PurgeError(Exception):
     """Why nothing was removed; the text is for the user."""
 
 
+class Living(NamedTuple):
+    """What runs, and the run that it is of (None: the tracker)."""
+
+    words: str
+    run: Optional[str]
+
+
 class Findings(NamedTuple):
     """What is to go, what stays although it lies where we put things, and who lives below the folder."""
 
     remove: List[str]
     stay: List[str]
-    live: List[str]
+    live: List[Living]
 
 
 def look(base: str, run: str, everything: bool) -> Findings:
@@ -88,9 +96,11 @@ def purge(base: str, run: str, everything: bool, dry: bool) -> Purged:
     """Remove what `look` found; refuses while anything of it lives."""
     found = look(base, run, everything)
     if found.live:
+        names = sorted({one.run for one in found.live if one.run})
+        how = " and ".join(f"ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run={name}" for name in names)
         raise PurgeError(
-            f"{' and '.join(found.live)} below {base}, so nothing was removed there; stop it first: "
-            "ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run=NAME"
+            f"{' and '.join(one.words for one in found.live)} below {base}, so nothing was removed there; stop it first"
+            + (f": {how}" if how else "")
         )
     parents = ("runs", "data", "wheels", *BROUGHT) if everything else ("runs",)
     if not dry:
@@ -131,6 +141,8 @@ def is_wheels(path: str) -> bool:
     if os.path.islink(path) or not os.path.isdir(path):
         return False
     described = read_object(os.path.join(path, MANIFEST))
+    if re.fullmatch(UNFINISHED_WHEELS, os.path.basename(path)):
+        return True
     return bool(read_object(os.path.join(path, WHEELS))) or isinstance(described.get("files"), list)
 
 
@@ -165,19 +177,20 @@ def _below(folder: str) -> List[str]:
 # -- does it live -----------------------------------------------------------------------------------------------------
 
 
-def _living(folders: List[str]) -> Iterator[str]:
-    """What runs for these folders, in words: a session, whoever is left of one, or a trainer that was started by hand."""
+def _living(folders: List[str]) -> Iterator[Living]:
+    """What runs for these folders: a session, whoever is left of one, or a trainer that was started by hand."""
     table = processes.processes()
     markers = {one.marker: one for one in table.values() if one.marker and one.state not in ("Z", "X")}
     for folder in folders:
+        run = os.path.basename(folder) if os.path.basename(os.path.dirname(folder)) == "runs" else None
         told = read_object(os.path.join(folder, SESSION))
         last = read_object(os.path.join(folder, SESSION_FILES, "launch.json"))
         ids = {one for one in (told.get("id"), last.get("id")) if isinstance(one, str)}
         left = [markers[one] for one in ids if one in markers]
         if left:
-            yield f"{told.get('session') or last.get('session') or folder} runs (process {left[0].pid})"
+            yield Living(f"{told.get('session') or last.get('session') or folder} runs (process {left[0].pid})", run)
         elif read_run(folder, lines=0, limit=PEEK_BYTES)["state"] == RUNNING:
-            yield f"a training runs in {folder}"
+            yield Living(f"a training runs in {folder}", run)
 
 
 # -- its removal ------------------------------------------------------------------------------------------------------

@@ -24,10 +24,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     PREVIOUS,
+    TRAINING,
     checkpoint_steps,
     generations,
     trainer_of,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Training, training_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import StageOf, is_evaluation, stage_of
@@ -135,6 +137,8 @@ class RunState(Told, Beat, Filed, Planned):
     log: Optional[str]
     sampled: bool
     previous: Optional[Previous]
+    training: Optional[Training]
+    saved: Optional[int]
     stop_seconds: Optional[float]
 
 
@@ -231,6 +235,8 @@ EMPTY: RunState = {
     "log": None,
     "sampled": False,
     "previous": None,
+    "training": None,
+    "saved": None,
     "stop_seconds": None,
     "plan_facts": None,
     "links": {},
@@ -279,6 +285,8 @@ def read_run(
         "log": log,
         "sampled": not metrics.complete,
         "previous": previous_of(run_dir),
+        "training": training_of(read_object(os.path.join(run_dir, TRAINING))),
+        "saved": max(checkpoint_steps(run_dir), default=None),
         "stop_seconds": stop_seconds(metrics.events, heartbeat, plan) if alive else None,
         "membership": _membership(run_dir, started, metrics.events) if session.get("ended") is None else None,
     }

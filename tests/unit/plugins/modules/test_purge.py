@@ -45,6 +45,7 @@ def base(tmp_path: Path) -> Path:
     put(base / "data" / "text-1a2b3c4d" / "manifest.json", '{"format": 1, "shards": []}')
     put(base / "data" / "url-1a2b3c4d" / ".shard_00000.parquet.part")
     put(base / "wheels" / "3.11-x86_64" / "manifest.json", '{"format": 1, "files": []}')
+    put(base / "wheels" / "3.13-x86_64.part" / "torch.whl")
     put(base / "trainer" / ".deployed.json", '{"digest": "x", "files": ["scripts/base_train.py", "nanochat/model.py"]}')
     put(base / "trainer" / "scripts" / "base_train.py")
     put(base / "trainer" / "nanochat" / "model.py")
@@ -155,6 +156,7 @@ def test_field_28_nothing_goes_while_another_run_lives(run_module, base, sleeper
     for check in (True, False):
         told = run_module(purge, check, base_dir=str(base), what="all")
         assert told["failed"] and "solo" in told["msg"] and "stop it first" in told["msg"]
+        assert "-e ddp_run=solo" in told["msg"]
     assert run_module(purge, base_dir=str(base), what="run", run="solo")["failed"]
     assert left(base) == before
     assert run_module(purge, base_dir=str(base), what="run", run="d4")["changed"], "another run's folder may go"

@@ -197,6 +197,7 @@ def test_what_an_earlier_run_left(tmp_path):
         "matmul": None,
         "lineage": {"model": {}, "stage": {}, "data": {}},
         "session": None,
+        "training": None,
         "checkpoints": [],
     }
     (tmp_path / "plan.json").write_text(

@@ -172,3 +172,47 @@ def test_a_torn_plan_in_the_folder_harms_nothing(tmp_path, torn):
     train(tmp_path)
     assert folder.prepare(str(tmp_path), plan(), False, False)["set_aside"] == []
     assert (tmp_path / "base_checkpoints" / "d4" / "model_000010.pt").exists()
+
+
+NEW, OLD = "0" * 15 + "2", "0" * 15 + "1"
+
+
+def launched(goes_on: str | None, name: str = NEW, number: int = 2) -> dict[str, Any]:
+    return {"id": name, "number": number, "begun": 1000, "goes_on": goes_on, "base": None}
+
+
+def prepared(run_module, path, training, **more):
+    return run_module(run_folder, path=str(path), plan=plan(), training=training, **more)
+
+
+def test_an_older_training_is_set_aside_and_the_one_that_goes_on_stays(tmp_path, run_module):
+    prepared(run_module, tmp_path, launched(None, OLD, 1))
+    train(tmp_path, 300)
+    (tmp_path / "apart" / "generation-2").mkdir(parents=True)
+    (tmp_path / "apart" / "generation-2" / "model_000200.pt").touch()
+    assert prepared(run_module, tmp_path, launched(OLD, OLD, 1))["set_aside"] == []
+    told = prepared(run_module, tmp_path, launched(NEW))
+    assert told["checkpoint"] == 300
+    kept = tmp_path / "previous" / "1"
+    assert (kept / "apart" / "generation-2" / "model_000200.pt").exists()
+    assert json.loads((kept / "training.json").read_text())["id"] == OLD
+    assert json.loads((tmp_path / "training.json").read_text()) == {"id": NEW, "number": 2, "begun": 1000}
+    assert prepared(run_module, tmp_path, launched(NEW))["set_aside"] == []
+
+
+def test_an_older_training_under_other_settings_is_no_reason_to_refuse(tmp_path, run_module):
+    run_module(run_folder, path=str(tmp_path), plan=plan(depth=8), training=launched(None, OLD, 1))
+    train(tmp_path, 300)
+    assert not prepared(run_module, tmp_path, launched(NEW), state="ready").get("failed")
+    assert prepared(run_module, tmp_path, launched(NEW))["checkpoint"] == 300
+
+
+def test_what_no_id_is_known_of_is_gone_on_from_where_that_is_the_newest(tmp_path, run_module):
+    train(tmp_path, 10)
+    assert prepared(run_module, tmp_path, launched(""))["set_aside"] == []
+    assert json.loads((tmp_path / "training.json").read_text())["id"] == NEW
+
+
+def test_what_no_id_is_known_of_is_older_than_what_has_one(tmp_path, run_module):
+    train(tmp_path, 10)
+    assert prepared(run_module, tmp_path, launched(NEW))["checkpoint"] == 10

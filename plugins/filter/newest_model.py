@@ -1,0 +1,43 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filters that choose between hosts: the run that a command is about, and who has its newest model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import find
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import collected_model
+
+
+def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What run_info returned of each host, also in a loop; hosts that gave no answer are left out."""
+    for host, result in results.items():
+        for one in result.get("results") or [result]:
+            if one.get("run"):
+                yield str(host), dict(one["run"])
+
+
+def one_run(results: Mapping[str, Any]) -> str:
+    """The name of the run that was started last on any of the hosts; empty where there is none."""
+    return find.one_run(seen(results)) or ""
+
+
+def newest_model(results: Mapping[str, Any]) -> dict[str, str]:
+    """The host with the newest checkpoint of the newest training, with run and folder; empty where there is none."""
+    found = find.newest_model(seen(results))
+    return found._asdict() if found else {}
+
+
+class FilterModule:
+    """The filters by name."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """What templates may use."""
+        return {
+            "one_run": one_run,
+            "newest_model": newest_model,
+            "collected_model": lambda results, run="": collected_model(str(results), str(run)) or "",
+        }

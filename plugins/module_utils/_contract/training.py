@@ -1,0 +1,40 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The training that a run folder holds. One begins where there is nothing to go on from, and keeps its id for as long as it goes on.
+
+Numbers order the trainings of a run: each that begins gets one more than any host knows. So a host that was away holds one
+of a lower number.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Optional, TypedDict
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, text
+
+ID = "[0-9a-f]{16}"
+
+
+class Training(TypedDict):
+    """What training.json says."""
+
+    id: str
+    number: int
+    begun: int
+
+
+class Launched(Training):
+    """The training that a start is of. A folder goes on if it holds goes_on: an id, "" for what no id is known of, None for nothing."""
+
+    goes_on: Optional[str]
+    base: Optional[str]  # the training of the model that a fine-tuning begins with
+
+
+def training_of(told: object) -> Optional[Training]:
+    """What training.json says, wherever it was read; None where it does not say."""
+    name = text(told, "id")
+    if name is None or not re.fullmatch(ID, name):
+        return None
+    return {"id": name, "number": max(0, number(told, "number")), "begun": max(0, number(told, "begun"))}

@@ -1,0 +1,130 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which training a start goes on with, of those that the run folders of its hosts hold.
+
+The newest wins, whatever step it has come to: a host that was away while another one began again holds an older one, which
+may have come further. What is older is set aside on its host at the start, and the plan says so before.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Mapping, NamedTuple, Optional, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched, training_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
+
+UNKNOWN = ""  # the id of what was made by an older version or another program
+
+
+class Held(NamedTuple):
+    """A training and the hosts that hold it; step is that of its newest checkpoint."""
+
+    id: str
+    number: int
+    begun: int
+    step: Optional[int]
+    hosts: tuple[str, ...]
+
+    def in_words(self) -> str:
+        when = time.strftime(", begun %Y-%m-%d %H:%M", time.localtime(self.begun)) if self.begun else ""
+        come = "without a checkpoint" if self.step is None else f"to step {self.step}"
+        return f"{self.id or 'one of an unknown age'} on {' and '.join(self.hosts)} ({come}{when})"
+
+
+class Choice(NamedTuple):
+    """The training to go on with (None: there is none), the others, and the highest number that any host knows."""
+
+    taken: Optional[Held]
+    others: tuple[Held, ...] = ()
+    highest: int = 0
+    problem: Optional[Finding] = None
+
+
+def held_by(hosts: Sequence[Host], fact: str) -> list[Held]:
+    """The trainings on these hosts, the newest first."""
+    found: dict[str, Held] = {}
+    for host in hosts:
+        told, steps = training_of(host.fact(fact, "training")), host.fact(fact, "checkpoints") or []
+        if not told and not steps:
+            continue
+        name, number, begun = (told["id"], told["number"], told["begun"]) if told else (UNKNOWN, 0, 0)
+        old = found.get(name, Held(name, number, begun, None, ()))
+        reached = max([*steps, *([] if old.step is None else [old.step])], default=None)
+        found[name] = Held(name, max(number, old.number), begun or old.begun, reached, (*old.hosts, host.name))
+    return sorted(found.values(), key=lambda one: one.number, reverse=True)
+
+
+def choose(hosts: Sequence[Host], run: str, asked: Optional[str], fact: str = "run") -> Choice:
+    """The newest training, or the one that is asked for; two that are equally new are the user's to choose between."""
+    held = held_by(hosts, fact)
+    highest = held[0].number if held else 0
+    told = "; ".join(one.in_words() for one in held)
+    if asked and asked not in {one.id for one in held}:
+        seen = f"ddp_training is {asked}, but no host holds that training of the run {run}; there are: {told or 'none'}"
+        return Choice(None, (), highest, finding("setting-refused", "", seen))
+    newest = [one for one in held if (one.id == asked if asked else one.number == highest)]
+    if len(newest) > 1:
+        seen = f"The run {run} has {len(newest)} trainings of which none is the newer one: {told}"
+        return Choice(None, (), highest, finding("trainings-differ", newest[0].hosts[0], seen))
+    taken = newest[0] if newest else None
+    return Choice(taken, tuple(one for one in held if one is not taken), highest)
+
+
+def problems(run: Choice, base: Choice, fresh: bool) -> list[Finding]:
+    """What the user has to choose first; of two trainings that are both to be set aside, nothing."""
+    return [one.problem for one in (Choice(None) if fresh else run, base) if one.problem is not None]
+
+
+def without_others(hosts: Sequence[Host], choice: Choice, fact: str = "run") -> list[Host]:
+    """The hosts as if those with another training had nothing of the run but its session."""
+    names = {name for one in choice.others for name in one.hosts}
+    kept = ("path", "exists", "session")
+    return [
+        host._replace(probe={**host.probe, fact: {key: host.fact(fact, key) for key in kept}})
+        if host.name in names
+        else host
+        for host in hosts
+    ]
+
+
+def remarks(choice: Choice, run: str) -> list[Finding]:
+    """What is set aside at the start since another training goes on."""
+    if choice.taken is None:
+        return []
+    newer = choice.taken.in_words()
+    return [
+        finding(
+            "training-older", host, f"{host} holds another training of the run {run}: {one.in_words()}; {newer} goes on"
+        )
+        for one in choice.others
+        for host in one.hosts
+    ]
+
+
+def begins(hosts: Sequence[Host], plan: Mapping[str, object], choice: Choice, fresh: bool) -> bool:
+    """Whether the start begins a training, since there is nothing to go on from or it is not to be gone on from."""
+    if fresh or choice.taken is None:
+        return True
+    argv = [word for node in items(plan, "nodes") for word in words(node, "argv")]
+    resumes = any(word.startswith("--resume") for word in argv)
+    if choice.taken.step is not None and not resumes:
+        return True
+    mine = [host for host in hosts if host.name in choice.taken.hosts]
+    return any(lineage.differences(host.fact("run", "lineage") or {}, plan) for host in mine)
+
+
+def launched(choice: Choice, base: Choice, begins_again: bool) -> Launched:
+    """What every host's run folder is told; where one begins, id and time are left to whoever starts it. A training that goes
+    on although another one is as new becomes the newest."""
+    of_base = (base.taken.id or None) if base.taken else None
+    taken = None if begins_again else choice.taken
+    if taken is None:
+        return {"id": UNKNOWN, "number": choice.highest + 1, "begun": 0, "goes_on": None, "base": of_base}
+    newest = taken.number and all(one.number < taken.number for one in choice.others)
+    number = taken.number if newest else choice.highest + 1
+    return {"id": taken.id, "number": number, "begun": taken.begun, "goes_on": taken.id, "base": of_base}

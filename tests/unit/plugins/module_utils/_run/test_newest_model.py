@@ -1,0 +1,78 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which run a command is about, and who has its newest model: by training and step, not by rank or by the time of a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.filter.newest_model import newest_model, one_run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import collected_model, newest_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import newest_checkpoint
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
+
+
+def seen(number: int, saved: int | None, rank: int = 0, run: str = "d4", started: float | None = 1.0) -> dict[str, Any]:
+    training = {"id": f"{number:016x}", "number": number, "begun": 1}
+    told = {"run": run, "run_dir": f"/base/runs/{run}", "training": training, "saved": saved}
+    return {"run": {**told, "rank": rank, "started": started}}
+
+
+def test_the_furthest_of_the_newest_training_has_it():
+    assert newest_model({"desktop": seen(1, 300, 0), "laptop": seen(1, 1000, 1)})["host"] == "laptop"
+    assert newest_model({"desktop": seen(2, 6, 0), "laptop": seen(1, 12, 1)})["host"] == "desktop"
+    assert newest_model({"laptop": seen(1, 12, 1), "desktop": seen(1, 12, 0)})["host"] == "desktop"
+    assert newest_model({"desktop": seen(3, None), "laptop": seen(1, 12)})["host"] == "laptop"
+    assert newest_model({"desktop": {"unreachable": True}, "laptop": {"run": {"run": None, "saved": None}}}) == {}
+
+
+def test_a_fine_tuned_model_comes_before_its_base():
+    looks = {"desktop": {"results": [seen(1, 50, run="d4-sft"), seen(2, 900)]}, "laptop": {"results": [seen(2, 1000)]}}
+    assert newest_model(looks) == {"host": "desktop", "run": "d4-sft", "run_dir": "/base/runs/d4-sft"}
+
+
+def test_a_command_is_about_one_run_on_all_hosts():
+    assert one_run({"desktop": seen(1, 5, run="trial", started=2.0), "laptop": seen(1, 5, run="precious")}) == "trial"
+    assert one_run({"desktop": seen(1, None, run="new", started=None), "laptop": seen(1, 5)}) == "d4"
+    assert one_run({"desktop": {"msg": "gone"}}) == ""
+
+
+def collect(folder: Path, number: int, step: int, started: float, plan: str = "") -> Path:
+    checkpoints = folder / "base_checkpoints" / folder.parent.name
+    checkpoints.mkdir(parents=True)
+    for name in (f"model_{step:06d}.pt", f"meta_{step:06d}.json"):
+        (checkpoints / name).write_text("{}")
+    (folder / "training.json").write_text(json.dumps({"id": f"{number:016x}", "number": number, "begun": 1}))
+    (folder / "session.json").write_text(json.dumps({"started": started, "ended": started + 1}))
+    (folder / "plan.json").write_text(json.dumps({"run": plan}))
+    return folder
+
+
+def test_of_what_was_collected_file_times_decide_nothing(tmp_path):
+    newer = collect(tmp_path / "d4" / "desktop", 2, 6, 50.0, "newer")
+    older = collect(tmp_path / "d4" / "laptop", 1, 12, 60.0, "older")
+    other = collect(tmp_path / "trial" / "desktop", 7, 9, 10.0)
+    for path in older.rglob("*"):
+        os.utime(path, (4e9, 4e9))
+    assert collected_model(str(tmp_path)) == str(newer)
+    assert collected_model(str(tmp_path), "trial") == str(other)
+    assert collected_model(str(tmp_path / "none")) is None
+    assert newest_plan([str(older), str(newer)]) == {"run": "newer"}
+
+
+def test_what_was_set_aside_within_the_folder_does_not_count(tmp_path):
+    run = collect(tmp_path / "d4" / "desktop", 2, 6, 1.0)
+    aside = run / "base_checkpoints" / "d4" / "earlier-1"
+    aside.mkdir()
+    for name in ("model_000012.pt", "meta_000012.json"):
+        (aside / name).write_text("{}")
+    assert newest_checkpoint(str(run)) == [
+        "base_checkpoints/d4/model_000006.pt",
+        "base_checkpoints/d4/meta_000006.json",
+    ]
+    told = read_run(str(run))
+    assert (told["saved"], told["training"]) == (6, {"id": f"{2:016x}", "number": 2, "begun": 1})
