@@ -310,10 +310,10 @@ def test_a_list_that_is_none_makes_nobody_the_writer(hosts: Hosts) -> None:
 def test_every_rank_knows_where_all_are_in_the_data() -> None:
     def state(comm: Talk) -> Any:
         lengths = torch.arange(3 + comm.rank, dtype=torch.int32)
-        return resume.gather_states(comm, {"cursor": [comm.rank], "lengths": lengths})
+        return resume.gather_states(comm, {"cursor": [comm.rank, 0, 1, 0], "lengths": lengths})
 
     told = together(2, state)
     for one in told:
-        assert [entry["cursor"] for entry in one] == [[0], [1]]
+        assert [entry["cursor"] for entry in one] == [[0, 0, 1, 0], [1, 0, 1, 0]]
         assert [entry["lengths"].tolist() for entry in one] == [[0, 1, 2], [0, 1, 2, 3]]
         assert one[1]["lengths"].dtype == torch.int32

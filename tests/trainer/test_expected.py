@@ -18,7 +18,7 @@ import torch
 
 from nanochat import agreement, local, rescue, resume, run, sync, train
 from nanochat.causes import Cause
-from nanochat.comm import Comm, _beat, _farewell
+from nanochat.comm import Comm, Pending, _beat, _farewell
 from nanochat.common import Ranks, UserError
 from nanochat.resume import Found
 
@@ -45,7 +45,7 @@ def local_sync(comm: Comm) -> Any:
     """As much of it as its exchanges need."""
     made = object.__new__(local.LocalSync)
     made.__dict__.update(
-        comm=comm, every=1, made=0, last=9, overlap=0, _agreed=None, _stop=False, _flight=None, others=[1],
+        comm=comm, every=1, made=0, last=9, overlap=0, _agreed=None, _stop=False, _flight=None, others=[1], weights=[0.5, 0.5],
         _touched=[local.Touched(torch.arange(2), {}, 0)], _seen=torch.zeros(300, dtype=torch.bool),
     )  # fmt: skip
     return made
@@ -72,6 +72,10 @@ def in_place_of(number: int, name: str, size: Any = 3, sha256: Any = SHA) -> lis
 NAMES = [
     "./../../.bashrc", "../.bashrc", "/etc/passwd", "", ".", "model_000006.pt", "ckpt_000005_rank0.json", "model_000005.pt\n",
     "model_000005.pt/../x", "optim_000005_rank1.pt/../../x", "optim_000005_rank٣.pt", "optim_000005_rank1234567.pt", "model_000005xpt",
+]  # fmt: skip
+PLACES = [
+    {"x": 1}, {"cursor": 3}, {"cursor": [1, 2, 3]}, {"cursor": [0, 0, 1, "x"]}, {"cursor": [0, 0, 1, 1, [], {"pq_idx": 1}]},
+    {"cursor": [0, 0, 1, 1, [[1]], None]}, {"rank": "0"}, {"files": "x"}, {"route": 3}, {"of": -2},
 ]  # fmt: skip
 CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     (
@@ -133,6 +137,7 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
             [{}],
             [[], {}],
             [{}, []],
+            *([place, {}] for place in PLACES),
             *(
                 [{}, {"tokens": shape}]
                 for shape in (
@@ -209,12 +214,9 @@ def test_token_ids_without_a_row_are_refused(ids: list[int]) -> None:
 
 
 def test_last_words_and_beats_of_another_rank_are_read_whatever_they_are() -> None:
-    assert _farewell(json.dumps(["it\x1b[2J is full", "disk-full", [2]]).encode()) == (
-        "it [2J is full",
-        Cause.DISK_FULL,
-        [2],
-    )
-    assert _beat(b'[3, "a\\u001bb", "data", 4, 5]') == [3, "a b", "data", 4, 5]
+    assert _farewell(b'["it is full", "disk-full", [2]]') == ("it is full", Cause.DISK_FULL, [2])
+    assert _beat(b'[3, "a", "data", 4, 5]') == [3, "a", "data", 4, 5]
+    assert str(UserError("it\x1b[2J\nsays")) == "it [2J says"
     for word in (
         b"",
         b"{",
@@ -228,3 +230,45 @@ def test_last_words_and_beats_of_another_rank_are_read_whatever_they_are() -> No
     ):
         assert _farewell(word).cause is Cause.BUG
         assert _beat(word)[1:] == ["never seen", "start", -1, 0]
+
+
+def test_a_step_looks_at_the_ids_and_seconds_of_all_ranks() -> None:
+    some = object.__new__(sync.Sync)
+    some.__dict__.update(
+        comm=SimpleNamespace(wait=lambda *dummy: None), pending_ids=[], device="cpu",
+        training=SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(padded_vocab_size=300))),
+        _ids=[torch.tensor([0, 20000, 7, 299]), torch.tensor([0, -5, 7, 8])],
+    )  # fmt: skip
+    ids, stop = some.take_ids()
+    assert (ids.tolist(), stop, some.busy) == ([7, 8, 299], False, [2.0, 0.0])
+    some._ids[1][2] = 300
+    with pytest.raises(UserError, match="rank 1 has token ids between 8 and 300"):
+        some.take_ids()
+
+
+class Sends(Honest):
+    """Rank 1 sends ids of rows that nobody has."""
+
+    def receive(self, into: torch.Tensor, source: int, tag: int, what: str) -> Pending:
+        into.fill_(300)
+        return Pending(None, what)
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int, what: str) -> Pending:
+        return Pending(None, what)
+
+
+def test_a_meeting_looks_at_the_ids_of_all_ranks() -> None:
+    with pytest.raises(UserError, match="rank 1 has token ids between 300 and 300"):
+        local_sync(Sends("nothing", None))._open(0.5)
+
+
+class Mimics(Honest):
+    """Rank 1, to whom rank 0 says about the folders what it says itself."""
+
+    def __init__(self) -> None:
+        super().__init__("nothing", None)
+        self.rank = 1
+
+
+def test_nobody_leads_a_folder_by_the_mark_of_another(tmp_path: Path) -> None:
+    assert resume.folder_leader(Mimics(), tmp_path) == 1

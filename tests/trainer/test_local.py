@@ -239,11 +239,27 @@ def test_a_step_whose_own_part_one_rank_has_lost_is_passed_over(tmp_path: Path, 
     assert job.events("digest")[-1]["digest"] == uninterrupted.events("digest")[-1]["digest"]
 
 
-@pytest.mark.parametrize(("world", "flags"), [(3, LONG), (2, ("--sync", "exact", "--num-iterations", "31")), (1, LONG)])
+@pytest.mark.parametrize(
+    ("world", "flags", "phases", "close"),
+    [
+        (3, LONG, [(29, False)], 0.04),
+        # Both ranks' own losses of their rows at a meeting, or one of all rows.
+        (2, ("--sync", "exact", "--num-iterations", "31"), [], 1e-4),
+        (1, LONG, [], 0.04),
+    ],
+)
 def test_a_run_of_local_steps_goes_on_in_other_ways(
-    world: int, flags: tuple[str, ...], tmp_path: Path, uninterrupted: Job
+    world: int, flags: tuple[str, ...], phases: list[tuple[int, bool]], close: float, tmp_path: Path, uninterrupted: Job
 ) -> None:
-    went_on(tmp_path, uninterrupted, world, 26, flags)
+    job = went_on(tmp_path, uninterrupted, world, 26, flags)
+    before = len(uninterrupted.events("phase"))
+    assert [(event["step"], event["apart"]) for event in job.events("phase")][before:] == phases
+    steps = job.events("step")[-5:]
+    assert [event["step"] for event in steps] == [26, 27, 28, 29, 30]
+    both = [uninterrupted.events("step", rank)[26]["loss"] for rank in (0, 1)]
+    assert steps[0]["loss"] == pytest.approx(sum(both) / 2, rel=close)
+    # With what it had learnt, and with momentum.
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.1 < uninterrupted.events("step")[0]["loss"] - 0.5
 
 
 def test_local_steps_take_up_a_run_of_common_ones(tmp_path: Path) -> None:

@@ -506,11 +506,6 @@ def _look(store: Store, key: str, rank: int) -> tuple[bytes | None, bytes, bool]
     return (value, b"", False) if value is not None else (None, _beat_of(store, rank), store.check([f"left/{rank}"]))
 
 
-def _plain(text: str) -> str:
-    """Another rank's text as it may stand in a log or on a terminal."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
 def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
     """A rank's word, if it is one that this trainer says there."""
     with contextlib.suppress(ValueError, RecursionError):
@@ -529,7 +524,7 @@ def _beat(word: bytes) -> list[Any]:
     with contextlib.suppress(ValueError, RecursionError):
         told = json.loads(word)
         if row(count(), text, text, number, number)(told):
-            return [_plain(one) if isinstance(one, str) else one for one in told]
+            return list(told)
     return [0, "never seen", "start", -1, 0]
 
 
@@ -537,7 +532,7 @@ def _farewell(word: bytes) -> Farewell:
     with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(word)
         if row(text, one_of([cause.value for cause in Cause]), listed(count()))(said):
-            return Farewell(_plain(said[0]), Cause(said[1]), said[2])
+            return Farewell(said[0], Cause(said[1]), said[2])
     return Farewell("nothing that can be understood", Cause.BUG, [])
 
 

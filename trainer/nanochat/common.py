@@ -36,7 +36,8 @@ class UserError(Exception):
     usual = Cause.BAD_SETTINGS
 
     def __init__(self, text: str, cause: Cause | None = None, blames: Sequence[int] | None = None) -> None:
-        super().__init__(text)
+        # It may quote a file or another rank, and goes to a terminal.
+        super().__init__("".join(character if character.isprintable() else " " for character in text))
         self.cause, self.blames = cause or self.usual, blames
 
 

@@ -39,9 +39,9 @@ def text(told: Any) -> bool:
     return isinstance(told, str) and len(told) <= MOST_CHARACTERS
 
 
-def count(most: int = MOST) -> Fits:
-    """A whole number from 0 to the most."""
-    return lambda told: isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= most
+def count(most: int = MOST, least: int = 0) -> Fits:
+    """A whole number from the least to the most."""
+    return lambda told: isinstance(told, int) and not isinstance(told, bool) and least <= told <= most
 
 
 def matching(pattern: str) -> Fits:

@@ -25,13 +25,29 @@ from nanochat import checkpoint_manager as checkpoints
 from nanochat import lineage
 from nanochat.comm import CHUNK_BYTES, Comm
 from nanochat.common import BadCheckpoint, UserError, disk_cause, writable_folder
-from nanochat.expected import Fits, anything, count, flag, listed, matching, maybe, named, nothing, one_of, row
+from nanochat.expected import Fits, anything, count, flag, listed, matching, maybe, named, nothing, one_of, row, text
 from nanochat.optim_file import turned
 
 Json = dict[str, Any]
 # Of the tensors in a place in the data, and how many tokens may wait there for a row.
 DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.int64)}
 MOST_WAITING = 2**28
+NUMBERS = (count(),) * 4
+AHEAD_AND_THEN = listed(row(*NUMBERS)), maybe(named(count(least=-1), ("pq_idx", "rg_idx", "epoch")))
+# The plain values of a place, of which each stage has its own; a cursor has more to it once ranks have come or gone.
+PLACE: dict[str, Fits] = {
+    "rank": count(),
+    "world": count(),
+    "of": count(least=-1),
+    "route": text,
+    "files": listed(text),
+    "cursor": lambda told: row(*NUMBERS)(told) or row(*NUMBERS, *AHEAD_AND_THEN)(told),
+}
+
+
+def is_place(told: Any) -> bool:
+    """The plain values of a place in the data."""
+    return named(anything)(told) and all(key in PLACE and PLACE[key](value) for key, value in told.items())
 
 
 def folder_leader(comm: Comm, folder: Path) -> int:
@@ -298,7 +314,7 @@ def gather_states(comm: Comm, state: Json) -> list[Json]:
     plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
     shapes = {key: [str(v.dtype), list(v.shape)] for key, v in state.items() if isinstance(v, torch.Tensor)}
     gathered: list[Json] = []
-    what, fits = "the places in the data", row(named(anything), named(row(one_of(DTYPES), row(count(MOST_WAITING)))))
+    what, fits = "the places in the data", row(is_place, named(row(one_of(DTYPES), row(count(MOST_WAITING)))))
     for rank, (values, tensors) in enumerate(comm.exchange(what, [plain, shapes], patient=True, fits=fits)):
         one = dict(values)
         for key, (dtype, shape) in tensors.items():

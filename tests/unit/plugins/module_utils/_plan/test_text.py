@@ -56,6 +56,16 @@ def test_when_something_is_done_and_what_is_not_is_told():
     )
 
 
+@pytest.mark.parametrize(("tokens", "batches"), [(1, 1), (4096, 2), (5120, 3)])
+def test_a_measurement_is_of_as_many_batches_as_it_takes_all_ranks(tokens, batches):
+    plan = {
+        "training": {**training(), "eval_tokens": tokens, "device_batch": 2, "matmul": "fp32"},
+        "model": {"sequence": 512},
+    }
+    told = text.evaluation({**plan, "world": 2, "timeout_seconds": 300})
+    assert f"of the validation shard, {batches} x 2 rows by each rank" in told
+
+
 def test_names_leave_paths_where_hosts_are_many():
     plan = make_plan(hosts()).plan
     node = {**plan["nodes"][0], "host": "node001"}
