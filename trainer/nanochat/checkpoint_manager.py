@@ -30,7 +30,6 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from nanochat import lineage
-from nanochat.causes import Cause
 from nanochat.common import BadCheckpoint, UserError, disk_cause
 
 # Our parts of the optimizer's file; upstream's loader passes over keys that it does not know.

@@ -6,11 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-<<<<<<< HEAD
-import os
-=======
-import math
->>>>>>> 4b578ab957cdaa949a816d444c27f9fd3751abb5
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
