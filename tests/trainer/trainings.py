@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 import ranks
 
 DATA = ranks.HERE / "golden" / "data"
@@ -53,7 +53,7 @@ class Job:
 
     def start(
         self, *flags: str, slow: bool = False, extra: Mapping[int, Sequence[str]] | None = None
-    ) -> list[subprocess.Popen[str]]:
+    ) -> list[forked.Python]:
         """All ranks; slow: with samples in between, so that there is time to do something to them."""
         pace = ("--sample-every", "1") if slow else ()
         argvs = {rank: self.argv([*flags, *pace, *(extra or {}).get(rank, ())]) for rank in range(self.world)}
