@@ -42,7 +42,7 @@ def test_a_rehearsal_decides_and_a_run_keeps_its_way(play, tmp_path):
     assert "ddp_sync auto takes " in told
     way = way_of(tmp_path / "one/runs/d2")
     plan = json.loads((tmp_path / "one/runs/d2/plan.json").read_text())
-    known = subject(plan["model"], plan["training"]["device_batch"], plan["training"]["matmul"])
+    known = subject(plan["model"], plan["training"]["device_batch"])
     for host in ("one", "two"):
         file = tmp_path / host / "measured.json"
         # Of a machine that is busy nothing is kept.

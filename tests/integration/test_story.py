@@ -283,8 +283,8 @@ def test_what_fails_once_for_all_hosts_is_laid_at_no_host_s_door(stage: Stage) -
     assert told[0] == "FAILED One of the ways is closed."
     assert re.fullmatch(r"failed in \d\.\d s; changed: nothing", told[-1])
     argv = {"argv": ["sh", "-c", "exit 3"]}
-    told = stage.play([{"tasks": [task("Make the page", "ansible.builtin.command", argv, run_once=True)]}], code=2)
-    assert told.startswith("FAILED Make the page\n  non-zero return code")
+    page = stage.play([{"tasks": [task("Make the page", "ansible.builtin.command", argv, run_once=True)]}], code=2)
+    assert page.startswith("FAILED Make the page\n  non-zero return code")
 
 
 def test_what_a_failed_command_said_is_shown(stage: Stage) -> None:
@@ -574,7 +574,7 @@ def test_logs_come_line_by_line_with_their_host(stage: Stage, ranks: Callable[..
     last = stage.play("nanochat.ddp.logs", "-e", "follow=false", "-e", "lines=2").splitlines()
     assert len(last) == 4
     # Where the collection's display is not set they come all the same, and no line for each look.
-    told = stage.play("nanochat.ddp.logs", ANSIBLE_STDOUT_CALLBACK="default")
+    told = stage.play("nanochat.ddp.logs", ANSIBLE_STDOUT_CALLBACK="default")  # type: ignore[assignment]
     assert "RETRYING" not in told
     assert [f"node{rank} | step {step:05d}" in told for rank in (1, 2) for step in range(6)] == [True] * 12
 

@@ -188,7 +188,7 @@ def run(argv: Sequence[str]) -> None:
 
         from nanochat import numerics
 
-        numerics.choose = always(os.environ["TEST_ROUTE"])
+        numerics.choose = always(os.environ["TEST_ROUTE"])  # type: ignore[assignment]
     if first == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     elif first == "-c":

@@ -61,7 +61,9 @@ def start(argv: Sequence[str], world: int) -> list[forked.Python]:
     return start_each([argv] * world)
 
 
-def finish(processes: Sequence[forked.Python], seconds: float = PATIENCE_SECONDS) -> list[Result]:
+def finish(
+    processes: Sequence[forked.Python | subprocess.Popen[str]], seconds: float = PATIENCE_SECONDS
+) -> list[Result]:
     """Wait for all; whoever is late is killed, which shows as code -9."""
     begun, results = time.monotonic(), []
     for process in processes:
@@ -71,7 +73,7 @@ def finish(processes: Sequence[forked.Python], seconds: float = PATIENCE_SECONDS
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-        results.append(Result(process.returncode, out, err, time.monotonic() - begun))
+        results.append(Result(process.returncode, out, err, time.monotonic() - begun))  # type: ignore[arg-type]
     return results
 
 

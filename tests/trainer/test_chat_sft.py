@@ -71,8 +71,9 @@ def test_each_conversation_comes_once_in_an_epoch_and_only_answers_are_targets(t
 def test_an_epoch_has_as_many_steps_as_it_takes_to_read_all_conversations(talks: Talks) -> None:
     stage, length = object.__new__(FineTuning), LENGTH
     stage.talks, stage.settings = talks, ChatSettings(conversations=str(TALKS))
-    settings: Any = Settings(total_batch_size=2 * length, max_seq_len=length, num_iterations=-1)
-    steps = stage.plan(settings, None).num_iterations
+    config: Any = None
+    settings = Settings(total_batch_size=2 * length, max_seq_len=length, num_iterations=-1)
+    steps = stage.plan(settings, config).num_iterations
     loader = ChatLoader(talks, lambda: [2], 0, length)
     epochs = [loader.step([2]) and loader.position()["epoch"] for dummy in range(steps)]
     assert epochs[:-1] == [1] * (steps - 1) and loader.step([2]) and loader.position()["epoch"] == 2

@@ -31,7 +31,7 @@ LOADER = {"cursor": [0, 1, 2, 3], "tokens": torch.arange(5, dtype=torch.int32)}
 
 
 def save(folder: Path, step: int, rank: int = 0) -> checkpoints.Saved:
-    whole = {"model": MODEL, "meta": META} if rank == 0 else {}
+    whole: dict[str, Any] = {"model": MODEL, "meta": META} if rank == 0 else {}
     return checkpoints.save(folder, step, rank, OPTIMIZER, LOADER, **whole)
 
 

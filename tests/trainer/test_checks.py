@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore
@@ -46,12 +47,12 @@ def start(module: str, *words: str, **environ: str) -> subprocess.Popen[str]:
     )
 
 
-def answer(process: subprocess.Popen[str]) -> dict[str, object]:
+def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     out, dummy = process.communicate(timeout=60)
     return dict(json.loads(out.splitlines()[-1]), code=process.returncode)
 
 
-def ranks(world: int, present: int, timeout: str) -> list[dict[str, object]]:
+def ranks(world: int, present: int, timeout: str) -> list[dict[str, Any]]:
     place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     words = ["--timeout", timeout, "--bytes", "65536"]
     return [
@@ -92,7 +93,7 @@ def test_a_rank_that_starts_late_is_waited_for():
 def test_the_slowest_start_gives_the_time_that_all_have_to_connect():
     store = HashStore()
     store.set("started-1", "7.5")
-    assert gloo_check.slowest_start(store, 0, 2, 1.0) == 7.5
+    assert gloo_check.slowest_start(store, 0, 2, 1.0) == 7.5  # type: ignore[arg-type]
     assert 0 < gloo_check.seconds_since_start() < time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -11,7 +11,7 @@ import random
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def tokens() -> Tokenizer:
     return tokenizer.load(GOLDEN / "data/tokenizer")
 
 
-def write_shard(path: Path, texts: list[str | None], group: int = 10) -> None:
+def write_shard(path: Path, texts: Sequence[str | None], group: int = 10) -> None:
     pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), path, row_group_size=group)
 
 

@@ -61,7 +61,7 @@ def some_run(comm: Comm, folder: Path) -> Any:
 
 SHA = "0" * 64
 WEIGHTS = {"a": torch.zeros(2)}
-FILES = [["model_000005.pt", 3, SHA], ["meta_000005.json", 3, SHA], ["optim_000005_rank1.pt", 3, SHA]]
+FILES: list[list[Any]] = [["model_000005.pt", 3, SHA], ["meta_000005.json", 3, SHA], ["optim_000005_rank1.pt", 3, SHA]]
 
 
 def in_place_of(number: int, name: str, size: Any = 3, sha256: Any = SHA) -> list[Any]:

@@ -357,7 +357,7 @@ def test_a_mistake_of_ours_tells_where_even_if_its_stack_cannot_be_kept(alone: J
     assert "line " in str(told)
     sys.stderr, kept = open("/dev/full", "w"), sys.stderr  # noqa: PTH123, SIM115
     try:
-        assert program.fail(run.journal, None, told) == 2
+        assert program.fail(run.journal, None, told) == 2  # type: ignore[arg-type]
     finally:
         sys.stderr = kept
     assert alone.events("end")[-1]["cause"] == "bug"
@@ -374,9 +374,9 @@ def take_from_another(comm: Comm, folder: str, fails: str) -> None:
             raise full
 
         if fails == "space":
-            checkpoints.check_space = refuse
+            checkpoints.check_space = refuse  # type: ignore[assignment]
         else:
-            resume._make_own = refuse
+            resume._make_own = refuse  # type: ignore[assignment]
     ready(comm, folder, "--resume")
 
 

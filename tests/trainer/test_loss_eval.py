@@ -106,7 +106,7 @@ def asked_to_stop(comm: Comm, folder: str) -> None:
         evaluating(number, of)
         run.stop_asked = comm.rank == comm.world - 1 and number > 1
 
-    run.journal.heartbeat.evaluating = count  # type: ignore[method-assign]
+    run.journal.heartbeat.evaluating = count  # type: ignore[method-assign, assignment]
     assert training.evaluate(run) is True
     assert run.progress.val_bpb is None
     run.feed.loader.close()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def test_gradients_are_those_of_autograd(changes: dict) -> None:
 )
 def test_gradients_of_any_shape(layers: int, heads: int, half: int, length: int, pattern: str, vocab: int) -> None:
     heads = max(heads, -(-SMEAR_CHANNELS // (2 * half)))
-    changes = {"n_layer": layers, "n_embd": 2 * half * heads, "n_head": heads, "n_kv_head": heads}
+    changes: dict[str, Any] = {"n_layer": layers, "n_embd": 2 * half * heads, "n_head": heads, "n_kv_head": heads}
     model = model_of(**changes, sequence_len=length, window_pattern=pattern, vocab_size=vocab)
     batch = tokens(model)
     loss, gradients = trained(model, [batch])
@@ -192,9 +193,9 @@ def test_windows_of_attention(tokens_: int, window: int) -> None:
 
 
 def test_importing_and_building_leaves_torch_as_it_was() -> None:
-    before = torch.backends.mkldnn.matmul.fp32_precision
+    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     TrainingPass(model_of())
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    assert torch.backends.mkldnn.matmul.fp32_precision == before  # type: ignore[attr-defined]
     assert torch.get_default_dtype() == torch.float32
 
 
@@ -207,13 +208,13 @@ def test_an_inaccurate_route_is_never_chosen() -> None:
 
 
 def test_the_self_test_measures_and_sets() -> None:
-    before = torch.backends.mkldnn.matmul.fp32_precision
+    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     try:
         trial = numerics.setup()
         assert trial.error <= numerics.WORST_ERROR
-        assert torch.backends.mkldnn.matmul.fp32_precision == numerics.ROUTES[trial.route]
+        assert torch.backends.mkldnn.matmul.fp32_precision == numerics.ROUTES[trial.route]  # type: ignore[attr-defined]
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
+        torch.backends.mkldnn.matmul.fp32_precision = before  # type: ignore[attr-defined]
 
 
 def test_config_is_what_a_checkpoint_stores() -> None:

@@ -137,7 +137,7 @@ def test_ranks_have_all_the_time_that_their_stop_takes(sent: signal.Signals, tmp
 def test_forked_ranks_that_share_a_host_have_the_threads_that_torchrun_chose(tmp_path: Path) -> None:
     """Also where nobody reads what they print."""
     (tmp_path / "end").touch()
-    agent = start_module(tmp_path, 2, preexec_fn=lambda: [os.close(number) for number in (0, 1)])
+    agent = start_module(tmp_path, 2, preexec_fn=lambda: os.closerange(0, 2))
     lines = lines_of(agent)
     assert agent.returncode == 0, lines
     assert [(tmp_path / f"threads-{rank}").read_text() for rank in (0, 1)] == ["1", "1"]

@@ -23,7 +23,7 @@ def main() -> int:
     from scripts import base_train
 
     # A start with a checkpoint must not care.
-    numerics.choose = always(os.environ["TEST_ROUTE"])
+    numerics.choose = always(os.environ["TEST_ROUTE"])  # type: ignore[assignment]
 
     enter = metrics.Heartbeat.enter
 

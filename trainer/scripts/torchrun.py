@@ -58,7 +58,7 @@ class Agent(LocalElasticAgent):
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         try:
-            return super()._invoke_run(role)  # type: ignore[no-untyped-call]
+            return super()._invoke_run(role)
         except SignalException:
             self.signalled = True
             raise

@@ -39,7 +39,7 @@ def fill(folder: Path, shards: int = 3, size: int = 40_000) -> Path:
 def describe(folder: Path) -> dict:
     """The folder's manifest, with its digests remembered, so that a server offers its files."""
     digests = Digests(str(folder))
-    manifest = manifest_of(folder.name, "data", [digests.of(name) for name in files_below(str(folder), "data")])
+    manifest = manifest_of(folder.name, "data", [digests.of(name) for name in files_below(str(folder), "data")])  # type: ignore[misc]
     digests.save()
     return manifest
 

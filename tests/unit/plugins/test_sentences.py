@@ -70,7 +70,7 @@ def questions(source: str) -> Iterator[str]:
                 if part.func.attr in ASKING:
                     asked.append(part.func.value)
             if any(is_text(one, known) for one in asked):
-                yield f"line {part.lineno}: {ast.unparse(part)}"
+                yield f"line {part.lineno}: {ast.unparse(part)}"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path not in EXEMPT])

@@ -44,7 +44,7 @@ def collect(tmp_path, monkeypatch):
         )  # fmt: skip
         context = SimpleNamespace(check_mode=check, become=False, remote_user="me", diff=False, no_log=False)
         host_shell = SimpleNamespace(tmpdir="unused")
-        host._shell = host_shell
+        host._shell = host_shell  # type: ignore[attr-defined]
         made = action.ActionModule(task, host, context, None, None, None)
         monkeypatch.setattr(made, "_execute_module", lambda *dummy, **dummy_more: dict(host.answer))
         return made.run(task_vars={"inventory_hostname": "node1"})

@@ -27,7 +27,7 @@ def master(tmp_path):
     fill(tmp_path / "master")
     manifest = describe(tmp_path / "master")
     host = Host(tmp_path / "master")
-    host.manifest = manifest
+    host.manifest = manifest  # type: ignore[attr-defined]
     yield host
     host.stop()
 

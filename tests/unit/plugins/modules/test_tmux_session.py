@@ -365,7 +365,7 @@ def test_root_is_excluded_from_the_killing_by_default():
 
 def test_semicolons_do_not_end_tmuxs_command():
     calls = []
-    tmux = tmux_utils.Tmux(lambda argv: (calls.append(argv), (0, "", ""))[1], "tmux")
+    tmux = tmux_utils.Tmux(lambda argv: (calls.append(argv), (0, "", ""))[1], "tmux")  # type: ignore[func-returns-value]
     tmux.start("job", "label", "/a", ["python", "/a;b;", ";"])
 
     words = calls[0]

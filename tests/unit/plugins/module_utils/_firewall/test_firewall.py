@@ -35,7 +35,7 @@ def script(**answers):
                 return found if isinstance(found, tuple) else (0, found, "")
         return 127, "", f"{argv[0]} is not installed"
 
-    run.calls = calls
+    run.calls = calls  # type: ignore[attr-defined]
     return run
 
 

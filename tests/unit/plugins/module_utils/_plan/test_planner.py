@@ -48,7 +48,7 @@ def flag(node: dict[str, Any], name: str) -> str | None:
 
 
 def node(outcome: Outcome, name: str) -> dict[str, Any]:
-    return next(entry for entry in outcome.plan["nodes"] if entry["host"] == name)
+    return next(entry for entry in outcome.plan["nodes"] if entry["host"] == name)  # type: ignore[misc]
 
 
 # What it holds

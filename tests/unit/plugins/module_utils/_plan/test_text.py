@@ -14,7 +14,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 
 def training(**more: Any) -> dict[str, Any]:
-    made: dict[str, Any] = make_plan(hosts()).plan["training"]
+    made: dict[str, Any] = make_plan(hosts()).plan["training"]  # type: ignore[assignment]
     return {**made, **more}
 
 

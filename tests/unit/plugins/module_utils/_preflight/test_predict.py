@@ -144,7 +144,7 @@ def test_parts_of_the_head_make_up_for_rows_that_are_coarser_than_the_speeds():
 
 
 def codes(predicted: dict[str, Any], document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {one["code"]: one for one in predict.advice(document, predicted)}
+    return {one["code"]: one for one in predict.advice(document, predicted)}  # type: ignore[misc]
 
 
 def test_field_16_a_link_that_does_not_pay_is_told_with_the_host_to_train_on():
@@ -433,7 +433,7 @@ def test_each_precision_of_products_is_kept_by_itself_with_its_own_processors():
     both = [timed("fast", 100), timed("fast", 150, matmul="bf16"), timed("all", 130), timed("all", 90, matmul="bf16")]
     best = measured.best_of_all(both, "k")
     assert (best["tokens_per_second"], best["cores_name"]) == (130, "all")
-    assert {name: (one["tokens_per_second"], one["cores_name"]) for name, one in best["products"].items()} == {
+    assert {name: (one["tokens_per_second"], one["cores_name"]) for name, one in best["products"].items()} == {  # type: ignore[attr-defined]
         "fp32": (130, "all"),
         "bf16": (150, "fast"),
     }

@@ -80,7 +80,7 @@ def found(known: Evidence) -> dict[str, dict[str, Any]]:
     findings = judge.judge(known)
     codes = [one["code"] for one in findings]
     assert len(set(codes)) == len(codes), findings
-    return {one["code"]: one for one in findings}
+    return {one["code"]: one for one in findings}  # type: ignore[misc]
 
 
 def only(known: Evidence) -> dict[str, Any]:

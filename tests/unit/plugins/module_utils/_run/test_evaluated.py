@@ -140,5 +140,5 @@ def test_the_report_tells_what_was_measured(finished: list[Path], tmp_path: Path
         folder.rename(collected / folder.parent.name)
     data = report.page_data(report.load_run(str(collected)))
     assert data["stage"] == {"stage": "eval", "base": "d4", "step": 10}
-    assert "measured 3.6249 bits per byte" in [one["text"] for one in data["happenings"]]
+    assert "measured 3.6249 bits per byte" in [one["text"] for one in data["happenings"]]  # type: ignore[attr-defined]
     assert (data["ranks"][0]["summary"]["val_bpb"], data["ranks"][0]["summary"]["steps"]) == (3.6249, None)

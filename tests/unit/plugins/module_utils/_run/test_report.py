@@ -328,9 +328,9 @@ def test_new_shares_and_what_each_host_was_worth_are_in_the_page(tmp_path: Path)
         return {"node2": 400.0}
 
     data = report.page_data(load_run(str(path)), (), worth)
-    assert [rank["summary"]["rows"] for rank in data["ranks"]] == [6, 2]
+    assert [rank["summary"]["rows"] for rank in data["ranks"]] == [6, 2]  # type: ignore[attr-defined]
     assert data["ranks"][1]["columns"]["rows"] == [4] * 20 + [2] * 20
-    told = [one["text"] for one in data["happenings"] if one["text"].startswith("rows of")]
+    told = [one["text"] for one in data["happenings"] if one["text"].startswith("rows of")]  # type: ignore[attr-defined]
     assert told == ["rows of the ranks are now 6, 2 (before: 4, 4) since they work at speeds of 75, 25 % of all"]
     assert data["worth"] == [["node2", 400.0, data["ranks"][0]["summary"]["tokens_per_second"]]]
     assert seen[0]["node2"]["rows_changed"] == 20

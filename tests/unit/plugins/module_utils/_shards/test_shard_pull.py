@@ -122,7 +122,7 @@ def test_no_source_sends_everything_to_everyone(tmp_path, hosts):
     raised = all_at_once([lambda host=host: host.pull(manifest, everyone) for host in others])
 
     assert raised == []
-    total = sum(one.bytes for one in entries(manifest))
+    total = sum(one.bytes for one in entries(manifest))  # type: ignore[misc]
     sent = {host.folder.name: sum(host.stop().values()) for host in [first, *others]}
     assert sum(sent.values()) == pytest.approx(total * len(others), rel=0.05)
     # Without handing on, the first would send five times the data set, and the others nothing.
