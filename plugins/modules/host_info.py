@@ -13,7 +13,7 @@ author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
   - Reads what decides whether a host can take part in a training job, and how. This covers network interfaces and the
-    routes to the peers, names, cores and their features, memory, room on the disk, Python, tmux, the active firewall, who
+    routes to the peers, names, cores and their features, memory, room on the disk, Python, tmux, who
     holds the ports, and which training processes are still there.
   - Changes nothing, sends nothing, needs no root and no package, and takes less than a second.
 options:
@@ -123,11 +123,6 @@ probe:
       type: dict
       returned: success
       sample: {own: [127.0.1.1], peers: {laptop: [192.168.1.11]}}
-    firewall:
-      description: The active firewall, whether it is active (C(null) where only root can tell), and whether it can be read.
-      type: dict
-      returned: success
-      sample: {backend: ufw, active: true, readable: false}
     sudo:
       description: Root's rights without a password. One of C(root), C(passwordless) and C(none). The role plan adds C(password).
       type: str

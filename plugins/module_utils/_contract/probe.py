@@ -159,14 +159,6 @@ class Nic(TypedDict):
     ipv6: List[str]
 
 
-class Firewall(TypedDict):
-    """Which firewall is active; None: that cannot be told without root."""
-
-    backend: str
-    active: Optional[bool]
-    readable: bool
-
-
 class Folder(TypedDict):
     """What is at a path that the settings name."""
 
@@ -225,7 +217,6 @@ class Probe(TypedDict):
     nics: List[Nic]
     routes: List[Route]
     names: Names
-    firewall: Firewall
     sudo: str
     tmux: Dict[str, Optional[str]]
     ports: List[PortHolder]

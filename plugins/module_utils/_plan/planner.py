@@ -373,7 +373,7 @@ class Planner:
         venv = home_expanded(host.settings["ddp_venv_dir"] or os.path.join(base, "venv"), host)
         link = links[host.name]
         run_dir = os.path.join(base, "runs", self.choice.name)
-        own = links[host.name].address
+        own, made_with = links[host.name].address, self.python(host, base)
         peers = {
             other.address for name, other in links.items() if name != host.name and other.address not in (None, own)
         }
@@ -391,7 +391,8 @@ class Planner:
             # This collection's own trainer, whatever trains.
             "tools_dir": os.path.join(base, "trainer" if self.choice.ours else "tools"),
             "venv_dir": venv,
-            **interpreters.choose(host, self.hosts, base, self.settings["ddp_trainer_offline"]),
+            "python": made_with["python"],
+            "python_version": made_with["python_version"],
             "session": f"nanochat-{self.choice.name}-rank{rank}",
             "device": self.choice.device,
             "dtype": self.choice.dtype,

@@ -117,15 +117,15 @@ def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:
         return f"; a rule for outgoing packets on {pair.host} forbids it"
     if wall.get("foreign"):
         return f"; another program on {pair.peer} keeps it out: {' ; '.join(wall['foreign'])}"
-    facts = evidence.fact(pair.peer, "firewall") or {}
     if wall.get("rules"):
         return (
             f"; {wall['backend']} on {pair.peer} has this job's rules, so look at rules before them and at the router"
         )
-    if wall.get("backend") == "none" and not wall.get("needs_root") and facts.get("readable"):
+    if wall.get("if_closed"):
+        return f"; a firewall on {pair.peer} cannot be seen without root"
+    as_root = evidence.fact(pair.peer, "sudo") not in (None, "none")
+    if wall.get("backend") == "none" and not wall.get("needs_root") and as_root:
         return f"; nothing blocks on {pair.peer} itself, so look at the network between"
-    if facts.get("active") is not False and not facts.get("readable", True):
-        return f"; {facts.get('backend')} on {pair.peer} cannot be read without root"
     return ""
 
 

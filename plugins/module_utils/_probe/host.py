@@ -41,7 +41,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe.machine import
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import (
     Find,
     Run,
-    firewall,
     names_and_routes,
     nics,
 )
@@ -103,7 +102,6 @@ def probe(
         "nics": interfaces,
         "routes": routes,
         "names": names,
-        "firewall": firewall(run, find, prefix),
         "sudo": rights,
         "tmux": tmux(run, find),
         "ports": name_by_root(port_holders(ports), run, find, prefix),

@@ -100,7 +100,8 @@ def name_by_root(holders: list[PortHolder], run: Run, find: Find, prefix: list[s
         match = re.search(r"\bpid=(\d+)", out)
         owner = processes.process(int(match.group(1))) if match else None
         if owner:
-            holder.update(pid=owner.pid, command=owner.command[:300], session=owner.marker, run=owner.run)
+            holder["pid"], holder["command"] = owner.pid, owner.command[:300]
+            holder["session"], holder["run"] = owner.marker, owner.run
     return holders
 
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a Linux host's network looks like: interfaces, addresses, routes to given peers, names, the active firewall.
+"""What a Linux host's network looks like: interfaces, addresses, routes to given peers, names.
 
 Everything is read from /sys and /proc; `ip` is used where it is there and done without where it is not.
 """
@@ -19,7 +19,7 @@ import time
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, text
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Firewall, Names, Nic, Route
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Names, Nic, Route
 
 try:
     import fcntl
@@ -284,57 +284,3 @@ def names_and_routes(
     # Where no peer has a name here, the way to anywhere tells which interface is the machine's main one.
     routes.append(route("default", "203.0.113.1", interfaces, run, ip_tool))
     return names, routes
-
-
-# The firewall
-
-
-def firewall(run: Run, find: Callable[[str], str | None], root_prefix: list[str] | None) -> Firewall:
-    """Which firewall is active. root_prefix: what to put before a command for root's rights, None where there are none.
-
-    active None: cannot be told without root.
-    """
-    if "ENABLED=yes" in read("/etc/ufw/ufw.conf"):
-        return {"backend": "ufw", "active": True, "readable": root_prefix is not None}
-    if firewalld_runs():
-        return {"backend": "firewalld", "active": True, "readable": root_prefix is not None}
-    if root_prefix is None:
-        tools = [tool for tool in ("nft", "iptables") if find(tool)]
-        return {"backend": tools[0] if tools else "none", "active": None if tools else False, "readable": False}
-    return packet_filter(run, find, root_prefix)
-
-
-def firewalld_runs() -> bool:
-    pid = read("/run/firewalld.pid") or read("/var/run/firewalld.pid")
-    return bool(pid) and "firewalld" in read(f"/proc/{pid}/cmdline").replace("\0", " ")
-
-
-def packet_filter(run: Run, find: Callable[[str], str | None], root_prefix: list[str]) -> Firewall:
-    """nftables or iptables, and whether anything in the input path can drop a packet."""
-    nft = find("nft")
-    if nft:
-        code, out, dummy = run([*root_prefix, nft, "list", "ruleset"])
-        if code == 0 and filters_input(out):
-            return {
-                "backend": "iptables" if "xt_" in out or "iptables-nft" in out else "nft",
-                "active": True,
-                "readable": True,
-            }
-        if code == 0:
-            return {"backend": "nft", "active": False, "readable": True}
-    iptables = find("iptables")
-    if iptables:
-        code, out, _dummy = run([*root_prefix, iptables, "-S", "INPUT"])
-        if code == 0:
-            active = "-P INPUT DROP" in out or bool(re.search(r"^-A INPUT .*-j (?!ACCEPT)", out, re.M))
-            return {"backend": "iptables", "active": active, "readable": True}
-    tools = [tool for tool, path in (("nft", nft), ("iptables", iptables)) if path]
-    return {"backend": tools[0] if tools else "none", "active": None if tools else False, "readable": False}
-
-
-def filters_input(ruleset: str) -> bool:
-    """Whether a rule set of nftables has an input chain that drops, rejects or jumps to where that may happen."""
-    for chain in re.findall(r"chain [^{]*\{(.*?)\n\s*\}", ruleset, re.S):
-        if re.search(r"hook input", chain) and re.search(r"policy drop|\bdrop\b|\breject\b|\bjump\b|\bgoto\b", chain):
-            return True
-    return False

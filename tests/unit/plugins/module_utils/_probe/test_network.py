@@ -145,46 +145,6 @@ def test_field_04_names_are_resolved_as_this_host_does(monkeypatch):
     assert [entry["peer"] for entry in routes] == ["laptop", "192.168.1.12", "default"]
 
 
-DROPPING = "table inet filter {\n\tchain input {\n\t\ttype filter hook input priority filter; policy drop;\n\t}\n}\n"
-HARMLESS = (
-    "table inet t {\n\tchain output {\n\t\ttype filter hook output priority 0; policy accept;\n\t\tdrop\n\t}\n}\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("tools", "table", "prefix", "expected"),
-    [
-        ([], {}, [], ("none", False, False)),
-        (["nft"], {"/nft list ruleset": (0, DROPPING)}, [], ("nft", True, True)),
-        (["nft"], {"/nft list ruleset": (0, HARMLESS)}, [], ("nft", False, True)),
-        (["nft"], {"sudo -n /nft list ruleset": (0, DROPPING)}, ["sudo", "-n"], ("nft", True, True)),
-        (["nft"], {}, None, ("nft", None, False)),
-        (["iptables"], {"/iptables -S INPUT": (0, "-P INPUT DROP\n")}, [], ("iptables", True, True)),
-        (["iptables"], {"/iptables -S INPUT": (0, "-P INPUT ACCEPT\n")}, [], ("iptables", False, True)),
-        (
-            ["iptables"],
-            {"/iptables -S INPUT": (0, "-P INPUT ACCEPT\n-A INPUT -p tcp -j REJECT\n")},
-            [],
-            ("iptables", True, True),
-        ),
-        (["iptables"], {"/iptables -S INPUT": (4, "")}, [], ("iptables", None, False)),
-    ],
-)
-def test_field_01_the_firewall_in_force(monkeypatch, tools, table, prefix, expected):
-    monkeypatch.setattr(net, "read", lambda path, default="": default)
-    found = net.firewall(answers(table), lambda name: "/" + name if name in tools else None, prefix)
-    assert (found["backend"], found["active"], found["readable"]) == expected
-
-
-def test_ufw_and_firewalld_are_seen_without_root(monkeypatch):
-    files = {"/etc/ufw/ufw.conf": "# x\nENABLED=yes\nLOGLEVEL=low"}
-    monkeypatch.setattr(net, "read", lambda path, default="": files.get(path, default))
-    assert net.firewall(answers({}), lambda name: None, None) == {"backend": "ufw", "active": True, "readable": False}
-    files.clear()
-    files.update({"/run/firewalld.pid": "77", "/proc/77/cmdline": "/usr/bin/python3\0/usr/sbin/firewalld\0--nofork"})
-    assert net.firewall(answers({}), lambda name: None, [])["backend"] == "firewalld"
-
-
 @pytest.mark.parametrize(
     "said", ["{}", "null", "[1, null]", '[{"ifname": 7, "addr_info": 3}]', "[" * 3000, "nonsense", '"x"']
 )
