@@ -98,17 +98,13 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
                 host=rank.host,
                 severity=severity,
                 text=text,
-                kind=START
-                if kind == "start" and starts > 1
-                else MARKS.get(str(kind), "")
-                if severity == "info"
-                else severity,
+                kind=MARKS.get(text if text == "started" else str(kind), "") if severity == "info" else severity,
             )
 
 
-SAVE, START = "save", "start"
+SAVE = "save"
 # How the loss curve marks what happened; errors and warnings by their severity.
-MARKS = {"checkpoint": SAVE, "shares": "shares"}
+MARKS = {"checkpoint": SAVE, "shares": "shares", "start": "start"}
 
 
 def new_shares(event: Event) -> str:

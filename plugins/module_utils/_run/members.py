@@ -29,6 +29,7 @@ TAIL_BYTES = 1 << 18
 TRAINING = "training"
 FINISHED, STOPPED, LEFT, FAILED, AWAY = "finished", "stopped", "left", "failed", "away"
 LAST_WORDS = (FINISHED, STOPPED, LEFT, FAILED, AWAY)
+STATES = ("idle", "offered", "promised", TRAINING, "ending", "asking", "stuck", *LAST_WORDS)
 GAVE_WAY = "gave way"
 
 
@@ -103,11 +104,14 @@ def read_membership(
     if since is None or (started is not None and since < started):
         return None
     events = read_members(run_dir)
+    said = said_last(events)
+    # The file is of the newest event, which may tell of another host; the reason stands with the state.
+    why = said.why if said and said.state == text(told, "state") else text(told, "why")
     return {
         "state": text(told, "state"),
         "generation": whole(told, "generation"),
         "members": words(told, "members"),
-        "why": text(told, "why"),
+        "why": why,
         "since": since,
         "waits": text(told, "waits"),
         "hears": words(told, "hears"),
@@ -142,13 +146,9 @@ def read_members(run_dir: str) -> List[Document]:
     return found
 
 
-# What is told of another host, or beside a state.
-ASIDE = ("lost", "heard", "keeper started", GAVE_WAY)
-
-
 def said_last(events: Sequence[Mapping[str, Any]]) -> Optional[Said]:
     """The last state that the keeper which wrote these has told; None where there was none."""
-    newest = next((event for event in reversed(events) if event.get("what") not in ASIDE), None)
+    newest = next((event for event in reversed(events) if event.get("what") in STATES), None)
     return Said(str(newest.get("what")), str(newest.get("why") or "")) if newest else None
 
 

@@ -157,6 +157,8 @@ def _waits(host: str, runs: Runs) -> str:
         return "takes part in nothing, since its rank cannot be ended: %s" % (keeper["why"] or "it does not say why")
     if found:
         told = "is to be let in by %s" % ", ".join(found[0].members)
+        if keeper.get("waits"):
+            return "%s, but %s" % (told, keeper["waits"])
         deaf = [other for other in found[0].members if other not in keeper["hears"]]
         return told + (", but does not hear %s" % ", ".join(deaf) if deaf else "")
     missing = [other for other in keeper["hosts"] if other != host and other not in keeper["hears"]]
