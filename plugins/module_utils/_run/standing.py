@@ -17,6 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     CRASHED,
     FINISHED,
     PREPARED,
+    RUNNING,
     STOPPED,
     keeper_lives,
 )
@@ -54,7 +55,7 @@ def parts(runs: Runs) -> List[Part]:
 
 def trains(host: str, runs: Runs) -> bool:
     """Whether a host is in one of the parts that train now."""
-    return any(host in part.members for part in parts(runs))
+    return runs[host].get("state") in (None, RUNNING) and any(host in part.members for part in parts(runs))
 
 
 def apart_since(runs: Runs) -> Optional[int]:
@@ -147,7 +148,7 @@ def reason(host: str, runs: Runs) -> str:
         STOPPED: "was stopped: %s" % run["cause"] if run.get("cause") else "was stopped by a user",
         FINISHED: "was away when the run finished",
     }
-    return "" if run.get("state") == FINISHED else words.get(str(keeper["state"]), "")
+    return "" if run.get("state") == FINISHED else words.get(_last_word(run) or AWAY, "")
 
 
 def _waits(host: str, runs: Runs) -> str:

@@ -160,7 +160,8 @@ def host_state(session: Document, alive: bool, told: Told, has_events: bool, kee
     if session.get("stopped"):
         return STOPPED
     if session.get("ended") is None or keeper:
-        return CRASHED
+        # A keeper that had no time for a word, since its host went down, has not died of itself.
+        return AWAY if keeper and session.get("terminated_by") else CRASHED
     if session.get("exit_code") != 0:
         # A job that a signal ended has not stopped by itself, whatever its rank could still write.
         return STOPPED if told["end_reason"] == STOPPED and not session.get("signal") else CRASHED

@@ -106,6 +106,7 @@ def test_the_reason_for_which_all_gave_up_is_told_once() -> None:
         ("away", keeper("left", 2), "desktop was taken out by hand"),
         ("away", keeper("away", 2), "desktop went down"),
         ("away", keeper("finished", 2, why="laptop has finished"), "desktop was away when the run finished"),
+        ("away", keeper("training", 2, "desktop"), "desktop went down"),
         ("finished", keeper("finished", 2), ""),
     ],
 )
