@@ -14,8 +14,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     FAILED,
+    IN_TRAINING,
     LAST_WORDS,
-    TRAINING,
     absences,
     given_up,
     said_last,
@@ -147,7 +147,7 @@ def membership(run: Run) -> List[Happening]:
     for events in [run.members, *(rank.members for rank in run.ranks)]:
         for event in events:
             told = (event.get("generation"), ", ".join(words(event, "members")))
-            if event.get("what") == TRAINING and told not in seen:
+            if event.get("what") == IN_TRAINING and told not in seen:
                 seen.add(told)
                 add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % told)
     for rank in run.ranks:

@@ -26,10 +26,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import E
 NOW, EVENTS = "members.json", "members.jsonl"
 TAIL_BYTES = 1 << 18
 # What a keeper says that it does, as far as readers tell it apart (_keeper/membership.py).
-TRAINING = "training"
+IN_TRAINING = "training"
 FINISHED, STOPPED, LEFT, FAILED, AWAY = "finished", "stopped", "left", "failed", "away"
 LAST_WORDS = (FINISHED, STOPPED, LEFT, FAILED, AWAY)
-STATES = ("idle", "offered", "promised", TRAINING, "ending", "asking", "stuck", *LAST_WORDS)
+STATES = ("idle", "offered", "promised", IN_TRAINING, "ending", "asking", "stuck", *LAST_WORDS)
 GAVE_WAY = "gave way"
 
 
@@ -166,7 +166,7 @@ def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
         if what in ("ending", "idle") and not broken:
             # Where the keeper's own rank ended first, it did so since another one was gone.
             broken, why, by_rank = float(event["time"]), str(event.get("why") or ""), what == "idle"
-        if what != TRAINING:
+        if what != IN_TRAINING:
             continue
         present = words(event, "members")
         for host in members:
@@ -191,7 +191,7 @@ def given_up(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
     members: Set[str] = set()
     begun = 0
     for event in events:
-        if event.get("what") == TRAINING:
+        if event.get("what") == IN_TRAINING:
             if set(words(event, "members")) != members:
                 members, begun = set(words(event, "members")), number(event, "steps")
         elif event.get("what") == GAVE_WAY:

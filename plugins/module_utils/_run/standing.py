@@ -11,7 +11,13 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import clock_text, named, plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import AWAY, FAILED, LAST_WORDS, LEFT, TRAINING
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
+    AWAY,
+    FAILED,
+    IN_TRAINING,
+    LAST_WORDS,
+    LEFT,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     ABSENT,
     CRASHED,
@@ -43,7 +49,7 @@ def keepers(runs: Runs) -> Dict[str, Mapping[str, Any]]:
 def parts(runs: Runs) -> List[Part]:
     """Those who train together, the newest generation first: several where a split network made them train apart."""
     found: List[Part] = []
-    training = [one for one in keepers(runs).values() if one["state"] == TRAINING and one["members"]]
+    training = [one for one in keepers(runs).values() if one["state"] == IN_TRAINING and one["members"]]
     for one in sorted(training, key=lambda each: -int(each["generation"] or 0)):
         members = tuple(one["members"])
         # Of two generations that share a host the older one is over, and a look at one of its keepers was too early.
@@ -234,7 +240,7 @@ def history(runs: Runs) -> List[str]:
 def _absences(runs: Runs) -> List[str]:
     """Who was away, and what was made again, as the keeper that trains in the newest generation knows."""
     told = [run["membership"] for run in runs.values() if run.get("membership")]
-    newest = max(told, key=lambda one: (one["state"] == TRAINING, one["generation"] or 0), default=None)
+    newest = max(told, key=lambda one: (one["state"] == IN_TRAINING, one["generation"] or 0), default=None)
     if newest is None:
         return []
     found = [absence_text(one) for one in newest.get("away") or []][-MOST_ABSENCES:]

@@ -35,8 +35,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     FAILED,
+    IN_TRAINING,
     LAST_WORDS,
-    TRAINING,
     Membership,
     Said,
     read_membership,
@@ -218,7 +218,7 @@ def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optiona
 def _eta(state: str, told: Told, keeper: Optional[Membership]) -> Optional[float]:
     if state != RUNNING or told["pace_seconds"] is None or not isinstance(told["steps"], int):
         return None
-    if keeper and keeper["state"] != TRAINING:
+    if keeper and keeper["state"] != IN_TRAINING:
         return None
     return float(max(0.0, (told["steps"] - told["done"]) * told["pace_seconds"]))
 
