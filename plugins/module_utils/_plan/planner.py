@@ -373,7 +373,8 @@ class Planner:
         venv = home_expanded(host.settings["ddp_venv_dir"] or os.path.join(base, "venv"), host)
         link = links[host.name]
         run_dir = os.path.join(base, "runs", self.choice.name)
-        own, made_with = links[host.name].address, self.python(host, base)
+        own = links[host.name].address
+        made_with = interpreters.choose(host, self.hosts, base, self.settings["ddp_trainer_offline"])
         peers = {
             other.address for name, other in links.items() if name != host.name and other.address not in (None, own)
         }

@@ -19,7 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import newest_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import TRAINING, read_members
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import IN_TRAINING, read_members
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, parse_events
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 
@@ -123,6 +123,6 @@ def load_run(path: str) -> Run:
     prediction = section(rehearsal, "prediction") or read_object(os.path.join(path, "prediction.json"))
     by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
     told = max(
-        (one.members for one in ranks), key=lambda events: sum(event.get("what") == TRAINING for event in events)
+        (one.members for one in ranks), key=lambda events: sum(event.get("what") == IN_TRAINING for event in events)
     )
     return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction, items(rehearsal, "findings"), told)

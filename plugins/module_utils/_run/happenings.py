@@ -14,8 +14,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     FAILED,
+    IN_TRAINING,
     LAST_WORDS,
-    TRAINING,
     absences,
     given_up,
     said_last,
@@ -98,17 +98,13 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
                 host=rank.host,
                 severity=severity,
                 text=text,
-                kind=START
-                if kind == "start" and starts > 1
-                else MARKS.get(str(kind), "")
-                if severity == "info"
-                else severity,
+                kind=MARKS.get(text if text == "started" else str(kind), "") if severity == "info" else severity,
             )
 
 
-SAVE, START = "save", "start"
+SAVE = "save"
 # How the loss curve marks what happened; errors and warnings by their severity.
-MARKS = {"checkpoint": SAVE, "shares": "shares"}
+MARKS = {"checkpoint": SAVE, "shares": "shares", "start": "start"}
 
 
 def new_shares(event: Event) -> str:
@@ -151,7 +147,7 @@ def membership(run: Run) -> List[Happening]:
     for events in [run.members, *(rank.members for rank in run.ranks)]:
         for event in events:
             told = (event.get("generation"), ", ".join(words(event, "members")))
-            if event.get("what") == TRAINING and told not in seen:
+            if event.get("what") == IN_TRAINING and told not in seen:
                 seen.add(told)
                 add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % told)
     for rank in run.ranks:

@@ -16,7 +16,7 @@ import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import TRAINING
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import IN_TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import parts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING, keeper_lives
 
@@ -116,7 +116,7 @@ def state_of(run: Mapping[str, Any]) -> Optional[str]:
 
 def waits_for_others(run: Mapping[str, Any]) -> bool:
     """Whether a keeper runs here without a rank: it waits until enough hosts are there, which is no fault of this one."""
-    return keeper_lives(run) and run["membership"]["state"] != TRAINING
+    return keeper_lives(run) and run["membership"]["state"] != IN_TRAINING
 
 
 def standstill(run: Mapping[str, Any]) -> Optional[float]:

@@ -26,9 +26,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import E
 NOW, EVENTS = "members.json", "members.jsonl"
 TAIL_BYTES = 1 << 18
 # What a keeper says that it does, as far as readers tell it apart (_keeper/membership.py).
-TRAINING = "training"
+IN_TRAINING = "training"
 FINISHED, STOPPED, LEFT, FAILED, AWAY = "finished", "stopped", "left", "failed", "away"
 LAST_WORDS = (FINISHED, STOPPED, LEFT, FAILED, AWAY)
+STATES = ("idle", "offered", "promised", IN_TRAINING, "ending", "asking", "stuck", *LAST_WORDS)
 GAVE_WAY = "gave way"
 
 
@@ -103,11 +104,14 @@ def read_membership(
     if since is None or (started is not None and since < started):
         return None
     events = read_members(run_dir)
+    said = said_last(events)
+    # The file is of the newest event, which may tell of another host; the reason stands with the state.
+    why = said.why if said and said.state == text(told, "state") else text(told, "why")
     return {
         "state": text(told, "state"),
         "generation": whole(told, "generation"),
         "members": words(told, "members"),
-        "why": text(told, "why"),
+        "why": why,
         "since": since,
         "waits": text(told, "waits"),
         "hears": words(told, "hears"),
@@ -142,13 +146,9 @@ def read_members(run_dir: str) -> List[Document]:
     return found
 
 
-# What is told of another host, or beside a state.
-ASIDE = ("lost", "heard", "keeper started", GAVE_WAY)
-
-
 def said_last(events: Sequence[Mapping[str, Any]]) -> Optional[Said]:
     """The last state that the keeper which wrote these has told; None where there was none."""
-    newest = next((event for event in reversed(events) if event.get("what") not in ASIDE), None)
+    newest = next((event for event in reversed(events) if event.get("what") in STATES), None)
     return Said(str(newest.get("what")), str(newest.get("why") or "")) if newest else None
 
 
@@ -166,7 +166,7 @@ def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
         if what in ("ending", "idle") and not broken:
             # Where the keeper's own rank ended first, it did so since another one was gone.
             broken, why, by_rank = float(event["time"]), str(event.get("why") or ""), what == "idle"
-        if what != TRAINING:
+        if what != IN_TRAINING:
             continue
         present = words(event, "members")
         for host in members:
@@ -191,7 +191,7 @@ def given_up(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
     members: Set[str] = set()
     begun = 0
     for event in events:
-        if event.get("what") == TRAINING:
+        if event.get("what") == IN_TRAINING:
             if set(words(event, "members")) != members:
                 members, begun = set(words(event, "members")), number(event, "steps")
         elif event.get("what") == GAVE_WAY:

@@ -11,12 +11,19 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import clock_text, named, plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import AWAY, FAILED, LAST_WORDS, LEFT, TRAINING
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
+    AWAY,
+    FAILED,
+    IN_TRAINING,
+    LAST_WORDS,
+    LEFT,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     ABSENT,
     CRASHED,
     FINISHED,
     PREPARED,
+    RUNNING,
     STOPPED,
     keeper_lives,
 )
@@ -42,7 +49,7 @@ def keepers(runs: Runs) -> Dict[str, Mapping[str, Any]]:
 def parts(runs: Runs) -> List[Part]:
     """Those who train together, the newest generation first: several where a split network made them train apart."""
     found: List[Part] = []
-    training = [one for one in keepers(runs).values() if one["state"] == TRAINING and one["members"]]
+    training = [one for one in keepers(runs).values() if one["state"] == IN_TRAINING and one["members"]]
     for one in sorted(training, key=lambda each: -int(each["generation"] or 0)):
         members = tuple(one["members"])
         # Of two generations that share a host the older one is over, and a look at one of its keepers was too early.
@@ -54,7 +61,7 @@ def parts(runs: Runs) -> List[Part]:
 
 def trains(host: str, runs: Runs) -> bool:
     """Whether a host is in one of the parts that train now."""
-    return any(host in part.members for part in parts(runs))
+    return runs[host].get("state") in (None, RUNNING) and any(host in part.members for part in parts(runs))
 
 
 def apart_since(runs: Runs) -> Optional[int]:
@@ -147,7 +154,7 @@ def reason(host: str, runs: Runs) -> str:
         STOPPED: "was stopped: %s" % run["cause"] if run.get("cause") else "was stopped by a user",
         FINISHED: "was away when the run finished",
     }
-    return "" if run.get("state") == FINISHED else words.get(str(keeper["state"]), "")
+    return "" if run.get("state") == FINISHED else words.get(_last_word(run) or AWAY, "")
 
 
 def _waits(host: str, runs: Runs) -> str:
@@ -157,6 +164,8 @@ def _waits(host: str, runs: Runs) -> str:
         return "takes part in nothing, since its rank cannot be ended: %s" % (keeper["why"] or "it does not say why")
     if found:
         told = "is to be let in by %s" % ", ".join(found[0].members)
+        if keeper.get("waits"):
+            return "%s, but %s" % (told, keeper["waits"])
         deaf = [other for other in found[0].members if other not in keeper["hears"]]
         return told + (", but does not hear %s" % ", ".join(deaf) if deaf else "")
     missing = [other for other in keeper["hosts"] if other != host and other not in keeper["hears"]]
@@ -231,7 +240,7 @@ def history(runs: Runs) -> List[str]:
 def _absences(runs: Runs) -> List[str]:
     """Who was away, and what was made again, as the keeper that trains in the newest generation knows."""
     told = [run["membership"] for run in runs.values() if run.get("membership")]
-    newest = max(told, key=lambda one: (one["state"] == TRAINING, one["generation"] or 0), default=None)
+    newest = max(told, key=lambda one: (one["state"] == IN_TRAINING, one["generation"] or 0), default=None)
     if newest is None:
         return []
     found = [absence_text(one) for one in newest.get("away") or []][-MOST_ABSENCES:]

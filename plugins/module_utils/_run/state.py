@@ -37,8 +37,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     FAILED,
+    IN_TRAINING,
     LAST_WORDS,
-    TRAINING,
     Membership,
     Said,
     read_membership,
@@ -164,7 +164,8 @@ def host_state(session: Document, alive: bool, told: Told, has_events: bool, kee
     if session.get("stopped"):
         return STOPPED
     if session.get("ended") is None or keeper:
-        return CRASHED
+        # A keeper that had no time for a word, since its host went down, has not died of itself.
+        return AWAY if keeper and session.get("terminated_by") else CRASHED
     if session.get("exit_code") != 0:
         # A job that a signal ended has not stopped by itself, whatever its rank could still write.
         return STOPPED if told["end_reason"] == STOPPED and not session.get("signal") else CRASHED
@@ -221,7 +222,7 @@ def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optiona
 def _eta(state: str, told: Told, keeper: Optional[Membership]) -> Optional[float]:
     if state != RUNNING or told["pace_seconds"] is None or not isinstance(told["steps"], int):
         return None
-    if keeper and keeper["state"] != TRAINING:
+    if keeper and keeper["state"] != IN_TRAINING:
         return None
     return float(max(0.0, (told["steps"] - told["done"]) * told["pace_seconds"]))
 

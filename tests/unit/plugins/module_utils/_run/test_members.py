@@ -9,11 +9,12 @@ import json
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     LAST_WORDS,
-    TRAINING,
+    STATES,
     absences,
     given_up,
     kept_apart,
     read_members,
+    read_membership,
     steps_repeated,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import lines
@@ -74,7 +75,23 @@ def test_the_folders_of_what_gave_way_are_found(tmp_path):
 
 def test_what_keepers_say_is_known_here():
     assert set(membership.OVER) <= set(LAST_WORDS)
-    assert membership.TRAINING == TRAINING
+    known = (
+        membership.IDLE,
+        membership.OFFERED,
+        membership.PROMISED,
+        membership.TRAINING,
+        membership.ENDING,
+        membership.ASKING,
+    )
+    assert set(known) <= set(STATES)
+
+
+def test_the_reason_of_a_state_is_not_that_of_a_later_event(tmp_path):
+    events = [event(1.0, "failed", why="it died too often"), event(2.0, "lost", why="laptop is not heard any more")]
+    (tmp_path / "members.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    (tmp_path / "members.json").write_text(json.dumps({**events[1], "state": "failed", "since": 2.0}))
+    found = read_membership(str(tmp_path), None, [], {})
+    assert (found["state"], found["why"]) == ("failed", "it died too often")
 
 
 def test_a_restart_with_all_hosts_is_no_absence():

@@ -183,6 +183,7 @@ def keeper_said(folder: Folder, state: str, why: str = "", **more: Any) -> None:
         ("training", {"exit_code": None, "signal": 9}, "stopped", "crashed"),
         ("training", {"exit_code": 137}, "stopped", "crashed"),
         ("training", {"exit_code": 137, "stopped": True}, None, "stopped"),
+        ("training", {"signal": 1, "terminated_by": "SIGHUP"}, None, "away"),
     ],
 )
 def test_how_it_ended_on_a_host_with_a_keeper(

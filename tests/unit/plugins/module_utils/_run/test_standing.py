@@ -81,6 +81,8 @@ def test_who_is_to_be_let_in_and_does_not_hear_the_others_is_told_so() -> None:
     assert standing.reason("laptop", runs) == "is to be let in by desktop, but does not hear desktop"
     runs["laptop"] = run_of(keeper("idle", 2, hears=["desktop"]))
     assert standing.reason("laptop", runs) == "is to be let in by desktop"
+    runs["laptop"] = run_of(keeper("idle", 2, waits="desktop is of another start of the run"))
+    assert standing.reason("laptop", runs) == "is to be let in by desktop, but desktop is of another start of the run"
 
 
 def test_the_reason_for_which_all_gave_up_is_told_once() -> None:
@@ -104,6 +106,7 @@ def test_the_reason_for_which_all_gave_up_is_told_once() -> None:
         ("away", keeper("left", 2), "desktop was taken out by hand"),
         ("away", keeper("away", 2), "desktop went down"),
         ("away", keeper("finished", 2, why="laptop has finished"), "desktop was away when the run finished"),
+        ("away", keeper("training", 2, "desktop"), "desktop went down"),
         ("finished", keeper("finished", 2), ""),
     ],
 )

@@ -254,6 +254,13 @@ def test_who_waits_for_a_host_without_keeper_is_told_its_name() -> None:
     assert verdict("desktop", **seen) is None
 
 
+def test_a_keeper_that_has_just_died_is_not_given_up_before_the_others_miss_it() -> None:
+    trains = running(membership=keeper("training", 2, "desktop", "laptop"))
+    seen = {"desktop": Observation(DEAD, ended=1.0), "laptop": Observation(trains)}
+    assert verdict("desktop", **seen) is None
+    assert verdict("laptop", **seen) is None
+
+
 def test_who_waits_for_a_host_that_is_off_is_given_as_long_as_that_host() -> None:
     seen = {"desktop": OFF, "laptop": Observation(running(membership=WAITS, step_age=500.0))}
     assert verdict("laptop", **seen) is None
