@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import sys
-from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,14 +65,14 @@ def main(folder: Path) -> None:
         copy = folder / place
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
-            fit = partial(fitted, page=name)
-            copy.write_text(LINK.sub(fit, path.read_text(encoding="utf-8")), encoding="utf-8")
+            copy.write_text(fitted(path.read_text(encoding="utf-8"), name), encoding="utf-8")
         else:
             shutil.copy(path, copy)
 
 
-def fitted(found: re.Match[str], page: str) -> str:
-    return f"{found[1]}{target_of(found[2], page)}{found[3] or ''}{found[4]}"
+def fitted(text: str, page: str) -> str:
+    """The text of a page with links that fit its place on the site."""
+    return LINK.sub(lambda found: f"{found[1]}{target_of(found[2], page)}{found[3] or ''}{found[4]}", text)
 
 
 if __name__ == "__main__":

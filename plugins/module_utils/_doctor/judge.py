@@ -97,8 +97,9 @@ def of_keepers(case: Case) -> Optional[Finding]:
     away = [host for host in sorted(case.answers, key=case.rank) if host not in members]
     if not away:
         return None
-    seen = "%s goes on without %s: %s." % (
+    seen = "%s %s on without %s: %s." % (
         " and ".join(map(case.name, sorted(members, key=case.rank))),
+        "go" if len(members) > 1 else "goes",
         " and ".join(map(case.name, away)),
         "; ".join("%s %s" % (host, absence(case, host)) for host in away),
     )

@@ -195,6 +195,9 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
     timeout = 0.2  # of handle_request
+    request_queue_size = (
+        128  # with the default of 5 a burst of strangers makes a peer's connection wait for a second and more
+    )
 
     def __init__(self, talk: Talk) -> None:
         self.talk = talk

@@ -77,7 +77,10 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
         (
             "",
             f"on {nodes[0]['device']} in {nodes[0]['dtype']}, sync {sync(training)}{local(training)}, head {training['head']}, "
-            f"products {training['matmul']}, {schedule(training)}, "
+            f"products {training['matmul']}, {schedule(training)}",
+        ),
+        (
+            "",
             f"{'resumes' if training['resume'] else 'does not resume'}, times out after {plan['timeout_seconds']} s if a rank is missing",
         ),
         *loss_rows(plan),

@@ -152,7 +152,7 @@ def test_chat_looks_at_the_named_run_its_fine_tuning_and_what_an_evaluation_meas
     tasks = [task for name, play in plays() if name == "chat.yml" for task in play["tasks"]]
     [task] = [task for task in tasks if task["name"] == "Look at the model and at its fine-tuning"]
     given = {name: trust_as_template(text) for name, text in task["vars"].items()}
-    variables = {**given, "ddp_run": asked, "stage": "base" if base else ""}
+    variables = {**given, "chat_asked": asked, "stage": "base" if base else ""}
     assert Templar(DataLoader(), variables=variables).template(trust_as_template(task["loop"])) == looked
     assert all(re.fullmatch(RUN_NAME, "r" * 48 + name.removeprefix("d4")) for name in looked if name.startswith("d4"))
 

@@ -74,13 +74,13 @@ def test_what_keeps_a_commit_from_being_a_release_is_named(tmp_path: Path, monke
 def test_links_of_the_repository_lead_somewhere_on_the_site() -> None:
     links = tool("site_links")
     fitted = links.fitted(
-        "[a](docs/settings.md#x) [b](CHANGELOG.md) [c](trainer) [d](https://example.com) [e](#here)", links.ROOT
+        "[a](docs/settings.md#x) [b](CHANGELOG.md) [c](trainer) [d](https://example.com) [e](#here)", "README.md"
     )
     assert fitted == (
         f"[a](settings.md#x) [b](changelog.md) [c]({links.repository()}/tree/main/trainer) [d](https://example.com) [e](#here)"
     )
     with pytest.raises(SystemExit, match="leads nowhere"):
-        links.fitted("[a](no/such/page.md)", links.ROOT)
+        links.fitted("[a](no/such/page.md)", "README.md")
 
 
 def test_every_page_names_the_repository_as_galaxy_yml_does() -> None:
