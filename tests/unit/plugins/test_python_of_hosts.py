@@ -32,7 +32,7 @@ ATTRIBUTES = {"bit_count", "cache", "is_relative_to", "pairwise", "removeprefix"
 KEYWORDS = {("zip", "strict"), ("dataclass", "slots"), ("dataclass", "kw_only")}
 
 
-def annotations(tree: ast.AST) -> set[int]:
+def annotated(tree: ast.AST) -> set[int]:
     """The nodes that are not evaluated under `from __future__ import annotations`."""
     parts = []
     for node in ast.walk(tree):
@@ -49,7 +49,7 @@ def too_new(source: str) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and node.module in MODULES
         for alias in node.names
     }
-    lazy = annotations(tree) if "from __future__ import annotations" in source else set()
+    lazy = annotated(tree) if "from __future__ import annotations" in source else set()
     for node in ast.walk(tree):
         if id(node) in lazy:
             continue

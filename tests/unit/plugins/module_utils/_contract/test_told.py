@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 
@@ -12,7 +15,7 @@ TRUE = [
     (told.plain_name, "3.11-x86_64"), (told.file_path, "tokenizer/my file.pkl"), (told.absolute_path, "/home/größer/a b"),
     (told.sha256, "0a" * 32), (told.port, 40000), (told.address, "192.168.1.10"), (told.address, "2001:db8::1"), (told.whole, 0),
 ]  # fmt: skip
-UNTRUE = {
+UNTRUE: dict[Callable[[Any], object], list[Any]] = {
     told.plain_name: ["", "..", "a/b", ".ssh", "-rf", "a\n", "a" * 101, None, 4, ["a"]],
     told.file_path: ["", "/a", "a/../b", ".a", "a/.b", "a//b", "a\nb", "a\0", "a\x1b[2J", "a/" + "b" * 256, None, 4],
     told.absolute_path: ["", "a", "~/a", "/a/../b", "/a\n!touch b", "/a\0", "/\x9b2J", "/" + "a" * 5000, None, 4],

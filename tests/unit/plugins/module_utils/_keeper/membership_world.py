@@ -554,13 +554,13 @@ class World:
         return able
 
 
-FAULTS = {
+OFTEN = {
     World.a_rank_died: 8, World.a_rank_was_told_to_end: 5, World.a_rank_cannot_be_killed: 3, World.a_keeper_died: 8,
     World.a_power_cut: 5, World.a_reboot: 8, World.a_late_network: 3, World.a_spoilt_memory: 2, World.a_new_disk: 2,
     World.a_freeze: 8, World.a_full_disk: 4, World.a_jump_of_the_clock: 5, World.a_cut: 12, World.a_flap: 8, World.a_split: 4,
     World.a_repair: 30, World.a_leave: 4, World.a_join: 20,
 }  # fmt: skip
-FAULTS, WEIGHTS = list(FAULTS), list(FAULTS.values())
+FAULTS, WEIGHTS = list(OFTEN), list(OFTEN.values())
 
 
 def prove(first, count, ticks=60):

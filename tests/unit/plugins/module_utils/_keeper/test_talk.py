@@ -81,18 +81,22 @@ def test_a_keeper_that_hangs_is_not_heard(monkeypatch):
         told.close()
 
 
-def test_the_planned_address_asks_though_the_kernel_would_take_another():
+def test_the_planned_address_asks_though_the_kernel_would_take_another(monkeypatch):
     told, asker = two_talks(address="127.0.0.3")
     told.say(membership.Word("desktop"))
     seen = []
     told.start()
     original = talk._Server._place
+
+    def place(self, address):
+        seen.append(address[0])
+        return original(self, address)
+
+    monkeypatch.setattr(talk._Server, "_place", place)
     try:
-        talk._Server._place = lambda self, address: seen.append(address[0]) or original(self, address)
         assert until_answered(asker, told.me).host == "desktop"
         assert set(seen) == {"127.0.0.3"}
     finally:
-        talk._Server._place = original
         told.close()
 
 
@@ -107,7 +111,8 @@ def test_strangers_are_bounded_and_keep_no_peer_out():
             socket.create_connection(("127.0.0.3", told.me.port), 5, ("127.0.0.9", 0))
             for _ in range(3 * talk.STRANGERS)
         ]
-        stack.callback(lambda: [link.close() for link in links])
+        for link in links:
+            stack.callback(link.close)
         # Those beyond the bound are sent away at once, and not after the time of a question.
         begun = time.monotonic()
         assert links[-1].recv(1) == b""
