@@ -226,6 +226,18 @@ def test_what_interrupted_saves_left_is_swept_whichever_number_the_rank_had(tmp_
     assert set(names(tmp_path)) == kept
 
 
+def test_a_removal_that_was_interrupted_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (10, 20):
+        save(tmp_path, step)
+    kept = {name for name in names(tmp_path) if "10" not in name}
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "unlink", lambda *dummy, **more: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.remove(tmp_path, 10)
+    checkpoints.sweep(tmp_path)
+    assert set(names(tmp_path)) == kept
+
+
 def test_a_file_from_another_rank_appears_only_if_it_came_as_it_left(tmp_path: Path) -> None:
     save(tmp_path / "there", 10)
     name = checkpoints.model_name(10)

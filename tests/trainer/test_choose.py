@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 from collections.abc import Callable
@@ -250,6 +251,8 @@ def test_a_file_without_a_part_of_this_rank_or_room_to_turn_it_stays_as_it_came(
     save = torch.save
 
     def full(value: Any, file: Any) -> None:
+        # What torch makes of a write that fails; the file keeps the disk's own error.
+        file.failure = OSError(errno.ENOSPC, "No space left on device")
         raise RuntimeError("[enforce fail] . unexpected pos")
 
     monkeypatch.setattr(torch, "save", full)

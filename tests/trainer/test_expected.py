@@ -105,7 +105,7 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     (
         "whether step",
         lambda comm, folder: resume.choose_step(comm, folder, 5),
-        [None, [], [True, True], [1, 0, 0], {"0": True}],
+        [None, [], [True], [1, 0], {"0": True}],
     ),
     (
         "who has step",

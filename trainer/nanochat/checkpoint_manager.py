@@ -39,6 +39,8 @@ NOT_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError, Recursi
 STEP_FILE = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})(?:_rank\d+)?\.(?:pt|json)")
 # Files half written, and the marks by which ranks of one folder find each other.
 LEFTOVER = re.compile(r"\..*\.rank\d+\.tmp|\.rank\d+-[0-9a-f]{16}|\.writable-[0-9a-f]{16}")
+# Behind the name of a list whose files are being removed.
+GONE = ".gone"
 SPARE_BYTES = 16 * 2**20
 
 Json = dict[str, Any]
@@ -374,13 +376,18 @@ def remove(folder: Path, step: int) -> bool:
     removed = False
     for entry in folder.glob(f"ckpt_{step:06d}_rank*.json"):
         with contextlib.suppress(*NOT_OURS):
-            names = [str(file["name"]) for file in json.loads(entry.read_bytes())["files"]]
-            # Once the list is gone it no longer counts, whatever becomes of the rest.
-            entry.unlink()
+            # The list stays under another name until the files are gone, so that sweep can go on where a rank was killed.
+            entry.rename(gone := folder / f".{entry.name}{GONE}")
             removed = True
-            for name in names:
-                (folder / Path(name).name).unlink(missing_ok=True)
+            _remove_listed(gone)
     return removed
+
+
+def _remove_listed(entry: Path) -> None:
+    """Remove the files in a list, and then the list."""
+    for file in json.loads(entry.read_bytes())["files"]:
+        (entry.parent / Path(str(file["name"])).name).unlink(missing_ok=True)
+    entry.unlink()
 
 
 def set_aside(folder: Path, steps: Collection[int]) -> Path | None:
@@ -401,7 +408,10 @@ def set_aside(folder: Path, steps: Collection[int]) -> Path | None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what interrupted saves left behind; only where no rank of the folder can be saving."""
+    """Remove what interrupted saves and removals left behind; only where no rank of the folder can be saving."""
+    for entry in folder.glob(f".ckpt_*{GONE}"):
+        with contextlib.suppress(*NOT_OURS):
+            _remove_listed(entry)
     for name in _names(folder):
         if LEFTOVER.fullmatch(name):
             with contextlib.suppress(OSError):

@@ -532,8 +532,10 @@ def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapp
 
 
 def feedback_of(run: Run) -> list[Any]:
-    """Whose error feedback it is: with other ranks or rows a rank sends something else in the same place."""
-    return [run.comm.rank, run.shares.rows]
+    """Whose error feedback it is, and of what: with other ranks, rows or matrices of its own a rank sends something else in the
+    same place."""
+    owned = sorted(name for name, owner in run.sync.owners.items() if owner == run.comm.rank)
+    return [run.comm.rank, run.shares.rows, owned]
 
 
 def restore_feedback(run: Run, kept: Mapping[str, Any] | None) -> None:
