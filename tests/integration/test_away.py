@@ -25,8 +25,8 @@ OFF = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port":
 def stage(tmp_path: Path) -> Play:
     """Two hosts of which the second is off, and the run that the first one has finished."""
     plan = {
-        "run": "d4", "world": 2, "timeout_seconds": 60, "data": {"id": "none"}, "training": {}, "data_ports": {"low": 2, "high": 2},
-        "master": {"host": "desktop", "address": "127.0.0.1", "port": 1},
+        "run": "d4", "world": 2, "timeout_seconds": 60, "data": {"id": "none"}, "training": {}, "data_ports": {"low": 32768, "high": 60999},
+        "master": {"host": "desktop", "address": "127.0.0.1", "port": 29500},
     }  # fmt: skip
     play = Play(tmp_path, ["desktop", "laptop"], plan)
     play.variables = {

@@ -108,6 +108,7 @@ def test_what_a_talk_installs_here_is_not_what_a_host_brought(evil, tmp_path):
     folder = tmp_path / "runs/d4/evil/base_checkpoints/d4"
     folder.mkdir(parents=True)
     (folder / "model_000010.pt").write_bytes(b"")
+    (folder / "meta_000010.json").write_text("{}")
     trainer = {"requirements": ["evil-package==1"], "index": "https://evil.example.org"}
     (tmp_path / "runs/d4/evil/plan.json").write_text(json.dumps({"run": "d4", "trainer": trainer, "nodes": [{}]}))
     said = evil(

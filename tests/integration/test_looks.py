@@ -87,6 +87,8 @@ def test_the_deployed_plan_is_told_as_it_was_written_or_not_at_all(base: Path) -
 )  # fmt: skip
 def test_a_damaged_plan_is_named_by_what_needs_it(base: Path, name: str, words: list[str], told: str) -> None:
     (base / "runs" / "d4" / "plan.json").write_text('{"format": 1, "nod')
+    (base / "runs/d4/base_checkpoints/d4").mkdir(parents=True)
+    (base / "runs/d4/base_checkpoints/d4/meta_000040.json").write_text("{}")
     argv = ["ansible-playbook", f"nanochat.ddp.{name}", "-i", "host,", "-c", "local", *words]
     argv += ["-e", f"ansible_python_interpreter={sys.executable}", "-e", f"ddp_base_dir={base}", "-e", "target=all"]
     environment = {
