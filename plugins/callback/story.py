@@ -258,11 +258,12 @@ class Story(DefaultCallback):
         self._run.take(result.host.get_name(), result.result, final=False)
 
     def v2_playbook_on_no_hosts_matched(self) -> None:
-        """Said as it is."""
+        """A play of nobody would end well, and a mistyped host would seem to have been dealt with."""
         self._terminal.say(
             "No host of the inventory matches: is there a group `trainers`, and is -i the right inventory?",
-            C.COLOR_WARN,
+            C.COLOR_ERROR,
         )
+        raise SystemExit(1)
 
     def v2_playbook_on_no_hosts_remaining(self) -> None:
         """The errors have been told."""

@@ -78,11 +78,6 @@ def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(i
     assert ("changed=1" in second.stdout) == (told["findings"] != before["findings"])
 
 
-def test_a_host_that_nobody_knows_is_no_play_of_nobody(inventory):
-    done = plan(inventory(), "-e", "target=nosuch")
-    assert done.returncode != 0 and "nosuch" in done.stdout + done.stderr
-
-
 def test_a_plan_by_what_was_measured_knows_what_was_measured(inventory, tmp_path):
     """On a busy host it is not kept in a file, and this start goes by it all the same."""
     play = [
