@@ -394,8 +394,7 @@ def test_v_brings_ansibles_own_output_back_and_so_does_the_setting(stage: Stage)
 
 
 def test_no_matching_host_is_an_error_that_is_explained(stage: Stage) -> None:
-    told = stage.play([{"hosts": "nobody", "tasks": []}], code=1)
-    assert "is there a group `trainers`" in told and "ignoring: nobody" in told
+    assert "is there a group `trainers`" in stage.play([{"hosts": "nobody", "tasks": []}], code=1)
 
 
 def test_a_word_that_reset_does_not_know_is_refused_before_anything_is_stopped(stage: Stage) -> None:
