@@ -47,12 +47,12 @@ next_steps() {
     cat <<NEXT
 
 Next, in $ROOT:
-  export PATH=$VENV/bin:\$PATH                                                         # the Ansible of the demo
-  ansible-playbook nanochat.ddp.chat -i inventory -e ddp_run=$1                          # it continues what you type
-  ansible-playbook train.yml -i inventory -e ddp_run=$1 -e ddp_stage=sft                 # makes it answer
-  ansible-playbook nanochat.ddp.status -i inventory                                      # one screen about the newest run
-  ./demo.sh --storm                                                                      # a rank is killed, a node freezes
-  xdg-open runs/$1/report.html                                                           # the report
+  export PATH=$VENV/bin:\$PATH
+  ansible-playbook nanochat.ddp.chat -i inventory -e ddp_run=$1                # it continues what you type
+  ansible-playbook train.yml -i inventory -e ddp_run=$1 -e ddp_stage=sft       # makes it answer
+  ansible-playbook nanochat.ddp.status -i inventory                            # one screen about the newest run
+  ./demo.sh --storm                                                            # a rank is killed, a node freezes; both come back
+The report is runs/$1/report.html; open it in a browser. Your own machines: docs/start.md.
 NEXT
 }
 
