@@ -10,7 +10,7 @@ STORM_STEPS=1500
 STORM=(-e ddp_run=storm -e "ddp_iterations=$STORM_STEPS" -e ddp_restarts=3 -e ddp_min_hosts=1 -e ddp_grace=2 -e ddp_sample_every=-1)
 
 main() {
-    local code=0 storm="" run=demo
+    local code=0 run=demo
     if [ "${1:-}" = --storm ]; then
         shift
         set -- "${STORM[@]}" "$@"
@@ -20,6 +20,7 @@ main() {
     need_controller
     if [ $run = storm ]; then
         python tools/storm.py "$CACHE/node2/runs/storm" --steps $STORM_STEPS &
+        # Not local: the trap comes after this function.
         storm=$!
         trap 'kill $storm 2>/dev/null || true' EXIT
     fi
@@ -51,7 +52,7 @@ Next, in $ROOT:
   ansible-playbook nanochat.ddp.chat -i inventory -e ddp_run=$1                # it continues what you type
   ansible-playbook train.yml -i inventory -e ddp_run=$1 -e ddp_stage=sft       # makes it answer
   ansible-playbook nanochat.ddp.status -i inventory                            # one screen about the newest run
-  ./demo.sh --storm                                                            # a rank is killed, a node freezes; both come back
+  ./demo.sh --storm                                                            # a rank is killed, a node freezes
 The report is runs/$1/report.html; open it in a browser. Your own machines: docs/start.md.
 NEXT
 }
