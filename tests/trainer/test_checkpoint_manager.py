@@ -226,12 +226,16 @@ def test_what_interrupted_saves_left_is_swept_whichever_number_the_rank_had(tmp_
     assert set(names(tmp_path)) == kept
 
 
+def interrupted(*dummy: object, **more: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_removal_that_was_interrupted_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (10, 20):
         save(tmp_path, step)
     kept = {name for name in names(tmp_path) if "10" not in name}
     with monkeypatch.context() as killed:
-        killed.setattr(Path, "unlink", lambda *dummy, **more: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr(Path, "unlink", interrupted)
         with pytest.raises(KeyboardInterrupt):
             checkpoints.remove(tmp_path, 10)
     checkpoints.sweep(tmp_path)

@@ -96,7 +96,7 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
         lambda comm, folder: agreement.check_identical(comm, WEIGHTS, "now"),
         [None, {}, {"b": "x"}, {"a": []}],
     ),
-    ("the checkpoint folders", lambda comm, folder: resume.folder_leader(comm, folder), [*NAMES, 3, None]),
+    ("the checkpoint folders", resume.folder_leader, [*NAMES, 3, None]),
     (
         "the steps of all",
         lambda comm, folder: resume.choose_step(comm, folder, -1),

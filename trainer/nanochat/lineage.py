@@ -34,9 +34,9 @@ fits_named = row(is_id_or_unsaid, is_id)
 fits_told = row(is_id_or_unsaid, lambda told: expected.named(listed(count()))(told) and all(map(is_id_or_unsaid, told)))
 
 
-def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] = os.environ) -> str:
+def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] | None = None) -> str:
     """The id of the training (or of that of its base model) to go on with, as the environment or the run's folder names it."""
-    found = environ.get(variable, UNSAID)
+    found = (os.environ if environ is None else environ).get(variable, UNSAID)
     if not is_id_or_unsaid(found):
         raise UserError(f"{variable} is {found!r}, which is no id of a training: 16 of the characters 0-9 and a-f.")
     if found:

@@ -36,4 +36,4 @@ def _is_generation(found: membership.Generation, hosts: Sequence[str]) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**53
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

@@ -83,7 +83,7 @@ def apart_text(runs: Runs) -> str:
     if len(found) < 2:
         return ""
     each = " and ".join("%s (%d steps)" % (", ".join(part.members), part.done) for part in found)
-    from_where = "" if since is None else ", since step %d" % since
+    from_where = "" if since is None else ", since step %s" % since
     return (
         "%s train apart%s: two models. When they hear each other again, the one with more steps goes on; the other's checkpoints are "
         "kept in the folder apart of its run folder." % (each, from_where)

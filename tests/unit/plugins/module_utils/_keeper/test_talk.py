@@ -109,7 +109,7 @@ def test_strangers_are_bounded_and_keep_no_peer_out():
         until_answered(asker, told.me)
         links = [
             socket.create_connection(("127.0.0.3", told.me.port), 5, ("127.0.0.9", 0))
-            for _ in range(3 * talk.STRANGERS)
+            for dummy in range(3 * talk.STRANGERS)
         ]
         for link in links:
             stack.callback(link.close)
