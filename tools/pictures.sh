@@ -20,7 +20,7 @@ shot() {
 }
 
 ./demo.sh
-shot "$IMAGES/report.png" 1280 1400
+shot "$IMAGES/report.png" 1280 1400 --blink-settings=preferredColorScheme=1
 shot "$IMAGES/report-phone-dark.png" 420 1400 --blink-settings=preferredColorScheme=0
 python tools/moving_picture.py "$IMAGES/storm.svg" './demo.sh --storm' \
     "ansible-playbook nanochat.ddp.chat -i inventory -e ddp_run=storm -e '{\"prompt\": \"import os\"}'"
