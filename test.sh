@@ -129,7 +129,7 @@ tell() {
 
 # run_row FOLDER PART...: one part after the other, also when one fails; what each has to say comes in one piece, when it is over.
 run_row() {
-    local folder=$1 part code begun worst=0
+    local folder=$1 part code begun again worst=0
     shift
     for part in "$@"; do
         begun=$SECONDS
@@ -144,7 +144,8 @@ run_row() {
             flock 8
             cat "$folder/$part"
             say "== $part: $([ $code = 0 ] && echo passed || echo FAILED), ${SECONDS} s since the start"
-            tell "$part" $((SECONDS - begun)) "$([ $code = 0 ] && grep -c '^SECOND ATTEMPT' "$folder/$part" || echo FAILED)"
+            if [ $code = 0 ]; then again=$(grep -c '^SECOND ATTEMPT' "$folder/$part" || true); else again=FAILED; fi
+            tell "$part" $((SECONDS - begun)) "$again"
         } 8>"$folder/output.lock"
         [ $code = 0 ] || echo "$part" >>"$folder/failed"
     done

@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent / "faults"))
 from hosts import Lab, podman, until
 
 SCENARIO = os.environ.get("MOLECULE_SCENARIO_NAME", "membership")
-SUBNET = {"membership": "10.89.78", "storm": "10.89.83"}[SCENARIO]
+SUBNET = {"membership": "10.89.78", "storm": "10.89.84"}[SCENARIO]
 HOSTS = {"desktop": "lzw", "laptop": "xiaoxin", "attic": "lzw"}
 ADDRESS = {host: f"{SUBNET}.{number}" for number, host in enumerate(HOSTS, 11)}
 RUN = "d2"
