@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from ansible import constants
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue, absolute_path
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import beyond
 
@@ -80,9 +81,12 @@ def bare_answer(
 def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
     """The Python that was found, kept where Ansible keeps what it finds itself: then its modules take the one that runs, too."""
     found = next((line[len(FOUND) :] for line in lines if line.startswith(FOUND)), "")
-    if not found.startswith("/") or action._task.delegate_to:
+    if not found or action._task.delegate_to:
         return {}
-    return {"ansible_facts": {"discovered_interpreter_python": found}}
+    try:
+        return {"ansible_facts": {"discovered_interpreter_python": absolute_path(found)}}
+    except Untrue:
+        return {}
 
 
 def result_in(text: str) -> dict[str, object] | None:
