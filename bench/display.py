@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What seeing a run costs it: the journal that the trainer keeps, and the looks at it from the controller.
+"""The cost of observing a run: the journal that the trainer keeps, and the looks at it from the controller.
 
     python bench/display.py                        # about four minutes; ansible-playbook must be on the PATH
     python bench/display.py --venv ~/.cache/nanochat-ddp/trainer-venv --blocks 12 --write display.json
@@ -45,8 +45,8 @@ JOURNAL = """
 import json, os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from nanochat import prometheus
-from nanochat.metrics import Heartbeat, Metrics, memory_bytes
+from nanochat.record import prometheus
+from nanochat.record.metrics import Heartbeat, Metrics, memory_bytes
 folder, steps = Path(sys.argv[1]), 4000
 metrics = Metrics(folder / "metrics-rank0.jsonl")
 file = prometheus.Textfile(folder, "d4", 0)
@@ -168,7 +168,7 @@ def run(*argv: str, **more: Any) -> str:
 
 
 def tree_seconds(pid: int) -> float:
-    """What a process, its children and those that it has waited for have used."""
+    """Processor seconds of a process, its children and those that it has waited for."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()

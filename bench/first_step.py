@@ -46,7 +46,7 @@ def make_data(folder: Path) -> None:
     import tiktoken
     from pyarrow import parquet as pq
 
-    from nanochat import tokenizer
+    from nanochat.data import tokenizer
 
     special, chance = tokenizer.SPECIAL_TOKENS, random.Random(0)
     ranks = {bytes([number]): number for number in range(256)}
@@ -101,7 +101,7 @@ def start_once(base: Path, model: str, nodes: int) -> dict[str, float]:
 
 
 def launchers(nodes: int) -> list[list[str]]:
-    """What starts the trainer: itself, or an agent of torchrun for each of several nodes of this machine."""
+    """The command that starts the trainer: itself, or an agent of torchrun for each of several nodes of this machine."""
     if nodes == 1:
         return [["-m", "scripts.base_train"]]
     port = free_port()
@@ -115,7 +115,7 @@ def launchers(nodes: int) -> list[list[str]]:
 
 
 def seconds_to_import(environ: dict[str, str]) -> float:
-    """What Python and torch take before any word of ours."""
+    """The time that Python and torch take before our code runs."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import scripts.base_train"], cwd=TRAINER, env=environ, check=True)
     return time.perf_counter() - began

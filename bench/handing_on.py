@@ -70,7 +70,7 @@ def measure(folder: Path, count: int, megabytes: int, rate: str) -> dict[str, fl
             )
             lan.run(number, *shape)
         fill(folder / "h0", megabytes)
-        manifest = shards(lan, "manifest", 0, layout="files")["manifest"]
+        manifest = shards(lan, "folder", 0, state="described", layout="files")["manifest"]
         addresses = [f"10.9.0.{number + 1}" for number in range(count + 1)]
         secret = secrets.token_hex()
         common = {"manifest": manifest, "secret": secret}

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a number of hosts costs the controller: seconds, processor time, tasks, modules that run on hosts, and memory.
+"""The cost of a number of hosts to the controller: seconds, processor time, tasks, modules that run on hosts, and memory.
 
     python bench/hosts.py 2 8                # a first run, the same again, plan, --tags restart, status, reset
     python bench/hosts.py 32 --look          # plan, preflight and status only, which start nothing
@@ -71,7 +71,7 @@ exit $code
 
 
 class Cost(NamedTuple):
-    """What one playbook took."""
+    """Time and memory of one playbook."""
 
     hosts: int
     what: str
@@ -102,7 +102,7 @@ class Cost(NamedTuple):
 
 
 def seconds_of(word: str) -> float:
-    """What the shell writes as 1m2.34s."""
+    """Seconds of a time that the shell writes as 1m2.34s."""
     minutes, seconds = word.rstrip("s").split("m")
     return 60 * int(minutes) + float(seconds)
 
@@ -208,7 +208,7 @@ class Bench:
         return cost
 
     def look(self) -> list[Cost]:
-        """What starts nothing; where nothing was set up yet preflight misses the trainer and says so."""
+        """Playbooks that start nothing; before a set-up, preflight reports that the trainer is missing."""
         return [
             self.play("plan", ["nanochat.ddp.plan"]),
             self.play("preflight", ["nanochat.ddp.preflight"], may_fail=True),

@@ -53,7 +53,7 @@ def stand_in(folder: Path) -> Path:
 
 
 def argv_of(way: str, base: Path, flags: dict[str, Any], steps: int) -> list[str]:
-    """What a rank of a way is started with."""
+    """The command of a rank for a way."""
     kind, sync = way.split()
     words = [f"--{name}={value}" for name, value in {**flags, "num-iterations": steps, "model-tag": "bench"}.items()]
     if kind == "ours":
@@ -116,7 +116,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def added(file: Path, fresh: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a file holds, with these rounds after those of the same checkout and rate."""
+    """A file's results, with these rounds after those of the same checkout and rate."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     for one in kept:
         if (one["checkout"], one["rate"]) == (fresh["checkout"], fresh["rate"]):

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What it costs in loss when a rank leaves a run and comes back, with the momentum of its matrices or without.
+"""The cost in loss when a rank leaves a run and comes back, with the momentum of its matrices or without.
 
     python bench/leave_and_return.py
     python bench/leave_and_return.py --steps 240 --write leave_and_return.json
@@ -106,7 +106,7 @@ def train(way: str, data: Path, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def told(way: str, job: Job) -> dict[str, Any]:
-    """What its last evaluation and its losses came to."""
+    """Its last evaluation and its losses."""
     smooth = {event["step"]: event["loss_smooth"] for event in job.events("step")}
     resumed = [event["resumed_from"] for event in job.events("start")][1:]
     made = len(job.events("step")) - len(smooth)

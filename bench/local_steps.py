@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What local steps cost in quality: the same model on as many tokens, synchronised in every step and every so many.
+"""The cost of local steps in quality: the same model and number of tokens, synchronised in every step and every so many.
 
     python bench/local_steps.py --write local_steps.json
     python bench/local_steps.py --ranks 4 --seeds 0 1 --ways exact int8/30 --write local_steps.json
@@ -76,9 +76,9 @@ def order(folder: Path, seed: int) -> Path:
 def worker(seed: int, together: str, flags: list[str]) -> None:
     """One rank: scripts.base_train, with other first weights, and where it is said with fewer steps made together."""
     sys.path.insert(0, str(TRAINER))
-    from nanochat import schedule
-    from nanochat.common import exit_code
-    from nanochat.model import GPT
+    from nanochat.kit.common import exit_code
+    from nanochat.model.gpt import GPT
+    from nanochat.rules import schedule
     from scripts import base_train
 
     GPT.init_weights.__defaults__ = (seed,)
@@ -144,7 +144,7 @@ def measure_all(arguments: argparse.Namespace) -> list[Json]:
 
 
 def table(results: Sequence[Json]) -> str:
-    """What came out at the end of the trainings, for each number of ranks and way."""
+    """Final losses of the trainings, for each number of ranks and way."""
     heads = ["ranks", "way", "seeds", "bits per byte, mean", "spread over seeds"]
     heads += [f"from {COMMON}: mean", "spread", "in %", "MB a step and rank"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]

@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT / ".ansible/collections"))
 import pieces  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import marked, processes  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import Keeper, write_keeper, write_plan  # noqa: E402
 from local_steps import TRAINER, environment, prepare  # noqa: E402
 
@@ -50,11 +51,14 @@ class Lab:
         port, ports = pieces.free_port(), [pieces.free_port() for dummy in HOSTS]
         self.plan = {
             "timeout_seconds": 60,
+            "world": len(HOSTS),
+            "master": {"host": HOSTS[0], "address": "127.0.0.1", "port": port},
+            "trainer": {"source": "ours", "script": "scripts.base_train"},
             "training": {"rows": [ROWS, ROWS], "device_batch": ROWS},
             "keeper": {"min_hosts": 1, "grace_seconds": 3, "restarts": 20},
             "nodes": [
                 {"host": host, "rank": rank, "address": "127.0.0.1", "rows": ROWS, "keeper_port": ports[rank],
-                 "checkpoint_bytes": 10**8, "argv": self.argv(rank, port)}
+                 "checkpoint_bytes": 10**8, "venv_dir": sys.prefix, "tools_dir": str(TRAINER), "flags": self.flags(rank)}
                 for rank, host in enumerate(HOSTS)
             ],
         }  # fmt: skip
@@ -65,18 +69,12 @@ class Lab:
             write_plan(run_dir, self.plan)
             write_keeper(run_dir, Keeper(host, SECRET, host_code.program(keeper.__name__, "main", run_dir)))
 
-    def argv(self, rank: int, port: int) -> list[str]:
-        agent = [
-            "-m", "scripts.torchrun", "--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1", "--master-addr=127.0.0.1",
-            f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60", "--max-restarts=0", "-m", "scripts.base_train",
-        ]  # fmt: skip
-        flags = {
+    def flags(self, rank: int) -> dict[str, object]:
+        return {
             "depth": 4, "max-seq-len": LENGTH, "head-dim": 64, "device-batch-size": ROWS, "total-batch-size": 2 * ROWS * LENGTH,
             "num-iterations": 100000, "eval-every": -1, "sample-every": -1, "core-metric-every": -1, "save-every": SAVE_EVERY,
-            "timeout-seconds": 60, "run-dir": str(self.folder / HOSTS[rank]), "head": "whole",
+            "timeout-seconds": 60, "run-dir": str(self.folder / HOSTS[rank]), "head": "whole", "save-on-loss": True, "resume": True,
         }  # fmt: skip
-        own = [f"--{name}={value}" for name, value in flags.items()]
-        return [sys.executable, *agent, "--", *own, "--save-on-loss", "--resume"]
 
     def mark(self, host: str) -> str:
         return f"{self.folder}-{host}"
@@ -95,12 +93,7 @@ class Lab:
 
     def processes(self, host: str) -> list[int]:
         """Everything of a host, the keeper too."""
-        mark, found = f"NANOCHAT_DDP_SESSION={self.mark(host)}".encode(), []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+        return sorted(marked(processes(), self.mark(host)))
 
     def signal_all(self, host: str, number: signal.Signals) -> None:
         for pid in self.processes(host):
@@ -154,7 +147,7 @@ class Lab:
         self.table.append(row)
 
     def uneventful(self, seconds: float) -> float:
-        """What the keepers take of a core while nothing happens, in percent; the most of them."""
+        """The share of a core that keepers use while nothing happens, in percent; the highest of them."""
         before = [processor_seconds(one.pid) for one in self.keepers.values()]
         begun = time.monotonic()
         time.sleep(seconds)
@@ -167,7 +160,7 @@ class Lab:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used so far."""
+    """Processor seconds of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

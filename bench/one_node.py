@@ -37,13 +37,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "trainer")]
 
 from baseline_model import BaselineGPT, BaselineOptimizer  # noqa: E402
 
-from nanochat import numerics  # noqa: E402
-from nanochat.common import cpu_flags  # noqa: E402
-from nanochat.fused import TrainingPass  # noqa: E402
-from nanochat.gradients import unique_ids  # noqa: E402
-from nanochat.model import GPT, ModelConfig  # noqa: E402
-from nanochat.optim import LearningRates, Optimizer  # noqa: E402
-from nanochat.schedule import StepSchedule  # noqa: E402
+from nanochat.kit.common import cpu_flags  # noqa: E402
+from nanochat.model import numerics  # noqa: E402
+from nanochat.model.fused import TrainingPass  # noqa: E402
+from nanochat.model.gpt import GPT, ModelConfig  # noqa: E402
+from nanochat.model.gradients import unique_ids  # noqa: E402
+from nanochat.model.optim import LearningRates, Optimizer  # noqa: E402
+from nanochat.rules.schedule import StepSchedule  # noqa: E402
 
 SIZES = {"d4": ModelConfig.from_depth(4, 64, 64, 512), "d8": ModelConfig.from_depth(8, 64, 128, 1024)}
 ROUNDS = {"d4": 15, "d8": 5}

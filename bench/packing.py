@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What packing costs a rank: the processor seconds of --sync int8 and int4 beside those of the step that they belong to.
+"""The cost of packing to a rank: the processor seconds of --sync int8 and int4 beside those of the step that they belong to.
 
     python bench/packing.py [--models d4 d8] [--rounds 5]
 
@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "trainer"))
 
 from two_nodes import MODELS, Model
 
-from nanochat import numerics
-from nanochat.fused import TrainingPass
-from nanochat.gradients import HEAD
-from nanochat.model import GPT, ModelConfig
-from nanochat.optim import LearningRates, Optimizer
-from nanochat.schedule import StepSchedule
-from nanochat.wire import Packed
+from nanochat.model import numerics
+from nanochat.model.fused import TrainingPass
+from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gradients import HEAD
+from nanochat.model.optim import LearningRates, Optimizer
+from nanochat.parallel.wire import Packed
+from nanochat.rules.schedule import StepSchedule
 
 
 def seconds(call: Callable[[], object]) -> float:

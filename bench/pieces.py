@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What several measurements need of the standard library alone."""
+"""Helpers that several measurements share, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_list(file: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 class Results:
-    """What was measured of all that is wanted: a list in a file, which grows with each measurement, so that a second call goes on
+    """Finished measurements of a series: a list in a file, which grows with each measurement, so that a second call continues
     with it. A result is what was wanted with what came out."""
 
     def __init__(self, file: Path | None, wanted: Sequence[dict[str, Any]]) -> None:
@@ -43,7 +43,7 @@ class Results:
 
     @property
     def missing(self) -> list[dict[str, Any]]:
-        """What is wanted and not there."""
+        """Measurements still missing."""
         return [one for one in self.wanted if not any(one.items() <= result.items() for result in self.results)]
 
     def completed(self, measure: Callable[[dict[str, Any]], dict[str, Any]]) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from pieces import Results, free_port
 if TYPE_CHECKING:
     import torch
 
-    from nanochat.comm import Comm
+    from nanochat.parallel.comm import Comm
 
 Json = dict[str, Any]
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
@@ -73,7 +73,7 @@ def encode(folder: Path) -> None:
     """Tokens of the text, once for all trainings."""
     import torch
 
-    from nanochat import dataset, tokenizer
+    from nanochat.data import dataset, tokenizer
 
     known = tokenizer.load(folder / "tokenizer")
     of_split: dict[str, Any] = {"vocabulary": known.vocab_size}
@@ -104,7 +104,7 @@ def rounded_products() -> AbstractContextManager[Any]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from nanochat.common import cpu_flags
+    from nanochat.kit.common import cpu_flags
 
     if {"avx512_bf16", "amx_bf16"} & set(cpu_flags()):
         return nullcontext()
@@ -125,7 +125,7 @@ def train(comm: Comm, one: Json, size: Size, data: tuple[torch.Tensor, torch.Ten
     """One training; the loss on the held out rows after every so many steps."""
     import torch
 
-    from nanochat.schedule import StepSchedule, plan_training
+    from nanochat.rules.schedule import StepSchedule, plan_training
 
     tokens, held_out, vocabulary = data
     steps, mine = one["steps"], slice(comm.rank * size.rows, (comm.rank + 1) * size.rows)
@@ -153,14 +153,14 @@ def train(comm: Comm, one: Json, size: Size, data: tuple[torch.Tensor, torch.Ten
 
 def build(comm: Comm, one: Json, size: Size, vocabulary: int, lr_scale: float) -> Any:
     """The model, its optimizer and the way that its gradients are summed."""
-    from nanochat.fused import TrainingPass
-    from nanochat.gradients import MATMUL_TYPES
-    from nanochat.head_parts import part_bounds
-    from nanochat.model import GPT, ModelConfig
-    from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
-    from nanochat.shared_head import SharedHead
-    from nanochat.sync import make_sync
-    from nanochat.wire import WIRES
+    from nanochat.model.fused import TrainingPass
+    from nanochat.model.gpt import GPT, ModelConfig
+    from nanochat.model.gradients import MATMUL_TYPES
+    from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer
+    from nanochat.parallel.shared_head import SharedHead
+    from nanochat.parallel.sync import make_sync
+    from nanochat.parallel.wire import WIRES
+    from nanochat.rules.shares import part_bounds
 
     matmul, wire = one["way"].removesuffix(SHARED).split(", ")
     model = GPT(ModelConfig.from_depth(size.depth, size.aspect, size.head_dim, size.length, vocabulary))
@@ -168,7 +168,7 @@ def build(comm: Comm, one: Json, size: Size, vocabulary: int, lr_scale: float) -
     tokens, head = [size.rows * size.length] * comm.world, None
     if one["way"].endswith(SHARED):
         bounds = part_bounds(vocabulary, model.config.padded_vocab_size, [1] * comm.world)
-        head = SharedHead(comm, model, bounds, [tokens], WIRES[wire][1].dtype, MATMUL_TYPES[matmul])
+        head = SharedHead(comm, model, bounds, [tokens], WIRES[wire].rows.dtype, MATMUL_TYPES[matmul])
     training = TrainingPass(model, matmul, head)
     optimizer = Optimizer(model, LearningRates().scaled(lr_scale), matmul, head.rows if head else ALL_ROWS)
     return make_sync(wire, comm, training, optimizer, tokens)
@@ -189,9 +189,9 @@ def held_out_loss(sync: Any, held_out: torch.Tensor) -> float:
 
 def work(folder: Path, one: Json) -> None:
     """One training; rank 0 tells what came out."""
-    from nanochat import numerics
-    from nanochat.comm import connect
-    from nanochat.common import read_ranks
+    from nanochat.kit.common import read_ranks
+    from nanochat.model import numerics
+    from nanochat.parallel.comm import connect
 
     numerics.setup()
     comm, size = connect(read_ranks(), "cpu", 600), SIZES[one["size"]]

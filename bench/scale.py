@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What 2 to 1000 hosts would give: step time and bytes from one host's measured step and a link, by the plan's own formula.
+"""The speed of 2 to 1000 hosts: step time and bytes from one host's measured step and a link, by the plan's own formula.
 
     python bench/scale.py                                     # the machine of lab/performance.md, d4 and d8, 1 Gbit/s and 100 Mbit/s
     python bench/scale.py --measured ~/nanochat-ddp/measured.json --models d8 --rates 2500
@@ -28,8 +28,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / ".ansible" / "collections"), str(ROOT / "bench")]
 
 import curves  # noqa: E402
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe  # noqa: E402
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, Step, predict  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, Step, job_of, predict  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape  # noqa: E402
 
 HOSTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 100, 128, 200, 256, 400, 512, 700, 1000)
 SHOWN = (2, 8, 32, 100, 1000)
@@ -86,7 +87,7 @@ def plan_of(shape: Shape, hosts: int, head: str) -> dict[str, Any]:
 def step_of(case: Case, hosts: int, mbit: float, way: Way, head: str = "auto") -> Step:
     speeds = [case.speed._replace(host=str(rank)) for rank in range(hosts)]
     link = Link(mbit * TCP_SHARE, LATENCY_MS)
-    return predict(plan_of(case.shape, hosts, head), speeds, link, [ROWS] * hosts, way.sync, way.local)
+    return predict(job_of(plan_of(case.shape, hosts, head)), speeds, link, [ROWS] * hosts, way.sync, way.local)
 
 
 def efficiency(case: Case, hosts: int, step: Step) -> float:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the network costs: two nodes with a core each, joined by a link of a known rate, for each way of --sync.
+"""The cost of the network: two nodes with a core each, joined by a link of a known rate, for each way of --sync.
 
     sudo python bench/two_nodes.py                       # d4 and d8 at 1 Gbit/s and 100 Mbit/s
     sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20 --write two_nodes.json
@@ -93,7 +93,7 @@ class Local(NamedTuple):
 
 
 def local_of(mode: str) -> Local | None:
-    """What a way like int8/30/15 or int8/10 says; None for any other."""
+    """Parse a way like int8/30/15 or int8/10; None for any other."""
     found = LOCAL.fullmatch(mode)
     return Local(found[1], int(found[2]), int(found[3] or 0)) if found else None
 
@@ -176,7 +176,7 @@ def measure(names: Sequence[str], cores: Sequence[int], arguments: argparse.Name
 
 def rehearse(model: Model) -> dict[str, Any]:
     """A step as the rehearsal measures it."""
-    from nanochat.settings import parse
+    from nanochat.kit.settings import parse
     from scripts.measure_step import measure
 
     flags = {"depth": model.depth, "head-dim": model.head_dim, "max-seq-len": model.length, "num-iterations": 1}
@@ -188,18 +188,18 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     """Train as scripts.base_train does, without data and disk, each way a step in turn; what every step took."""
     import torch
 
-    from nanochat import numerics
-    from nanochat.comm import connect
-    from nanochat.common import read_ranks
-    from nanochat.fused import TrainingPass
-    from nanochat.gradients import HEAD
-    from nanochat.head_parts import part_bounds
-    from nanochat.local import LocalSync
-    from nanochat.model import GPT, ModelConfig
-    from nanochat.optim import DenseAdamW, LearningRates, Optimizer
-    from nanochat.shared_head import SharedHead
-    from nanochat.sync import Sync, make_sync
-    from nanochat.wire import WIRES
+    from nanochat.kit.common import read_ranks
+    from nanochat.model import numerics
+    from nanochat.model.fused import TrainingPass
+    from nanochat.model.gpt import GPT, ModelConfig
+    from nanochat.model.gradients import HEAD
+    from nanochat.model.optim import DenseAdamW, LearningRates, Optimizer
+    from nanochat.parallel.comm import connect
+    from nanochat.parallel.local import LocalSync
+    from nanochat.parallel.shared_head import SharedHead
+    from nanochat.parallel.sync import Sync, make_sync
+    from nanochat.parallel.wire import WIRES
+    from nanochat.rules.shares import part_bounds
 
     numerics.setup()
     comm = connect(read_ranks(), "cpu", 300)
@@ -244,7 +244,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
 
     def shared_head(mode: str) -> SharedHead:
         bounds = part_bounds(gpt.config.vocab_size, gpt.config.padded_vocab_size, [1] * comm.world)
-        return SharedHead(comm, gpt, bounds, [[tokens] * comm.world], WIRES[mode][1].dtype)
+        return SharedHead(comm, gpt, bounds, [[tokens] * comm.world], WIRES[mode].rows.dtype)
 
     def head_state(sync: Sync) -> DenseAdamW:
         """That of the whole head, or of this rank's part."""
@@ -276,7 +276,7 @@ def one_step(sync: Any, rows: Any) -> dict[str, float]:
     """One step over these rows; seconds, those of them spent waiting for the other rank, CPU seconds and bytes sent."""
     from torch import as_tensor
 
-    from nanochat.schedule import StepSchedule
+    from nanochat.rules.schedule import StepSchedule
 
     sync.comm.take_counters()
     begun, worked = time.perf_counter(), time.process_time()
@@ -338,9 +338,10 @@ def summary(model: str, rate: str, ranks: Sequence[dict[str, list[dict[str, floa
 def add_expected(
     rows: Sequence[dict[str, Any]], model: Model, rate: str, delay: float, speeds: Sequence[dict[str, Any]]
 ) -> None:
-    """What the rehearsal expects of each way, and which of them auto takes."""
+    """The rehearsal's prediction for each way, and the one that auto takes."""
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
-    from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe
+    from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe
+    from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
     shape = Shape(model.depth, 64, model.head_dim, model.length, "SSSL", VOCABULARY)
     hosts, batch = ("one", "two"), {"total_batch": 2 * model.rows * model.length, "device_batch": model.rows}

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What hosts of unequal speed make of their speeds together: pairs of 2:1, 3:1 and 10:1, and a trio of 4:2:1.
+"""The speed of unequal hosts together: pairs of 2:1, 3:1 and 10:1, and a trio of 4:2:1.
 
     sudo python bench/uneven.py                          # all cases, some minutes each
     sudo python bench/uneven.py --cases 3:1 --rows 4     # as many rows a step as the ten-step trial has
@@ -117,10 +117,10 @@ def train(model: Model, rows: int, cycles: int) -> dict[str, Any]:
     """This host's speed alone, and the seconds and losses of both splits."""
     import torch
 
-    from nanochat import numerics
-    from nanochat.comm import connect
-    from nanochat.common import Ranks, read_ranks
-    from nanochat.shares import spread
+    from nanochat.kit.common import Ranks, read_ranks
+    from nanochat.model import numerics
+    from nanochat.parallel.comm import connect
+    from nanochat.rules.shares import spread
 
     numerics.setup()
     comm = connect(read_ranks(), "cpu", 600)
@@ -161,8 +161,8 @@ def speed_alone(comm: Any, alone: Way, batch: Any, first: float) -> float:
 
 def rebalanced(comm: Any, way: Way, planned: tuple[list[int], list[int]], batches: Sequence[Any]) -> Any:
     """The shares that --rebalance comes to after some steps with those that the plan has."""
-    from nanochat.balance import LOOK_SECONDS, LOOKS, WARM_UP, Shares
-    from nanochat.run import new_balancer
+    from nanochat.parallel.balance import LOOK_SECONDS, LOOKS, WARM_UP, Shares
+    from nanochat.run.machinery import new_balancer
 
     busy = []
     for batch in batches:
@@ -186,10 +186,11 @@ def draw(model: Model, rows: int, generator: Any) -> Any:
 
 def shares(model: Model, rows: int, speeds: Sequence[float]) -> tuple[list[int], list[int]]:
     """Rows and parts of the head as the plan has them for these speeds, where the batch was set."""
-    from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Asked, head_shares, plan_batch
+    from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Wanted, plan_batch
+    from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import head_weights
 
-    asked = Asked(model.length, rows * model.length, rows, True, False)
-    return plan_batch(asked, speeds).rows, head_shares(speeds)
+    wanted = Wanted(model.length, rows * model.length, rows, True, False)
+    return plan_batch(wanted, speeds).rows, head_weights(speeds)
 
 
 class Way:
@@ -198,12 +199,12 @@ class Way:
     def __init__(self, comm: Any, model: Model, rows: Sequence[int], head: Sequence[int] = ()) -> None:
         import torch
 
-        from nanochat.model import GPT, ModelConfig
-        from nanochat.run import first_shares, make_machinery
-        from nanochat.schedule import plan_training
-        from nanochat.settings import parse
-        from nanochat.shared_head import fit_head
-        from nanochat.shares import passes_of
+        from nanochat.kit.settings import parse
+        from nanochat.model.gpt import GPT, ModelConfig
+        from nanochat.parallel.shared_head import fit_head
+        from nanochat.rules.schedule import plan_training
+        from nanochat.rules.shares import passes_of
+        from nanochat.run.machinery import first_shares, make_machinery
 
         torch.manual_seed(1)
         config = ModelConfig.from_depth(
@@ -233,7 +234,7 @@ class Way:
         """One step over these rows, of which this host takes its own; returns the loss."""
         import torch
 
-        from nanochat.schedule import StepSchedule
+        from nanochat.rules.schedule import StepSchedule
 
         training, optimizer, sync = self.machinery
         start = sum(self.rows[: self.comm.rank])

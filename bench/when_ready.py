@@ -24,24 +24,24 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "trainer")]
 import torch  # noqa: E402
 from two_nodes import MODELS  # noqa: E402
 
-from nanochat import numerics  # noqa: E402
-from nanochat.fused import TrainingPass  # noqa: E402
-from nanochat.gradients import unique_ids  # noqa: E402
-from nanochat.model import GPT, ModelConfig  # noqa: E402
-from nanochat.optim import LearningRates, Optimizer  # noqa: E402
-from nanochat.schedule import StepSchedule  # noqa: E402
+from nanochat.model import numerics  # noqa: E402
+from nanochat.model.fused import TrainingPass  # noqa: E402
+from nanochat.model.gpt import GPT, ModelConfig  # noqa: E402
+from nanochat.model.gradients import unique_ids  # noqa: E402
+from nanochat.model.optim import LearningRates, Optimizer  # noqa: E402
+from nanochat.rules.schedule import StepSchedule  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nanochat.gradients import Part
+    from nanochat.model.gradients import Part
 
 STEPS = 4  # the last of which is told
 LINE = 1e9 / 8 * 0.94  # bytes a second that Gloo gets through 1 Gbit/s
 
 
 def told_step(training: TrainingPass, optimizer: Optimizer, rows: Tensor) -> list[tuple[str, float, int]]:
-    """What was complete, after how many seconds, and its bytes in float32."""
+    """A complete gradient: after how many seconds, and its bytes in float32."""
     ids, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
     marks: list[tuple[str, float, int]] = []
     begun = time.thread_time()

@@ -16,14 +16,14 @@ ROW = re.compile(r"^\| (\d) \| `(_\w+)` \| (.+?) \|$", re.M)
 WIDTH, LEFT, GAP = 1000, 20, 10
 ROOM_HEIGHT, FLOOR_HEIGHT = 92, 116
 LINE = 15
-FLOORS = {2: "#dbeafe", 1: "#dcfce7", 0: "#fef3c7"}
+FLOORS = {3: "#dbeafe", 2: "#dcfce7", 1: "#fef3c7", 0: "#fee2e2"}
 ABOVE = "plugins, roles, playbooks: drive the hosts, thin; never import torch"
 BETWEEN = "the run folder on each host: plan.json, env, run.sh, log, metrics, heartbeats, checkpoints"
 BELOW = "trainer/: PyTorch; flags and environment in, log, metrics and checkpoints out; never heard of Ansible"
 
 
 def rooms() -> dict[int, list[tuple[str, str]]]:
-    """What each room is for, by floor, the topmost first."""
+    """The purpose of each room, by floor, the topmost first."""
     found: dict[int, list[tuple[str, str]]] = {}
     for floor, room, what in ROW.findall(PAGE.read_text(encoding="utf-8")):
         found.setdefault(int(floor), []).append((room, what.replace("`", "").split(";")[0]))

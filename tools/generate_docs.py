@@ -17,7 +17,9 @@ WIDTH = 140
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / ".ansible" / "collections"), str(ROOT / "tools")]
 
+import contract_page  # noqa: E402
 import floor_plan  # noqa: E402
+import performance_plot  # noqa: E402
 import playbook_page  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings, settings_table  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import wanted  # noqa: E402
@@ -25,9 +27,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ty
 
 def sections() -> Iterator[tuple[str, list[settings_table.Setting]]]:
     """The settings by section, in the table's order."""
-    names = dict.fromkeys(setting.section for setting in settings_table.SETTINGS)
+    names = dict.fromkeys(setting.section for setting in settings_table.rows().values())
     for name in names:
-        yield name, [setting for setting in settings_table.SETTINGS if setting.section == name]
+        yield name, [setting for setting in settings_table.rows().values() if setting.section == name]
 
 
 def literal(value: object) -> str:
@@ -36,14 +38,12 @@ def literal(value: object) -> str:
 
 
 def of_profiles(setting: settings_table.Setting) -> str:
-    return ", ".join(f"{profile} {values[setting.name]}" for profile, values in settings_table.PROFILES.items())
+    return ", ".join(f"{profile} {getattr(setting, profile)}" for profile in settings_table.PROFILE_NAMES)
 
 
 def empty_means(setting: settings_table.Setting) -> str:
-    """What it means to leave a setting empty."""
-    if any(setting.name in values for values in settings_table.PROFILES.values()):
-        return of_profiles(setting)
-    return setting.empty
+    """The meaning of an empty value of a setting."""
+    return of_profiles(setting) if setting.from_profile else setting.empty
 
 
 def group_vars() -> str:
@@ -90,13 +90,13 @@ def settings_page() -> str:
         "`ddp_profile` fills in what is left empty: `smoke` is a trial of a few seconds, `real` a training of days. A setting that is",
         "given always wins over the profile.",
         "",
-        "| setting | " + " | ".join(settings_table.PROFILES) + " |",
-        "|---|" + "---|" * len(settings_table.PROFILES),
+        "| setting | " + " | ".join(settings_table.PROFILE_NAMES) + " |",
+        "|---|" + "---|" * len(settings_table.PROFILE_NAMES),
     ]
-    for name in settings_table.PROFILES["smoke"]:
-        lines.append(
-            f"| `{name}` | " + " | ".join(str(values[name]) for values in settings_table.PROFILES.values()) + " |"
-        )
+    for setting in settings_table.rows().values():
+        if setting.from_profile:
+            values = " | ".join(str(getattr(setting, profile)) for profile in settings_table.PROFILE_NAMES)
+            lines.append(f"| `{setting.name}` | {values} |")
     for section, settings in sections():
         lines += ["", f"## {section}", "", "| setting | default | what for | takes |", "|---|---|---|---|"]
         lines += [row(setting) for setting in settings]
@@ -104,8 +104,7 @@ def settings_page() -> str:
 
 
 def row(setting: settings_table.Setting) -> str:
-    profile = any(setting.name in values for values in settings_table.PROFILES.values())
-    default = "profile" if profile else setting.empty or f"`{literal(setting.default)}`"
+    default = "profile" if setting.from_profile else setting.empty or f"`{literal(setting.default)}`"
     return f"| `{setting.name}` | {default} | {setting.why} | {wanted(setting)} |"
 
 
@@ -157,12 +156,54 @@ def troubleshooting_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+LICENCE = "".join(Path(__file__).read_text(encoding="utf-8").splitlines(keepends=True)[:3])
+FIREWALL = "plugins/module_utils/_firewall"
+
+
+def every_firewall() -> str:
+    """plugins/module_utils/_firewall/every.py: Ansible brings to a host only files that are imported by name."""
+    files = sorted(
+        path.stem for path in (ROOT / FIREWALL).glob("*.py") if "(Backend):" in path.read_text(encoding="utf-8")
+    )
+    package = f"ansible_collections.nanochat.ddp.{FIREWALL.replace('/', '.')}"
+    names = ", ".join(f'"{name}"' for name in ["Backend", *files])
+    return (
+        f'{LICENCE}"""Backend, with every file that has one; written by tools/generate_docs.py."""\n\n'
+        f"from __future__ import annotations\n\nfrom {package} import {', '.join(files)}\n"
+        f"from {package}.backend import Backend\n\n__all__ = [{names}]\n"
+    )
+
+
+# Where docs/seeing.md has a sample, and where docs/transcript.md has recorded it.
+SAMPLES = {
+    "its last line is a live one:\n\n```text\n": "drawn over and over:\n\n```text\n",
+    "## Status\n\n```console\n": "another terminal showed\n\n```console\n",
+}
+
+
+def sample(page: str, begin: str) -> str:
+    """The block that follows these words."""
+    return page.partition(begin)[2].partition("```")[0]
+
+
+def seeing_page() -> str:
+    """docs/seeing.md, with what was recorded last in its samples."""
+    page, recorded = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("seeing.md", "transcript.md"))
+    for here, there in SAMPLES.items():
+        page = page.replace(here + sample(page, here), here + sample(recorded, there).rstrip() + "\n")
+    return page
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "inventory/group_vars/trainers.yml": group_vars,
+    "docs/contract.md": contract_page.page,
     "docs/settings.md": settings_page,
+    f"{FIREWALL}/every.py": every_firewall,
     "docs/troubleshooting.md": troubleshooting_page,
     "docs/images/floors.svg": floor_plan.picture,
+    "docs/images/performance.svg": performance_plot.picture,
     "docs/playbooks.md": playbook_page.page,
+    "docs/seeing.md": seeing_page,
 }
 
 

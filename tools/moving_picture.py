@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+CACHE = os.environ.get("NANOCHAT_DDP_HOME") or "~/.cache/nanochat-ddp"
 COLUMNS, ROWS = 118, 30
 LOOKS_PER_SECOND = 5
 LONGEST_PAUSE = 1.0  # seconds that an unchanged screen is shown for
@@ -74,7 +75,8 @@ class Screen:
     def frame(self) -> Frame:
         text = OTHER_CONTROL.sub("", self.tmux("capture-pane", "-e", "-p", "-t", ":0"))
         # Where this machine keeps the checkout and its files is nobody's concern.
-        text = text.replace(str(ROOT), "~/nanochat.ddp").replace(str(Path.home()), "~")
+        text = text.replace(str(ROOT), "~/nanochat.ddp").replace(CACHE, "~/.cache/nanochat-ddp")
+        text = text.replace(str(Path.home()), "~")
         return Frame(time.monotonic(), tuple(line.rstrip() for line in text.splitlines()))
 
 

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Would the tests notice? Changes the code in small ways, one at a time, and runs the tests that concern it.
 
-    python tools/mutate.py --budget 10 --seed 1 trainer/nanochat/resume.py      # ten mutants of one file
+    python tools/mutate.py --budget 10 --seed 1 trainer/nanochat/run/resume.py      # ten mutants of one file
     python tools/mutate.py --budget 10                                          # ten of every file in TESTS
-    python tools/mutate.py --list trainer/nanochat/comm.py                      # all that could be changed
-    python tools/mutate.py --only 17 trainer/nanochat/comm.py                   # one of those again, with its difference
+    python tools/mutate.py --list trainer/nanochat/parallel/comm.py                      # all that could be changed
+    python tools/mutate.py --only 17 trainer/nanochat/parallel/comm.py                   # one of those again, with its difference
 
 A mutant is killed if a test fails or takes too long; one that all tests pass is a survivor: a test is missing, or the
 change makes no difference (then say so in lab/testing.md). The repository itself is never touched: each mutant is
@@ -40,13 +40,43 @@ PRELOADED = (
 )  # fmt: skip
 UNIT = "tests/unit/plugins"
 ROOMS = f"{UNIT}/module_utils"
+KEEPER = f"{ROOMS}/_keeper/test_keeper.py"
+TRAINER_MODULES = [
+    f"{UNIT}/modules/test_{name}.py" for name in ("trainer_files", "made_python", "trainer_venv", "setup_info")
+]
+LOST_HOST = "test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again"
 # Which tests concern a file or a folder of files: pytest's arguments, those that fail soonest first.
 TESTS = {
-    "trainer/nanochat/resume.py": [
+    "trainer/nanochat/run/resume.py": [
         "tests/trainer/test_choose.py", "tests/trainer/test_faults.py", "tests/trainer/test_resume.py", "--deselect",
         "tests/trainer/test_resume.py::test_field_18_killed_at_random_moments_and_resumed",
     ],
-    "trainer/nanochat/checkpoint_manager.py": ["tests/trainer/test_checkpoint_manager.py", "tests/trainer/test_faults.py"],
+    "trainer/nanochat/run/checkpoint_manager.py": ["tests/trainer/test_checkpoint_manager.py", "tests/trainer/test_faults.py"],
+    # Keepers as processes take two minutes, and so come last.
+    "plugins/module_utils/_keeper": [f"{ROOMS}/_keeper/test_membership.py", f"{KEEPER}::test_what_was_promised_is_kept"],
+    "plugins/module_utils/_keeper/keeper.py": [f"{ROOMS}/_keeper/test_hostile_keeper.py", KEEPER],
+    "plugins/module_utils/_keeper/rank.py": [f"{ROOMS}/_keeper/test_rank.py", f"{KEEPER}::{LOST_HOST}"],
+    "plugins/module_utils/_keeper/talk.py": [f"{ROOMS}/_keeper/test_talk.py", f"{ROOMS}/_keeper/test_hostile_keeper.py"],
+    "plugins/module_utils/_keeper/deployment.py": [f"{ROOMS}/_kit/test_host_code.py"],
+    "plugins/module_utils/_keeper/plausible.py": [f"{ROOMS}/_keeper/test_hostile_keeper.py"],
+    "plugins/module_utils/_kit": [f"{ROOMS}/_kit"],
+    "plugins/module_utils/_kit/words.py": [f"{ROOMS}/_kit/test_words.py", f"{ROOMS}/_run/test_run_table.py"],
+    "plugins/module_utils/_kit/files.py": [f"{ROOMS}/_kit/test_files.py", f"{ROOMS}/_run/test_run_folder.py"],
+    "plugins/module_utils/_kit/commands.py": [f"{ROOMS}/_kit/test_commands.py"],
+    "plugins/module_utils/_kit/logind.py": [f"{UNIT}/modules/test_tmux_session.py", f"{ROOMS}/_kit/test_processes.py"],
+    "plugins/module_utils/_kit/arguments.py": [f"{ROOMS}/_kit/test_arguments.py"],
+    "plugins/module_utils/_kit/bare.py": [f"{ROOMS}/_kit/test_commands.py", f"{ROOMS}/_kit/test_host_code.py", f"{UNIT}/action"],
+    "plugins/module_utils/_kit/env_file.py": [f"{UNIT}/modules/test_env_file.py"],
+    "plugins/module_utils/_kit/env_state.py": [f"{UNIT}/modules/test_env_file.py", f"{ROOMS}/_kit/test_host_code.py"],
+    "plugins/module_utils/_probe": [f"{ROOMS}/_probe", f"{UNIT}/modules/test_host_info.py"],
+    "plugins/module_utils/_probe/sources.py": [f"{ROOMS}/_plan/test_source_checks.py", f"{ROOMS}/_probe"],
+    "plugins/module_utils/_preflight": [f"{ROOMS}/_preflight", f"{UNIT}/action/test_preflight_action.py"],
+    "plugins/module_utils/_preflight/peer_check.py": [f"{UNIT}/modules/test_peer_check.py"],
+    "plugins/module_utils/_preflight/peer_responder.py": [f"{UNIT}/modules/test_peer_check.py"],
+    "plugins/module_utils/_preflight/setup_look.py": [f"{UNIT}/modules/test_setup_info.py", f"{ROOMS}/_preflight/test_setup.py"],
+    "plugins/module_utils/_trainer": [f"{ROOMS}/_trainer", *TRAINER_MODULES],
+    "plugins/module_utils/_trainer/agreement.py": [f"{UNIT}/action/test_judge_action.py"],
+    "plugins/module_utils/_shards": [f"{ROOMS}/_shards", f"{UNIT}/modules/test_shard_sync.py"],
     "plugins/module_utils/_plan": [f"{ROOMS}/_plan", f"--ignore={ROOMS}/_plan/test_bad_settings.py"],
     # What preflight tells of a step is what this room expects of it.
     "plugins/module_utils/_plan/step_model.py": [f"{ROOMS}/_preflight", f"{ROOMS}/_plan", f"--ignore={ROOMS}/_plan/test_bad_settings.py"],
@@ -59,22 +89,31 @@ TESTS = {
     "plugins/module_utils/_firewall": [f"{ROOMS}/_firewall", f"{UNIT}/modules/test_peer_firewall.py"],
     "plugins/module_utils/_session": [f"{ROOMS}/_session", f"{UNIT}/modules/test_tmux_session.py"],
     "plugins/module_utils/_session/boot.py": [f"{UNIT}/modules/test_session_boot.py"],
-    "plugins/module_utils/_session/launch.py": [f"{UNIT}/action/test_judging_actions.py"],
+    "plugins/module_utils/_session/launch.py": [f"{UNIT}/action/test_judge_action.py"],
     # What runs processes is tried with some of its own.
     "plugins/module_utils/_session/session.py": [f"{UNIT}/modules/test_tmux_session.py", "tests/integration/test_tmux_session.py"],
     "plugins/module_utils/_session/runner.py": [f"{ROOMS}/_session/test_runner.py", "tests/integration/test_tmux_session.py"],
     "plugins/module_utils/_doctor": [f"{ROOMS}/_doctor", f"{UNIT}/modules/test_doctor_info.py"],
-    "trainer/nanochat/comm.py": ["tests/trainer/test_comm.py", "tests/trainer/test_frozen.py"],
-    "trainer/nanochat/rendezvous.py": ["tests/trainer/test_comm.py"],
-    "trainer/nanochat/sync.py": ["tests/trainer/test_sync.py", "tests/trainer/test_shared_head.py"],
-    "trainer/nanochat/local.py": [
+    "trainer/nanochat/parallel/comm.py": ["tests/trainer/test_comm.py", "tests/trainer/test_frozen.py"],
+    "trainer/nanochat/parallel/rendezvous.py": ["tests/trainer/test_comm.py"],
+    "trainer/nanochat/parallel/sync.py": ["tests/trainer/test_sync.py", "tests/trainer/test_shared_head.py"],
+    "trainer/nanochat/parallel/local.py": [
         "tests/trainer/test_local.py", "tests/trainer/test_faults.py::test_a_stop_of_local_steps_waits_for_no_far_meeting",
         "tests/trainer/test_faults.py::test_local_steps_go_on_with_all_that_was_saved",
     ],
-    "trainer/nanochat/meeting.py": ["tests/trainer/test_local.py"],
-    "trainer/nanochat/phases.py": ["tests/trainer/test_local.py"],
-    "trainer/nanochat/optim.py": ["tests/trainer/test_optim.py"],
-    "trainer/nanochat/dataloader.py": ["tests/trainer/test_dataloader.py"],
+    "trainer/nanochat/parallel/meeting.py": ["tests/trainer/test_meeting.py", "tests/trainer/test_local.py"],
+    "trainer/nanochat/run/opening.py": ["tests/trainer/test_base_train.py", "tests/trainer/test_reshare.py"],
+    "trainer/nanochat/run/setup.py": [
+        "tests/trainer/test_base_train.py", "tests/trainer/test_settings.py", "tests/trainer/test_reshare.py",
+    ],
+    "trainer/nanochat/run/state.py": ["tests/trainer/test_base_train.py", "tests/trainer/test_reshare.py"],
+    "trainer/nanochat/run/machinery.py": ["tests/trainer/test_base_train.py", "tests/trainer/test_reshare.py"],
+    "trainer/nanochat/run/restore.py": ["tests/trainer/test_choose.py", "tests/trainer/test_reshare.py", "tests/trainer/test_resume.py"],
+    "trainer/nanochat/run/rescue.py": ["tests/trainer/test_rescue.py"],
+    "trainer/nanochat/run/reshare.py": ["tests/trainer/test_reshare.py"],
+    "trainer/nanochat/run/phases.py": ["tests/trainer/test_local.py"],
+    "trainer/nanochat/model/optim.py": ["tests/trainer/test_optim.py"],
+    "trainer/nanochat/data/dataloader.py": ["tests/trainer/test_dataloader.py"],
 }  # fmt: skip
 COLLECTION = ".ansible/collections/ansible_collections/nanochat/ddp"
 IGNORED = (".git", ".ansible", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".venv")
@@ -183,7 +222,7 @@ def copied(into: Path) -> Path:
 
 
 def tests_of(name: str) -> list[str]:
-    """What to hand to pytest for a file."""
+    """Arguments of pytest for a file."""
     for known in (name, str(Path(name).parent)):
         if known in TESTS:
             return TESTS[known]

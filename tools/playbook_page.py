@@ -46,7 +46,7 @@ def words(text: str) -> str:
 
 
 def steps(tasks: list[dict[str, Any]]) -> Iterator[str]:
-    """What is done one after the other, with the tags by which it can be called alone."""
+    """The steps in order, with the tags that select each alone."""
     for task in tasks:
         if "block" in task:
             yield from steps(task["block"])

@@ -35,8 +35,8 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 PAGE = """# A talk with the demo's model
 
 Recorded by `python tools/record_chat.py` after `./demo.sh` and `ansible-playbook train.yml -i inventory -e ddp_stage=sft`, which
-fine-tunes the model of the ten-step trial on the exchanges in trainer/data/conversations.jsonl. It has learnt those by heart
-and knows nothing else.
+fine-tunes the demo's model on the exchanges in trainer/data/conversations.jsonl. The model has learnt those by heart and knows
+nothing else.
 
 ```text
 $ ansible-playbook nanochat.ddp.chat -i inventory
@@ -64,7 +64,7 @@ def read_until(terminal: int, end: bytes) -> bytes:
 
 
 def talk(inventory: str) -> tuple[str, int]:
-    """What the terminal showed, and how the playbook ended."""
+    """The terminal's output, and the playbook's exit code."""
     argv = ["ansible-playbook", "nanochat.ddp.chat", "-i", inventory, "-e", "temperature=0"]
     pid, terminal = pty.fork()
     if pid == 0:
@@ -87,7 +87,8 @@ def main() -> int:
     # What came before the model's own first line is the playbook's.
     lines = [line.rstrip() for line in shown.splitlines()]
     begin = next((number for number, line in enumerate(lines) if line.startswith("Step ")), 0)
-    lines[begin] = lines[begin].replace(str(Path.home()), "~")
+    cache = os.environ.get("NANOCHAT_DDP_HOME") or "~/.cache/nanochat-ddp"
+    lines[begin] = lines[begin].replace(cache, "~/.cache/nanochat-ddp").replace(str(Path.home()), "~")
     arguments.write.write_text(PAGE.format(talk="\n".join(lines[begin:]).strip()), encoding="utf-8")
     print(f"{arguments.write} written.")
     return code

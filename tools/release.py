@@ -38,7 +38,7 @@ def version() -> str:
 
 
 def problems(wanted: str) -> list[str]:
-    """What keeps this commit from being that release."""
+    """Reasons why this commit is not that release."""
     found = []
     if version() != wanted:
         found.append(f"galaxy.yml says version {version()}, not {wanted}; change it there.")

@@ -21,6 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / ".ansible/collections"))
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import marked, processes
+
 PATIENCE_SECONDS = 300
 FROZEN_SECONDS = 15
 
@@ -60,12 +64,7 @@ class Node:
 
     def processes(self) -> list[int]:
         """Every process of the session: keeper, torchrun and rank."""
-        mark, found = f"NANOCHAT_DDP_SESSION={read(self.folder / 'session.json').get('id')}".encode(), []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+        return sorted(marked(processes(), str(read(self.folder / "session.json").get("id"))))
 
     def send(self, number: signal.Signals) -> None:
         for pid in self.processes():

@@ -9,21 +9,20 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.module_utils.common.text.converters import to_text
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._configuration import display_is_ours
 
 display = Display()
-STORY = "nanochat.ddp.story"
 LOCAL = ("local", "ansible.builtin.local")
 SSH = ("ssh", "ansible.builtin.ssh")
 
 
 def remote_command(options: Mapping[str, Any]) -> str:
-    """What a shell of the host is to run."""
+    """The command for a shell of the host."""
     names = {"NANOCHAT_BASE_DIR": options["run_dir"], "PYTHONPATH": options["trainer_dir"], "CUDA_VISIBLE_DEVICES": ""}
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in names.items())
     words = [options["python"], "-m", "scripts.chat_cli", *options["flags"]]
@@ -49,7 +48,7 @@ class ActionModule(ActionBase):
         )
         argv = self.argv(remote_command(options))
         line = shlex.join(argv)
-        if constants.DEFAULT_STDOUT_CALLBACK != STORY:
+        if not display_is_ours():
             display.display(printable(f"Type this to talk to the model:\n{line}"))
         remote = self._connection.ansible_name in SSH
         return {**result, "changed": False, "terminal": argv, "remote": remote, "line": line}

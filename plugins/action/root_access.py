@@ -34,7 +34,7 @@ class ActionModule(ActionBase):
 
 
 def access(is_root: bool, said: str) -> dict[str, object]:
-    """What the task returns, by what sudo or Ansible said."""
+    """The result of the task, from the words of sudo or Ansible."""
     is_wrong = (
         not is_root and re.search(r"incorrect .*password|duplicate become password prompt", said, re.I) is not None
     )

@@ -58,7 +58,7 @@ class ActionModule(ActionBase):
             # It becomes a folder here, whoever named it.
             runs = Path(arguments["dest"]).expanduser().absolute() / plain_run_name(name)
             folder = runs / str(variables["inventory_hostname"]).replace("/", "_")
-            written = self._copy(arguments, folder, variables)
+            written = self.bring(arguments, folder, variables)
         except (CopyError, RunNameError, told.Untrue, OSError) as error:
             message = f"Files of the run {str(name)[:80]!r} could not be brought from {variables['inventory_hostname']}: {error}"
             return {**result, "failed": True, "msg": message}
@@ -78,7 +78,7 @@ class ActionModule(ActionBase):
             answer = self._execute_module("nanochat.ddp.run_files", module_args=asked, task_vars=variables)
         return answer
 
-    def _copy(self, arguments: dict[str, object], folder: Path, variables: dict[str, object]) -> set[str] | None:
+    def bring(self, arguments: dict[str, object], folder: Path, variables: dict[str, object]) -> set[str] | None:
         """Bring everything; returns what was (or in check mode would be) written, None where there is no such run."""
         written: set[str] = set()
         for dummy in range(ROUNDS):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import TABLE
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import find
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
@@ -24,7 +24,7 @@ display = Display()
 def run_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Where a host's run is, by that host's own settings."""
     run = settings.get("ddp_run")
-    return {"base_dir": settings.get("ddp_base_dir") or TABLE["ddp_base_dir"].default, **({"run": run} if run else {})}
+    return {"base_dir": settings.get("ddp_base_dir") or find("ddp_base_dir").default, **({"run": run} if run else {})}
 
 
 class ActionModule(FollowingAction):
@@ -53,7 +53,7 @@ class ActionModule(FollowingAction):
         return bool(self._task.args.get("run_dir") or self._task.args.get("base_dir"))
 
     def asked(self, host: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """What the task says, of the kinds that the module's options have, and where it says nothing of the folder the host's settings."""
+        """The task's checked options; a task that names no folder gets the one of the host's settings."""
         checks = ONE_RUN if self._names_folder else {}
         options = self.validate_argument_spec(unexpanded(log.OPTIONS), **checks)[1]
         given = {name: value for name, value in options.items() if value is not None}

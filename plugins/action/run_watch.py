@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, ClassVar, TypedDict, cast
 
-from ansible.errors import AnsibleError
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
@@ -23,8 +23,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import 
     intervals,
     judge,
 )
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import FollowingAction, Ledger, abandoned, ledger_of
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration, _live_page
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import (
+    FollowingAction,
+    Ledger,
+    abandoned,
+    answered_within,
+    ledger_of,
+)
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import is_due, row_of, run_line
 
 display = Display()
@@ -38,6 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stall_minimum": {"type": "float", "default": 45.0},
     "timeout": {"type": "float", "default": 300.0},
     "lost_after": {"type": "float", "default": 600.0},
+    "live_page": {"type": "str", "default": ""},
 }
 
 
@@ -50,7 +57,7 @@ class Told(TypedDict):
 
 
 class Entry(TypedDict, total=False):
-    """What a host's loop has seen: the last answer, and since when what is so."""
+    """State of a host's loop: the last answer, and the times of the last changes."""
 
     begun: float
     asked: float
@@ -77,7 +84,7 @@ def observation(entry: Entry, now: float) -> Observation:
 
 
 def result_of(entry: Entry, verdict: Verdict | None) -> dict[str, object]:
-    """What the task returns for a host."""
+    """The result of the task for a host."""
     return {
         "changed": False,
         "run": entry.get("run") or UNSEEN,
@@ -89,7 +96,7 @@ def result_of(entry: Entry, verdict: Verdict | None) -> dict[str, object]:
 
 
 def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict[str, Any]]:
-    """What the children have seen of their hosts, for the display; nothing of those that were not looked at yet."""
+    """The hosts that the children follow, for the display; without those that were not looked at yet."""
     entries = {name: entry_of(ledger, name) for name in others}
     return {
         name: {
@@ -146,6 +153,16 @@ class ActionModule(FollowingAction):
             result["over"] = not self.accompanied()
         if not result["over"]:
             result["others"] = seen_of(others, self._ledger(), time.time())
+        self._renew_page(last=bool(own["over"]))
+
+    def _renew_page(self, last: bool) -> None:
+        """The live page, where one is wanted, of what all processes have seen."""
+        options = self._options()
+        if options["live_page"]:
+            seen = seen_of([node["host"] for node in options["nodes"]], self._ledger(), time.time())
+            rows = [{**one, "host": host} for host, one in seen.items()]
+            folder = _live_page.run_folder(options["live_page"], options["nodes"][0]["run_dir"])
+            _live_page.renew(rows, folder, ledger_of(self, "page"), last)
 
     def _tell(self) -> None:
         """Where the run is, by whichever of the processes comes first."""
@@ -197,6 +214,17 @@ class ActionModule(FollowingAction):
             ledger.write(host, {**entry, "over": verdict.verdict})
         return result_of(entry, verdict)
 
+    def _bring(self, host: str, run_dir: str, results: str, variables: Mapping[str, Any]) -> bool:
+        """Bring what is new of a host's metrics, for the live page; whether the host answered."""
+        try:
+            with answered_within(None):
+                folder = _live_page.run_folder(results, run_dir)
+                _live_page.bring(self, run_dir, folder, host, self._known or variables)
+        except AnsibleConnectionFailure:
+            self._begin_again()
+            return False
+        return True
+
     def _judge(self, host: str, options: Mapping[str, Any]) -> Verdict | None:
         """With what the loops of the other hosts have seen."""
         now, ledger = time.time(), self._ledger()
@@ -214,10 +242,14 @@ class ActionModule(FollowingAction):
         arguments = {"run_dir": node["run_dir"], "rank": node.get("rank"), "lines": 5}
         if known:
             pause = intervals(time.time() - entry["begun"], options["first_step"])
+            if options["live_page"]:
+                pause = {name: min(seconds, _live_page.LOOK_SECONDS) for name, seconds in pause.items()}
             arguments["wait"] = {"state": known["state"], "step": known["step"], **pause}
         entry["asked"] = time.time()
         self._ledger().write(host, entry)
         seen = self.ask(arguments, variables)
+        if seen and options["live_page"] and not self._bring(host, node["run_dir"], options["live_page"], variables):
+            seen = None
         if seen is None:
             entry.setdefault("silent_since", entry["asked"])
             return None

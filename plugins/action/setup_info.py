@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has of trainer and data, which needs no module; the controller says which files the trainer is made of."""
+"""Look at a host's trainer and data without a module; the controller knows the digests of the trainer's files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a person sees of a playbook run: the steps of the story, what was found, and the run itself while it goes on."""
+"""The display of a playbook run: the steps of the story, findings, and the run itself while it goes on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import seconds_text
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.outcome import with_outcome
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import Progress
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import MARKS, Terminal
@@ -96,19 +95,11 @@ class Story(DefaultCallback):
         atexit.register(self._at_exit)
 
     def _takes(self, msg: str, color: str | None) -> bool:
-        """What others print while a step is done falls under that step."""
+        """Show under the current step what other plugins print meanwhile."""
         if self._terminal.quiet or self._steps.current is None:
             return False
         self._steps.tell(sentence(msg), color)
         return True
-
-    def _warnings(self, result: Any) -> None:
-        """Until ansible-core 2.18 warnings and the exception were two things."""
-        if hasattr(self, "_handle_warnings_and_exception"):
-            self._handle_warnings_and_exception(result)
-        else:
-            self._handle_exception(result.result)
-            self._handle_warnings(result.result)
 
     def _handle_exception(self, result: Any, use_stderr: bool = False) -> None:
         """The error's own text tells it whole; where in the playbooks it arose is told with -v."""
@@ -135,12 +126,11 @@ class Story(DefaultCallback):
     def _print_task_banner(self, task: Any) -> None:
         """The live line names the task."""
 
-    @with_outcome
     def v2_runner_on_ok(self, result: Any) -> None:
         """Changes are counted; texts, findings and progress are shown."""
         if result.task.action == "nanochat.ddp.chat":
             self._for_terminal = result.result
-        self._warnings(result)
+        self._handle_warnings_and_exception(result)
         seen = result.result
         # Ansible checks the arguments of every role, also of those that the tags leave out.
         self._steps.worked = self._steps.worked or not task_name(result.task).startswith(CHECKED_ARGUMENTS)
@@ -182,10 +172,9 @@ class Story(DefaultCallback):
                 kind = severity if severity in MARKS else "info"
                 self._steps.tell(f"{self._terminal.mark(kind)} {finding_text(found, more)}", COLORS.get(kind))
 
-    @with_outcome
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """The whole error, with its host; an ignored one is none."""
-        self._warnings(result)
+        self._handle_warnings_and_exception(result)
         self._findings(result.result)
         if ignore_errors:
             return
@@ -203,33 +192,29 @@ class Story(DefaultCallback):
         same, self._last_error = text == self._last_error, text
         self._steps.tell(f"{mark} {host}: the same" if same else error_text(result, seen, text, mark), C.COLOR_ERROR)
 
-    @with_outcome
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """One sentence, and what to do."""
-        self._warnings(result)
+        self._handle_warnings_and_exception(result)
         if not result.task.ignore_unreachable:
             self._steps.failed = self._trouble = True
             self._hosts_failed.add(result.host.get_name())
             text = unreachable_text(result.host.get_name(), str(result.result.get("msg") or ""))
             self._steps.tell(f"{self._terminal.mark('failed')} {text}", C.COLOR_UNREACHABLE)
 
-    @with_outcome
     def v2_runner_on_skipped(self, result: Any) -> None:
         """Nothing happened, so nothing is told."""
-        self._warnings(result)
+        self._handle_warnings_and_exception(result)
 
-    @with_outcome
     def v2_runner_item_on_ok(self, result: Any) -> None:
         """One item of a loop: its findings, and what it would change."""
-        self._warnings(result)
+        self._handle_warnings_and_exception(result)
         if result.task.action in DEBUG:
             self._debug_text(result)
         self._findings(result.result)
 
-    @with_outcome
     def v2_runner_item_on_failed(self, result: Any) -> None:
         """One item of a loop that failed."""
-        self._warnings(result)
+        self._handle_warnings_and_exception(result)
         self._findings(result.result)
         if not result.task.ignore_errors:
             self._error(result, result.result)
@@ -240,7 +225,6 @@ class Story(DefaultCallback):
     def v2_playbook_on_include(self, included_file: Any) -> None:
         """Files are no part of the story."""
 
-    @with_outcome
     def v2_on_file_diff(self, result: Any) -> None:
         """Differences, each with its host and task."""
         seen = result.result
@@ -252,7 +236,6 @@ class Story(DefaultCallback):
                     self._steps.tell(f"{result.host.get_name()}: {task_name(result.task)}", C.COLOR_CHANGED)
                     self._terminal.say(sentence(diff), colored=True)
 
-    @with_outcome
     def v2_runner_retry(self, result: Any) -> None:
         """Progress of a run that is watched."""
         self._run.take(result.host.get_name(), result.result, final=False)

@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Mapping
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.stages import BASE, SCRIPTS
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems
 
 
-def checkout_problems(folder: str, argv: Sequence[str]) -> Dict[str, List[str]]:
-    """What stands against starting a checkout with a rank's command."""
-    script = next((word for word in argv if word in SCRIPTS.values()), SCRIPTS[BASE])
-    own = list(argv[argv.index(script) + 1 :]) if script in argv else []
-    return problems(folder, [word.split("=")[0] for word in own if word.startswith("--") and word != "--"], script)
+def checkout_problems(folder: str, flags: Mapping[str, object], script: str) -> Dict[str, List[str]]:
+    """Reasons why a checkout's script cannot be started with these flags."""
+    return problems(folder, [f"--{name}" for name in flags], script)
 
 
 class FilterModule:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import TABLE
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import find
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import convert
 
 
 def environment(value: Any) -> dict[str, str]:
     """A setting of environment variables as names and texts, whether it came from an inventory or as text after -e."""
     try:
-        return dict(convert(TABLE["ddp_secret_env"], value))
+        return dict(convert(find("ddp_secret_env"), value))
     except (ValueError, TypeError):
         # What is in it may be secret.
         raise AnsibleFilterError("ddp_secret_env must be a dictionary of environment variables") from None
@@ -26,5 +26,5 @@ class FilterModule:
     """The filters by name."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """What templates may use."""
+        """Name and function."""
         return {"environment": environment}

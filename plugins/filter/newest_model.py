@@ -13,16 +13,22 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import
 
 
 def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What run_info returned of each host, also in a loop; hosts that gave no answer are left out."""
+    """Host and run of every answer of run_info, also of a loop; hosts that gave no answer are left out."""
     for host, result in results.items():
-        for one in result.get("results") or [result]:
-            if one.get("run"):
+        for one in (result or {}).get("results") or [result]:
+            if one and one.get("run"):
                 yield str(host), dict(one["run"])
 
 
 def one_run(results: Mapping[str, Any]) -> str:
     """The name of the run that was started last on any of the hosts; empty where there is none."""
     return find.one_run(seen(results)) or ""
+
+
+def newest_plans(results: Mapping[str, Any]) -> list[Any]:
+    """The plans that run_info brought with the runs, that of the newest training first."""
+    told = [result for result in results.values() if result.get("plan") is not None and result.get("run")]
+    return [result["plan"] for result in sorted(told, key=lambda result: find.age(result["run"]), reverse=True)]
 
 
 def newest_model(results: Mapping[str, Any]) -> dict[str, str]:
@@ -35,9 +41,10 @@ class FilterModule:
     """The filters by name."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """What templates may use."""
+        """Name and function."""
         return {
             "one_run": one_run,
             "newest_model": newest_model,
+            "newest_plans": newest_plans,
             "collected_model": lambda results, run="": collected_model(str(results), str(run)) or "",
         }

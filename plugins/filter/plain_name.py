@@ -24,5 +24,5 @@ class FilterModule:
     """The filters by name."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """What templates may use."""
+        """Name and function."""
         return {"plain_name": plain_name}

@@ -28,5 +28,5 @@ class FilterModule:
     """The filters by name."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """What templates may use."""
+        """Name and function."""
         return {"preflight_peers": preflight_peers}

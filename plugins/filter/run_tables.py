@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import comparison_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_lines, worth_of_runs
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import now_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
 
@@ -36,7 +38,8 @@ def rows_of(results: Any) -> list[run_table.Row]:
     if not isinstance(results, Mapping):
         raise AnsibleFilterError(f"a dictionary from host to result is wanted, not {type(results).__name__}")
     rows: list[run_table.Row] = []
-    for host, result in results.items():
+    for host, told in results.items():
+        result = told or {}
         run = dict(result.get("run") or {})
         if run.get("state") is None:
             run = {**EMPTY, **run, "state": None}
@@ -55,7 +58,7 @@ def closing_table(results: Any, prediction: Mapping[str, Any] | None = None) -> 
 
 
 def worth(rows: list[run_table.Row]) -> list[str]:
-    """What each host is worth, in lines below a table."""
+    """Lines below a table: what each host adds to the speed."""
     return [f"  {line}" for line in worth_lines({row["host"]: row["run"] for row in rows})]
 
 
@@ -63,6 +66,11 @@ def status_table(results: Any, stall_factor: float = 5.0) -> str:
     """The status screen, and below it what each host is worth."""
     rows = rows_of(results)
     return printable("\n".join([run_table.status_table(rows, width(), float(stall_factor)), *worth(rows)]))
+
+
+def live_view(results: Any, stall_factor: float = 5.0) -> dict[str, object]:
+    """The status screen in parts, for the live page."""
+    return {**now_of(rows_of(results), time.time(), float(stall_factor))}
 
 
 def status_data(results: Any, stall_factor: float = 5.0) -> dict[str, object]:
@@ -76,10 +84,11 @@ class FilterModule:
     """The filters by name."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """What templates may use."""
+        """Name and function."""
         return {
             "closing_table": closing_table,
             "status_table": status_table,
             "status_data": status_data,
+            "live_view": live_view,
             "why_no_answer": why_no_answer,
         }

@@ -98,7 +98,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import 
 
 
 def unfit(peers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What is wrong with the peers, which are nodes of a plan and hold more than is read here."""
+    """Why the peers cannot be used; they are nodes of a plan, of which this module reads a part."""
     for number, peer in enumerate(peers):
         for name in ("host", "address"):
             if not isinstance(peer.get(name), str):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_info
-short_description: Facts of a host that a distributed training job depends on
+short_description: Gather the facts of a host that a distributed training job depends on
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
@@ -15,7 +15,7 @@ description:
   - Reads what decides whether a host can take part in a training job, and how. This covers network interfaces and the
     routes to the peers, names, cores and their features, memory, room on the disk, Python, tmux, who
     holds the ports, and which training processes are still there.
-  - Changes nothing, sends nothing, needs no root and no package, and takes less than a second.
+  - Changes and sends nothing, needs neither root nor packages, and takes less than a second.
 options:
   base_dir:
     description: Folder below which the job keeps everything. It need not exist.

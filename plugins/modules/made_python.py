@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: made_python
-short_description: Make a Python for the trainer where a host has none that is new enough
+short_description: Install a Python for the trainer on a host that has none that is new enough
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)

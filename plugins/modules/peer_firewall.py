@@ -12,7 +12,7 @@ version_added: 0.1.0
 description:
   - Opens the named ports to the named addresses on whichever of ufw, firewalld, nftables and iptables is active, and
     closes exactly that again. Everything else in the rule set stays byte for byte as it was.
-  - Does nothing where nothing blocks, or where the peers are let in already.
+  - Does nothing if nothing blocks, or if the peers are admitted already.
   - Without root it changes nothing and does not fail; RV(commands) then holds what the owner of the host can run.
   - Only rules that the packets of the peers can meet count as blocking. What another program keeps (fail2ban, Docker, libvirt, Kubernetes)
     is left alone; where it keeps a peer out, RV(foreign) tells.
@@ -62,11 +62,10 @@ options:
     default: tcp
   backend:
     description:
-      - The firewall to work on.
+      - The firewall to work on, V(ufw), V(firewalld), V(nftables) or V(iptables).
       - V(auto) finds those that are active.
       - V(none) does nothing.
     type: str
-    choices: [auto, ufw, firewalld, nftables, iptables, none]
     default: auto
   state:
     description:
@@ -180,7 +179,7 @@ message:
 
 import os
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, settle
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, apply
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     MARK,
     NAME,
@@ -202,11 +201,7 @@ def main() -> None:
             "known": {"type": "list", "elements": "str", "default": []},
             "keep": {"type": "list", "elements": "str", "default": []},
             "proto": {"type": "str", "choices": ["tcp"], "default": "tcp"},
-            "backend": {
-                "type": "str",
-                "choices": ["auto", "ufw", "firewalld", "nftables", "iptables", "none"],
-                "default": "auto",
-            },
+            "backend": {"type": "str", "default": "auto"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         required_if=[("state", "present", ["name"])],
@@ -224,7 +219,7 @@ def main() -> None:
             known=tuple(name for name in params["known"] if NAME.match(name)),
             keep=(*params["keep"], *live_runs()),
         )
-        module.exit_json(**settle(runner(module), request))
+        module.exit_json(**apply(runner(module), request))
     except FirewallError as error:
         module.fail_json(msg=str(error))
 

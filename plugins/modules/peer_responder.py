@@ -7,7 +7,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: peer_responder
-short_description: A short-lived process that answers the other hosts of a job while connections are tested
+short_description: Run a short-lived process that answers the other hosts of a job while connections are tested
 version_added: 0.1.0
 description:
   - V(started) starts a process that answers M(nanochat.ddp.peer_check) of the other hosts on the host's own address,

@@ -10,8 +10,8 @@ module: report
 short_description: Make one self-contained HTML page about a run
 version_added: 0.1.0
 description:
-  - Makes a page from what M(nanochat.ddp.run_files) brought. It opens from disk, needs no network, and reads well on a phone and in the dark.
-  - Works for a run that still goes on and where ranks are missing. The same files make the same page.
+  - Makes a page from the files that M(nanochat.ddp.run_files) copied. It opens from disk without a network, and suits phones and dark screens.
+  - Works while the run goes on, and if ranks are missing. The same files make the same page.
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 author:
@@ -30,6 +30,11 @@ options:
     description: The file to write.
     type: path
     required: true
+  live:
+    description:
+      - What the hosts do now, as the filter P(nanochat.ddp.live_view#filter) tells. With it the page is a live one, which loads itself again
+        every few seconds until the run has ended.
+    type: dict
 attributes:
   check_mode:
     description: Says whether the page would change.
@@ -73,6 +78,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_of_runs
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import ReportError
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import make_report
@@ -87,10 +93,7 @@ def write(module: AnsibleModule, path: str, text: str) -> bool:
                 return False
     if not module.check_mode:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        beside = "%s.new-%d" % (path, os.getpid())
-        with open(beside, "wb") as stream:
-            stream.write(data)
-        module.atomic_move(beside, path)
+        write_whole(path, data)
     return True
 
 
@@ -101,11 +104,12 @@ def main() -> None:
             runs=dict(type="list", elements="path", required=True),
             page=dict(type="path", required=True),
             dest=dict(type="path", required=True),
+            live=dict(type="dict"),
         ),
         supports_check_mode=True,
     )
     try:
-        text = make_report(module.params["runs"], module.params["page"], worth_of_runs)
+        text = make_report(module.params["runs"], module.params["page"], worth_of_runs, module.params["live"])
         changed = write(module, module.params["dest"], text)
     except (ReportError, OSError) as error:
         module.fail_json(msg="The report %s could not be made. %s" % (module.params["dest"], error))

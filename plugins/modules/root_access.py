@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: root_access
-short_description: See whether the become settings of the task give the rights of root
+short_description: Check whether the task's become settings give root rights
 version_added: 0.1.0
 description:
   - Asks for the number of the user as whom the task's become settings run a command, with the password of C(--ask-become-pass) or
@@ -46,7 +46,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Try the password for root
+- name: Test the password for root
   nanochat.ddp.root_access:
   become: true
   register: access

@@ -39,7 +39,7 @@ options:
     default: deployed
   training:
     description:
-      - Which training the folder is to hold, as M(nanochat.ddp.plan) returns it. What the folder holds of another one is moved aside.
+      - Which training the folder is to hold, as M(nanochat.ddp.judge) returns it. What the folder holds of another one is moved aside.
       - Without it, whatever is there is gone on from.
     type: dict
     suboptions:

@@ -11,8 +11,8 @@ short_description: Tell what a host's share of a training run is doing
 version_added: 0.1.0
 description:
   - Reads the run folder of a host and returns its state, progress, speed, share of time waiting, last checkpoint, and why it crashed if it did.
-  - Works while the run goes on, after it ended, and where it never started. It needs nothing but the files in the folder.
-  - With O(wait) it answers as soon as something changed, so that a watcher needs few calls.
+  - Works while the run goes on, after its end, and before its start. It needs only the files in the folder.
+  - With O(wait) it answers as soon as something changes, so a watcher needs few calls.
 extends_documentation_fragment:
   - nanochat.ddp.run
   - nanochat.ddp.reader

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: run_watch
-short_description: Take the next look at a running training and judge whether watching it is over
+short_description: Look at a running training and judge whether watching it is over
 version_added: 0.1.0
 description:
   - One look at a host's share of a run, made for an C(until) loop. It waits for news, knows what the loops of the other hosts have seen,
     and says when there is nothing left to watch because the run ended, crashed or is stuck.
-  - A connection that breaks is not the end. The host is tried again for O(lost_after) seconds.
+  - After a broken connection it tries the host again for O(lost_after) seconds.
   - Looks come every three seconds at first and three times a minute in a long run, so that watching does not slow the training.
 extends_documentation_fragment:
   - nanochat.ddp.reader
@@ -48,6 +48,12 @@ options:
     description: Seconds after which a host that gives no answer is given up.
     type: float
     default: 600
+  live_page:
+    description:
+      - Folder of results on the controller. What is new of the metrics is brought there as M(nanochat.ddp.run_files) does, and C(live.html) in
+        the run's folder is renewed every few seconds. Without it there is no page.
+    type: str
+    default: ""
 attributes:
   action:
     description: It runs on the controller and looks at the host through M(nanochat.ddp.run_info).

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: session_boot
-short_description: Has a session started again after a reboot
+short_description: Start a session again after a reboot
 version_added: 0.1.0
 description:
   - Enters a session of M(nanochat.ddp.tmux_session) among what is started when the host boots, or takes it out again.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: setup_info
-short_description: Look once at all that a host needs for a run
+short_description: Check what a host still needs for a run
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
   - Says whether a host has the trainer's files, its Python packages and the data set of a run, by the same rules as
-    M(nanochat.ddp.trainer_files), M(nanochat.ddp.trainer_venv), M(nanochat.ddp.shard_sync) and M(nanochat.ddp.shard_links), in one step.
-  - What cannot be read counts as not there; the module that brings it says what is the matter with it.
+    M(nanochat.ddp.trainer_files), M(nanochat.ddp.trainer_venv), M(nanochat.ddp.shard_sync) and M(nanochat.ddp.shard_folder), in one step.
+  - Unreadable items count as missing; the module that installs them reports the problem.
 extends_documentation_fragment:
   - nanochat.ddp.reader
   - nanochat.ddp.packages
@@ -46,7 +46,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: See what the host has already
+- name: Check what the host already has
   nanochat.ddp.setup_info:
     src: "{{ playbook_dir }}/../trainer"
     dest: /home/xiaoxin/nanochat/trainer

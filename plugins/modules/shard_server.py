@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: shard_server
-short_description: A short-lived server that hands a folder's files to the other hosts
+short_description: Run a short-lived server that hands a folder's files to the other hosts
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: shard_sync
-short_description: Bring the same shards and tokenizer to every host of a job
+short_description: Copy the same shards and tokenizer to every host of a job
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
@@ -24,7 +24,7 @@ extends_documentation_fragment:
   - nanochat.ddp.shards.verify
 options:
   manifest:
-    description: The manifest as M(nanochat.ddp.shard_manifest) returned it on the first host.
+    description: The manifest as M(nanochat.ddp.shard_folder) returned it on the first host.
     type: dict
   layout:
     description: V(data) is shards and a tokenizer, V(files) is any folder.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: tmux_session
-short_description: One named tmux session that runs one program
+short_description: Manage one named tmux session that runs one program
 version_added: 0.1.0
 description:
   - Starts, restarts, stops and removes one tmux session that runs a program with its own environment, working folder and

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: trainer_files
-short_description: The trainer's files, the same on every host
+short_description: Copy the trainer's files to a host
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)

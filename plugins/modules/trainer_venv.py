@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: trainer_venv
-short_description: A Python virtual environment with pinned packages for the trainer
+short_description: Make a Python virtual environment with the trainer's pinned packages
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
@@ -147,7 +147,7 @@ def present(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     index = venv.stamp().get("index") if is_ready or not module.check_mode else None
     for warning in venv.warnings:
         module.warn(warning)
-    after = sorted(venv.wish.requirements)
+    after = sorted(venv.wanted.requirements)
     return {
         "changed": not is_ready,
         "packages": found["packages"],
@@ -168,13 +168,13 @@ def absent(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     state = venv.place()
     if state in ("occupied", "foreign"):
         raise VenvError(
-            f"{venv.wish.host}: {venv.wish.path} was not made by this collection, so it is left alone", "occupied"
+            f"{venv.wanted.host}: {venv.wanted.path} was not made by this collection, so it is left alone", "occupied"
         )
     before = words(venv.stamp(), "requirements")
     if not module.check_mode:
         venv.refuse_in_use()
         venv.discard()
-        os.unlink(venv.wish.path + ".lock")
+        os.unlink(venv.wanted.path + ".lock")
     return {"changed": state != "absent", "packages": {}, "install": [], "diff": diff(before, [])}
 
 

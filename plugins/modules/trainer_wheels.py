@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: trainer_wheels
-short_description: Fetch the trainer's packages for hosts that reach no package index
+short_description: Fetch the trainer's packages for hosts that cannot reach a package index
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
@@ -129,12 +129,12 @@ def wheels(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     python = venv.python if os.path.exists(venv.python) else venv.base.path
     if module.params["confirm"] is not None:
         pip = [python, "-m", "pip"]
-        found = unconfirmed(module.params["confirm"], venv.wish.torch_index, venv.run, pip)
+        found = unconfirmed(module.params["confirm"], venv.wanted.torch_index, venv.run, pip)
         return {"changed": False, "unconfirmed": found}
     target = module.params["target"] or {key: venv.base.tags[key] for key in ("python", "machine")}
-    changed = not wheels_ready(venv.wish, target)
+    changed = not wheels_ready(venv.wanted, target)
     if changed and not module.check_mode:
-        fetch_wheels(venv.wish, venv.run, venv.base, [python, "-m", "pip"], target)
+        fetch_wheels(venv.wanted, venv.run, venv.base, [python, "-m", "pip"], target)
     return {"changed": changed}
 
 

@@ -77,7 +77,7 @@ def taken_along(hosts: Sequence[str], host: str, forks: int) -> list[str]:
 
 
 class Ledger:
-    """What the processes of one playbook run, which know nothing of each other, tell of their hosts: files in its own temporary folder."""
+    """Files by which the processes of one playbook run tell each other about their hosts, in its temporary folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -156,7 +156,7 @@ class FollowingAction(ActionBase):
         host_code.sources_text(cls.CODE.__name__)
 
     def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
-        """What is over already: a host that went along with another, and a loop for which nobody waits any more."""
+        """Return at once for a host that another process has followed to its end, and in a loop for which nobody waits any more."""
         variables = task_vars or {}
         result: dict[str, object] = super().run(tmp, variables)
         host, results = str(variables["inventory_hostname"]), ledger_of(self, "results")

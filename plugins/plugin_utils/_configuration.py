@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What of Ansible's configuration no play can set, and the lines that an ansible.cfg lacks where the collection is installed."""
+"""Ansible's configuration that no play can set, and the lines to add to an ansible.cfg where the collection is installed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ def forks() -> int:
     return int(context.CLIARGS.get("forks") or constants.DEFAULT_FORKS)
 
 
+def display_is_ours() -> bool:
+    """Whether this collection's display was chosen; with -v it leaves the output to Ansible's own."""
+    return bool(constants.DEFAULT_STDOUT_CALLBACK == STORY)
+
+
 def shows_progress() -> bool:
-    """Whether the display is ours, which shows attempts of a loop as progress; Ansible's own, also with -v, calls each of them FAILED."""
-    return bool(constants.DEFAULT_STDOUT_CALLBACK == STORY and not context.CLIARGS.get("verbosity"))
+    """Whether attempts of a loop are shown as progress; Ansible's own output calls each of them FAILED."""
+    return display_is_ours() and not context.CLIARGS.get("verbosity")
 
 
 def display_is_chosen() -> bool:

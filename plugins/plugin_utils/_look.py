@@ -30,7 +30,7 @@ MARK = "nanochat-ddp-look "
 
 
 def defaults_of(options: Options) -> dict[str, object]:
-    """What a module would take where nothing is said."""
+    """A module's defaults."""
     return {name: option.get("default") for name, option in options.items()}
 
 
@@ -51,7 +51,7 @@ FIRST = (
 
 
 def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
-    """What starts the Python that the inventory names or Ansible has found; else the one that Ansible would find, since what a host
+    """Command of the Python that the inventory names or Ansible has found; else the one that Ansible would find, since what a host
     tells of its Python must not depend on who asks."""
     named = action._templar.template(variables.get("ansible_python_interpreter"))
     found = section(variables, "ansible_facts").get("discovered_interpreter_python")
@@ -65,7 +65,7 @@ def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
 def bare_answer(
     action: ActionBase, code: ModuleType, params: Mapping[str, Any], variables: Mapping[str, object]
 ) -> dict[str, object] | None:
-    """What that program answers; None where this way does not work, and the module has to be asked, which says why."""
+    """The program's answer; None where bare code cannot run there, and the module has to be asked, which says why."""
     if not action._connection.has_pipelining:
         return None
     argv = [*python_of(action, variables), "-I", "-S", "-"]
@@ -102,7 +102,7 @@ def result_in(text: str) -> dict[str, object] | None:
 def code_answer(
     action: ActionBase, code: ModuleType, params: Mapping[str, Any], variables: Mapping[str, object]
 ) -> dict[str, object] | None:
-    """What the module with this code would answer to these parameters; None where it has to be asked itself, or is to refuse them."""
+    """The answer that the module with this code would give; None where the module itself has to answer or refuse."""
     if any(beyond(params, getattr(code, "BOUNDS", {}))):
         return None
     return bare_answer(action, code, {**defaults_of(code.OPTIONS), **params}, variables)
@@ -143,9 +143,9 @@ class BareAction(ActionBase):
         return result
 
     def arguments(self, variables: Mapping[str, object]) -> dict[str, object]:
-        """What the controller adds to the task's own."""
+        """Arguments that the controller adds to the task's own."""
         return {}
 
     def told_by_ansible(self) -> dict[str, object]:
-        """What a module would have of Ansible itself."""
+        """Arguments that Ansible itself would give a module."""
         return {"check": self._task.check_mode} if self.CHANGES else {}

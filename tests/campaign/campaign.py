@@ -249,7 +249,7 @@ def failed(done: Round) -> bool:
 
 
 def left_behind(before: State, after: State) -> str:
-    """What is on the hosts now and was not before, or the other way round."""
+    """Differences between the hosts now and before."""
     said = []
     for host in NAMES:
         old = [*before[0][host].splitlines(), *before[1][host]]

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What can go wrong with two machines at home, made for real and taken back again.
+"""Faults of two machines at home, made for real and undone again.
 
 Each fault is a generator: what it does, a `yield` while it lasts (its sentence says what was done), and its end. Whatever a user
 would have to do by hand afterwards (free the disk, plug the cable in, switch the machine on) is in the end of the fault.
@@ -22,7 +22,7 @@ from plays import PLAY_SECONDS
 
 
 class Scene:
-    """What a fault may touch."""
+    """The parts of a site that a fault may touch."""
 
     def __init__(self, hosts: Hosts, run: str, steps: int, chance: random.Random, play: Any) -> None:
         self.hosts, self.run, self.steps, self.play = hosts, run, steps, play

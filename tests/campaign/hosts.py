@@ -216,7 +216,7 @@ class Hosts:
         return {host: on(host, script) for host in NAMES}
 
     def processes(self) -> dict[str, list[str]]:
-        """What runs on each host, without what only looks or waits for a user; names made up for one start are left out.
+        """Processes on each host, except observers and prompts; names generated for a single start are left out.
 
         With what has ended and is not asked for by its parent stands that parent. The program of a pane that tmux keeps on
         show is left out: it has ended, and tmux 3.3 at times asks for it only when the next one ends.

@@ -29,7 +29,7 @@ TRACEBACK = "Traceback (most recent call last)"
 
 
 class Broken(Exception):
-    """What the product promises did not hold."""
+    """A promise of the product was broken."""
 
 
 def interrupted_early(said: str) -> bool:
@@ -60,7 +60,7 @@ class Play:
         return Play(self.words, self.inventory, self.log)
 
     def heard(self, code: int, said: str) -> None:
-        """What another controller was told at the same time."""
+        """The output that another controller got at the same time."""
         self.others.append(said if code else "")
 
     def finish(self, seconds: float = PLAY_SECONDS) -> tuple[int, str]:
@@ -91,7 +91,7 @@ class Play:
 
 
 def messages(said: str) -> list[str]:
-    """What a playbook said of errors and what its doctor found, each as one line."""
+    """A playbook's errors and its doctor's findings, one line each."""
     found: list[list[str]] = []
     inside, above = -1, ""  # how far the message is indented in which we are
     for line in filter(str.strip, said.splitlines()):

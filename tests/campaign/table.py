@@ -15,7 +15,7 @@ KEPT = "as undisturbed"
 
 
 class Round(NamedTuple):
-    """What was done and what came of it."""
+    """An action and its result."""
 
     seed: int
     number: int

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def played(folder: Path, play: dict, *words: str) -> str:
-    """What Ansible prints of one play on this machine, which has to end well."""
+    """Ansible's output of one play on this machine; fails if the play does."""
     file = folder / "play.json"
     file.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, **play}]))
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -117,7 +117,7 @@ def counts(account: dict, what: str) -> dict[str, int]:
 
 
 def results(account: dict, task: str) -> dict[str, dict]:
-    """What the hosts returned for the task of that name."""
+    """The hosts' results of the task of that name."""
     found: dict[str, dict] = {}
     for entry in account["plays"][0]["tasks"]:
         if entry["task"]["name"].endswith(task):
@@ -126,7 +126,7 @@ def results(account: dict, task: str) -> dict[str, dict]:
 
 
 def messages(account: dict) -> list[str]:
-    """What the failed hosts said."""
+    """The messages of the failed hosts."""
     return [
         result["msg"]
         for entry in account["plays"][0]["tasks"]

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What changes a host without a module there, played by Ansible itself: check mode, diffs, refusals and secrets."""
+"""Actions that change a host without a module, played by Ansible itself: check mode, diffs, refusals and secrets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tasks_of(folder: Path, name: str) -> list[dict]:
 
 
 def play(folder: Path, *words: str) -> tuple[dict, str]:
-    """What each task returned, and all that was printed."""
+    """Each task's result, and the whole output."""
     (folder / "secret.json").write_text(json.dumps({"secret": SECRET}))
     tasks = tasks_of(folder, f"bare-{os.getpid()}")
     given = ["-e", f"@{folder}/secret.json", "-e", "ansible_pipelining=true"]
@@ -55,7 +55,7 @@ def refused() -> dict[str, str]:
         "env_refused": "mode '99' is not a mode",
         "env_lacking": "state is present but all of the following are missing: env",
         "bounds": "stop_timeout is -5; it must be from 0",
-        "named": "'a.b' is no name for a session",
+        "named": "'a.b' is not a session name",
     }
 
 

@@ -41,12 +41,12 @@ class Job:
         self.environment = environment(folder)
 
     def sessions(self) -> list[str]:
-        """What tells this start of the run from the one before."""
+        """An identifier of this start of the run."""
         found = [path.read_text() for path in self.folder.glob("*/runs/*/session.json")]
         return sorted(json.loads(text)["id"] for text in found if text)
 
     def play(self, *words: str, meanwhile: Callable[[], object] = lambda: None) -> str:
-        """What train.yml says; `meanwhile` is called once when both sessions have been started."""
+        """The output of train.yml; `meanwhile` is called once when both sessions have started."""
         argv = command(self.inventory, "train.yml", *words)
         before, called = self.sessions(), False
         log = self.folder / "log"

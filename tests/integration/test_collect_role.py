@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT, P
 
 
 def trained(run: Path, number: int, step: int) -> None:
-    """What a run leaves whose newest checkpoint is of this step."""
+    """Make the folder of a run whose newest checkpoint is of this step."""
     folder = run / "base_checkpoints" / "d4"
     folder.mkdir(parents=True)
     for name in (f"model_{step:06d}.pt", f"meta_{step:06d}.json"):

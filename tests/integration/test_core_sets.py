@@ -23,14 +23,14 @@ SETS = [
 
 
 def measure(folder: Path, kept: dict) -> dict:
-    """What the role takes for measured."""
+    """The measurements that the role uses."""
     python = folder / "venv/bin/python"
     python.parent.mkdir(parents=True, exist_ok=True)
     python.write_text(PYTHON.format(log=folder / "log"))
     python.chmod(0o755)
     node = {
         "core_sets": SETS, "venv_dir": str(folder / "venv"), "trainer_dir": str(folder), "env": {"OMP_NUM_THREADS": "2"},
-        "env_secret": [], "threads": 2, "dtype": "float32", "argv": ["python", "scripts.base_train", "--", "--depth=1"],
+        "env_secret": [], "threads": 2, "dtype": "float32", "flags": {"depth": 1},
         "host": "localhost",
     }  # fmt: skip
     plan = {

@@ -19,7 +19,7 @@ OTHERS = {"trainer": {"source": "ours"}, "timeout_seconds": 10}
 
 @pytest.fixture
 def home(tmp_path):
-    """What somebody has on the master: a data set of 201 shards, as nanochat lays it out."""
+    """A data set of 201 shards on the master, in nanochat's layout."""
     source = fill(tmp_path / "home/base_data_climbmix", shards=0)
     for number in range(201):
         (source / f"shard_{number:05d}.parquet").write_bytes(parquet(number, 2_000))

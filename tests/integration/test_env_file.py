@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What env_file writes, read by the shells of this machine."""
+"""The files of env_file, read by the shells of this machine."""
 
 from __future__ import annotations
 

@@ -137,6 +137,6 @@ def test_a_stop_does_not_wait_for_as_long_as_a_host_likes(evil, seconds):
     (facts,) = [
         one["hosts"]["evil"]["ansible_facts"]
         for one in account["plays"][0]["tasks"]
-        if one["task"]["name"].endswith("See how long it may take")
+        if one["task"]["name"].endswith("Work out how long it may take")
     ]
     assert int(facts["__launch_grace"]) <= 86400

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -22,7 +23,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, record
 from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT, Play, messages
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import TORCHRUN, free_port
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import (
+    free_port,
+    write_trainer,
+)
 
 PATIENCE = 600
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -32,32 +36,22 @@ class Run:
     """Two hosts in folders, and the playbooks that are played on them."""
 
     def __init__(self, folder: Path) -> None:
-        fake = folder / "fake/torch/distributed"
-        fake.mkdir(parents=True)
-        for place in (fake.parent, fake):
-            (place / "__init__.py").touch()
-        (fake / "run.py").write_text(TORCHRUN)
+        trainer = write_trainer(folder)
         plan = {
             "run": "d4", "world": 2, "timeout_seconds": 60, "data": {"id": "none"}, "model": {},
-            "training": {"rows": [4, 4], "device_batch": 2, "iterations": 100000}, "trainer": {"source": "ours"},
+            "training": {"rows": [4, 4], "device_batch": 2, "iterations": 100000},
+            "trainer": {"source": "ours", "script": "scripts.base_train"},
+            "master": {"host": "desktop", "address": "127.0.0.1", "port": 29500},
             "keeper": {"min_hosts": 1, "grace_seconds": 1, "restarts": 3},
         }  # fmt: skip
         self.play = Play(folder, ["desktop", "laptop"], plan)
         self.play.variables = {"ddp_controller": {"fresh": False}}
         for rank, node in enumerate(self.play.hosts.values()):
-            argv = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes=2",
-                f"--node-rank={rank}",
-                "--master-addr=127.0.0.1",
-            ]
             keeper = ["-B", node["run_dir"] + "/.keeper/keeper.py"]
             node.update(
                 rank=rank, rows=4, session=f"nanochat-d4-{folder.name}-rank{rank}", keeper_port=free_port(), checkpoint_bytes=1000,
-                argv=[*argv, "-m", "scripts.base_train", "--", "--depth=4"], session_argv=[sys.executable, *keeper],
-                trainer_dir=node["run_dir"], env={"PYTHONPATH": str(folder / "fake")}, env_secret=[], peers=[],
+                flags={"depth": 4}, session_argv=[sys.executable, *keeper],
+                trainer_dir=node["run_dir"], env={"PYTHONPATH": str(folder / "fake")}, env_secret=[], peers=[], **trainer,
             )  # fmt: skip
             Path(node["run_dir"]).mkdir(parents=True)
         plan["digest"] = digest_of(plan)
@@ -115,7 +109,7 @@ class Run:
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-                if b"torch.distributed.run" in command and marker in (entry / "environ").read_bytes():
+                if b"scripts.torchrun" in command and marker in (entry / "environ").read_bytes():
                     return int(entry.name)
         raise AssertionError(f"no rank runs on {host}")
 
@@ -191,3 +185,11 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     assert run.state("laptop")[0] == "idle"
     run.book("stop")
     assert run.state("laptop")[0] == "stopped"
+
+    # The contract names every file of the run folder.
+    contract = (ROOT / "docs/contract.md").read_text(encoding="utf-8")
+    names = {
+        re.sub(r"rank\d|agent-\d", lambda found: found[0][:-1] + "0", path.name)
+        for path in Path(run.play.hosts["laptop"]["run_dir"]).iterdir()
+    }
+    assert {name for name in names if name not in contract} == set()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import resolve
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import trainings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
@@ -49,6 +50,7 @@ class Launch(Play):
             "digest": "one",
             "timeout_seconds": 10,
             "model": {"depth": 4},
+            "training": {"resume": True},
             "data": {"id": "text-1"},
             "trainer": {"source": "ours"},
         }
@@ -163,10 +165,13 @@ def test_a_start_that_cannot_be_made_stops_nothing(running: Launch) -> None:
     assert running.hosts["b"]["argv"][0] == program
 
 
+NOTHING_SET = resolve([("a", {})]).hosts["a"]
+
+
 def decided(launch: Launch, names: str, fresh: bool = False) -> trainings.Choice:
-    """What the plan decides by the probes of these hosts, which the role launch is told then."""
+    """The plan for the probes of these hosts, as the role launch gets it."""
     facts = {name: leftovers.run_facts(launch.hosts[name]["run_dir"]) for name in names}
-    hosts = [Host(name, {}, {"run": found}) for name, found in facts.items()]
+    hosts = [Host(name, NOTHING_SET, {"run": found}) for name, found in facts.items()]
     choice = trainings.choose(hosts, "d4", None)
     told = trainings.launched(choice, trainings.Choice(None), trainings.begins(hosts, launch.plan, choice, fresh))
     launch.variables["ddp_launched"] = {**told, "id": told["id"] or secrets.token_hex(8)}

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,30 +80,27 @@ def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(i
     assert ("changed=1" in second.stdout) == (told["findings"] != before["findings"])
 
 
-def test_a_plan_by_what_was_measured_knows_what_was_measured(inventory, tmp_path):
-    """On a busy host it is not kept in a file, and this start goes by it all the same."""
-    play = [
-        {
-            "hosts": "trainers",
-            "gather_facts": False,
-            "tasks": [
-                {"import_role": {"name": "nanochat.ddp.plan"}},
-                {
-                    "set_fact": {
-                        "__preflight_measured": {
-                            "tokens_per_second": "{{ 900 if inventory_hostname == 'one' else 300 }}"
-                        }
-                    }
-                },
-                {"include_role": {"name": "nanochat.ddp.preflight", "tasks_from": "replan"}},
-                {"debug": {"msg": "measured {{ ddp_probe.measured.tokens_per_second }} on {{ inventory_hostname }}"}},
-            ],
-        }
+def test_a_second_plan_goes_by_what_the_rehearsal_measured(inventory, tmp_path):
+    """On a busy host it is not kept in a file, and this start goes by it all the same; the facts of the hosts stay as they are."""
+    hosts, kept = inventory(), tmp_path / "plan.json"
+    assert plan(hosts, "-e", f"ddp_plan_file={kept}").returncode == 0
+    before = json.loads(kept.read_text())["plan"]
+    assert before["training"]["sync"] == "exact"
+    measured = {
+        "tokens_per_second": 2000.0, "pass_seconds": 0.5, "adamw_seconds": 0.02, "muon_seconds": 0.1,
+        "link": {"mbit": 3.0, "latency_ms": 0.3}, "subject": subject(before["model"], before["training"]["device_batch"]),
+    }  # fmt: skip
+    said = "sync {{ ddp_plan.training.sync }}, probe {{ ddp_probe.measured | default('empty', true) }}"
+    tasks: list[dict] = [
+        {"import_role": {"name": "nanochat.ddp.plan"}},
+        {"set_fact": {"__preflight_measured": measured}},
+        {"include_role": {"name": "nanochat.ddp.preflight", "tasks_from": "replan"}},
+        {"debug": {"msg": said}},
     ]
     file = tmp_path / "play.json"
-    file.write_text(json.dumps(play))
-    done = plan(inventory(), playbook=str(file))
-    assert "measured 900 on one" in done.stdout and "measured 300 on two" in done.stdout, done.stdout + done.stderr
+    file.write_text(json.dumps([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]))
+    done = plan(hosts, playbook=str(file))
+    assert f"sync {list(WAYS)[-1]}, probe empty" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_python_on_the_controllers_path_that_does_not_run_is_passed_over(inventory, tmp_path):

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What stands in the way of a run is told by the plan, one sentence each with host and path, and nothing was changed by then."""
+"""The plan names every obstacle to a run in a sentence with host and path, before anything is changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lan(tmp_path):
 
 
 def sentences(output: str) -> str:
-    """What was printed, as one line."""
+    """The output as one line."""
     return " ".join(output.replace("\\n", " ").split())
 
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What reset closes and leaves, what comes back after a reboot, and who becomes root on the way."""
+"""Reset closes the ports and nothing else, also after a reboot, and becomes root only where it must."""
 
 from __future__ import annotations
 

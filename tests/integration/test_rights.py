@@ -52,14 +52,14 @@ def rights(tmp_path):
 def kept(account) -> dict[str, str]:
     return {
         host: result["ansible_facts"]["ddp_rights"]
-        for host, result in results(account, "Keep which rights there are").items()
+        for host, result in results(account, "Record whether this user has root rights").items()
     }
 
 
 def test_field_38_a_password_that_nobody_gave_is_no_failure_and_looks_like_none(rights):
     account = rights()
     assert kept(account) == {"desk": "none", "free": "passwordless"}
-    told = results(account, "Try the password for root")["desk"]
+    told = results(account, "Test the password for root")["desk"]
     assert told["root"] is False and "assword" in told["why"]
     assert not told.get("failed")
     assert messages(account) == []

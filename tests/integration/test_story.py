@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a person sees: small real playbooks under the display, with a terminal and without."""
+"""The display as a person sees it: small real playbooks, with and without a terminal."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ def test_no_matching_host_is_an_error_that_is_explained(stage: Stage) -> None:
 def test_a_word_that_reset_does_not_know_is_refused_before_anything_is_stopped(stage: Stage) -> None:
     told = stage.play("playbooks/reset.yml", "-e", "ddp_purge=runs", code=2, ANSIBLE_STDOUT_CALLBACK="default")
     assert re.search(r"ddp_purge is \W*runs\W*; it must be run", told)
-    assert re.findall(r"TASK \[(.*)\]", told) == ["Refuse what reset does not know"]
+    assert re.findall(r"TASK \[(.*)\]", told) == ["Refuse options that reset does not know"]
 
 
 @pytest.mark.parametrize("words", [("ddp_purge=run",), ("purge=true",), ("purge=true", "ddp_run=d4")])
@@ -555,7 +555,7 @@ def test_interrupting_leaves_the_training_alone_and_says_so(stage: Stage, ranks:
 
 
 def test_status_is_one_screen_and_json_for_programs(stage: Stage, ranks: Callable[..., None]) -> None:
-    assert "no run on any host" in stage.play("nanochat.ddp.status")
+    assert "no run d4 on any host" in stage.play("nanochat.ddp.status")
     ranks(steps=500)
     until(lambda: all((stage.run_dir(rank) / f"metrics-rank{rank}.jsonl").exists() for rank in (0, 1)))
     told = stage.play("nanochat.ddp.status")
@@ -563,6 +563,45 @@ def test_status_is_one_screen_and_json_for_programs(stage: Stage, ranks: Callabl
     assert len(told.splitlines()) < 24
     found = json.loads(stage.play("nanochat.ddp.status", "-e", "ddp_json=true"))
     assert {run["state"] for run in found["hosts"].values()} == {"running"}
+
+
+def shown_on(page: Path) -> dict[str, Any]:
+    """The hosts as a live page holds them."""
+    found = re.search(r'type="application/json">(.*?)</script>', page.read_text(), re.S)
+    assert found is not None
+    told: dict[str, Any] = json.loads(found[1])
+    return {"steps": len(told["ranks"][0]["columns"].get("step", [])), **told["live"]}
+
+
+@pytest.mark.parametrize("forks", ["5", "1"])
+def test_the_live_page_is_renewed_while_the_run_is_watched(
+    stage: Stage, ranks: Callable[..., None], forks: str
+) -> None:
+    page = stage.folder / "runs" / "d4" / "live.html"
+    stage.variables["ddp_controller"]["live_page"] = True
+    ranks("--seconds", "0.5", steps=40)
+    argv, environment = stage.argv(WATCH, "--forks", forks), stage.environment()
+    with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as playing:
+        until(page.exists)
+        first = shown_on(page)
+        until(lambda: shown_on(page)["steps"] > first["steps"])
+        told = playing.communicate(timeout=120)[0]
+    assert playing.returncode == 0, told
+    assert f"Live page: {page}" in told
+    assert (first["ended"], first["heads"][0]) == (False, "host")
+    last = shown_on(page)
+    assert (last["ended"], last["steps"], last["left"]) == (True, 40, None)
+    assert [cells[:3] for cells in last["cells"]] == [["node1", "0", "finished"], ["node2", "1", "finished"]]
+
+
+def test_status_renews_the_live_page(stage: Stage, ranks: Callable[..., None]) -> None:
+    words = ("nanochat.ddp.status", "-e", "ddp_live_page=true", "-e", f"ddp_results_dir={stage.folder}/runs")
+    assert "there is no live page" in stage.play(*words)
+    ranks(steps=500)
+    until(lambda: all((stage.run_dir(rank) / f"metrics-rank{rank}.jsonl").exists() for rank in (0, 1)))
+    page = stage.folder / "runs" / "d4" / "live.html"
+    assert f"live page: {page}" in stage.play(*words)
+    assert shown_on(page)["ended"] is False
 
 
 def test_logs_come_line_by_line_with_their_host(stage: Stage, ranks: Callable[..., None]) -> None:
@@ -593,7 +632,7 @@ def test_collect_compares_with_earlier_runs(stage: Stage) -> None:
     assert '"run":"d4-before"' in (stage.folder / "results/d4/report.html").read_text()
     told = stage.play("nanochat.ddp.collect", *more[:-1], "compare=nix", code=2)
     assert "There is no folder" in told
-    assert "was the run collected, and is its name right?" in told
+    assert "Check the name of the run, and that it was collected." in told
 
 
 def test_collect_brings_what_is_new_and_makes_the_report(stage: Stage) -> None:

@@ -31,7 +31,7 @@ STEPS = 25
 LOG_A_RUN = """
 import sys
 from pathlib import Path
-from nanochat.tracker import open_tracker
+from nanochat.record.tracker import open_tracker
 uri, folder = sys.argv[1], Path(sys.argv[2])
 tracker = open_tracker("mlflow", uri, "d4", {"depth": 4, "matrix_lr": 0.02}, folder)
 for step in range(%d):

@@ -110,8 +110,8 @@ def test_one_look_is_enough_where_no_host_lacks_anything(play, sources):
     second = play.run("trainer+data")
 
     assert messages(first) == messages(second) == []
-    assert results(first, "See whether anything is to be brought")["a"]["trainer"] is False
-    found = results(second, "See whether anything is to be brought")["a"]
+    assert results(first, "Check whether anything must be copied")["a"]["trainer"] is False
+    found = results(second, "Check whether anything must be copied")["a"]
     assert (found["trainer"], found["data"]) == (True, True)
     assert not results(second, "Copy the trainer's files") and not results(second, "Make the trainer's environment")
     assert not results(second, "Check whether the data set is complete")

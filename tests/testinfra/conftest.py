@@ -1,4 +1,4 @@
-"""What tests of a scenario's hosts do: play what a user types, look at a run, and act on a host as its owner would."""
+"""Helpers for tests of a scenario's hosts: type commands as a user, look at a run, and act on a host as its owner."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Lab:
         return said if stdout_only else said + done.stderr
 
     def status(self, *arguments: str) -> dict[str, dict[str, Any]]:
-        """What the playbook status tells of every host, for programs."""
+        """The JSON of the playbook status about every host."""
         said = self.play("-e", "ddp_json=true", *arguments, playbook="status", stdout_only=True)
         return json.loads(said)["hosts"]
 

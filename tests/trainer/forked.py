@@ -171,7 +171,7 @@ def _become(request: int, out: int, err: int, status: int) -> list[str]:
 
 
 def run(argv: Sequence[str]) -> None:
-    """What python would do with these arguments."""
+    """Run these arguments as Python would."""
     import runpy
 
     first, *rest = argv
@@ -186,7 +186,7 @@ def run(argv: Sequence[str]) -> None:
     if os.environ.get("TEST_ROUTE"):
         from routes import always
 
-        from nanochat import numerics
+        from nanochat.model import numerics
 
         numerics.choose = always(os.environ["TEST_ROUTE"])  # type: ignore[assignment]
     if first == "-m":

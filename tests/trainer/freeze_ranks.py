@@ -22,8 +22,8 @@ from typing import NamedTuple
 import ranks
 from trainings import Job
 
-from nanochat import metrics
-from nanochat.common import exit_code
+from nanochat.kit.common import exit_code
+from nanochat.record import metrics
 from scripts import base_train
 
 AT_ONCE = 4

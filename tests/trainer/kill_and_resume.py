@@ -37,8 +37,8 @@ import trainings
 
 sys.path.insert(0, str(ranks.TRAINER))
 
-from nanochat import checkpoint_manager as checkpoints
-from nanochat import resume
+from nanochat.run import checkpoint_manager as checkpoints
+from nanochat.run import resume
 
 SAVE_EVERY, EVAL_EVERY = 3, 4
 STEPS_BEFORE = 6  # an attempt makes at least one and at most so many before it is disturbed
@@ -55,7 +55,7 @@ class Failed(Exception):
 
 
 class Kill(NamedTuple):
-    """What happened at one kill; went_on_from is None where the run had to begin anew."""
+    """One kill and its outcome; went_on_from is None if the run had to start over."""
 
     number: int
     rank: int

@@ -87,8 +87,8 @@ def serve(module: str, function: str, arguments: Sequence[object]) -> None:
     """The other end of call()."""
     import importlib
 
-    from nanochat.comm import connect
-    from nanochat.common import UserError, read_ranks
+    from nanochat.kit.common import UserError, read_ranks
+    from nanochat.parallel.comm import connect
 
     comm = None
     try:

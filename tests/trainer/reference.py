@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from baseline_model import BaselineGPT
 
-from nanochat.fused import TrainingPass
-from nanochat.gradients import unique_ids
-from nanochat.model import GPT, ModelConfig
-from nanochat.optim import LearningRates, Optimizer
-from nanochat.schedule import StepSchedule
+from nanochat.model.fused import TrainingPass
+from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gradients import unique_ids
+from nanochat.model.optim import LearningRates, Optimizer
+from nanochat.rules.schedule import StepSchedule
 
 TINY = ModelConfig(sequence_len=40, vocab_size=100, n_layer=4, n_head=2, n_kv_head=2, n_embd=32, window_pattern="L")
 

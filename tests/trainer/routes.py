@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nanochat.numerics import Trial
+from nanochat.model.numerics import Trial
 
 
 def always(route: str) -> Callable[[list[Trial]], Trial]:

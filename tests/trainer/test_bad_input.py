@@ -13,7 +13,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,11 +22,16 @@ from hypothesis import settings as trial
 from hypothesis import strategies as st
 from trainings import DATA
 
-from nanochat import checkpoint_manager as checkpoints
-from nanochat import comm, common, dataloader, resume, run, schedule, tokenizer
-from nanochat.common import Ranks, UserError
-from nanochat.metrics import Metrics
-from nanochat.settings import Settings, parse, rank_shares
+from nanochat.data import dataloader, tokenizer
+from nanochat.kit import common
+from nanochat.kit.common import Ranks, UserError
+from nanochat.kit.settings import Settings, parse, rank_shares
+from nanochat.parallel import comm
+from nanochat.record.metrics import Metrics
+from nanochat.rules import schedule
+from nanochat.run import checkpoint_manager as checkpoints
+from nanochat.run import restore, resume
+from nanochat.run.state import Progress
 
 FLAGS = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Settings)]
 EDGES = st.sampled_from(
@@ -185,19 +189,18 @@ def test_any_meta_file(content: Any, broken: bytes | None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / checkpoints.meta_name(5)).write_bytes(spoilt(content, broken))
-        with told(), run.understood(folder, 5):
+        with told(), restore.understood(folder, 5):
             take_meta(folder)
 
 
-def take_meta(folder: Path) -> run.Progress:
-    """What is made of the meta file of step 5."""
-    meta, progress = checkpoints.load_meta(folder, 5), run.Progress()
+def take_meta(folder: Path) -> Progress:
+    """Spoil the meta file of step 5."""
+    meta, progress = checkpoints.load_meta(folder, 5), Progress()
     config = dataclasses.make_dataclass("Config", [("depth", int)])(3)
-    some: Any = SimpleNamespace(model=SimpleNamespace(config=config))
-    run.check_same_model(some, meta, folder, 5)
-    run.restore_progress(progress, meta, 5)
+    restore.check_same_model(config, meta, folder, 5)
+    restore.restore_progress(progress, meta, 5)
     assert isinstance(progress.smooth_loss, float)
-    dataloader._checked(run.place_in_data(meta, []), 3, folder)
+    dataloader._checked(restore.place_in_data(meta, []), 3, folder)
     return progress
 
 
@@ -242,7 +245,7 @@ def test_any_state_of_a_loader(state: dict[str, Any], tensors: bool) -> None:
         state |= {"lengths": torch.tensor([3, -2]), "tokens": torch.tensor([1, 2])}
     files = [path.name for path in sorted(SHARDS.iterdir())][:-1]
     state["files"] = files if state["files"] == ["shard_00000.parquet"] else state["files"]
-    with told(), run.understood(SHARDS, 5):
+    with told(), restore.understood(SHARDS, 5):
         loader = dataloader.Loader(TOKENS, SHARDS, "train", 1, 16, 0, 1, {"pq_idx": 0, "rg_idx": 0, "epoch": 1}, state)
         loader.close()
 

@@ -10,8 +10,8 @@ import random
 
 import pytest
 
-from nanochat.balance import DEAD_BAND, LOOK_SECONDS, WARM_UP, Balancer, Shares, fitting, step_seconds, work
-from nanochat.shares import passes_of, pieces, stream_rows
+from nanochat.parallel.balance import DEAD_BAND, LOOK_SECONDS, WARM_UP, Balancer, Shares, fitting, step_seconds, work
+from nanochat.rules.shares import passes_of, pieces, stream_rows
 
 
 def busy(shares: Shares, speeds: list[float], head_work: float) -> list[float]:
@@ -20,7 +20,7 @@ def busy(shares: Shares, speeds: list[float], head_work: float) -> list[float]:
 
 
 def heard(balancer: Balancer, seconds: list[float], most: float) -> tuple[Shares | None, float]:
-    """What the balancer comes to, and after how many seconds, in steps that all look the same."""
+    """The balancer's decision, and after how many seconds it is made, for identical steps."""
     passed = 0.0
     while passed < most:
         passed += max(seconds)

@@ -19,14 +19,14 @@ import ranks
 import torch
 from trainings import DATA, STEPS, Job
 
-from nanochat import common
-from nanochat.agreement import agree
-from nanochat.run import facts
-from nanochat.settings import parse
-from nanochat.stage import Stage
+from nanochat.kit import common
+from nanochat.kit.settings import parse
+from nanochat.parallel.agreement import agree
+from nanochat.run.setup import facts
+from nanochat.run.stage import Stage
 
 if TYPE_CHECKING:
-    from nanochat.comm import Comm
+    from nanochat.parallel.comm import Comm
 
 LINE = re.compile(
     r"step (\d{5})/(\d{5}) \((\d+\.\d\d)%\) \| loss: (\d+\.\d{6}) \| lrm: (\d\.\d\d) \| dt: (\d+\.\d\d)ms \| "

@@ -9,7 +9,7 @@ import re
 
 import ranks
 
-from nanochat.causes import MEANINGS, Cause
+from nanochat.rules.causes import MEANINGS, Cause
 
 CONTRACT = ranks.HERE.parents[1] / "docs" / "architecture.md"
 

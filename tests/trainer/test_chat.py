@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanochat import checkpoint_manager, conversation, engine, tokenizer
-from nanochat.common import DataError, exit_code
-from nanochat.model import GPT, ModelConfig
-from nanochat.tokenizer import Tokenizer
+from nanochat.data import conversation, tokenizer
+from nanochat.data.tokenizer import Tokenizer
+from nanochat.kit.common import DataError, exit_code
+from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.run import checkpoint_manager, engine
 from scripts import chat_cli
 
 GOLDEN = Path(__file__).parent / "golden/data/tokenizer"

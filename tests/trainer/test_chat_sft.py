@@ -9,7 +9,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +17,13 @@ import reference
 import torch
 from trainings import DATA, FLAGS, Job
 
-from nanochat import conversation, tokenizer
-from nanochat.chat_loader import ChatBatch, ChatLoader, Talks, epoch_batches, pack
-from nanochat.common import DataError
-from nanochat.dataloader import Cursor
-from nanochat.fine_tuning import FineTuning
-from nanochat.ops import IGNORED
-from nanochat.settings import ChatSettings, Settings
+from nanochat.data import conversation, tokenizer
+from nanochat.data.chat_loader import ChatBatch, ChatLoader, Talks, epoch_batches, pack
+from nanochat.data.dataloader import Cursor
+from nanochat.kit.common import DataError
+from nanochat.kit.settings import ChatSettings, Settings
+from nanochat.model.ops import IGNORED
+from nanochat.run.fine_tuning import FineTuning
 
 TALKS = ranks.HERE.parents[1] / "trainer" / "data" / "conversations.jsonl"
 LENGTH = 64
@@ -38,8 +37,8 @@ def talks() -> Talks:
 
 def test_a_step_is_packed_of_whole_conversations_and_the_same_for_any_number_of_ranks(talks: Talks) -> None:
     alone, together = [], []
-    loaders = [ChatLoader(talks, lambda: [2, 4], rank, LENGTH) for rank in range(2)]
-    whole = ChatLoader(talks, lambda: [6], 0, LENGTH)
+    loaders = [ChatLoader(talks, [2, 4], rank, LENGTH) for rank in range(2)]
+    whole = ChatLoader(talks, [6], 0, LENGTH)
     for dummy in range(12):
         alone += whole.step([2, 2, 2])
         together += [*loaders[0].step([2]), *loaders[1].step([2, 2])]
@@ -51,7 +50,7 @@ def test_a_step_is_packed_of_whole_conversations_and_the_same_for_any_number_of_
         assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
     assert whole.position()["epoch"] > 1
     # From its place alone a loader goes on with the same rows.
-    again = ChatLoader(talks, lambda: [6], 0, LENGTH, whole.position())
+    again = ChatLoader(talks, [6], 0, LENGTH, whole.position())
     assert torch.equal(again.step([6])[0][0], torch.cat([ids for ids, dummy in whole.step([2, 2, 2])]))
 
 
@@ -74,7 +73,7 @@ def test_an_epoch_has_as_many_steps_as_it_takes_to_read_all_conversations(talks:
     config: Any = None
     settings = Settings(total_batch_size=2 * length, max_seq_len=length, num_iterations=-1)
     steps = stage.plan(settings, config).num_iterations
-    loader = ChatLoader(talks, lambda: [2], 0, length)
+    loader = ChatLoader(talks, [2], 0, length)
     epochs = [loader.step([2]) and loader.position()["epoch"] for dummy in range(steps)]
     assert epochs[:-1] == [1] * (steps - 1) and loader.step([2]) and loader.position()["epoch"] == 2
 
@@ -92,9 +91,8 @@ def test_a_text_that_no_tokenizer_takes_is_named(talks: Talks, tmp_path: Path) -
 def test_a_loss_is_the_mean_over_what_is_learnt_by_those_who_make_the_step(
     apart: bool, counted: int, here: int, wanted: int
 ) -> None:
-    loader = SimpleNamespace(last=ChatBatch(Cursor(0, 0, 1, 0), counted, here))
-    some: Any = SimpleNamespace(apart=apart, feed=SimpleNamespace(loader=loader))
-    assert FineTuning.targets(object.__new__(FineTuning), some, 3) == wanted
+    batch = ChatBatch(Cursor(0, 0, 1, 0), counted, here)
+    assert FineTuning.targets(object.__new__(FineTuning), 3, batch, apart) == wanted
 
 
 def test_a_conversation_that_is_too_long_keeps_its_beginning(talks: Talks, tmp_path: Path) -> None:
@@ -126,7 +124,7 @@ class Chat(Job):
 
     @staticmethod
     def model_flags() -> list[str]:
-        """What the second rank cannot know, which has no base checkpoint."""
+        """Values that the second rank cannot know, because it has no base checkpoint."""
         names = (
             "--depth",
             "--aspect-ratio",

@@ -17,12 +17,12 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import pytest
 import torch
 
-from nanochat import checkpoint_manager as checkpoints
-from nanochat import train
-from nanochat.causes import Cause
-from nanochat.checkpoint_manager import NotSaved
-from nanochat.comm import connect
-from nanochat.common import Ranks, UserError
+from nanochat.kit.common import Ranks, UserError
+from nanochat.parallel.comm import connect
+from nanochat.rules.causes import Cause
+from nanochat.run import checkpoint_manager as checkpoints
+from nanochat.run import saving
+from nanochat.run.checkpoint_manager import NotSaved
 
 MODEL = {"lm_head.weight": torch.arange(6.0).view(2, 3), "resid_lambdas": torch.ones(3)}
 META = {"step": 1, "model_config": {"n_layer": 3}, "loop_state": {"min_val_bpb": 1.5}}
@@ -147,8 +147,8 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoints, "check_space", check_space)
-    monkeypatch.setattr(train, "checkpoint", lambda run: {"optimizer": {}, "model": MODEL, "meta": META})
-    monkeypatch.setattr(train, "prove_identical", lambda run, when: None)
+    monkeypatch.setattr(saving, "checkpoint", lambda run: {"optimizer": {}, "model": MODEL, "meta": META})
+    monkeypatch.setattr(saving, "prove_identical", lambda run, when: None)
     run: Any = SimpleNamespace(
         settings=SimpleNamespace(keep_checkpoints=2), sync=SimpleNamespace(met=True), unproven=None,
         comm=connect(Ranks(0, 0, 1), "cpu", 5.0, {}),
@@ -157,21 +157,21 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
         optimizer=SimpleNamespace(catch_up=lambda: None),
     )  # fmt: skip
     for run.progress.step in (10, 20, 30):
-        train.save(run, final=False)
+        saving.save(run, final=False)
         room = 3
         assert checkpoints.whole_steps(tmp_path, 0)[-3:] == list(range(10, run.progress.step + 1, 10))[-3:]
         # Only now is it known that these weights are sound.
-        train.prove_checkpoint(run)
+        saving.prove_checkpoint(run)
     assert checkpoints.whole_steps(tmp_path, 0) == [20, 30]
     assert sum(line.startswith("Saved checkpoint") for line in said) == 3
     room = 1
     run.progress.step = 40
-    train.save(run, final=False)
+    saving.save(run, final=False)
     assert checkpoints.whole_steps(tmp_path, 0) == [30]
     assert said[-1].endswith("Training goes on; the checkpoint of step 30 is still whole.")
-    assert train.goes_on_without(NotSaved("Full."), []).endswith("there is no checkpoint yet.")
+    assert saving.goes_on_without(NotSaved("Full."), []).endswith("there is no checkpoint yet.")
     with pytest.raises(NotSaved):
-        train.save(run, final=True)
+        saving.save(run, final=True)
 
 
 def test_a_disk_known_to_be_too_small_is_not_even_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

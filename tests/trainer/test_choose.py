@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from nanochat import checkpoint_manager as checkpoints
-from nanochat import comm as comm_module
-from nanochat import resume
-from nanochat.comm import Comm
-from nanochat.common import BadCheckpoint, Ranks, UserError
-from nanochat.optim_file import OURS_KEY, turned
-from nanochat.resume import Found
+from nanochat.kit.common import BadCheckpoint, Ranks, UserError
+from nanochat.parallel import comm as comm_module
+from nanochat.parallel.comm import Comm
+from nanochat.run import checkpoint_manager as checkpoints
+from nanochat.run import resume
+from nanochat.run.optim_file import OURS_KEY, turned
+from nanochat.run.resume import Found
 
 T = TypeVar("T")
 META = {"step": 1, "model_config": {"n_layer": 3}}
@@ -54,7 +54,7 @@ class Talk(Comm):
 
 
 def together(world: int, work: Callable[[Talk], T]) -> list[T]:
-    """What every rank comes to; the error of the first one that fails."""
+    """Every rank's result, or the error of the first one that fails."""
     table: list[Any] = [None] * world
     meeting = threading.Barrier(world, timeout=60)
 
@@ -287,6 +287,16 @@ def test_a_checkpoint_of_upstream_is_gathered_from_the_folders_of_its_ranks(host
     every = ["meta_000010.json", "model_000010.pt", "optim_000010_rank0.pt", "optim_000010_rank1.pt"]
     assert [hosts.names(0), hosts.names(1)] == [every, every]
     assert checkpoints.load_optimizer(hosts.folders[0], 10, 1)[1] == {"cursor": [1]}
+
+
+def test_a_damaged_optimizer_of_upstream_is_not_handed_on(hosts: Hosts) -> None:
+    hosts.save(10, 0, 1)
+    folder = hosts.folders[0]
+    for path in folder.glob("ckpt_*"):
+        path.unlink()
+    whole = {name for name, *dummy in resume._held(folder, Found(10, 0)).files}
+    (folder / "optim_000010_rank0.pt").write_bytes(b"half")
+    assert whole - {name for name, *dummy in resume._held(folder, Found(10, 0)).files} == {"optim_000010_rank0.pt"}
 
 
 def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ import pytest
 import ranks
 import torch
 
-from nanochat.comm import CommError, connect
-from nanochat.common import Ranks, UserError, read_ranks
+from nanochat.kit.common import Ranks, UserError, read_ranks
+from nanochat.parallel.comm import CommError, connect
 
 if TYPE_CHECKING:
-    from nanochat.comm import Comm
+    from nanochat.parallel.comm import Comm
 
 HERE = "test_comm"
 

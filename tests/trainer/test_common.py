@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanochat import common, run
-from nanochat.comm import Comm
-from nanochat.common import Ranks, UserError
-from nanochat.settings import parse
+from nanochat.kit import common
+from nanochat.kit.common import Ranks, UserError
+from nanochat.kit.settings import parse
+from nanochat.parallel.comm import Comm
+from nanochat.run.setup import check_memory, model_config
 
 AVX512 = frozenset(["avx512f", "avx512_bf16"])
 
@@ -94,13 +95,13 @@ def needed_memory(monkeypatch: pytest.MonkeyPatch, world: int, *flags: str) -> i
     # One object will do for its number of ranks: nothing is exchanged.
     comm = Comm(Ranks(0, 0, 1), 5.0)
     comm.world = world
-    run.check_memory(run.model_config(settings, 32768), "cpu", settings, [2] * world, comm)
+    check_memory(model_config(settings, 32768), "cpu", settings, [2] * world, comm)
     return told[0]
 
 
 def test_the_memory_of_local_steps_is_that_of_a_meeting_with_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(steps: int, world: int, *flags: str) -> int:
-        """What more rows of the tables take than those of one step."""
+        """The bytes of table rows beyond those of one step."""
         first = needed_memory(monkeypatch, world, "--local-steps=1", *flags)
         return needed_memory(monkeypatch, world, f"--local-steps={steps}", *flags) - first
 

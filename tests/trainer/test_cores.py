@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-PROGRAM = "from nanochat.cores import pin; print(sorted(pin()))"
+PROGRAM = "from nanochat.kit.cores import pin; print(sorted(pin()))"
 
 
 def pinned(cores: str) -> tuple[list[int], str]:

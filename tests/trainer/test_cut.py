@@ -17,7 +17,7 @@ import pytest
 import ranks
 
 if TYPE_CHECKING:
-    from nanochat.comm import Comm
+    from nanochat.parallel.comm import Comm
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 

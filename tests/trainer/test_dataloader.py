@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from numpy import full, int32
 from pyarrow import parquet as pq
 
-from nanochat import dataloader, tokenizer
-from nanochat.causes import Cause
-from nanochat.common import DataError, UserError
-from nanochat.dataloader import Cursor, Loader, Waiting
-from nanochat.dataset import Shard
-from nanochat.tokenizer import Tokenizer
+from nanochat.data import dataloader, tokenizer
+from nanochat.data.dataloader import Cursor, Loader, Waiting
+from nanochat.data.dataset import Shard
+from nanochat.data.tokenizer import Tokenizer
+from nanochat.kit.common import DataError, UserError
+from nanochat.rules.causes import Cause
 from scripts.parity_loader import replay
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -338,7 +338,7 @@ def test_an_error_of_the_thread_comes_out_again_and_again(tmp_path: Path, tokens
 
 
 class Panic(BaseException):
-    """What a panic of Rust looks like from Python."""
+    """A Rust panic as Python sees it."""
 
 
 class Odd:

@@ -6,7 +6,7 @@ import json
 import threading
 from pathlib import Path
 
-from nanochat.dump import answer_request
+from nanochat.record.dump import answer_request
 
 
 def test_no_request_no_answer(tmp_path: Path) -> None:

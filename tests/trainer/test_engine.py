@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanochat import checkpoint_manager, engine, tokenizer
-from nanochat.common import UserError, exit_code
-from nanochat.model import GPT, ModelConfig
-from nanochat.tokenizer import Tokenizer
+from nanochat.data import tokenizer
+from nanochat.data.tokenizer import Tokenizer
+from nanochat.kit.common import UserError, exit_code
+from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.run import checkpoint_manager, engine
 from scripts import sample
 
 GOLDEN = Path(__file__).parent / "golden/data/tokenizer"

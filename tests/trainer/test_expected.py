@@ -16,11 +16,13 @@ import pytest
 import ranks
 import torch
 
-from nanochat import agreement, local, rescue, resume, run, sync, train
-from nanochat.causes import Cause
-from nanochat.comm import Comm, Pending, _beat, _farewell
-from nanochat.common import Ranks, UserError
-from nanochat.resume import Found
+from nanochat.kit.common import Ranks, UserError
+from nanochat.parallel import agreement, local, sync
+from nanochat.parallel.comm import Comm, Pending, _beat, _farewell
+from nanochat.rules.causes import Cause
+from nanochat.run import rescue, restore, resume, saving
+from nanochat.run.resume import Found
+from nanochat.run.stage import Stage
 
 ENDLESS = "[" * 10**5
 
@@ -51,12 +53,12 @@ def local_sync(comm: Comm) -> Any:
     return made
 
 
-def some_run(comm: Comm, folder: Path) -> Any:
-    return SimpleNamespace(
-        comm=comm, checkpoints=folder, saved=[], settings=SimpleNamespace(keep_checkpoints=2),
-        sync=SimpleNamespace(feedback={"a": torch.zeros(1)}), progress=SimpleNamespace(step=3),
-        shares=SimpleNamespace(rows=[1, 1]), journal=SimpleNamespace(record=lambda *dummy, **more: None),
-    )  # fmt: skip
+READER: Any = None  # nothing is read
+
+
+def fed(comm: Comm) -> Any:
+    """A way of summing with error feedback."""
+    return SimpleNamespace(comm=comm, feedback={"a": torch.zeros(1)})
 
 
 SHA = "0" * 64
@@ -158,15 +160,15 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     ),
     (
         "the error feedback",
-        lambda comm, folder: run.restore_feedback(some_run(comm, folder), None),
+        lambda comm, folder: restore.restore_feedback(fed(comm), [1, 1], None, print),
         [None, 1, [True]],
     ),
     (
         "who knows which places",
-        lambda comm, folder: run.places_of(some_run(comm, folder), None),
+        lambda comm, folder: restore.places_of(comm, Stage(), READER, None),
         [1, "mine", []],
     ),
-    ("what was removed", lambda comm, folder: train.make_room(some_run(comm, folder)), [None, "x", [-1], ["x"]]),
+    ("what was removed", lambda comm, folder: saving.make_room(comm, folder, 2, []), [None, "x", [-1], ["x"]]),
     (
         "the step before a meeting",
         lambda comm, folder: local_sync(comm).take_ids(),
@@ -198,7 +200,7 @@ def test_whatever_another_rank_says_is_refused_in_a_sentence_that_names_it(
 
 
 def test_no_exchange_takes_just_anything() -> None:
-    for path in sorted((ranks.TRAINER / "nanochat").glob("*.py")):
+    for path in sorted((ranks.TRAINER / "nanochat").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "exchange":
                 assert "fits" in [keyword.arg for keyword in node.keywords], f"{path.name}:{node.lineno}"

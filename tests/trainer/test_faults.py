@@ -22,20 +22,24 @@ import ranks
 import torch
 from trainings import Job
 
-from nanochat import checkpoint_manager as checkpoints
-from nanochat import dataloader, program, resume
-from nanochat import train as training
-from nanochat.comm import connect
-from nanochat.common import BadCheckpoint, Ranks, UserError
-from nanochat.gradients import is_table
-from nanochat.journal import Journal
-from nanochat.local import MOMENTUM_KEY
-from nanochat.run import Run, place_in_data, set_up
-from nanochat.settings import parse
-from nanochat.train import prove_identical, train
+from nanochat.data import dataloader
+from nanochat.kit.common import BadCheckpoint, Ranks, UserError
+from nanochat.kit.settings import parse
+from nanochat.model.gradients import is_table
+from nanochat.parallel.comm import connect
+from nanochat.parallel.local import MOMENTUM_KEY
+from nanochat.record.journal import Journal
+from nanochat.run import checkpoint_manager as checkpoints
+from nanochat.run import loop as training
+from nanochat.run import program, resume
+from nanochat.run.loop import train
+from nanochat.run.restore import place_in_data
+from nanochat.run.saving import prove_identical
+from nanochat.run.setup import set_up
+from nanochat.run.state import Run
 
 if TYPE_CHECKING:
-    from nanochat.comm import Comm
+    from nanochat.parallel.comm import Comm
 
 HERE = "test_faults"
 
@@ -101,7 +105,7 @@ def test_after_weights_that_differ_nothing_says_identical(tmp_path: Path) -> Non
 
 def spoil_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """From this step on, every loss is no number."""
-    from nanochat.sync import Sync
+    from nanochat.parallel.sync import Sync
 
     make = Sync.step
 

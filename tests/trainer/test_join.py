@@ -36,7 +36,7 @@ class Checkout:
         shutil.copy(ranks.HERE.parents[1] / "bench" / "baseline_model.py", self.path / "nanochat")
 
     def start(self, world: int, flags: Sequence[str], own: Sequence[str] = ()) -> list[forked.Python]:
-        """What stands as {host} in flags of the launcher's own is the folder of each rank's host."""
+        """{host} in the launcher's own flags is replaced by the folder of each rank's host."""
         port = ranks.free_port()
         places = [{"LOCAL_RANK": "0", "PYTHONPATH": "", **self.base(rank)} for rank in range(world)]
         return [

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What arrives of a checkout's gradients by each way of exchange; the ranks take turns in this process."""
+"""A checkout's gradients arrive by each way of exchange; the ranks take turns in this process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nanochat.comm import Comm
 from nanochat.join.collectives import Collectives, in_blocks
+from nanochat.parallel.comm import Comm
 
 WORLD = 2
 STEPS = 30

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nanochat.causes import Cause
-from nanochat.common import BadCheckpoint, UserError
-from nanochat.lineage import BASE_TRAINING, TRAINING, choose, fits_told, id_of, steps_of, wanted
+from nanochat.kit.common import BadCheckpoint, UserError
+from nanochat.rules.causes import Cause
+from nanochat.run.lineage import BASE_TRAINING, TRAINING, choose, fits_told, id_of, steps_of, wanted
 
 A, B = "a" * 16, "b" * 16
 

@@ -19,19 +19,19 @@ from test_sync import LENGTH, VOCABULARY, tiny_model
 from torch import Tensor
 from trainings import STEPS, Job
 
-from nanochat import local, meeting
-from nanochat.agreement import digests
-from nanochat.comm import connect
-from nanochat.common import Ranks, UserError
-from nanochat.fused import TrainingPass
-from nanochat.gradients import is_table
-from nanochat.local import LocalSync, first_meeting, first_meetings, fit
-from nanochat.optim import LearningRates, Optimizer
-from nanochat.schedule import StepSchedule
-from nanochat.settings import parse
+from nanochat.kit.common import Ranks, UserError
+from nanochat.kit.settings import parse
+from nanochat.model.fused import TrainingPass
+from nanochat.model.gradients import is_table
+from nanochat.model.optim import LearningRates, Optimizer
+from nanochat.parallel import local, meeting
+from nanochat.parallel.agreement import digests
+from nanochat.parallel.comm import connect
+from nanochat.parallel.local import LocalSync, first_meeting, first_meetings, fit
+from nanochat.rules.schedule import StepSchedule
 
 if TYPE_CHECKING:
-    from nanochat.comm import Comm
+    from nanochat.parallel.comm import Comm
 
 HERE = "test_local"
 
@@ -103,7 +103,7 @@ def test_field_25_ranks_are_alike_after_a_meeting(world: int) -> None:
 
 
 def mean_by_hand(comm: Comm) -> None:
-    """What each rank makes of one step alone, against one step with a meeting after it."""
+    """Each rank's weights after one step alone, and after one step with a meeting."""
     before = {name: p.detach().clone() for name, p in tiny_model().named_parameters()}
     together = train(comm, 1, [1, 1], 1, outer=(1.0, 0.0))
     lone = connect(Ranks(comm.rank, 0, 1), "cpu", 5.0, {})
@@ -139,7 +139,7 @@ def test_means_that_come_late_move_the_weights_as_those_that_are_waited_for(mode
 
 
 def losses_by_hand(comm: Comm) -> None:
-    """What each step says of the loss: this rank's, and in a meeting the mean over all rows."""
+    """The loss that each step reports: this rank's, and at a meeting the mean over all rows."""
     losses: list[tuple[float, float]] = []
     train(comm, 2, [1, 3], 2, losses=losses)
     (apart, said_apart), (last, said) = losses

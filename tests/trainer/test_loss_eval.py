@@ -17,14 +17,14 @@ from test_chat_sft import Chat
 from test_faults import ready
 from torch import Tensor
 
-from nanochat import train as training
-from nanochat.fine_tuning import FineTuning
-from nanochat.loss_eval import bits_per_byte, deal_out, eval_steps, nats_and_bytes
-from nanochat.settings import parse_chat
+from nanochat.kit.settings import parse_chat
+from nanochat.run import loop as training
+from nanochat.run.fine_tuning import FineTuning
+from nanochat.run.loss_eval import bits_per_byte, deal_out, eval_steps, nats_and_bytes
 
 if TYPE_CHECKING:
-    from nanochat.comm import Comm
-    from nanochat.run import Run
+    from nanochat.parallel.comm import Comm
+    from nanochat.run.state import Run
 
 HERE = "test_loss_eval"
 

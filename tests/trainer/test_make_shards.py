@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from nanochat import dataset, tokenizer
-from nanochat.common import exit_code
+from nanochat.data import dataset, tokenizer
+from nanochat.kit.common import exit_code
 from scripts import make_shards, tok_train
 from scripts.make_shards import cut
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run says about itself: whole lines, a beat every second, seconds by phase."""
+"""A run's reports: whole lines, a heartbeat every second, seconds by phase."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nanochat.metrics import Heartbeat, Metrics, memory_bytes
+from nanochat.record.metrics import Heartbeat, Metrics, memory_bytes
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from reference import TINY, baseline_of, model_of, tokens
 
-from nanochat.model import GPT, KVCache, ModelConfig
+from nanochat.model.gpt import GPT, KVCache, ModelConfig
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "model.json").read_text())
 

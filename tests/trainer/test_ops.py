@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from reference import TINY, baseline_gradients, close, model_of, tokens, trained
 from torch import Tensor
 
-from nanochat import gradients as gradients_module
-from nanochat import head, numerics
-from nanochat.attention import WindowAttention, attend
-from nanochat.fused import TrainingPass
-from nanochat.gradients import HEAD, Part, is_table, unique_ids
-from nanochat.model import GPT, SMEAR_CHANNELS
+from nanochat.model import gradients as gradients_module
+from nanochat.model import head, numerics
+from nanochat.model.attention import WindowAttention, attend
+from nanochat.model.fused import TrainingPass
+from nanochat.model.gpt import GPT
+from nanochat.model.gradients import HEAD, Part, is_table, unique_ids
+from nanochat.rules.model_size import SMEAR_CHANNELS
 
 SHAPES = [
     {},

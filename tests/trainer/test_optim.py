@@ -11,9 +11,9 @@ from reference import RATES, TINY, baseline_of, close, model_of, schedule, token
 
 from baseline_model import BaselineOptimizer  # isort: skip
 
-from nanochat import optim
-from nanochat.model import GPT
-from nanochat.optim import REFRESH_STEPS, AdamWGroup, DenseAdamW, Optimizer, RowAdamW
+from nanochat.model import optim
+from nanochat.model.gpt import GPT
+from nanochat.model.optim import REFRESH_STEPS, AdamWGroup, DenseAdamW, Optimizer, RowAdamW
 
 
 def weights(model: GPT) -> dict[str, torch.Tensor]:

@@ -14,9 +14,9 @@ import torch
 from reference import RATES, TINY, baseline_of, close, model_of, schedule, tokens, train
 from torch import Tensor, nn
 
-from nanochat.model import GPT
-from nanochat.optim import Optimizer
-from nanochat.optim_file import OURS_KEY, OptimizerLayout, Unusable
+from nanochat.model.gpt import GPT
+from nanochat.model.optim import Optimizer
+from nanochat.run.optim_file import OURS_KEY, OptimizerLayout, Unusable
 
 STAND_IN = Path(__file__).resolve().parents[1] / "stand_in" / "nanochat" / "optim.py"
 

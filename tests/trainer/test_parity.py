@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from routes import always
 
-from nanochat import numerics
+from nanochat.model import numerics
 from scripts import parity
 
 PATH = Path(__file__).parent / "golden" / "model.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nanochat.prometheus import FOLDER, SERIES, Textfile, listener
+from nanochat.record.prometheus import FOLDER, SERIES, Textfile, listener
 
 LINE = re.compile(r'^nanochat_(\w+)\{run="((?:[^"\\]|\\.)*)",rank="(\d+)"\} (\S+)$')
 

@@ -14,20 +14,23 @@ from typing import TYPE_CHECKING
 import pytest
 import ranks
 import torch
+from routes import always
 from test_chat_sft import Chat
 from test_faults import enter_folder
 from trainings import STEPS, Job
 
-from nanochat import rescue
-from nanochat.common import Ranks
-from nanochat.fine_tuning import FineTuning
-from nanochat.journal import Journal
-from nanochat.run import set_up
-from nanochat.settings import parse_chat
-from nanochat.train import save, train_step
+from nanochat.kit.common import Ranks
+from nanochat.kit.settings import parse_chat
+from nanochat.model import numerics
+from nanochat.record.journal import Journal
+from nanochat.run import rescue
+from nanochat.run.fine_tuning import FineTuning
+from nanochat.run.loop import train_step
+from nanochat.run.saving import save
+from nanochat.run.setup import set_up
 
 if TYPE_CHECKING:
-    from nanochat.comm import Comm
+    from nanochat.parallel.comm import Comm
 
 HERE = "test_rescue"
 TRIES = 8
@@ -133,6 +136,8 @@ def test_saves_by_time(tmp_path: Path) -> None:
 def fine_tune(comm: Comm, folder: str, savers: list[int], save_at: int, until: int) -> None:
     """Steps of a fine-tuning, of which the last are lost with the ranks that do not save alone."""
     torch.set_num_threads(1)
+    # As in the runs that go on from what is saved here.
+    numerics.choose = always("mkl")  # type: ignore[assignment]
     enter_folder(folder, comm.rank)
     argv = Chat(Path(folder), comm.world).argv(["--head", "whole", "--save-on-loss"])[2:]
     settings = parse_chat(argv, lambda *dummy: {})

@@ -15,15 +15,16 @@ import torch
 from test_faults import ready
 from trainings import STEPS, Job
 
-from nanochat import balance
-from nanochat.balance import Shares
-from nanochat.reshare import change_shares
-from nanochat.run import Feed
-from nanochat.schedule import StepSchedule
-from nanochat.train import start_event, train, train_step
+from nanochat.parallel import balance
+from nanochat.parallel.balance import Shares
+from nanochat.rules.schedule import StepSchedule
+from nanochat.run.feed import Feed
+from nanochat.run.loop import train, train_step
+from nanochat.run.opening import start_event
+from nanochat.run.reshare import change_shares
 
 if TYPE_CHECKING:
-    from nanochat.comm import Comm
+    from nanochat.parallel.comm import Comm
 
 HERE = "test_reshare"
 ROW_SECONDS = 0.03
@@ -55,7 +56,7 @@ def train_slowed(comm: Comm, folder: str, *flags: str) -> None:
 
 
 def change_by_hand(comm: Comm, folder: str) -> None:
-    """What a change of shares leaves as it was, besides weights and places: all that is this rank's own."""
+    """State that a change of shares must not touch, besides weights and positions: everything of this rank's own."""
     run = ready(comm, folder, "--sync", "int8")
     for dummy in range(3):
         train_step(run)

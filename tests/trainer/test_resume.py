@@ -20,7 +20,7 @@ import ranks
 import torch
 from trainings import STEPS, Job
 
-from nanochat import checkpoint_manager as checkpoints
+from nanochat.run import checkpoint_manager as checkpoints
 
 # Ten of them: python tests/trainer/kill_and_resume.py
 KILLS = int(os.environ.get("KILLS", "3"))
@@ -268,7 +268,7 @@ def test_a_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:
 
 
 def test_error_feedback_of_matrices_that_change_hands_starts_at_zero(tmp_path: Path) -> None:
-    """What was left of a gradient says nothing about an update, and the other way round."""
+    """Rounding errors of gradients and of updates are kept apart."""
     job, flags = Job(tmp_path, 2), ("--sync", "int4", "--head", "shared", "--rank-rows", "6,6")
     job.run(*flags, "--head-shares", "1,1", "--num-iterations", "4")
     shutil.copytree(tmp_path, tmp_path / "again", symlinks=True)

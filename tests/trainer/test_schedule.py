@@ -9,8 +9,8 @@ import dataclasses
 
 import pytest
 
-from nanochat import schedule
-from nanochat.schedule import StepSchedule, TrainingPlan, plan_training
+from nanochat.rules import schedule
+from nanochat.rules.schedule import StepSchedule, TrainingPlan, plan_training
 
 D8 = {
     "scaling_parameters": 25_166_016 + 16_777_216,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from nanochat.common import UserError
-from nanochat.settings import parse, rank_shares, shared_config, user_config
+from nanochat.kit.common import UserError
+from nanochat.kit.settings import parse, rank_shares, shared_config, user_config
 
 UPSTREAM_DEFAULTS = {
     "run": "dummy", "device_type": "", "depth": 20, "aspect_ratio": 64, "head_dim": 128, "max_seq_len": 2048,

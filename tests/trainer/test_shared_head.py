@@ -21,25 +21,25 @@ from test_sync import LENGTH, VOCABULARY, tiny_model
 from torch import Tensor
 from trainings import STEPS, Job
 
-from nanochat.agreement import digests
-from nanochat.comm import connect
-from nanochat.common import Ranks, UserError
-from nanochat.fused import TrainingPass
-from nanochat.gradients import HEAD, MATMUL_TYPES
-from nanochat.head_parts import part_bounds, shared_bytes, sharing_saves, whole_bytes
-from nanochat.model import ModelConfig
-from nanochat.ops import IGNORED
-from nanochat.optim import ALL_ROWS, LearningRates, Optimizer
-from nanochat.optim_file import OURS_KEY
-from nanochat.schedule import StepSchedule
-from nanochat.settings import parse, shared_config
-from nanochat.shared_head import FIRST_TAG, SharedHead, fit_head
-from nanochat.shares import passes_of
-from nanochat.sync import make_sync
-from nanochat.wire import WIRES
+from nanochat.kit.common import Ranks, UserError
+from nanochat.kit.settings import parse, shared_config
+from nanochat.model.fused import TrainingPass
+from nanochat.model.gpt import ModelConfig
+from nanochat.model.gradients import HEAD, MATMUL_TYPES
+from nanochat.model.ops import IGNORED
+from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer
+from nanochat.parallel.agreement import digests
+from nanochat.parallel.comm import connect
+from nanochat.parallel.shared_head import FIRST_TAG, SharedHead, fit_head
+from nanochat.parallel.sync import make_sync
+from nanochat.parallel.wire import WIRES
+from nanochat.rules.schedule import StepSchedule
+from nanochat.rules.shares import part_bounds, passes_of
+from nanochat.rules.ways import can_share, choose_head, shared_bytes, whole_bytes
+from nanochat.run.optim_file import OURS_KEY
 
 if TYPE_CHECKING:
-    from nanochat.comm import Comm
+    from nanochat.parallel.comm import Comm
 
 HERE = "test_shared_head"
 KILLS = int(os.environ.get("KILLS", "1"))
@@ -101,7 +101,7 @@ def train(comm: Comm, case: Case, share: bool) -> Trained:
     passes = [[rows * LENGTH for rows in one] for one in zip(*each, strict=True)] if share else []
     head = None
     if share:
-        wire = WIRES[case.mode][1].dtype
+        wire = WIRES[case.mode].rows.dtype
         bounds = part_bounds(VOCABULARY, model.config.padded_vocab_size, case.parts)
         head = SharedHead(comm, model, bounds, passes, wire, MATMUL_TYPES[case.matmul], case.chunk)
     training = TrainingPass(model, case.matmul, head)
@@ -210,9 +210,13 @@ def test_a_part_without_vocabulary_is_refused(vocab_size: int, padded: int, weig
 def test_the_count_of_bytes_is_what_is_sent(number: int, told: tuple[Path, dict[int, list[Any]]]) -> None:
     case = CASES[number]
     tokens = [rows * LENGTH for rows in case.rows]
-    element = WIRES[case.mode][1].dtype.itemsize
+    element = WIRES[case.mode].rows.dtype.itemsize
     for rank, line in enumerate(told[1][number]):
         assert line[1] == shared_bytes(tokens, tiny_model().config.n_embd, rank, element) * case.steps
+
+
+def sharing_saves(vocabulary: int, tokens: list[int], width: int, sync: str = "exact") -> bool:
+    return choose_head("auto", can_share("cpu", sync), vocabulary, width, tokens, sync) == "shared"
 
 
 def test_the_head_is_shared_out_where_that_sends_less() -> None:

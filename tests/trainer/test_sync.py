@@ -16,16 +16,16 @@ import ranks
 import torch
 from torch import Tensor
 
-from nanochat import gradients
-from nanochat.agreement import check_identical, digests
-from nanochat.comm import Comm, connect
-from nanochat.common import Ranks, UserError
-from nanochat.fused import TrainingPass
-from nanochat.model import GPT, ModelConfig
-from nanochat.optim import LearningRates, Optimizer
-from nanochat.schedule import StepSchedule
-from nanochat.sync import AllReduceSync, make_buckets, make_sync, share_out
-from nanochat.wire import block
+from nanochat.kit.common import Ranks, UserError
+from nanochat.model import gradients
+from nanochat.model.fused import TrainingPass
+from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.optim import LearningRates, Optimizer
+from nanochat.parallel.agreement import check_identical, digests
+from nanochat.parallel.comm import Comm, connect
+from nanochat.parallel.sync import AllReduceSync, make_buckets, make_sync, share_out
+from nanochat.parallel.wire import block
+from nanochat.rules.schedule import StepSchedule
 
 HERE = "test_sync"
 LENGTH, VOCABULARY, STEPS = 32, 300, 4
@@ -152,7 +152,7 @@ def test_field_21_ranks_train_one_model(mode: str, rows: list[int], trained: tup
 
 
 def feedback_by_hand(comm: Comm) -> None:
-    """What rounding has left is kept of every gradient that this rank sends, and of every update that is its to make."""
+    """Rounding errors are kept of every gradient that this rank sends, and of every update that it makes."""
     left: dict[str, Tensor] = {}
     train(comm, "int8", [3, 3], left)
     assert gradients.HEAD in left and len(left) > 20

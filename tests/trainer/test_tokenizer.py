@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanochat import tokenizer
-from nanochat.common import UserError
+from nanochat.data import tokenizer
+from nanochat.kit.common import UserError
 
 GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
 TEXTS = ["the cat sat on the mat, the cat sat on the hat 12345 times\n"] * 50 + ["Grüße, 世界!"]

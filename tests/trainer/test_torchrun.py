@@ -43,7 +43,7 @@ def rank_of(job: Job) -> int:
 
 
 def lines_of(agent: subprocess.Popen[str]) -> list[str]:
-    """What the agent said on its standard error, and its ranks."""
+    """The agent's standard error, and its ranks."""
     error = agent.communicate(timeout=ranks.PATIENCE_SECONDS)[1]
     assert "Traceback" not in error, error
     return error.strip().splitlines()
@@ -195,7 +195,7 @@ def test_only_what_is_known_to_stand_it_is_forked(
 
 
 def sockets(pid: int) -> set[str]:
-    """What a process has open to talk to others."""
+    """The sockets that a process has open."""
     return {name for one in Path(f"/proc/{pid}/fd").iterdir() if (name := str(one.readlink())).startswith("socket:")}
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from nanochat.common import UserError
-from nanochat.metrics import Metrics
-from nanochat.tracker import Point, ThreadedTracker, Tracker, open_tracker
+from nanochat.kit.common import UserError
+from nanochat.record.metrics import Metrics
+from nanochat.record.tracker import Point, ThreadedTracker, Tracker, open_tracker
 
 
 class Recorder:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is packed arrives as it was meant, in the bytes that were promised, and what rounding leaves is not lost."""
+"""Packed gradients arrive with the right values and size, and rounding errors are fed back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanochat import wire
-from nanochat.wire import Packed
+from nanochat.parallel import wire
+from nanochat.parallel.wire import Packed
 
 SHAPES = [(1, 128), (64, 256), (600, 128), (7, 96), (4, 12), (5, 2), (0, 256)]
 

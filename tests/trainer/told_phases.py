@@ -19,7 +19,8 @@ def tell(phase: str, step: int) -> None:
 def main() -> int:
     from routes import always
 
-    from nanochat import metrics, numerics
+    from nanochat.model import numerics
+    from nanochat.record import metrics
     from scripts import base_train
 
     # A start with a checkpoint must not care.
@@ -37,6 +38,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     tell("import", 0)
-    from nanochat.common import exit_code
+    from nanochat.kit.common import exit_code
 
     sys.exit(exit_code(main))

@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from ansible.module_utils import basic
@@ -29,19 +26,3 @@ def run_module(capsys, monkeypatch):
         return json.loads(capsys.readouterr().out)
 
     return run
-
-
-@pytest.fixture
-def trainers_own():
-    """`trainers_own(name)` returns a file of the trainer that needs no torch, as a module."""
-
-    def load(name):
-        path = Path(__file__).resolve().parents[2] / "trainer" / "nanochat" / f"{name}.py"
-        spec = importlib.util.spec_from_file_location(f"trainers_{name}", path)
-        module = importlib.util.module_from_spec(spec)
-        # Where dataclasses look for the module of their annotations.
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module
-
-    return load

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import sys
 
-from nanochat.common import exit_code
-from nanochat.cores import pin
-from nanochat.evaluation import Evaluation, measure
-from nanochat.fine_tuning import inherited
-from nanochat.program import run_stage
-from nanochat.settings import parse_eval
+from nanochat.kit.common import exit_code
+from nanochat.kit.cores import pin
+from nanochat.kit.settings import parse_eval
+from nanochat.run.evaluation import Evaluation, measure
+from nanochat.run.fine_tuning import inherited
+from nanochat.run.program import run_stage
 
 
 def main() -> int:

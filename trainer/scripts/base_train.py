@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import sys
 
-from nanochat.common import exit_code, leave
-from nanochat.cores import pin
-from nanochat.program import run_stage
-from nanochat.settings import parse
-from nanochat.stage import Stage
+from nanochat.kit.common import exit_code, leave
+from nanochat.kit.cores import pin
+from nanochat.kit.settings import parse
+from nanochat.run.program import run_stage
+from nanochat.run.stage import Stage
 
 
 def main() -> int:

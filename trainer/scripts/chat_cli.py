@@ -19,15 +19,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nanochat import checkpoint_manager, conversation, engine, tokenizer
-from nanochat.common import UserError, base_dir, choose_device, exit_code, tokenizer_dir
-from nanochat.messages import Message
-from nanochat.model import GPT
-from nanochat.tokenizer import Tokenizer
+from nanochat.data import conversation, tokenizer
+from nanochat.data.tokenizer import Tokenizer
+from nanochat.kit.common import UserError, base_dir, choose_device, exit_code, tokenizer_dir
+from nanochat.model.gpt import GPT
+from nanochat.rules.messages import Message
+from nanochat.rules.stages import BASE, SFT
+from nanochat.run import checkpoint_manager, engine
 
 # What a terminal obeys in place of showing it: control characters but tab and line feed, and marks of direction. A model says anything.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-FOLDERS = {"base": "base_checkpoints", "sft": "chatsft_checkpoints"}
+FOLDERS = {stage.name: stage.folder for stage in (BASE, SFT)}
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -159,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     source, folder = choose_folder(args.source, args.model_tag)
     step = engine.newest_model(folder) if args.step is None else args.step
     model = engine.load_model(folder, step, tokens, choose_device(args.device_type))
-    talk = Talk(model, tokens, args, source == "sft" or is_fine_tuned(folder, step))
+    talk = Talk(model, tokens, args, source == SFT.name or is_fine_tuned(folder, step))
     if args.prompt:
         talk.show(args.prompt)
         return

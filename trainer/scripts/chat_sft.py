@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import sys
 
-from nanochat.common import exit_code, leave
-from nanochat.cores import pin
-from nanochat.fine_tuning import FineTuning, inherited
-from nanochat.program import run_stage
-from nanochat.settings import parse_chat
+from nanochat.kit.common import exit_code, leave
+from nanochat.kit.cores import pin
+from nanochat.kit.settings import parse_chat
+from nanochat.run.fine_tuning import FineTuning, inherited
+from nanochat.run.program import run_stage
 
 
 def main() -> int:

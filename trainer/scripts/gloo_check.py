@@ -29,7 +29,7 @@ import torch.distributed as dist
 # The package does not list these among its exports.
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from nanochat.agreement import code_digest
+from nanochat.parallel.agreement import code_digest
 
 SMALL_ROUNDS = 20
 

@@ -22,6 +22,7 @@ import runpy
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +32,7 @@ OWN = Path(__file__).resolve().parents[1]
 def own_modules() -> dict[str, Any]:
     """Our package and the checkout's have the same name: ours is read first and then makes room."""
     sys.path.insert(0, str(OWN))
-    for name in ("nanochat.program", "nanochat.join.script"):
+    for name in ("nanochat.run.program", "nanochat.join.script"):
         importlib.import_module(name)
     return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("nanochat", "scripts")}
 
@@ -48,15 +49,13 @@ def make_room(ours: dict[str, Any]) -> None:
     importlib.invalidate_caches()
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(ways: Sequence[str]) -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="join.py", description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
     result.add_argument("--timeout-seconds", type=float, default=300.0, help="longest wait for another rank")
     result.add_argument("--run-dir", default="", help="folder of metrics and heartbeat (default: $NANOCHAT_BASE_DIR)")
     result.add_argument("--tracker", default="none", choices=("none", "mlflow", "wandb"))
     result.add_argument("--tracker-uri", default="")
-    result.add_argument(
-        "--sync", default="exact", choices=("exact", "bf16", "int8", "dense"), help="as base_train --help has it"
-    )
+    result.add_argument("--sync", default="exact", choices=ways, help="as base_train --help has it")
     result.add_argument("--resume", action="store_true", help="go on from the newest checkpoint that a rank has whole")
     result.add_argument(
         "--base-checkpoints",
@@ -73,36 +72,41 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    options = parser().parse_args()
     os.environ.setdefault("NANOCHAT_DTYPE", "float32")
     ours = own_modules()
-    program, common = ours["nanochat.program"], ours["nanochat.common"]
-    settings, ranks = settings_of(ours["nanochat.settings"], options), common.read_ranks()
-    journal, comm = ours["nanochat.journal"].Journal(settings, ranks), None
+    options = parser(ours["nanochat.rules.ways"].JOINED).parse_args()
+    program, common = ours["nanochat.run.program"], ours["nanochat.kit.common"]
+    settings, ranks = settings_of(ours["nanochat.kit.settings"], options), common.read_ranks()
+    journal, comm = ours["nanochat.record.journal"].Journal(settings, ranks), None
     try:
         check_checkout(options.script, common.UserError)
-        comm = ours["nanochat.comm"].connect(ranks, "cpu", options.timeout_seconds, on_phase=journal.heartbeat.enter)
+        comm = ours["nanochat.parallel.comm"].connect(
+            ranks, "cpu", options.timeout_seconds, on_phase=journal.heartbeat.enter
+        )
         reason = run(ours, options, settings, comm, journal)
         comm.close()
     except common.UserError as error:
         return int(program.fail(journal, comm, error))
     except KeyboardInterrupt:
-        stopped = ours["nanochat.causes"].Cause.STOPPED
+        stopped = ours["nanochat.rules.causes"].Cause.STOPPED
         return int(program.fail(journal, comm, common.UserError("interrupted before its end.", stopped)))
     except BaseException as error:
         traceback.print_exc()
         return int(program.fail(journal, comm, foreseen(ours, options.script, error)))
     journal.end(reason)
-    ours["nanochat.comm"].outlast_agents(comm)
+    ours["nanochat.parallel.comm"].outlast_agents(comm)
     return 0
 
 
 def foreseen(ours: dict[str, Any], script: str, error: BaseException) -> BaseException:
     """The sentence for an error of the checkout's own code, whose stack stands in the log before it."""
     line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    cause, lacking = ours["nanochat.causes"].Cause, isinstance(error, MemoryError) or "can't allocate memory" in line
+    cause, lacking = (
+        ours["nanochat.rules.causes"].Cause,
+        isinstance(error, MemoryError) or "can't allocate memory" in line,
+    )
     text = f"{script}: {type(error).__name__}: {line}; its stack is in the log of this rank."
-    found: BaseException = ours["nanochat.common"].UserError(text, cause.OOM if lacking else cause.BUG)
+    found: BaseException = ours["nanochat.kit.common"].UserError(text, cause.OOM if lacking else cause.BUG)
     return found
 
 
@@ -131,9 +135,9 @@ def run(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: 
     """The script from its first line to its last; returns why it ended."""
     collectives = ours["nanochat.join.collectives"].Collectives(comm, options.sync)
     script = ours["nanochat.join.script"].Script(comm, journal, collectives, options.sync, options.keep_checkpoints)
-    script.training = ours["nanochat.lineage"].wanted(journal.folder)
+    script.training = ours["nanochat.run.lineage"].wanted(journal.folder)
     arguments = [*options.arguments, *resume_flags(ours, options, settings, comm, script)]
-    script.training = ours["nanochat.resume"].name_training(comm, script.training)
+    script.training = ours["nanochat.run.resume"].name_training(comm, script.training)
     if options.base_checkpoints:
         arguments += begin_with(ours, options, comm, script)
     make_room(ours)
@@ -142,7 +146,7 @@ def run(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: 
     put_around(script)
     signal.signal(signal.SIGTERM, lambda *dummy: setattr(script, "stop_asked", True))
     try:
-        call(options.script, arguments, ours["nanochat.common"].UserError)
+        call(options.script, arguments, ours["nanochat.kit.common"].UserError)
     except ours["nanochat.join.script"].Stopped as stopped:
         journal.say(str(stopped))
     finally:
@@ -165,10 +169,10 @@ def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: An
     if not options.resume or named or not options.script.endswith("base_train"):
         return []
     if not any(flag.startswith(("--depth", "--model-tag")) for flag in options.arguments):
-        raise ours["nanochat.common"].UserError(
+        raise ours["nanochat.kit.common"].UserError(
             f"--resume: neither --depth nor --model-tag says which checkpoints {options.script} is to go on from; give one."
         )
-    resume, folder = ours["nanochat.resume"], ours["nanochat.common"].checkpoint_dir(settings.tag)
+    resume, folder = ours["nanochat.run.resume"], ours["nanochat.kit.common"].checkpoint_dir(settings.tag)
     comm.enter("resume", 0)
     leader = resume.folder_leader(comm, folder)
     training = resume.find_training(comm, folder, script.training)
@@ -177,11 +181,11 @@ def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: An
     if found is None:
         return []
     if leader == comm.rank:
-        others = set(ours["nanochat.checkpoint_manager"].steps_in(folder)) - set(training.steps)
-        ours["nanochat.checkpoint_manager"].set_aside(folder, others)
+        others = set(ours["nanochat.run.checkpoint_manager"].steps_in(folder)) - set(training.steps)
+        ours["nanochat.run.checkpoint_manager"].set_aside(folder, others)
     source = (Path.cwd() / (options.script.replace(".", "/") + ".py")).read_text(encoding="utf-8", errors="replace")
     if "resume-from-step" not in source and "resume_from_step" not in source:
-        raise ours["nanochat.common"].UserError(
+        raise ours["nanochat.kit.common"].UserError(
             f"{options.script} of this checkout has no --resume-from-step, and {folder} holds a checkpoint of step "
             f"{found.step}; start from scratch (ddp_fresh=true), which keeps it in previous/."
         )
@@ -192,14 +196,16 @@ def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: An
 
 def begin_with(ours: dict[str, Any], options: argparse.Namespace, comm: Any, script: Any) -> list[str]:
     """Put the newest checkpoints of another run where the script looks for them, on every rank; returns its flag for the step."""
-    resume, common, begun = ours["nanochat.resume"], ours["nanochat.common"], None
+    resume, common, begun = ours["nanochat.run.resume"], ours["nanochat.kit.common"], None
     comm.enter("resume", 0)
     for folder in (Path(one) for one in options.base_checkpoints):
-        if not any(comm.exchange("the folders to begin with", folder.is_dir())):
+        if not any(
+            comm.exchange("the folders to begin with", folder.is_dir(), fits=ours["nanochat.kit.expected"].flag)
+        ):
             continue
-        leader, variable = resume.folder_leader(comm, folder), ours["nanochat.lineage"].BASE_TRAINING
+        leader, variable = resume.folder_leader(comm, folder), ours["nanochat.run.lineage"].BASE_TRAINING
         of_base = folder.parent.name == "base_checkpoints"
-        wanted = ours["nanochat.lineage"].wanted(script.journal.folder, variable) if of_base else ""
+        wanted = ours["nanochat.run.lineage"].wanted(script.journal.folder, variable) if of_base else ""
         found = resume.choose_step(comm, folder, -1, resume.find_training(comm, folder, wanted, variable))
         if found is None:
             continue

@@ -25,8 +25,8 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from nanochat.common import UserError, exit_code
-from nanochat.dataset import TEXT
+from nanochat.data.dataset import TEXT
+from nanochat.kit.common import UserError, exit_code
 
 # Installed packages below Python's own library are many times larger than it and differ between machines.
 PACKAGES = ("site-packages", "dist-packages")

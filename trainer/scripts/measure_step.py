@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat import numerics
-from nanochat.common import UserError, choose_device, choose_dtype
-from nanochat.cores import pin
-from nanochat.fused import TrainingPass, unique_ids
-from nanochat.model import GPT
-from nanochat.optim import LearningRates, Optimizer
-from nanochat.schedule import StepSchedule
-from nanochat.settings import Settings, parse
-from nanochat.stage import model_config
+from nanochat.kit.common import UserError, choose_device, choose_dtype
+from nanochat.kit.cores import pin
+from nanochat.kit.settings import Settings, parse
+from nanochat.model import numerics
+from nanochat.model.fused import TrainingPass, unique_ids
+from nanochat.model.gpt import GPT
+from nanochat.model.optim import LearningRates, Optimizer
+from nanochat.rules.schedule import StepSchedule
+from nanochat.run.stage import model_config
 
 WARMUP_STEPS = 1
 SCHEDULE = StepSchedule(1.0, 0.95, 0.0)

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanochat import numerics
-from nanochat.fused import TrainingPass
-from nanochat.gradients import unique_ids
-from nanochat.model import GPT, ModelConfig
-from nanochat.optim import LearningRates, Optimizer
-from nanochat.schedule import StepSchedule
+from nanochat.model import numerics
+from nanochat.model.fused import TrainingPass
+from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gradients import unique_ids
+from nanochat.model.optim import LearningRates, Optimizer
+from nanochat.rules.schedule import StepSchedule
 
 SIZE_KEYS = ("depth", "aspect_ratio", "head_dim", "sequence_len", "vocab_size", "window_pattern")
 

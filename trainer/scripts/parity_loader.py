@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from nanochat import dataset
-from nanochat import tokenizer as tokenizers
-from nanochat.common import UserError, exit_code
-from nanochat.dataloader import Loader
+from nanochat.data import dataset
+from nanochat.data import tokenizer as tokenizers
+from nanochat.data.dataloader import Loader
+from nanochat.kit.common import UserError, exit_code
 
 Json = dict[str, Any]
 

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nanochat import engine, tokenizer
-from nanochat.common import UserError, checkpoint_dir, choose_device, exit_code, tokenizer_dir
+from nanochat.data import tokenizer
+from nanochat.kit.common import UserError, checkpoint_dir, choose_device, exit_code, tokenizer_dir
+from nanochat.run import engine
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

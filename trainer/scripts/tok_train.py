@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from nanochat import dataset, tokenizer
-from nanochat.common import UserError, data_dir, exit_code, tokenizer_dir, writable_folder
+from nanochat.data import dataset, tokenizer
+from nanochat.kit.common import UserError, data_dir, exit_code, tokenizer_dir, writable_folder
 
 
 class Meter:

@@ -20,7 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
 
 
 class Facts(TypedDict, total=False):
-    """What programs want of a finding."""
+    """Facts of a finding, for programs."""
 
     pids: List[int]  # processes that it is about
     pieces: List[str]  # of evidence that are missing
@@ -76,7 +76,7 @@ def finding(
 
 
 def sentence(found: Finding) -> str:
-    """What was seen and what to do, with a mark at its end; of a setting the sentence itself says what it must be."""
+    """Sentence with what was seen and what to do; for a wrong setting the sentence itself says what it must be."""
     text, remedy = found["seen"], found["remedy"]
     if found["code"] != "setting-refused" or remedy != CATALOGUE["setting-refused"].remedy:
         text = "%s; %s" % (text.rstrip("."), remedy[:1].lower() + remedy[1:])
@@ -104,7 +104,7 @@ def _but_for_the_host(found: Finding) -> Tuple[str, ...]:
 
 
 def refusal_text(findings: Sequence[Finding]) -> str:
-    """What people read where a plan is refused: every problem, one sentence each."""
+    """The text of a refused plan: every problem, one sentence each."""
     if len(findings) == 1:
         return sentence(findings[0])
     lines = [f"- {sentence(found)}{f' The same of {more}.' if more else ''}" for found, more in told_once(findings)]

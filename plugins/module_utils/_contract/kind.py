@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a code means, wherever it is found: the form of the registry's entries."""
+"""The meaning of a finding's code: the type of the registry's entries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 10), (3, 14))
 UV, MADE_PYTHON = "uv==0.13.9", "3.12"
 # The same by hand, below the user's home, where the probe looks for it; uv's wheel runs on any Linux with an older Python.
 MAKE_PYTHON = f"python3 -m venv ~/uv && ~/uv/bin/pip install {UV} && ~/uv/bin/uv python install {MADE_PYTHON}"
+# The trainer's Python with its packages on a disk.
+VENV_BYTES = 1_600_000_000
 
 
 class Kind(NamedTuple):
-    """What one code means, wherever it is found."""
+    """The meaning of one code."""
 
     severity: str
     title: str

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What of a plan a checkpoint depends on: the one answer to whether training under a new plan goes on from what is there.
+"""The parts of a plan that a checkpoint depends on: decides whether training under a new plan goes on from what is there.
 
 The plan asks it of the probes, before anything is changed; the run folder asks it again before it moves anything.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, section
 
 # Parts of the plan's sections that decide, and the setting by which each is known to people.
 MODEL = {
@@ -45,7 +45,7 @@ class Difference(NamedTuple):
 
 
 def of_plan(plan: Mapping[str, object]) -> Dict[str, Document]:
-    """What a checkpoint made under this plan depends on; empty sections where the plan does not say."""
+    """The parts of this plan that its checkpoints depend on; empty where the plan does not say."""
     model, data = section(plan, "model"), dict(section(plan, "data"))
     names = data.get("names")
     data.setdefault("last", names[-1] if isinstance(names, list) and names else None)
@@ -82,6 +82,12 @@ def _words(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value)) or "not set"
     return "not set" if value is None else str(value)
+
+
+def resumes(plan: Mapping[str, object]) -> bool:
+    """Whether the trainer is told to go on from a checkpoint, by the setting or by an argument of the user's."""
+    asked = any(name.startswith("resume") for node in items(plan, "nodes") for name in section(node, "flags"))
+    return asked or bool(section(plan, "training").get("resume"))
 
 
 def in_words(found: Sequence[Difference]) -> str:

@@ -46,7 +46,7 @@ class Offered(TypedDict):
 
 
 def remembered(document: object) -> Dict[str, Remembered]:
-    """What .digests.json tells of files; what is not of its shape is left out, as if the file had never been read."""
+    """Read .digests.json; invalid entries are left out, as if the file had never been read."""
     files = section(document, "files")
     found = {name: _remembered(one) for name, one in files.items()}
     return {name: known for name, known in found.items() if known}

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a plan looks like: plan.json of docs/architecture.md. Out of a file that may hold anything it is read by document.py."""
+"""The shape of a plan (plan.json); docs/contract.md is made from it. Out of a file that may hold anything it is read by document.py."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Model(TypedDict):
 
 
 class _Parts(TypedDict, total=False):
-    head_shares: List[int]
+    head_shares: List[int]  # weights of unequal parts of the head, by rank
 
 
 class Training(_Parts):
@@ -51,23 +51,24 @@ class Training(_Parts):
     total_batch: int
     device_batch: int
     batch_split: str
-    rows: List[int]
+    rows: List[int]  # of each rank in a step
     iterations: int
     tokens: int
     tokens_per_parameter: float
     flops: int
-    sync: str
-    head: str
-    asked: Dict[str, str]
-    local_steps: int
-    rebalance: bool
+    sync: str  # upstream: the trainer is neither ours nor joined and has no such choice
+    head: str  # shared: each host has a part of its vocabulary; or whole
+    head_open: bool  # whether another way of ddp_sync may have another head
+    asked: Dict[str, str]  # the settings sync, head and local_steps as the user wrote them
+    local_steps: int  # steps that each rank makes apart before all take the mean of their changes
+    rebalance: bool  # shares follow the speeds while it trains
     matmul: str
     matmul_tried: List[str]
     eval_every: int
     eval_tokens: int
     sample_every: int
     save_every: int
-    save_minutes: int
+    save_minutes: int  # a checkpoint at least that often; 0 for none by time
     keep_checkpoints: int
     resume: bool
     tracker: str
@@ -76,36 +77,37 @@ class Training(_Parts):
 
 
 class DataContents(TypedDict):
-    """What a data set is made of; its id is a digest of this."""
+    """The contents of a data set; its id is a digest of them."""
 
-    source: str
-    paths: List[str]
+    source: str  # text, url, host or controller
+    paths: List[str]  # on the host, or on the controller
     url: Optional[str]
     shards: int
     vocab_size: int
-    names: Optional[List[str]]
+    names: Optional[List[str]]  # files of a url; the last shard is validation
 
 
 class Data(DataContents):
     """The data set, and the host that it comes from."""
 
     id: str
-    host: str
+    host: str  # one that has it, else the one that makes or fetches it
 
 
 class _Joined(TypedDict, total=False):
-    joined: bool
+    joined: bool  # only where a checkout's ranks are joined (trainer/scripts/join.py)
 
 
 class Trainer(_Joined):
-    """What trains, and with which packages."""
+    """The trainer and its packages."""
 
-    source: str
-    url: Optional[str]
+    source: str  # ours, path or git
+    script: str  # the module that is started
+    url: Optional[str]  # the path or URL of another trainer
     torch: str
-    index: str
+    index: str  # auto, default or a URL
     python: str
-    uv: str
+    uv: str  # what makes a Python where none is new enough
     python_mirror: str
     requirements: List[str]
     tracker_requirements: List[str]
@@ -113,109 +115,112 @@ class Trainer(_Joined):
 
 
 class Keeper(TypedDict):
-    restarts: int
-    min_hosts: int
-    grace_seconds: int
-    survive_reboot: bool  # what the keepers of a run go by
+    """How keepers decide."""
+
+    restarts: int  # deaths within an hour after which the run is given up
+    min_hosts: int  # how many go on without the others
+    grace_seconds: int  # how long lost hosts are waited for
+    survive_reboot: bool
 
 
-class _Kept(TypedDict, total=False):
-    keeper_port: int
-    open_ports: List[int]
-    session_argv: List[str]
+class _Sometimes(TypedDict, total=False):
+    join_flags: Dict[str, object]  # of the launcher that joins the ranks of a checkout
+    keeper_port: int  # where it listens
+    open_ports: List[int]  # to be opened on this host beside data_ports
+    session_argv: List[str]  # what the session runs in the place of argv: the keeper
 
 
 class Interpreter(TypedDict):
-    """What a host's environment is made with; None where none was found, or nothing is known of its version."""
+    """The Python of a host's environment; None where none was found, or its version is unknown."""
 
-    python: Optional[str]
+    python: Optional[str]  # what the venv is made with
     python_version: Optional[str]
 
 
-class Node(_Kept, Interpreter):
+class Node(_Sometimes, Interpreter):
     """One host's share; with a keeper also where that listens and what its session runs."""
 
-    host: str
+    host: str  # inventory name
     rank: int
     address: Optional[str]
-    nic: Optional[str]
-    data_ports: Ports
+    nic: Optional[str]  # lo where all nodes are on one machine
+    data_ports: Ports  # of this host, the only ones that are opened on it
     user: Optional[str]
     base_dir: str
     run_dir: str
-    data_dir: str
-    trainer_dir: str
-    tools_dir: str
+    data_dir: str  # the store; run_dir/data holds exactly the plan's shards
+    trainer_dir: str  # where argv is run
+    tools_dir: str  # this collection's own trainer, tools/ beside another one
     venv_dir: str
     session: str
     device: str
     dtype: str
     threads: int
-    cores: Optional[List[int]]
-    core_sets: List[CoreSet]
-    rows: int
-    head_share: int
-    accumulation: int
-    memory_bytes: int
-    disk_bytes: int
-    checkpoint_bytes: int
-    peers: List[str]
-    argv: List[str]
-    env: Dict[str, str]
-    env_secret: List[str]
+    cores: Optional[List[int]]  # processors to which the rank is pinned (NANOCHAT_CORES)
+    core_sets: List[CoreSet]  # sets of processors that the rehearsal times
+    rows: int  # of this rank in each step
+    head_share: int  # weight of this rank's part of a shared head
+    accumulation: int  # passes of device_batch rows at most
+    memory_bytes: int  # estimate
+    disk_bytes: int  # estimate
+    checkpoint_bytes: int  # estimate
+    peers: List[str]  # addresses of the nodes on other machines
+    flags: Dict[str, object]  # of the trainer: numbers, texts, true for a switch, a list by rank
+    argv: List[str]  # complete; argv[0] is the venv's Python; made from all the rest by _contract/command_line.py
+    env: Dict[str, str]  # complete but for the secrets
+    env_secret: List[str]  # names in ddp_secret_env, whose values go into the env file and nowhere else
 
 
 class Conversations(TypedDict):
-    """What a fine-tuning learns from; on each host it is in the run folder."""
+    """A file of conversations for fine-tuning."""
 
-    path: str
+    path: str  # on the controller
     sha256: Optional[str]
     count: int
 
 
 class ConversationFacts(Conversations):
-    """What the controller sees of them, and what is wrong."""
+    """Conversations as the controller sees them, with what is wrong."""
 
     problems: List[str]
 
 
 class _OfStage(TypedDict, total=False):
-    step: Optional[int]
-    conversations: Conversations
-    held_out: Conversations
-    script: str
+    step: Optional[int]  # eval: the step that is measured
+    conversations: Conversations  # sft: conversations.jsonl in the run folder
+    held_out: Conversations  # sft: conversations-val.jsonl in the run folder
+    script: str  # a checkout's own mid and sft
 
 
 class Stage(_OfStage):
-    """What is done with the model of another run, the base; an evaluation is of a step, a fine-tuning has conversations,
-    and where such are held out others to be evaluated on; a checkout's script brings data of its own."""
+    """The stage of a run that uses the model of another run: it trains on, fine-tunes or evaluates it."""
 
-    stage: str
-    base: str
+    stage: str  # mid, sft or eval
+    base: str  # the run whose model it goes on from
 
 
 class _Last(TypedDict, total=False):
-    stage: Stage
-    keeper: Keeper
-    digest: str
+    stage: Stage  # only of a run that goes on from the model of another run
+    keeper: Keeper  # only with ddp_restarts
+    digest: str  # 16 hexadecimal digits
 
 
 class Plan(_Last):
     """The document that everything after the plan step reads; the digest is that of all the rest."""
 
-    format: int
-    run: str
-    world: int
+    format: int  # 1
+    run: str  # name of the run
+    world: int  # number of ranks
     master: Master
-    data_ports: Ports
-    narrow_ports: bool
+    data_ports: Ports  # where Gloo and the shard servers of all hosts listen, or the narrowed range
+    narrow_ports: bool  # whether the hosts' local port range is to be narrowed to data_ports
     manage_firewall: bool
-    timeout_seconds: int
+    timeout_seconds: int  # every wait is derived from it
     model: Model
     training: Training
     data: Data
     trainer: Trainer
-    nodes: List[Node]
+    nodes: List[Node]  # by rank
 
 
 class Controller(TypedDict):
@@ -225,6 +230,7 @@ class Controller(TypedDict):
     stall_factor: float
     results_dir: str
     collect_checkpoints: bool
+    live_page: bool
     strict: bool
     fresh: bool
 
@@ -243,7 +249,7 @@ class HostQuestion(TypedDict):
 
 
 class ControllerQuestion(TypedDict):
-    """What the plan wants to know of the controller: folders, a repository, a trainer with its flags, conversations,
+    """The plan's questions to the controller: folders, a repository, a trainer with its flags, conversations,
     and where results go."""
 
     folders: List[str]

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the facts of a host look like, as the module host_info returns them."""
+"""The types of a host's facts, as the module host_info returns them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Machine(TypedDict):
 
 
 class Processors(TypedDict):
-    """What computes."""
+    """The processors."""
 
     model: str
     flags: List[str]
@@ -109,7 +109,7 @@ class Pythons(TypedDict):
 
 
 class VenvFacts(TypedDict):
-    """What is at the path of the trainer's environment; its kind is that of _probe/host.py."""
+    """The path of the trainer's environment; its kind is that of _probe/host.py."""
 
     path: str
     exists: bool
@@ -160,7 +160,7 @@ class Nic(TypedDict):
 
 
 class Folder(TypedDict):
-    """What is at a path that the settings name."""
+    """A path that the settings name."""
 
     path: str
     kind: str
@@ -172,7 +172,7 @@ class Folder(TypedDict):
 
 
 class PastRun(TypedDict):
-    """What an earlier start of the run left: some of its plan, its session and its checkpoints."""
+    """The rest of an earlier start of the run: some of its plan, its session and its checkpoints."""
 
     path: str
     exists: bool

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names of what lies below the base folder of a host (docs/architecture.md), each of them once."""
+"""Names of what lies below the base folder of a host (docs/contract.md), each of them once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import re
 from typing import Any, List, Mapping, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import LATER, STAGES
 
 # The files of a tokenizer folder.
 TOKENIZER = ("tokenizer.pkl", "token_bytes.pt")
 # A run's name is also that of its folder and part of its sessions' names, so it is a plain word.
 GIVEN_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,47}"
 # A later stage of training is a run of its own, called after the first.
-RUN_NAME = GIVEN_NAME + "(-(mid|sft|eval))?"
+RUN_NAME = GIVEN_NAME + "(-(%s))?" % "|".join(LATER)
 RUN_NAME_HELP = "1 to 48 letters, digits, - or _, for example d4-trial"
 PLAN = "plan.json"
 SESSION = "session.json"
@@ -36,12 +37,17 @@ PYTHON_IN_FOLDER = "current/bin/python3"
 MEASURED = "measured.json"
 # Which training the folder holds: id, number and time of its begin; the trainer reads it, too.
 TRAINING_FILE = "training.json"
+# A keeper's folder, and in it its program, its settings, what it remembers and the order to leave the run.
+KEEPER_FOLDER = ".keeper"
+KEEPER_PROGRAM, KEEPER_SETTINGS, KEEPER_MEMORY, KEEPER_LEAVE = "keeper.py", "keeper.json", "state.json", "leave"
+# Who trains, as the keeper tells it: now, and event by event.
+MEMBERS, MEMBER_EVENTS = "members.json", "members.jsonl"
 # Earlier generations of a run's outputs, numbered.
 PREVIOUS = "previous"
 # Checkpoints of a part of the run that trained apart from the others and gave way to them.
 APART = "apart"
-# Where each stage of training saves: a base model, one that was fine-tuned on conversations, and what some checkouts make in between.
-CHECKPOINTS = ("base_checkpoints", "chatsft_checkpoints", "mid_checkpoints")
+# Where each stage of training saves, the base model first.
+CHECKPOINTS = tuple(stage.folder for stage in STAGES.values() if stage.trains)
 CONVERSATIONS = "conversations.jsonl"
 HELD_OUT = "conversations-val.jsonl"
 # Trainers that write metrics and heartbeats into the run folder, see trainer_of.

@@ -1,25 +1,28 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The settings of a job as an inventory gives them, read by the table of settings_table.py."""
+"""Reads the settings of a job from the variables of an inventory, by the rows of settings_table.py."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding, refusal_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
     ALIASES,
     HOST,
     NOT_SETTINGS,
-    PROFILES,
+    PREFIX,
     RUN,
-    SETTINGS,
-    TABLE,
+    HostSettings,
+    RunSettings,
     Setting,
-    Settings,
+    profiles,
+    rows,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import (
     SECRET,
@@ -28,6 +31,18 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ty
     wanted,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, masked
+
+# Converted values by the names of their settings.
+Values = Dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """The settings of a job as the user wrote them, with the defaults of the profile; nothing changes them."""
+
+    run: RunSettings
+    hosts: Mapping[str, HostSettings]
+    given: FrozenSet[str]  # the settings that somebody wrote, by their names in an inventory
 
 
 class SettingsError(ValueError):
@@ -54,21 +69,22 @@ WHERE = "\0"
 
 
 class Problem(NamedTuple):
-    """What is wrong on one host; WHERE in the text is where the hosts go that have it alike."""
+    """One problem of one host; WHERE in the text stands for the hosts that share it."""
 
     host: str
     text: str
 
 
-def read_host(host: str, variables: Mapping[str, Any]) -> tuple[Settings, list[Problem]]:
+def read_host(host: str, variables: Mapping[str, Any]) -> tuple[Values, list[Problem]]:
     """(the settings that this host gives, problems); unset ones are left out."""
-    given: Settings = {}
+    given: Values = {}
     problems: list[Problem] = []
+    table = rows()
     for name in sorted(variables):
         target = ALIASES.get(name, name)
-        if not target.startswith("ddp_") or target in NOT_SETTINGS:
+        if not target.startswith(PREFIX) or target in NOT_SETTINGS:
             continue
-        setting = TABLE.get(target)
+        setting = table.get(target)
         if setting is None:
             problems.append(Problem(host, unknown(name)))
         elif not is_unset(variables[name]):
@@ -80,19 +96,19 @@ def read_host(host: str, variables: Mapping[str, Any]) -> tuple[Settings, list[P
 
 
 def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
-    told = setting.kind in ("dict", "range", "list") or str(error).startswith(("at most", "a NUL", NO_CREDENTIALS))
-    reason = f" ({error})" if told else ""
+    explained = setting.kind in ("dict", "range", "list") or str(error).startswith(("at most", "a NUL", NO_CREDENTIALS))
+    reason = f" ({error})" if explained else ""
     return f"{name} is {shown(setting, value)}{WHERE}{reason}; it must be {wanted(setting)}."
 
 
 def unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, list(TABLE), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, list(rows()), n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists all settings."
     return f"{name}{WHERE} is not a setting of nanochat.ddp; {hint}"
 
 
-def _told(problems: Sequence[Problem], hosts: int) -> list[Finding]:
-    """One finding for what several hosts have alike, as they do where a variable of their group is wrong."""
+def _merged(problems: Sequence[Problem], hosts: int) -> list[Finding]:
+    """One finding for a problem that several hosts share, as they do where a variable of their group is wrong."""
     having: dict[str, list[str]] = {}
     for problem in problems:
         having.setdefault(problem.text, []).append(problem.host)
@@ -104,53 +120,42 @@ def _told(problems: Sequence[Problem], hosts: int) -> list[Finding]:
     return found
 
 
-def defaults(profile: str) -> Settings:
-    """Every setting as it is when nothing is said but the profile."""
-    values = {setting.name: setting.default for setting in SETTINGS}
-    values.update(PROFILES[profile])
-    values["ddp_profile"] = profile
-    return values
+def defaults(profile: str) -> Values:
+    """Every setting as it is when the user sets nothing but the profile."""
+    values = {name: row.default for name, row in rows().items()}
+    return {**values, **profiles()[profile], "ddp_profile": profile}
 
 
-def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Settings, dict[str, Settings]]:
-    """(settings of the run, {host: settings of the host}); raises SettingsError with every problem of every host."""
+def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> Asked:
+    """The settings of a job; raises SettingsError with every problem of every host."""
     problems: list[Problem] = []
-    given: dict[str, Settings] = {}
+    given: dict[str, Values] = {}
     for host, variables in hosts:
         given[host], wrong = read_host(host, variables)
         problems.extend(wrong)
     run_given, differing = _agree(given)
     if problems or differing:
-        raise SettingsError(_told(problems, len(hosts)) + ([] if problems else differing))
+        raise SettingsError(_merged(problems, len(hosts)) + ([] if problems else differing))
     values = defaults(run_given.get("ddp_profile", "smoke"))
-    values.update(run_given)
-    if "ddp_restarts" not in run_given and not can_restart(values):
-        values["ddp_restarts"] = 0
-    run = {name: value for name, value in values.items() if TABLE[name].scope == RUN}
-    of_host = {name: value for name, value in values.items() if TABLE[name].scope == HOST}
-    each = {
-        host: dict(of_host, **{name: value for name, value in own.items() if TABLE[name].scope == HOST})
-        for host, own in given.items()
-    }
-    return run, each
+    each = {host: settings_table.HostSettings(**_fields({**values, **own}, HOST)) for host, own in given.items()}
+    return Asked(
+        settings_table.RunSettings(**_fields({**values, **run_given}, RUN)),
+        each,
+        frozenset(name for own in given.values() for name in own),
+    )
 
 
-def can_restart(values: Mapping[str, Any]) -> bool:
-    """Whether a run of these settings goes on from where it was."""
-    return bool(values["ddp_trainer_source"] == "ours" and values["ddp_resume"])
+def _fields(values: Values, scope: str) -> Values:
+    """The values of one scope by the names of their fields."""
+    return {row.field: values[name] for name, row in rows().items() if row.scope == scope}
 
 
-def told(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> set[str]:
-    """The settings that somebody made, wherever."""
-    return {name for host, variables in hosts for name in read_host(host, variables)[0]}
-
-
-def _agree(given: Mapping[str, Mapping[str, Any]]) -> tuple[Settings, list[Finding]]:
-    """The settings of the run, which every host must give alike."""
-    agreed: Settings = {}
+def _agree(given: Mapping[str, Values]) -> tuple[Values, list[Finding]]:
+    """The settings of the run, which must be the same for every host."""
+    agreed: Values = {}
     problems: list[Finding] = []
     hosts = list(given)
-    for setting in SETTINGS:
+    for setting in rows().values():
         if setting.scope != RUN:
             continue
         values = [given[host].get(setting.name) for host in hosts]

@@ -1,19 +1,27 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every setting of a job: one table of names, types, defaults and reasons, and the profiles.
+"""Every setting of a job, one row each: its type, default, reason, limits and trainer flag.
 
-inventory/group_vars/trainers.yml and docs/settings.md are kept in step with this table by a test.
+A row is a field of RunSettings or HostSettings, so the rest of the code reads settings as typed attributes of a frozen object.
+inventory/group_vars/trainers.yml and docs/settings.md are written from these rows; a row with `flag` reaches the trainer by itself.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple
+import dataclasses
+import functools
+from types import MappingProxyType
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, Union
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import GIVEN_NAME
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import GIVEN_NAME, RUN_NAME_HELP
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules import ways
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import STAGES
 
 RUN = "run"
 HOST = "host"
+PREFIX = "ddp_"
+AUTO = "auto"
 
 DATA_URL = "https://huggingface.co/datasets/karpathy/climbmix-400b-shuffle/resolve/main"
 
@@ -37,249 +45,337 @@ NOT_SETTINGS = frozenset(
     ]
 )
 ALIASES = {"watch": "ddp_watch"}
+PROFILE_NAMES = ("smoke", "real")
 
-
-# Values by the names of settings; TABLE says what each may be, and nothing that it does not allow gets in.
-Settings = Dict[str, Any]
+OrAuto = Union[int, str]  # a number, or "auto"
+# The kind of value that a field's type stands for; settings_types.py reads and checks values by it.
+KINDS = {
+    "str": "str",
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "Tuple[str, ...]": "list",
+    "Mapping[str, str]": "dict",
+    "Tuple[int, int]": "range",
+    "Union[int, str]": "int",
+}
 
 
 class Setting(NamedTuple):
-    """One variable that an inventory may set."""
+    """One row: a variable that an inventory may set."""
 
-    name: str
+    name: str  # as the inventory has it
+    field: str  # as the code has it
     kind: str  # str, int, float, bool, list, dict, range
     default: Any  # None: from the profile or worked out by the plan
     scope: str
     why: str
     section: str
-    choices: tuple[str, ...] = ()
-    low: float | None = None
+    choices: Tuple[str, ...] = ()
+    low: Optional[float] = None
+    most: Optional[int] = None  # beyond it a plan would never be finished, or describe no machine that there is
     pattern: str = ""
-    empty: str = ""  # what an unset value means
-    word: str = ""  # what is taken beside values of the kind
+    takes: str = ""  # the pattern in words
+    empty: str = ""  # the meaning of an unset value
+    word: str = ""  # accepted beside values of the kind
+    smoke: Any = None  # defaults of the profiles
+    real: Any = None
+    flag: str = ""  # the trainer's flag that is given this value, or the decision where the plan makes one
+
+    @property
+    def from_profile(self) -> bool:
+        """Whether the default comes from the profile."""
+        return self.smoke is not None
 
 
-def _rows(section: str, scope: str, *rows: tuple[str, str, Any, dict[str, Any], str]) -> list[Setting]:
-    return [Setting(name, kind, default, scope, why, section, **more) for name, kind, default, more, why in rows]
+def setting(section: str, default: Any, why: str, **more: Any) -> Any:
+    """A row as the field of a dataclass; `more` are the further columns of Setting."""
+    # Called in the bodies of the dataclasses below, only through this function.
+    return dataclasses.field(metadata={"section": section, "default": default, "why": why, **more})  # pylint: disable=invalid-field-call
 
 
-_PROFILE = "from the profile"
+_run = functools.partial(setting, "The run")
+_model = functools.partial(setting, "The model")
+_training = functools.partial(setting, "The training")
+_machine = functools.partial(setting, "The machine")
+_network = functools.partial(setting, "The network")
+_trainer = functools.partial(setting, "The trainer")
+_data = functools.partial(setting, "The data")
+_fine_tuning = functools.partial(setting, "Fine-tuning (ddp_stage sft)")
+_watching = functools.partial(setting, "Watching and collecting")
+_host = functools.partial(setting, "Each host")
+
 
 # fmt: off
-SETTINGS: list[Setting] = [
-    *_rows(
-        "The run", RUN,
-        ("ddp_profile", "str", "smoke", {"choices": ("smoke", "real")},
-         "Where settings that are left empty come from: a ten-step trial, or the real training."),
-        ("ddp_stage", "str", "base", {"choices": ("base", "mid", "sft", "eval")},
-         "base trains a model; in runs NAME-STAGE sft fine-tunes it, eval measures it, and mid runs a checkout's mid_train.py."),
-        ("ddp_run", "str", None, {"pattern": GIVEN_NAME, "empty": "d and the depth, for example d4"},
-         "The name of the run, of its folder and of its sessions on every host."),
-        ("ddp_resume", "bool", True, {},
-         "Go on from the newest checkpoint that any host has, so that an interruption costs little."),
-        ("ddp_fresh", "bool", False, {},
-         "Start from scratch: what the run wrote before is kept in its folder, in previous/1, previous/2 and so on."),
-        ("ddp_training", "str", None, {"pattern": "[0-9a-f]{16}", "empty": "the newest"},
-         "Where hosts hold different trainings of the run: the id of the one to go on with."),
-        ("ddp_strict", "bool", False, {},
-         "Stop before training also when preflight has only warnings."),
-        ("ddp_timeout", "int", 300, {"low": 10},
-         "Seconds after which a rank that does not come is named and the run ends; every wait derives from it."),
-        ("ddp_restarts", "int", None, {"low": 0, "empty": "3 with ddp_profile=real, where the trainer can; 0 else"},
-         "Restarts in an hour after errors of its own, by a keeper on each host; lost hosts do not count. 0 for no keepers."),
-        ("ddp_min_hosts", "int", 0, {"low": 0},
-         "With ddp_restarts: go on without lost hosts while so many are left, and let them in again; 0 for all."),
-        ("ddp_grace", "int", 30, {"low": 0},
-         "With ddp_restarts: seconds that a lost host is waited for before the others go on without it."),
-        ("ddp_survive_reboot", "bool", False, {},
-         "With ddp_restarts: a host takes part again by itself after a reboot, by a systemd user unit or crontab."),
-    ),
-    *_rows(
-        "The model", RUN,
-        ("ddp_depth", "int", None, {"low": 1, "empty": _PROFILE},
-         "Transformer layers; the one dial of the model's size."),
-        ("ddp_aspect_ratio", "int", None, {"low": 1, "empty": _PROFILE},
-         "Width of the model for each layer."),
-        ("ddp_head_dim", "int", None, {"low": 2, "empty": _PROFILE},
-         "Width of an attention head; the model's width is rounded up to a multiple of it."),
-        ("ddp_sequence", "int", None, {"low": 2, "empty": _PROFILE},
-         "Tokens in a row of the batch."),
-        ("ddp_window_pattern", "str", "SSSL", {"pattern": "[SLsl]+"},
-         "Attention windows over the layers: L sees the whole sequence, S a quarter; the last layer is always L."),
-        ("ddp_vocab_size", "int", None, {"low": 265, "empty": _PROFILE},
-         "Size of the tokenizer that is trained where the data has none."),
-    ),
-    *_rows(
-        "The training", RUN,
-        ("ddp_device_batch", "int", None, {"low": 1, "empty": "the profile's, or what suits the hosts' shares"},
-         "Rows in one pass through the model; more need more memory."),
-        ("ddp_total_batch", "int", None, {"low": 1, "empty": "about the profile's, as the number of hosts divides it"},
-         "Tokens in one step over all ranks."),
-        ("ddp_iterations", "int", None, {"low": 1, "empty": _PROFILE},
-         "Steps of the whole run."),
-        ("ddp_batch_split", "str", "auto", {"choices": ("auto", "equal", "threads", "speed")},
-         "How a step's rows are shared out: equally, by threads, by speed (ddp_speed or as measured), or auto: by speed where known."),
-        ("ddp_rebalance", "bool", True, {},
-         "Whether shares follow the hosts' speeds while training (ddp_batch_split auto and speed; not with ddp_local_steps)."),
-        ("ddp_eval_every", "int", None, {"low": -1, "empty": _PROFILE},
-         "Steps between two measurements on the validation shard; -1 for none."),
-        ("ddp_eval_tokens", "int", None, {"low": 1, "empty": _PROFILE},
-         "Tokens of one such measurement."),
-        ("ddp_sample_every", "int", None, {"low": -1, "empty": _PROFILE},
-         "Steps between two samples of generated text; -1 for none."),
-        ("ddp_save_every", "int", None, {"low": -1, "empty": _PROFILE},
-         "Steps between two checkpoints; -1 for one at the end only."),
-        ("ddp_save_minutes", "int", 30, {"low": 0},
-         "A checkpoint also after so many minutes without one; 0 for none but those of ddp_save_every. Not with ddp_local_steps."),
-        ("ddp_keep_checkpoints", "int", 2, {"low": -1},
-         "Checkpoints that stay on each host; -1 keeps all of them."),
-        ("ddp_sync", "str", "auto", {"choices": ("auto", "exact", "bf16", "int8", "int4", "dense", "ddp")},
-         "What gradients travel as: float32 (exact), rounded, or whole tensors (dense, ddp); auto: as measured."),
-        ("ddp_local_steps", "int", 0, {"low": 0, "word": "auto"},
-         "For slow links: steps that each rank makes apart before all take the mean of their changes; 0 for none; auto: as measured."),
-        ("ddp_head", "str", "auto", {"choices": ("auto", "whole", "shared")},
-         "The head: whole (its gradient travels), shared (each host has a part), or auto: what sends less; whole with ddp_min_hosts."),
-        ("ddp_matmul", "str", "auto", {"choices": ("auto", "fp32", "bf16")},
-         "Precision of the matrix products; auto: bf16 where all CPUs have it and are faster with it, as measured; else fp32."),
-        ("ddp_dtype", "str", "auto", {"choices": ("auto", "float32", "bfloat16", "float16")},
-         "Type of the activations; auto is float32 on CPUs, also where a GPU is present."),
-        ("ddp_device", "str", "cpu", {"choices": ("auto", "cpu", "cuda")},
-         "What computes; auto takes the GPUs where every host has one."),
-        ("ddp_extra_args", "list", [], {},
-         "Further arguments of the training command, for example a learning rate."),
-        ("ddp_extra_env", "dict", {}, {},
-         "Further environment of the training processes."),
-        ("ddp_secret_env", "dict", {}, {},
-         "The same, but masked wherever it would be shown, for example WANDB_API_KEY."),
-    ),
-    *_rows(
-        "The network", RUN,
-        ("ddp_port", "int", 29500, {"low": 1024},
-         "Port of the master at which the ranks meet."),
-        ("ddp_keeper_port", "int", 29501, {"low": 1024},
-         "With ddp_restarts: the port of each host's keeper; hosts on one machine take the ports that follow."),
-        ("ddp_port_range", "range", None, {"empty": "all of the hosts' local ports"},
-         "Narrows the hosts' local ports, on which Gloo listens, to LOW-HIGH, so that fewer need to be opened."),
-        ("ddp_manage_firewall", "bool", True, {},
-         "Let the peers, and only them, through an active firewall."),
-    ),
-    *_rows(
-        "The trainer", RUN,
-        ("ddp_trainer_source", "str", "ours", {},
-         "What trains: this collection's trainer, the path of a nanochat checkout here, or a git URL."),
-        ("ddp_trainer_join", "bool", True, {},
-         "On CPUs: a checkout's ranks train one model together, which they do not by themselves; nothing of it is changed."),
-        ("ddp_trainer_offline", "bool", False, {},
-         "The hosts have no way to a package index: packages are fetched once and handed on."),
-        ("ddp_torch", "str", "2.13.0", {"pattern": r"\d+\.\d+(\.\d+)?[A-Za-z0-9.+]*"},
-         "Version of PyTorch on every host; ranks of different versions may disagree."),
-        ("ddp_torch_index", "str", "auto", {"pattern": r"auto|default|https?://\S+|file://\S+"},
-         "Where torch comes from: PyTorch's own CPU index when it answers (auto), the default index (default), or a URL."),
-        ("ddp_python_mirror", "str", None, {"pattern": r"(https?|file)://\S+", "empty": "GitHub"},
-         "From where uv takes a Python for a host that has none of 3.10 or newer."),
-    ),
-    *_rows(
-        "The data", RUN,
-        ("ddp_data_source", "str", None, {"choices": ("text", "url", "host", "controller"), "empty": _PROFILE},
-         "Text of a host made into shards, numbered shards at a URL, or shards of a host or of the controller."),
-        ("ddp_data_host", "str", None, {"empty": "the master"},
-         "The host that has the text or the shards, or downloads them; the others get them from it."),
-        ("ddp_data_paths", "list", [], {},
-         "There, or on the controller: folders of text (or Python's library), or one of shards and, if elsewhere, its tokenizer's."),
-        ("ddp_data_url", "str", DATA_URL, {"pattern": r"https?://\S+"},
-         "Where numbered shards lie (source url)."),
-        ("ddp_data_shards", "int", None, {"low": 2, "empty": _PROFILE},
-         "Shards of the run, the last of them for validation."),
-        ("ddp_data_last_shard", "int", 6542, {"low": 1},
-         "Number of the collection's last shard, which is the one for validation (source url)."),
-    ),
-    *_rows(
-        "Fine-tuning (ddp_stage sft)", RUN,
-        ("ddp_sft_data", "str", None, {"empty": "a few exchanges that come with the trainer"},
-         "File of conversations on the controller: a JSON list of role and content in each line."),
-        ("ddp_sft_val_data", "str", None, {"empty": "no evaluation"},
-         "The same of conversations that are not learnt from: ddp_eval_every and the end say the bits per byte of their answers."),
-        ("ddp_sft_iterations", "int", None, {"low": 1, "empty": _PROFILE},
-         "Steps of the fine-tuning."),
-    ),
-    *_rows(
-        "Watching and collecting", RUN,
-        ("ddp_watch", "bool", True, {},
-         "Follow the run to its end; without, the play returns after the first step of every rank."),
-        ("ddp_stall_factor", "float", 5.0, {"low": 1.5},
-         "A run that takes this many usual steps for one is examined."),
-        ("ddp_results_dir", "str", "runs", {},
-         "Folder on the controller for what is brought back."),
-        ("ddp_collect_checkpoints", "bool", True, {},
-         "Bring the newest checkpoint back too."),
-        ("ddp_tracker", "str", "none", {"choices": ("none", "mlflow", "wandb")},
-         "Where the master also reports metrics."),
-        ("ddp_tracker_port", "int", 5000, {"low": 1024},
-         "Port of the MLflow server on the master."),
-        ("ddp_tracker_bind", "str", "127.0.0.1", {},
-         "Address that the MLflow server listens on; it has no password of its own."),
-    ),
-    *_rows(
-        "Each host", HOST,
-        ("ddp_base_dir", "str", "~/nanochat-ddp", {"pattern": "[/~].*"},
-         "Folder of everything that a job keeps on this host."),
-        ("ddp_venv_dir", "str", None, {"pattern": "[/~].*", "empty": "venv in the base folder"},
-         "The trainer's Python; nodes on one machine may share it."),
-        ("ddp_python", "str", None, {"pattern": "[/~].*", "empty": "one that all hosts have, if there is one"},
-         "Python 3.10 or newer that the trainer's is made with."),
-        ("ddp_address", "str", None, {"empty": "that of the NIC that leads to them"},
-         "Address by which the peers reach this host."),
-        ("ddp_nic", "str", None, {"empty": "the one that leads to the peers"},
-         "Network interface that carries the training."),
-        ("ddp_rank", "int", None, {"low": 0, "empty": "by the order of the inventory"},
-         "Rank of this host; 0 is the master."),
-        ("ddp_threads", "int", None, {"low": 1, "empty": "the physical cores this user may use"},
-         "Threads that compute."),
-        ("ddp_cores", "str", None, {"pattern": r"\d+(-\d+)?(,\d+(-\d+)?)*", "empty": "the set that the rehearsal finds fastest"},
-         "Processors that compute, such as 0-7; without ddp_threads as many threads as there are of them."),
-        ("ddp_speed", "float", None, {"low": 0.001, "empty": "as measured"},
-         "Speed of this host against the others (ddp_batch_split auto and speed)."),
-    ),
-]
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """Settings of the whole run, the same for every host."""
+
+    # The run
+    profile: str = _run(
+        "smoke", "Fills in settings that you leave empty: smoke is a ten-step trial, real is the real training.",
+        choices=("smoke", "real"),
+    )
+    stage: str = _run(
+        "base", "base trains a model; as runs NAME-STAGE, sft fine-tunes it, eval measures it, mid runs a checkout's mid_train.py.",
+        choices=tuple(STAGES),
+    )
+    run: Optional[str] = _run(
+        None, "Name of the run, its folder and its sessions on every host.",
+        pattern=GIVEN_NAME, takes=RUN_NAME_HELP, empty="d and the depth, for example d4",
+    )
+    resume: bool = _run(True, "Resume from the newest checkpoint that any host has.", flag="resume")
+    fresh: bool = _run(False, "Start from scratch; earlier outputs of the run move to previous/1, previous/2 and so on in its folder.")
+    training: Optional[str] = _run(
+        None, "If hosts hold different trainings of the run: the id of the one to resume.",
+        pattern="[0-9a-f]{16}", empty="the newest",
+    )
+    strict: bool = _run(False, "Do not train if preflight has warnings.")
+    timeout: int = _run(
+        300, "Seconds to wait for a missing rank before the run ends and names it; all other timeouts derive from this one.",
+        low=10, most=1_000_000, flag="timeout-seconds",
+    )
+    restarts: int = _run(
+        None, "How often per hour a keeper on each host restarts the run after its own errors; lost hosts do not count. 0: no keepers.",
+        smoke=0, real=3, low=0, empty="3 with ddp_profile=real, where the trainer can; 0 else",
+    )
+    min_hosts: int = _run(
+        0, "With ddp_restarts: continue without lost hosts while this many are left; they rejoin when they are back. 0: all hosts.", low=0,
+    )
+    grace: int = _run(30, "With ddp_restarts: seconds to wait for a lost host before the others continue without it.", low=0)
+    survive_reboot: bool = _run(
+        False, "With ddp_restarts: a host rejoins automatically after a reboot, by a systemd user unit or crontab.",
+    )
+
+    # The model
+    depth: int = _model(
+        None, "Number of Transformer layers, which sets the size of the model.", smoke=4, real=8, low=1, most=1000, flag="depth",
+    )
+    aspect_ratio: int = _model(
+        None, "Model width per layer: the width is depth times this.", smoke=64, real=64, low=1, most=10_000, flag="aspect-ratio",
+    )
+    head_dim: int = _model(
+        None, "Width of an attention head; the model width is rounded up to a multiple of it.",
+        smoke=64, real=128, low=2, most=10_000, flag="head-dim",
+    )
+    sequence: int = _model(None, "Tokens per row of the batch.", smoke=512, real=1024, low=2, most=10_000_000, flag="max-seq-len")
+    window_pattern: str = _model(
+        "SSSL", "Attention window of each layer, repeated: L sees the whole sequence, S a quarter. The last layer is always L.",
+        pattern="[SLsl]+", takes="the letters S and L, for example SSSL",
+    )
+    vocab_size: int = _model(
+        None, "Vocabulary size of the tokenizer that is trained if the data has none.",
+        smoke=4096, real=32768, low=265, most=10_000_000,
+    )
+
+    # The training
+    device_batch: int = _training(
+        None, "Rows per forward and backward pass; more rows need more memory.",
+        smoke=2, real=2, low=1, most=100_000, empty="the profile's, or what suits the hosts' shares", flag="device-batch-size",
+    )
+    total_batch: int = _training(
+        None, "Tokens per step, over all ranks.",
+        smoke=2048, real=4096, low=1, empty="about the profile's, as the number of hosts divides it", flag="total-batch-size",
+    )
+    iterations: int = _training(None, "Number of training steps.", smoke=10, real=5000, low=1, flag="num-iterations")
+    batch_split: str = _training(
+        "auto",
+        "How hosts share a step's rows; speed: by ddp_speed or as measured; auto: by speed if it is known.",
+        choices=("auto", "equal", "threads", "speed"),
+    )
+    rebalance: bool = _training(
+        True, "Adjust the shares to the hosts' speeds while training (with ddp_batch_split auto or speed; not with ddp_local_steps).",
+        flag="rebalance",
+    )
+    eval_every: int = _training(
+        None, "Steps between evaluations on the validation shard; -1 for none.",
+        smoke=250, real=250, low=-1, flag="eval-every",
+    )
+    eval_tokens: int = _training(None, "Tokens per evaluation.", smoke=16384, real=65536, low=1, flag="eval-tokens")
+    sample_every: int = _training(
+        None, "Steps between samples of generated text; -1 for none.",
+        smoke=-1, real=1000, low=-1, flag="sample-every",
+    )
+    save_every: int = _training(
+        None, "Steps between checkpoints; -1 saves only at the end.",
+        smoke=5, real=250, low=-1, flag="save-every",
+    )
+    save_minutes: int = _training(
+        30, "Also save after this many minutes without a checkpoint; 0: only by ddp_save_every. Not with ddp_local_steps.",
+        low=0,
+    )
+    keep_checkpoints: int = _training(2, "Number of checkpoints to keep on each host; -1 keeps all.", low=-1, flag="keep-checkpoints")
+    sync: str = _training(
+        "auto", "How gradients travel: in float32 (exact), rounded, or as whole tensors (dense, ddp); auto: as measured.",
+        choices=("auto", *ways.NAMES), flag="sync",
+    )
+    local_steps: Union[int, str] = _training(
+        0, "For slow links: steps that each rank makes alone before all average their changes; 0 for lockstep; auto: as measured.",
+        low=0, word="auto", flag="local-steps",
+    )
+    head: str = _training(
+        "auto",
+        "Output layer: whole, shared (each host has a part), or auto: what sends less; whole with ddp_min_hosts.",
+        choices=("auto", "whole", "shared"), flag="head",
+    )
+    matmul: str = _training(
+        "auto", "Precision of matrix products; auto: bf16 if all CPUs support it and measured faster with it, otherwise fp32.",
+        choices=("auto", "fp32", "bf16"), flag="matmul",
+    )
+    dtype: str = _training(
+        "auto", "Type of the activations; auto is float32 on CPUs, even if there is a GPU.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    device: str = _training(
+        "cpu", "Device that trains; auto uses GPUs if every host has one.",
+        choices=("auto", "cpu", "cuda"), flag="device-type",
+    )
+    extra_args: Tuple[str, ...] = _training((), "Additional arguments for the training command, for example a learning rate.")
+    extra_env: Mapping[str, str] = _training({}, "Additional environment variables of the training processes.")
+    secret_env: Mapping[str, str] = _training({}, "The same, but masked in all output, for example WANDB_API_KEY.")
+
+    # The network
+    port: int = _network(29500, "Port on the master where the ranks meet.", low=1024)
+    keeper_port: int = _network(
+        29501, "With ddp_restarts: port of the keeper on each host; nodes that share a machine use the next ports.",
+        low=1024,
+    )
+    port_range: Optional[Tuple[int, int]] = _network(
+        None, "Limit the hosts' local ports, on which Gloo listens, to LOW-HIGH, so that fewer ports must be open.",
+        empty="all of the hosts' local ports",
+    )
+    manage_firewall: bool = _network(True, "Open an active firewall to the peers, and only to them.")
+
+    # The trainer
+    trainer_source: str = _trainer(
+        "ours", "Which trainer: ours (this collection's), the path of a nanochat checkout on the controller, or a git URL.",
+    )
+    trainer_join: bool = _trainer(
+        True, "On CPUs: make a checkout's ranks train one model together, which they do not do by themselves. The checkout is not changed.",
+    )
+    trainer_offline: bool = _trainer(
+        False, "The hosts cannot reach a package index: the controller downloads the packages once and copies them.",
+    )
+    torch: str = _trainer(
+        "2.13.0", "PyTorch version on every host; ranks with different versions may disagree.",
+        pattern=r"\d+\.\d+(\.\d+)?[A-Za-z0-9.+]*", takes="a version, for example 2.13.0",
+    )
+    torch_index: str = _trainer(
+        "auto", "Where to get torch: PyTorch's CPU index if it is reachable (auto), the default index (default), or a URL.",
+        pattern=r"auto|default|https?://\S+|file://\S+", takes="auto, default, or a URL",
+    )
+    python_mirror: Optional[str] = _trainer(
+        None, "Where uv downloads a Python for a host that has none of 3.10 or newer.",
+        pattern=r"(https?|file)://\S+", takes="a URL that begins with http://, https:// or file://", empty="GitHub",
+    )
+
+    # The data
+    data_source: str = _data(
+        None, "Source of the data: text on a host, numbered shards at a URL, or shards on a host or the controller.",
+        smoke="text", real="url", choices=("text", "url", "host", "controller"),
+    )
+    data_host: Optional[str] = _data(
+        None, "The host that has or downloads the text or shards; the others copy them from it.",
+        empty="the master",
+    )
+    data_paths: Tuple[str, ...] = _data(
+        (), "Folders on that host or the controller: text (empty: Python's library), or shards and, if elsewhere, their tokenizer.",
+    )
+    data_url: str = _data(
+        DATA_URL, "Base URL of numbered shards (source url).",
+        pattern=r"https?://\S+", takes="a URL that begins with http:// or https://",
+    )
+    data_shards: int = _data(None, "Number of shards to use; the last one is for validation.", smoke=3, real=8, low=2, most=100_000)
+    data_last_shard: int = _data(
+        6542, "Number of the collection's last shard, which is used for validation (source url).",
+        low=1, most=10_000_000,
+    )
+
+    # Fine-tuning (ddp_stage sft)
+    sft_data: Optional[str] = _fine_tuning(
+        None, "File with conversations on the controller: one JSON list of role and content per line.",
+        empty="a few exchanges that come with the trainer",
+    )
+    sft_val_data: Optional[str] = _fine_tuning(
+        None, "Held-out conversations in the same format: evaluated in bits per byte of their answers, at ddp_eval_every and at the end.",
+        empty="no evaluation",
+    )
+    sft_iterations: int = _fine_tuning(None, "Number of fine-tuning steps.", smoke=200, real=300, low=1)
+
+    # Watching and collecting
+    watch: bool = _watching(True, "Follow the run to its end. If false, the play returns once every rank made its first step.")
+    stall_factor: float = _watching(5.0, "Examine the run if a step takes this many times as long as usual.", low=1.5)
+    results_dir: str = _watching("runs", "Folder on the controller for results.")
+    live_page: bool = _watching(
+        False, "Keep a page for a browser, live.html in the run's folder of results; watching and status renew it, and it renews itself.",
+    )
+    collect_checkpoints: bool = _watching(True, "Also copy the newest checkpoint to the controller.")
+    tracker: str = _watching(
+        "none", "Experiment tracker that the master also reports metrics to.", choices=("none", "mlflow", "wandb"), flag="tracker",
+    )
+    tracker_port: int = _watching(5000, "Port of the MLflow server on the master.", low=1024)
+    tracker_bind: str = _watching("127.0.0.1", "Address that the MLflow server listens on; the server has no password.")
+
+
+@dataclasses.dataclass(frozen=True)
+class HostSettings:
+    """Settings of one host, which may differ from host to host."""
+
+    base_dir: str = _host(
+        "~/nanochat-ddp", "Folder for everything that a job keeps on this host.",
+        pattern="[/~].*", takes="an absolute path, or one that begins with ~",
+    )
+    venv_dir: Optional[str] = _host(
+        None, "Folder of the trainer's Python environment; nodes that share a machine may share it.",
+        pattern="[/~].*", takes="an absolute path, or one that begins with ~", empty="venv in the base folder",
+    )
+    python: Optional[str] = _host(
+        None, "Python 3.10 or newer to create the trainer's environment with.",
+        pattern="[/~].*", takes="an absolute path, or one that begins with ~", empty="one that all hosts have, if there is one",
+    )
+    address: Optional[str] = _host(None, "Address at which the peers reach this host.", empty="that of the NIC that leads to them")
+    nic: Optional[str] = _host(None, "Network interface for the training traffic.", empty="the one that leads to the peers")
+    rank: Optional[int] = _host(None, "Rank of this host; rank 0 is the master.", low=0, most=10_000, empty="by the order of the inventory")
+    threads: Optional[int] = _host(None, "Number of compute threads.", low=1, most=10_000, empty="the physical cores this user may use")
+    cores: Optional[str] = _host(
+        None, "Processors to compute on, such as 0-7; ddp_threads defaults to their number.",
+        pattern=r"\d+(-\d+)?(,\d+(-\d+)?)*", empty="the set that the rehearsal finds fastest",
+    )
+    speed: Optional[float] = _host(
+        None, "Speed of this host relative to the others (ddp_batch_split auto and speed).",
+        low=0.001, empty="as measured",
+    )
 # fmt: on
 
-TABLE: dict[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
-PROFILES: dict[str, Settings] = {
-    "smoke": {
-        "ddp_depth": 4,
-        "ddp_aspect_ratio": 64,
-        "ddp_head_dim": 64,
-        "ddp_sequence": 512,
-        "ddp_vocab_size": 4096,
-        "ddp_device_batch": 2,
-        "ddp_total_batch": 2048,
-        "ddp_iterations": 10,
-        "ddp_restarts": 0,
-        "ddp_eval_every": 250,
-        "ddp_eval_tokens": 16384,
-        "ddp_sample_every": -1,
-        "ddp_save_every": 5,
-        "ddp_data_source": "text",
-        "ddp_data_shards": 3,
-        "ddp_sft_iterations": 200,
-    },
-    "real": {
-        "ddp_depth": 8,
-        "ddp_aspect_ratio": 64,
-        "ddp_head_dim": 128,
-        "ddp_sequence": 1024,
-        "ddp_vocab_size": 32768,
-        "ddp_device_batch": 2,
-        "ddp_total_batch": 4096,
-        "ddp_iterations": 5000,
-        "ddp_restarts": 3,
-        "ddp_eval_every": 250,
-        "ddp_eval_tokens": 65536,
-        "ddp_sample_every": 1000,
-        "ddp_save_every": 250,
-        "ddp_data_source": "url",
-        "ddp_data_shards": 8,
-        "ddp_sft_iterations": 300,
-    },
-}
+def rows() -> Mapping[str, Setting]:
+    """The table: every setting by its name in an inventory."""
+    return _table(RunSettings, HostSettings)
+
+
+@functools.lru_cache(maxsize=None)
+def _table(run: Any, host: Any) -> Mapping[str, Setting]:
+    return MappingProxyType(
+        {row.name: row for kind, scope in ((run, RUN), (host, HOST)) for row in _rows_of(kind, scope)}
+    )
+
+
+def _rows_of(kind: Any, scope: str) -> Iterator[Setting]:
+    for field in dataclasses.fields(kind):
+        of_type = str(field.type)
+        if of_type.startswith("Optional["):
+            of_type = of_type[len("Optional[") : -1]
+        more: Dict[str, Any] = {"empty": "from the profile" if "smoke" in field.metadata else "", **field.metadata}
+        yield Setting(PREFIX + field.name, field.name, KINDS[of_type], scope=scope, **more)
+
+
+def profiles() -> Dict[str, Dict[str, Any]]:
+    """The values that each profile fills in, by setting."""
+    return {
+        name: {row.name: getattr(row, name) for row in rows().values() if row.from_profile} for name in PROFILE_NAMES
+    }
+
+
+def find(name: str) -> Setting:
+    """The row of a setting."""
+    return rows()[name]

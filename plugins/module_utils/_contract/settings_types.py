@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A value of a setting as its type: what people write in an inventory or behind -e, checked and converted."""
+"""Converts and checks values of settings as people write them in an inventory or after -e."""
 
 from __future__ import annotations
 
@@ -11,31 +11,13 @@ import math
 import re
 from typing import Any, Callable, Mapping
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RUN_NAME_HELP
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
-    Setting,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import Setting
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 
 TRUE = ("true", "yes", "on", "1")
 FALSE = ("false", "no", "off", "0")
 SECRET = "ddp_secret_env"
-
-
-# Beyond these a plan would never be finished, or describes no machine that there is.
-MOST = {
-    "ddp_depth": 1000,
-    "ddp_aspect_ratio": 10_000,
-    "ddp_head_dim": 10_000,
-    "ddp_sequence": 10_000_000,
-    "ddp_vocab_size": 10_000_000,
-    "ddp_device_batch": 100_000,
-    "ddp_data_shards": 100_000,
-    "ddp_data_last_shard": 10_000_000,
-    "ddp_threads": 10_000,
-    "ddp_rank": 10_000,
-    "ddp_timeout": 1_000_000,
-}
+# Where a row sets no limit of its own.
 MOST_OF_ALL = 2**31
 
 
@@ -71,12 +53,12 @@ def _as_str(value: Any) -> str:
     return str(value).strip()
 
 
-def _as_list(value: Any) -> list[str]:
+def _as_list(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = _list_in(value) if value.lstrip().startswith("[") else [value]
     if not isinstance(value, (list, tuple)) or any(isinstance(item, (list, dict)) for item in value):
         raise ValueError("not a list of words")
-    return [str(item) for item in value]
+    return tuple(str(item) for item in value)
 
 
 def _json(text: str) -> Any:
@@ -110,7 +92,7 @@ def _as_dict(value: Any) -> dict[str, str]:
 
 
 def _env_value(item: Any) -> str:
-    """As it stands in the inventory: what YAML takes for true is written as true."""
+    """The value as it stands in the inventory: YAML's yes becomes true again."""
     if isinstance(item, (list, dict)):
         raise ValueError("a value is a list or a dictionary; put it in quotes as it should arrive")
     if isinstance(item, bool):
@@ -118,7 +100,7 @@ def _env_value(item: Any) -> str:
     return "" if item is None else str(item)
 
 
-def _as_range(value: Any) -> list[int]:
+def _as_range(value: Any) -> tuple[int, int]:
     if isinstance(value, str):
         value = re.split(r"\s*[-:,]\s*", value.strip().strip("[]"))
     if not isinstance(value, (list, tuple)) or len(value) != 2:
@@ -128,7 +110,7 @@ def _as_range(value: Any) -> list[int]:
         raise ValueError("not within 1024-65535")
     if high - low < 99:
         raise ValueError("fewer than 100 ports")
-    return [low, high]
+    return low, high
 
 
 CONVERT: dict[str, Callable[[Any], Any]] = {
@@ -149,25 +131,14 @@ WANTED = {
     "dict": "a dictionary of environment variables",
     "range": "LOW-HIGH with at least 100 ports between 1024 and 65535, for example 40000-40999",
 }
-PATTERN_HELP = {
-    "ddp_run": RUN_NAME_HELP,
-    "ddp_window_pattern": "the letters S and L, for example SSSL",
-    "ddp_torch": "a version, for example 2.13.0",
-    "ddp_torch_index": "auto, default, or a URL",
-    "ddp_python_mirror": "a URL that begins with http://, https:// or file://",
-    "ddp_data_url": "a URL that begins with http:// or https://",
-    "ddp_base_dir": "an absolute path, or one that begins with ~",
-    "ddp_venv_dir": "an absolute path, or one that begins with ~",
-    "ddp_python": "an absolute path, or one that begins with ~",
-}
 
 
 def wanted(setting: Setting) -> str:
-    """What the setting takes, in words."""
+    """The values that the setting takes, in words."""
     if setting.choices:
         return " or ".join([", ".join(setting.choices[:-1]), setting.choices[-1]])
-    if setting.name in PATTERN_HELP:
-        return PATTERN_HELP[setting.name]
+    if setting.takes:
+        return setting.takes
     if setting.low is not None:
         return f"{setting.word + ', or ' if setting.word else ''}{WANTED[setting.kind]} of at least {setting.low:g}"
     return WANTED[setting.kind]
@@ -184,7 +155,7 @@ def convert(setting: Setting, value: Any) -> Any:
         raise ValueError("malformed")
     if setting.low is not None and result < setting.low:
         raise ValueError("too small")
-    most = MOST.get(setting.name, MOST_OF_ALL)
+    most = setting.most or MOST_OF_ALL
     if setting.kind in ("int", "float") and result > most:
         raise ValueError(f"at most {most}")
     if setting.kind in ("str", "list", "dict") and not _is_text(result):

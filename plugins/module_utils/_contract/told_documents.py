@@ -98,13 +98,16 @@ def checked_probe(found: Any) -> Probe:
 
 
 def believed_plans(found: Sequence[Any], hosts: Collection[str]) -> List[Plan]:
-    """Of the plans that hosts have brought back those that can be, of these hosts alone; first the one that most of them have."""
+    """Of the plans that hosts have brought back those that can be and have one of these hosts; first the one that most of them have.
+
+    A host of a plan may have left the inventory since: nobody is asked or told by its name.
+    """
     plans: List[Plan] = []
     for plan in found:
         with contextlib.suppress(Untrue):
             _check(plan, Plan, PLAN)
             nodes = items(plan, "nodes")
-            if nodes and plan.get("run") and all(node.get("host") in hosts for node in nodes):
+            if plan.get("run") and any(node.get("host") in hosts for node in nodes):
                 plans.append(cast(Plan, plan))
     digests = [digest_of(plan) for plan in plans]
     return [plan for dummy, plan in sorted(zip(digests, plans), key=lambda pair: -digests.count(pair[0]))]

@@ -18,7 +18,7 @@ ID = "[0-9a-f]{16}"
 
 
 class Training(TypedDict):
-    """What training.json says."""
+    """The content of training.json."""
 
     id: str
     number: int
@@ -33,7 +33,7 @@ class Launched(Training):
 
 
 def training_of(told: object) -> Optional[Training]:
-    """What training.json says, wherever it was read; None where it does not say."""
+    """Check the content of training.json; None where it is invalid."""
     name = text(told, "id")
     if name is None or not re.fullmatch(ID, name):
         return None

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What became of the question to one host: evidence, or why there is none.
+"""One host's answer: evidence, or why there is none.
 
 A host that cannot be reached, one that did not answer in time and one on which the module failed are three different things.
 """
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 def answer_of(result: Any) -> Answer:
     """The registered result of doctor_info on a host, whatever became of the task there."""
     if not isinstance(result, Mapping):
-        return Answer(None, FAILED, "could not be examined: the host was not asked")
+        return Answer(None, FAILED, "was not examined: the host was not asked")
     if isinstance(result.get("evidence"), Mapping):
         return Answer(cast(Evidence, result["evidence"]))
     said = (plain_reason(str(result.get("msg") or "")).splitlines() or [""])[0]

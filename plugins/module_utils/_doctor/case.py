@@ -42,7 +42,7 @@ class Case(NamedTuple):
         return {host: answer.evidence for host, answer in self.answers.items() if answer.evidence is not None}
 
     def runs(self) -> Dict[str, Mapping[str, Any]]:
-        """What run_info told of each host; empty of one that gave no answer."""
+        """The run of each host; empty for one that gave no answer."""
         return {host: answer.evidence["run"] if answer.evidence else {} for host, answer in self.answers.items()}
 
     def silent(self) -> List[str]:

@@ -10,32 +10,31 @@ from typing import Dict, List, NamedTuple
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import prose
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import error_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import is_echo, without_keeper
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import Cause, is_echo
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import without_keeper
 
 LOW_DISK = 64 * 1024 * 1024
 
-# The causes that the trainer writes into its `end` event (docs/architecture.md), and the codes of findings they stand for.
+# The findings for what the trainer writes as the cause of an end; for all others it is FAILED.
+FAILED = "rank-failed"
 CODES: Dict[str, str] = {
-    "finished": "rank-failed",
-    "stopped": "rank-failed",
-    "peer-lost": "link-cut",
-    "peer-late": "rank-stuck",
-    "store-lost": "link-cut",
-    "link-lost": "link-cut",
-    "port-taken": "port-held",
-    "settings-differ": "settings-differ",
-    "data-differ": "data-mismatch",
-    "torch-differs": "torch-differs",
-    "code-differs": "trainer-differs",
-    "weights-differ": "weights-differ",
-    "non-finite-loss": "loss-not-finite",
-    "oom": "rank-oom",
-    "disk-full": "disk-full",
-    "disk-failed": "rank-failed",
-    "bad-data": "data-mismatch",
-    "bad-checkpoint": "rank-failed",
-    "bad-settings": "rank-failed",
-    "bug": "rank-failed",
+    cause.value: code
+    for cause, code in (
+        (Cause.PEER_LOST, "link-cut"),
+        (Cause.PEER_LATE, "rank-stuck"),
+        (Cause.STORE_LOST, "link-cut"),
+        (Cause.LINK_LOST, "link-cut"),
+        (Cause.PORT_TAKEN, "port-held"),
+        (Cause.SETTINGS_DIFFER, "settings-differ"),
+        (Cause.DATA_DIFFER, "data-mismatch"),
+        (Cause.TORCH_DIFFERS, "torch-differs"),
+        (Cause.CODE_DIFFERS, "trainer-differs"),
+        (Cause.WEIGHTS_DIFFER, "weights-differ"),
+        (Cause.NON_FINITE_LOSS, "loss-not-finite"),
+        (Cause.OOM, "rank-oom"),
+        (Cause.DISK_FULL, "disk-full"),
+        (Cause.BAD_DATA, "data-mismatch"),
+    )
 }
 
 
@@ -49,7 +48,7 @@ class Death(NamedTuple):
 
 
 def death_of(found: Evidence, rank: int) -> Death:
-    """What kind of death a crashed rank died."""
+    """Classify the end of a crashed rank."""
     run = found["run"]
     if without_keeper(run):
         # Its rank could still write why it ended, but that was only since the keeper had.
@@ -58,7 +57,7 @@ def death_of(found: Evidence, rank: int) -> Death:
         return Death("rank-oom" if out_of_memory(found) else "disk-full" if full else "keeper-gone", [rank], False)
     if run.get("end_cause"):
         cause, blames = str(run["end_cause"]), [one for one in run.get("end_blames") or [] if isinstance(one, int)]
-        return Death(CODES.get(cause, "rank-failed"), blames, is_echo(cause, blames, rank), cause)
+        return Death(CODES.get(cause, FAILED), blames, is_echo(cause, blames, rank), cause)
     killed = was_killed(found)
     if killed or (run.get("ended") is None and not run.get("end_error")):
         return Death(

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What doctor_info returns of a rank: gathered on its host (gather.py), judged on the controller (judge.py)."""
+"""The evidence that doctor_info returns about a rank: gathered on its host (gather.py), judged on the controller (judge.py)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one host can tell about a rank that is stuck or died: gathered in a few seconds, changing nothing.
+"""Gather what one host knows about a rank that is stuck or died, in a few seconds and without a change.
 
 Everything comes from /proc, /sys, the run folder and the trainer's own answer to a request for its stacks. What may not be
 read is left out; the judge (judge.py) works with what is there.
@@ -105,7 +105,7 @@ def trainer_pid(run_dir: str, rank: int) -> Optional[int]:
 
 
 class Counters(NamedTuple):
-    """What is compared between two moments."""
+    """Counters that are read twice and compared."""
 
     time: float
     cpu: Dict[int, float]  # seconds by process
@@ -372,7 +372,7 @@ def program_of(one: processes.Process) -> str:
 
 
 def kernel_words(run: Run, started: Optional[float]) -> List[str]:
-    """What the kernel said about OOM kills since the run started, where this user may read it."""
+    """The kernel's messages about OOM kills since the run started, where this user may read them."""
     since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started or 0))
     for argv in (
         ["dmesg", "--time-format", "iso"],

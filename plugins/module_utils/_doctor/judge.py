@@ -30,9 +30,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading impor
     works,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LOSSES
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits, is_stalled
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import (
-    MISSED,
     apart_text,
     gave_up,
     history,
@@ -74,7 +74,7 @@ def diagnose(plan: Plan, results: Mapping[str, Any], stall_factor: float = 5.0) 
 
 def judged(case: Case) -> Finding:
     """The answer to the first question that has one."""
-    for question in (silent, died, not_examined, not_running, frozen, cut, behind):
+    for question in QUESTIONS:
         verdict = question(case)
         if verdict:
             return verdict
@@ -137,7 +137,7 @@ def given_up(case: Case) -> Optional[Finding]:
     return finding("run-given-up", first, seen + (" What was seen last: %s" % last["seen"] if last else ""))
 
 
-# -- the questions, each a verdict or None ------------------------------------------------------------------------------
+# -- the questions, each a verdict or None; QUESTIONS below has them all ------------------------------------------------
 
 
 def silent(case: Case) -> Optional[Finding]:
@@ -159,7 +159,7 @@ def silent(case: Case) -> Optional[Finding]:
     elif running and not stalled(case):
         seen += "; %s makes progress, so the run goes on." % case.name(running[0])
         remedy = (
-            "Nothing is lost. Look again later; if it stays so, check the connection from the controller to that host."
+            "Nothing is lost. Try again later; if it persists, check the connection from the controller to that host."
         )
         return finding("rank-host-no-answer", gone[0], seen, severity=WARNING, remedy=remedy)
     elif running:
@@ -202,7 +202,7 @@ def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
         if not accused:
             continue
         other, state = accused[0], case.states().get(accused[0])
-        if death.cause and death.cause not in MISSED:
+        if death.cause and death.cause not in LOSSES:
             return finding(
                 death.code, other, "%s ended; %s heard of it: %s" % (case.name(other), case.name(host), text)
             )
@@ -270,7 +270,7 @@ def frozen(case: Case) -> Optional[Finding]:
             return finding("rank-frozen", host, seen, remedy=remedy)
         if process.get("state") == "D" and age is not None and age > 10:
             where = process.get("waits_in") or "the kernel"
-            seen = "%s hangs in the kernel (%s), as with a disk or a network file system that does not answer."
+            seen = "%s hangs in the kernel (%s), probably on a disk or a network file system that does not respond."
             return finding("rank-in-kernel", host, seen % (case.name(host), where))
     return None
 
@@ -332,7 +332,7 @@ def behind(case: Case) -> Optional[Finding]:
         if ahead
         else ""
     )
-    return finding(code, late, "%s did not arrive: it stands in phase %s%s.%s" % (case.name(late), phase, at, waits))
+    return finding(code, late, "%s did not arrive: it is in phase %s%s.%s" % (case.name(late), phase, at, waits))
 
 
 def slow(case: Case, host: str) -> Finding:
@@ -404,6 +404,10 @@ def stuck(case: Case) -> Optional[Finding]:
     phases = ", ".join("%s in %s" % (case.name(one), found["run"].get("phase")) for one, found in sorted(known.items()))
     seen = "All ranks wait in the same collective and the links between them are open: %s." % phases
     return finding("rank-stuck", host, seen)
+
+
+# In the order of certainty.
+QUESTIONS = (silent, died, not_examined, not_running, frozen, cut, behind)
 
 
 def healthy(case: Case) -> Finding:

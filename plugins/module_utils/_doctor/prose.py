@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the words of others say about a death: of another trainer than ours, of torchrun, and of libraries.
+"""Read the cause of a death from the messages of other trainers, of torchrun, and of libraries.
 
 The one place that reads sentences. This collection's trainer writes the cause and the ranks at fault as data (deaths.py).
 """

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the evidence of one rank says by itself: its words, its use of CPU, and why it may be slow."""
+"""Read the evidence of one rank by itself: its messages, its use of CPU, and why it may be slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRESSED = 40.0  # percent of the time that somebody may wait for the disk
 
 
 def error_of(found: Evidence) -> str:
-    """What the rank says of its end; it may have written that while its processes are still ending."""
+    """The end that the rank recorded; its processes may still be ending."""
     return str(found["run"].get("error") or found["run"].get("end_error") or "")
 
 
@@ -68,23 +68,23 @@ def slow_reasons(found: Evidence) -> List[str]:
 
 
 def held_back(system: Mapping[str, Any]) -> List[str]:
-    """What slows everything on a host."""
+    """Reasons why everything on a host is slow."""
     reasons, pressure = [], system.get("pressure") or {}
     if (pressure.get("io") or 0.0) > PRESSED:
-        reasons.append("something there waits for the disk %d %% of the time" % round(pressure["io"]))
+        reasons.append("a process there waits for the disk %d %% of the time" % round(pressure["io"]))
     if (pressure.get("memory") or 0.0) > PRESSED / 2:
-        reasons.append("something there waits for memory %d %% of the time" % round(pressure["memory"]))
+        reasons.append("a process there waits for memory %d %% of the time" % round(pressure["memory"]))
     if system.get("throttled"):
-        reasons.append("its cores are slowed because they are too hot")
+        reasons.append("its cores are throttled by heat")
     if system.get("limited", 0.0) > 0.1:
         reasons.append(
-            "a limit of its control group holds it back for %d %% of the time" % round(100 * system["limited"])
+            "the CPU limit of its control group stops it for %d %% of the time" % round(100 * system["limited"])
         )
     return reasons
 
 
 def lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> List[str]:
-    """What a verdict rests on, a few lines a host; the names say what each host is called."""
+    """The lines that a verdict rests on, a few for each host; `names` are how hosts are called."""
     told = []
     for host, name in names.items():
         found = answers[host].evidence

@@ -10,10 +10,7 @@ import shutil
 import tempfile
 from typing import Any, NamedTuple, Sequence, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.firewalld import Firewalld
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.iptables import Iptables
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.nftables import Nftables
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.every import Backend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     MARK,
     Change,
@@ -23,16 +20,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules impor
     Run,
     Step,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.ufw import Ufw
 
-BACKENDS: dict[str, type[Backend]] = {kind.name: kind for kind in (Ufw, Firewalld, Nftables, Iptables)}
-PACKET_FILTERS = {Nftables.name: "nft", Iptables.name: "iptables"}
-MOST_WALLS = 3
+MOST_BLOCKING = 3
 NOTHING = "nothing on this host blocks incoming connections"
 
 
 class Request(NamedTuple):
-    """What is asked of a host's firewall."""
+    """The wanted state of a host's firewall."""
 
     mark: str
     wanted: list[Rule]
@@ -46,7 +40,7 @@ class Request(NamedTuple):
 
 
 class Result(TypedDict):
-    """What was, or would be, done, and what the owner of the host is to know."""
+    """The changes, done or predicted, and what the owner of the host is to know."""
 
     changed: bool
     backend: str
@@ -64,35 +58,40 @@ class Result(TypedDict):
 
 
 def firewalls_in_force(all_of_them: dict[str, Backend], wanted: Sequence[Rule]) -> list[Backend]:
-    """Those that may end the peers' packets; ufw and firewalld stand for the iptables rules that they write."""
-    front = [all_of_them[name] for name in ("ufw", "firewalld") if all_of_them[name].in_force(wanted)]
-    below = ["nftables"] if front else ["nftables", "iptables"]
-    return front + [all_of_them[name] for name in below if all_of_them[name].in_force(wanted)]
+    """Those that may end the peers' packets, without those whose rules another one writes."""
+    found: list[Backend] = []
+    for name, backend in all_of_them.items():
+        if not any(name in other.writes for other in found) and backend.in_force(wanted):
+            found.append(backend)
+    return found
 
 
-def settle(run: Run, request: Request) -> Result:
+def apply(run: Run, request: Request) -> Result:
     """Bring the host's firewall to what is asked and tell what was done."""
-    return _settle_one(run, request) if request.mark != MARK else close_all(run, request)
+    known = ["auto", *Backend.kinds, "none"]
+    if request.backend not in known:
+        raise FirewallError(f"backend is {request.backend}; it must be one of: {', '.join(known)}")
+    return _apply_one(run, request) if request.mark != MARK else close_all(run, request)
 
 
 def close_all(run: Run, request: Request) -> Result:
     """Remove the rules of all jobs but those that are to stay."""
-    backends = [kind(run, MARK) for kind in BACKENDS.values()]
+    backends = Backend.all(run, MARK).values()
     names: Sequence[str] = request.known
     if request.root:
         try:
             names = sorted(set().union(*(backend.names(request.known) for backend in backends)))
         except Forbidden:
             pass
-    total = _result("none", False, "no rules of this collection are here")
+    total = _result("none", False, "this host has no rules of this collection")
     for name in names:
         if name not in request.keep:
-            total = _sum_of(total, _settle_one(run, request._replace(mark=MARK + name)), name)
+            total = _sum_of(total, _apply_one(run, request._replace(mark=MARK + name)), name)
     return total
 
 
 def _sum_of(total: Result, one: Result, name: str) -> Result:
-    """What was done for several jobs, as one result."""
+    """One result for the changes of several jobs."""
     return {
         **one,
         "changed": total["changed"] or one["changed"],
@@ -103,9 +102,9 @@ def _sum_of(total: Result, one: Result, name: str) -> Result:
     }
 
 
-def _settle_one(run: Run, request: Request) -> Result:
+def _apply_one(run: Run, request: Request) -> Result:
     """The same for the rules of one job."""
-    backends = {name: kind(run, request.mark) for name, kind in BACKENDS.items()}
+    backends = Backend.all(run, request.mark)
     if request.backend == "none":
         return _result("none", False, NOTHING + " (by your setting)")
     if not request.root:
@@ -124,7 +123,7 @@ def _settle_one(run: Run, request: Request) -> Result:
         changes = [(backend, backend.change(request.wanted)) for backend in chosen]
         result = _carry_out(run, request, chosen, active, changes)
         if not result["commands"]:
-            result["foreign"] = walls_of_others(list(backends.values()), request.wanted)
+            result["foreign"] = foreign_rules(list(backends.values()), request.wanted)
         return result
     except Forbidden as error:
         return {**_for_the_owner(backends, request), "message": str(error)}
@@ -132,7 +131,7 @@ def _settle_one(run: Run, request: Request) -> Result:
 
 def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, changes: list[Any]) -> Result:
     steps = [step for dummy, change in changes for step in change.steps]
-    blocking = walls(chosen, request.wanted) if steps and request.present else []
+    blocking = blocking_rules(chosen, request.wanted) if steps and request.present else []
     if not request.check:
         for step in steps:
             carry_out_step(run, step)
@@ -154,18 +153,18 @@ def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, 
     return result
 
 
-def walls(chosen: list[Backend], wanted: Sequence[Rule]) -> list[str]:
+def blocking_rules(chosen: list[Backend], wanted: Sequence[Rule]) -> list[str]:
     """The owner's rules that stand in the way; only told, so a tool that cannot list them is no failure."""
     try:
-        return [line for backend in chosen for line in backend.walls(wanted)][:MOST_WALLS]
+        return [line for backend in chosen for line in backend.blocking_rules(wanted)][:MOST_BLOCKING]
     except FirewallError:
         return []
 
 
-def walls_of_others(backends: list[Backend], wanted: Sequence[Rule]) -> list[str]:
-    """What other programs keep out, only told as well."""
+def foreign_rules(backends: list[Backend], wanted: Sequence[Rule]) -> list[str]:
+    """Rules of other programs that block; they are reported only."""
     try:
-        return [line for backend in backends for line in backend.walls_of_others(wanted)][:MOST_WALLS]
+        return [line for backend in backends for line in backend.foreign_rules(wanted)][:MOST_BLOCKING]
     except FirewallError:
         return []
 
@@ -213,13 +212,15 @@ def replace(path: str, text: str) -> None:
 
 def _for_the_owner(backends: dict[str, Backend], request: Request) -> Result:
     """Without root nothing is changed; the owner gets the commands for what seems to be active."""
-    names: Sequence[str] = list(BACKENDS) if request.backend == "auto" else [request.backend]
+    names: Sequence[str] = list(backends) if request.backend == "auto" else [request.backend]
     guessed = [backends[name] for name in names if request.backend != "auto" or backends[name].suspected()][:1]
     if not guessed:
-        result = _result("none", False, "no sign of a firewall; without root its rules cannot be read")
+        result = _result("none", False, "no firewall seen; reading its rules needs root")
         # Rules may be loaded of which no file and no service tells.
         unseen = [
-            backends[name] for name, tool in PACKET_FILTERS.items() if name in names and backends[name].there(tool)
+            one
+            for name, one in backends.items()
+            if name in names and one.packet_filter and one.there(one.packet_filter)
         ]
         if unseen and request.present:
             result["if_closed"] = [step.shown() for step in unseen[0].suggested(request.wanted, True)]

@@ -1,13 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one interface behind which every firewall stands."""
+"""The interface of every firewall. A file of this room with a subclass is a backend: it is found by its name."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from typing import Sequence
+from typing import ClassVar, Dict, Sequence, Tuple, Type
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     Change,
@@ -25,6 +25,16 @@ class Backend(ABC):
     """One kind of firewall; `run(argv)` gives (exit code, stdout, stderr) and 127 for a program that is missing."""
 
     name = ""
+    # Those with low numbers are asked first.
+    order = 0
+    # Backends whose rules this one writes: where it is active it stands for them.
+    writes: ClassVar[Tuple[str, ...]] = ()
+    # The program of a packet filter, whose rules may be loaded without any file or service that tells of them.
+    packet_filter = ""
+    kinds: ClassVar[Dict[str, Type[Backend]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.kinds[cls.name] = cls
 
     def __init__(self, run: Run, mark: str, root: str = "/") -> None:
         self.run = run
@@ -40,10 +50,10 @@ class Backend(ABC):
         """The steps from the job's rules as they are to exactly the wanted ones."""
 
     @abstractmethod
-    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+    def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
         """The owner's rules by which such packets may end, in the firewall's own words; the first ones suffice."""
 
-    def walls_of_others(self, wanted: Sequence[Rule]) -> list[str]:
+    def foreign_rules(self, wanted: Sequence[Rule]) -> list[str]:
         """Where such packets may end in what another program keeps (a ban of fail2ban's), which is told and left alone."""
         return []
 
@@ -57,7 +67,13 @@ class Backend(ABC):
 
     @abstractmethod
     def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
-        """What the owner of a host would have to run, as well as it can be known without root."""
+        """Commands for the owner of a host, as well as they can be known without root."""
+
+    @classmethod
+    def all(cls, run: Run, mark: str) -> dict[str, Backend]:
+        """Every backend by name, in the order in which they are asked."""
+        ordered = sorted(cls.kinds.values(), key=lambda kind: kind.order)
+        return {kind.name: kind(run, mark) for kind in ordered}
 
     def tool(self, *argv: str) -> str:
         """Output of a command that has to work."""

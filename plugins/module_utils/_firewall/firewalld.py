@@ -112,6 +112,8 @@ class Firewalld(Backend):
     """firewall-cmd for both the running and the permanent rule set, each brought to what is wanted."""
 
     name = "firewalld"
+    order = 20
+    writes = ("iptables",)
 
     def in_force(self, wanted: Sequence[Rule]) -> bool:
         return self._runs()
@@ -158,7 +160,7 @@ class Firewalld(Backend):
         before = [f"zone {name}: {rule.text()}" for name, rule in self._own(zones)]
         return Change(steps, before, [f"zone {name}: {rule.text()}" for name, rule in needed])
 
-    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+    def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
         zones = parse_zones(self.tool("firewall-cmd", "--list-all-zones"))
         default = self.tool("firewall-cmd", "--get-default-zone").strip()
         names = dict.fromkeys(zone_for(rule.peer, self._nic(rule.peer), zones, default) for rule in wanted)

@@ -133,6 +133,8 @@ class Iptables(Backend):
     """Both families, each only where it blocks."""
 
     name = "iptables"
+    order = 40
+    packet_filter = "iptables"
 
     def _listing(self, family: Family) -> str:
         argv = [family.tool, "-w", "-S"]
@@ -211,14 +213,14 @@ class Iptables(Backend):
             return ([Step(shown, self.at(name), new)] if new != text else []), kept
         return [], not wanted
 
-    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+    def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
         found: list[str] = []
         for family in self._families():
             ends = self._ends(family, wanted)
             found += [line for line in ends if not line.startswith("-P")] or ends
         return found
 
-    def walls_of_others(self, wanted: Sequence[Rule]) -> list[str]:
+    def foreign_rules(self, wanted: Sequence[Rule]) -> list[str]:
         return [
             f"iptables {line}" for family in self._families() for line in self._ends(family, wanted, of_others=True)
         ]

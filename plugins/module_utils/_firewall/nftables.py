@@ -50,7 +50,7 @@ class Own(NamedTuple):
 
 
 class Ruleset:
-    """What `nft -j list ruleset` tells, reduced to what decides about incoming packets."""
+    """The parts of `nft -j list ruleset` that decide about incoming packets."""
 
     def __init__(self, text: str, iptables: bool = True) -> None:
         self.iptables = iptables
@@ -177,6 +177,8 @@ class Nftables(Backend):
     """One rule for every peer, range and blocking chain."""
 
     name = "nftables"
+    order = 30
+    packet_filter = "nft"
 
     def _ruleset(self) -> Ruleset:
         text = self.tool("nft", "-j", "list", "ruleset") if self.there("nft") else ""
@@ -242,14 +244,14 @@ class Nftables(Backend):
         return [Step(["sh", "-c", f"cat >> {path} <<'END'\n{new[len(text) :]}END"], path, new)], ""
 
     def _refused(self, text: str) -> str | None:
-        """What nft has against a file before it may stand where a boot would stumble over it."""
+        """Errors of nft in a draft, before the file takes the place that a boot reads."""
         with tempfile.NamedTemporaryFile("w", suffix=".nft", encoding="utf-8", errors="surrogateescape") as draft:
             draft.write(text)
             draft.flush()
             code, out, err = self.run(["nft", "-c", "-f", draft.name])
         return None if code == 0 else (err or out).strip().split("\n")[0].replace(draft.name + ":", "line ")
 
-    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+    def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
         chains = chain_lines(self.tool("nft", "list", "ruleset"))
         found = []
         for chain in self._ruleset().blocking(packets_of(wanted, self.run)):
@@ -258,7 +260,7 @@ class Nftables(Backend):
             found += [f"{' '.join(chain)}: {line}" for line in lines or policy]
         return found
 
-    def walls_of_others(self, wanted: Sequence[Rule]) -> list[str]:
+    def foreign_rules(self, wanted: Sequence[Rule]) -> list[str]:
         chains = self._ruleset().blocking(packets_of(wanted, self.run), of_others=True)
         return [f"nft chain {' '.join(chain)}" for chain in chains]
 

@@ -47,7 +47,7 @@ class Packets(NamedTuple):
 
 
 def packets_of(wanted: Sequence[Rule], run: Run) -> list[Packets]:
-    """What is known of the packets that are to be let in. The way back to a peer tells on which interface its packets arrive."""
+    """The packets to let in. The route back to a peer tells on which interface its packets arrive."""
     own = tuple(re.findall(r"\binet6? ([\da-fA-F.:]+)/", run(["ip", "-o", "address", "show"])[1])) if wanted else ()
     nics: dict[str, str] = {}
     for rule in wanted:

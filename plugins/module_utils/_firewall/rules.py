@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a firewall rule of a job is, and pure functions from addresses and ports to the rules that are wanted."""
+"""A firewall rule of a job, and pure functions from addresses and ports to the wanted rules."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def address(text: str) -> str:
     try:
         return str(ipaddress.ip_address(plain))
     except ValueError:
-        raise FirewallError(f"peer {text!r} is no IPv4 or IPv6 address; rules are made for addresses only") from None
+        raise FirewallError(f"peer {text!r} is not an IPv4 or IPv6 address; rules need addresses") from None
 
 
 def port_range(text: int | str) -> tuple[int, int]:
@@ -121,7 +121,7 @@ def port_range(text: int | str) -> tuple[int, int]:
     match = re.match(r"^\s*(\d{1,5})(?:\s*[-:]\s*(\d{1,5}))?\s*$", str(text))
     low, high = (int(match.group(1)), int(match.group(2) or match.group(1))) if match else (0, 0)
     if not 1 <= low <= high <= 65535:
-        raise FirewallError(f"ports {text!r} is no port (1 to 65535) and no range like 32768-60999")
+        raise FirewallError(f"ports {text!r} is neither a port (1 to 65535) nor a range like 32768-60999")
     return low, high
 
 

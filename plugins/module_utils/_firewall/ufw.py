@@ -70,6 +70,8 @@ class Ufw(Backend):
     """One ufw rule for every peer and range."""
 
     name = "ufw"
+    order = 10
+    writes = ("iptables",)
 
     def in_force(self, wanted: Sequence[Rule]) -> bool:
         if self.run(["ufw", "version"])[0] == 127:
@@ -117,7 +119,7 @@ class Ufw(Backend):
             return Step(["ufw", *entry.spec, "comment", comment_of(others)])
         return Step(["ufw", "delete", *entry.spec])
 
-    def walls(self, wanted: Sequence[Rule]) -> list[str]:
+    def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
         denials = self._denials()
         default = re.findall(r"^Default: (?:deny|reject) \(incoming\)", self.tool("ufw", "status", "verbose"), re.M)
         return [f"ufw {line}" for line in denials if concerns(line, wanted)] or default

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence, Tuple
 
 HOUR = 3600.0
-ALIKE = 3  # deaths at one step after which nobody tries again
+DEATHS_AT_ONE_STEP = 3  # deaths at one step after which nobody tries again
 
 
 class Death(NamedTuple):
@@ -19,18 +19,18 @@ class Death(NamedTuple):
     hosts: Tuple[str, ...]  # whose ranks failed by themselves; none where each blames another
 
 
-def hopeless(deaths: Sequence[Death], me: str, restarts: int, now: float) -> str:
+def reason_to_give_up(deaths: Sequence[Death], me: str, restarts: int, now: float) -> str:
     """Why this host shall not start again; empty if it may.
 
     A host whose rank fails alone, time and again, gives up alone. Where one step kills the ranks of several, it is the run.
     """
-    newest = deaths[-ALIKE:]
-    if len(newest) == ALIKE and len({death.step for death in newest}) == 1:
+    newest = deaths[-DEATHS_AT_ONE_STEP:]
+    if len(newest) == DEATHS_AT_ONE_STEP and len({death.step for death in newest}) == 1:
         culprits = {death.hosts for death in newest}
         if culprits == {(me,)}:
-            return "the rank of %s died %d times at step %d" % (me, ALIKE, newest[0].step)
+            return "the rank of %s died %d times at step %d" % (me, DEATHS_AT_ONE_STEP, newest[0].step)
         if len(culprits) > 1 or len(newest[0].hosts) != 1:
-            return "the run died %d times at step %d" % (ALIKE, newest[0].step)
+            return "the run died %d times at step %d" % (DEATHS_AT_ONE_STEP, newest[0].step)
     lately = [death for death in deaths if me in death.hosts and now - death.when < HOUR]
     if len(lately) > restarts:
         return "the rank of %s died %d times within an hour, and ddp_restarts is %d" % (me, len(lately), restarts)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run folder made ready for a start, with its keeper: what run_folder does, also as a program for a bare Python on the host."""
+"""Make a run folder ready for a start, with its keeper: the work of run_folder, also as a program for a bare Python on the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import (
     prepare,
 )
 
-# What run_folder is told.
+# The options of run_folder.
 OPTIONS: Dict[str, Dict[str, object]] = {
     "path": {"type": "path", "required": True},
     "plan": {"type": "dict", "required": True},
@@ -40,7 +40,7 @@ OPTIONS: Dict[str, Dict[str, object]] = {
 
 
 def keeper_of(params: Mapping[str, Any]) -> Optional[Keeper]:
-    """What the keeper is started with, if there is to be one."""
+    """Host, secret and program of the keeper, if there is to be one."""
     if not params["plan"].get("keeper") or not params["keeper_secret"]:
         return None
     return Keeper(params["host"], params["keeper_secret"], host_code.program(keeper.__name__, "main", params["path"]))

@@ -20,9 +20,19 @@ import time
 import traceback
 from typing import Any, Dict, Optional, Set, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION_FILES
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    KEEPER_FOLDER,
+    KEEPER_LEAVE,
+    KEEPER_MEMORY,
+    KEEPER_SETTINGS,
+    MEMBER_EVENTS,
+    MEMBERS,
+    PLAN,
+    SESSION_FILES,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, memory, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.plausible import is_plausible
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
@@ -33,8 +43,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session.record impor
 
 TICK = 0.2
 LINGER = 3.0  # so long whoever asks is told how it ended
-FOLDER, SETTINGS, STATE, LEAVE = ".keeper", "keeper.json", "state.json", "leave"
-NOW, EVENTS = "members.json", "members.jsonl"
 
 
 def rules_of(plan: Plan) -> Rules:
@@ -50,9 +58,9 @@ class Keeper:
     """One keeper from its start to the end of the run, or of this host's part in it."""
 
     def __init__(self, run_dir: str) -> None:
-        self.run_dir, self.folder = run_dir, os.path.join(run_dir, FOLDER)
-        settings = files.read_object(os.path.join(self.folder, SETTINGS))
-        plan = cast(Plan, files.read_object(os.path.join(run_dir, "plan.json")))
+        self.run_dir, self.folder = run_dir, os.path.join(run_dir, KEEPER_FOLDER)
+        settings = files.read_object(os.path.join(self.folder, KEEPER_SETTINGS))
+        plan = cast(Plan, files.read_object(os.path.join(run_dir, PLAN)))
         self.host, self.launch = str(settings["host"]), str(settings["launch"])
         self.rules, self.rank = rules_of(plan), Rank(plan, self.host, run_dir)
         self.patience = float(plan["timeout_seconds"])
@@ -74,8 +82,8 @@ class Keeper:
     # -- what survives this process
 
     def _remembered(self) -> membership.Own:
-        """What an earlier keeper of this start of the run has promised."""
-        path, now, steps = os.path.join(self.folder, STATE), time.monotonic(), self.rank.steps()
+        """Begin with the promises of an earlier keeper of this start of the run."""
+        path, now, steps = os.path.join(self.folder, KEEPER_MEMORY), time.monotonic(), self.rank.steps()
         kept = files.read_object(path)
         if not os.path.lexists(path) or kept.get("launch", self.launch) != self.launch:
             return memory.new(self.host, now, steps)
@@ -94,7 +102,7 @@ class Keeper:
         if kept == self.kept:
             return True
         try:
-            files.write_json(os.path.join(self.folder, STATE), kept, mode=0o600, durable=True)
+            files.write_json(os.path.join(self.folder, KEEPER_MEMORY), kept, mode=0o600, durable=True)
         except OSError as error:
             if not self.full_since:
                 self.full_since = time.monotonic()
@@ -117,12 +125,12 @@ class Keeper:
         self._tell("keeper started", "")
         self.talk.say(self.own.word)
         self.talk.start()
-        while self.own.word.state not in membership.OVER or self.rank.process is not None:
+        while self.own.word.state not in states.OVER or self.rank.process is not None:
             self._hear(TICK)
             self._look()
         self._linger()
         self.talk.close()
-        codes = {membership.FAILED: self.code, membership.AWAY: COME_BACK}
+        codes = {states.FAILED: self.code, states.AWAY: COME_BACK}
         return codes.get(self.own.word.state, 0)
 
     def _signalled(self, number: int, frame: Any) -> None:
@@ -160,15 +168,15 @@ class Keeper:
             self.rank.start(self.own.word.generation)
         elif order:
             # Whoever stops the run for good says himself how long that may take.
-            self.rank.end(order, self.patience if self.own.then in membership.OVER else 0.0)
+            self.rank.end(order, self.patience if self.own.after_ending in states.OVER else 0.0)
 
     def _see_rank(self, now: float) -> None:
         """How this host's rank is, or how it has ended."""
         ended = self.rank.ended()
         if ended is not None:
-            self.code = 1 if ended == membership.FAILED else 0
-            self._part()
-            failed = ended == membership.FAILED
+            self.code = 1 if ended == states.FAILED else 0
+            self._note_apart_since()
+            failed = ended == states.FAILED
             self.own = membership.rank_ended(
                 self.own,
                 now,
@@ -183,9 +191,9 @@ class Keeper:
             self.own = membership.rank_stuck(self.own, now, why)
         elif self.rank.process is not None:
             self.own = self.own._replace(word=self.own.word._replace(steps=self.rank.steps()))
-            self._part()
+            self._note_apart_since()
 
-    def _part(self) -> None:
+    def _note_apart_since(self) -> None:
         """Keep in mind the step from which this host trains apart from others, as long as it does."""
         mine = self.own.word.generation
         if mine is None:
@@ -196,7 +204,7 @@ class Keeper:
             self.since = self.rank.resumed_from()
 
     def _give_way(self) -> None:
-        """Another part of the run has more steps: what was made apart from it must not be taken for the same training."""
+        """Put aside the checkpoints made apart, since another part of the run has more steps and goes on."""
         last = self.own.last
         if not self.own.word.apart or last is None or last == self.gave_way or self.rank.process is not None:
             return
@@ -204,21 +212,22 @@ class Keeper:
         try:
             place = self.rank.set_apart(last.number, self.since) if self.since is not None else ""
             self._tell(
-                "gave way", "its checkpoints since step %d are kept in %s" % (self.since or 0, place) if place else ""
+                states.GAVE_WAY,
+                "its checkpoints since step %d are kept in %s" % (self.since or 0, place) if place else "",
             )
         except OSError as error:
-            self._tell("gave way", "its checkpoints could not be put aside: %s" % error)
+            self._tell(states.GAVE_WAY, "its checkpoints could not be put aside: %s" % error)
         self.since = None
 
     def _asked(self, now: float) -> str:
         """Whether a user stops the run or takes this host out of it, or the host goes down."""
-        if self.own.word.state in membership.OVER or self.own.then in membership.OVER:
+        if self.own.word.state in states.OVER or self.own.after_ending in states.OVER:
             return ""
         order = ""
         if signal.SIGINT in self.signals or os.path.exists(os.path.join(self.run_dir, SESSION_FILES, "stop")):
-            self.own, order = membership.asked_to_end(self.own, now, membership.STOPPED, "it was stopped")
-        elif os.path.exists(os.path.join(self.folder, LEAVE)):
-            self.own, order = membership.asked_to_end(self.own, now, membership.LEFT, "it was taken out")
+            self.own, order = membership.asked_to_end(self.own, now, states.STOPPED, "it was stopped")
+        elif os.path.exists(os.path.join(self.folder, KEEPER_LEAVE)):
+            self.own, order = membership.asked_to_end(self.own, now, states.LEFT, "it was taken out")
         elif self.signals:
             self.own, order = membership.going_down(self.own, now)
         elif os.getppid() != self.runner:
@@ -233,7 +242,7 @@ class Keeper:
 
     def _all_over(self) -> bool:
         told = [self.heard[host].word.state for host in self.rules.hosts if host in self.heard]
-        return len(told) == len(self.rules.hosts) - 1 and all(state in membership.OVER for state in told)
+        return len(told) == len(self.rules.hosts) - 1 and all(state in states.OVER for state in told)
 
     # -- what people and programs see
 
@@ -248,18 +257,18 @@ class Keeper:
         if (word.state, word.generation) != (was.state, was.generation):
             self.cause = word.why or self.cause
             self._tell(word.state, self.cause)
-            if word.state == membership.TRAINING:
+            if word.state == states.TRAINING:
                 self.cause = ""
         for host in sorted(set(was.hears) - set(word.hears)):
-            self._tell("lost", "%s is not heard any more" % host, about=host)
+            self._tell(states.LOST, "%s is not heard any more" % host, about=host)
         for host in sorted(set(word.hears) - set(was.hears)):
-            self._tell("heard", "%s is heard" % host, about=host)
+            self._tell(states.HEARD, "%s is heard" % host, about=host)
 
     def _waiting_for(self) -> str:
         """Whom this host has waited for longer than a word takes, and what is seen of them."""
         silent, word = dict(self.talk.silent), self.own.word
         told = [silent[self.host]] if self.host in silent else []
-        if word.state in (membership.IDLE, membership.ASKING) and time.monotonic() - self.own.since > self.rules.lost:
+        if word.state in (states.IDLE, states.ASKING) and time.monotonic() - self.own.since > self.rules.lost:
             missing = [
                 host for host in membership.expected(self.rules, self.own) if host not in (self.host, *word.hears)
             ]
@@ -281,16 +290,16 @@ class Keeper:
             sys.stdout.write("keeper: %s%s%s\n" % (what, members if not about else "", " (%s)" % why if why else ""))
             sys.stdout.flush()
         with contextlib.suppress(OSError):
-            with open(os.path.join(self.run_dir, EVENTS), "a", encoding="utf-8") as file:
+            with open(os.path.join(self.run_dir, MEMBER_EVENTS), "a", encoding="utf-8") as file:
                 file.write(json.dumps(event) + "\n")
             files.write_json(
-                os.path.join(self.run_dir, NOW),
+                os.path.join(self.run_dir, MEMBERS),
                 {**event, "state": word.state, "hears": word.hears, "since": time.time(), "waits": self.waits},
             )
 
 
 def main(run_dir: str) -> None:
-    """What the session runs, and starts again where this says so."""
+    """The program of the session, which starts it again where its exit code is COME_BACK."""
     try:
         code = Keeper(run_dir).run()
     except OSError as error:

@@ -17,16 +17,23 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import (
+    ASKING,
+    AWAY,
+    ENDING,
+    FAILED,
+    FINISHED,
+    IDLE,
+    LEFT,
+    OFFERED,
+    OVER,
+    PROMISED,
+    STOPPED,
+    STUCK,
+    TRAINING,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deaths
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, circle, may_train, wanted
-
-# On the way to training or in it, and on the way out of it.
-IDLE, OFFERED, PROMISED, TRAINING, ENDING = "idle", "offered", "promised", "training", "ending"
-ASKING = "asking"  # its rank ended because some host was asked to stop, and it looks for the reason
-STUCK = "stuck"  # its rank was to end and cannot be killed, so it takes part in nothing until that is gone
-# The keeper ends. AWAY: its host goes down and comes back by itself.
-FINISHED, STOPPED, LEFT, FAILED, AWAY = "finished", "stopped", "left", "failed", "away"
-OVER = (FINISHED, STOPPED, LEFT, FAILED, AWAY)
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, clique, may_train, wanted
 
 # Orders for the host's own rank: start it; finish the step, save and end; save what can be saved and end.
 START, FINISH_STEP, SAVE = "start", "finish step", "save"
@@ -40,7 +47,7 @@ class Generation(NamedTuple):
 
 
 class Word(NamedTuple):
-    """What a keeper tells the others."""
+    """The state of a keeper as it tells the others."""
 
     host: str
     state: str = IDLE
@@ -52,7 +59,7 @@ class Word(NamedTuple):
     hears: Tuple[str, ...] = ()
     regroup: int = 0  # this generation is ended only to begin a new one
     apart: bool = False  # and what it has made since it parted from others does not count, since they have more steps
-    over: int = 0  # the generation that has fewer steps than this host's and is to give way
+    outranked: int = 0  # the generation that has fewer steps than this host's and is to give way
     left: Tuple[str, ...] = ()  # hosts that were taken out by hand
     failed: Tuple[str, ...] = ()  # hosts that have given up
     crashed: int = 0  # the newest generation in which its rank failed by itself
@@ -63,14 +70,14 @@ class Word(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a keeper knows of itself: its word, and what concerns nobody else."""
+    """The state of a keeper: its word, and the rest that concerns nobody else."""
 
     word: Word
     since: float = 0.0  # when the state began
     last: Optional[Generation] = None  # in which this host trained last
     died: bool = False  # that one ended though nobody asked for it and nobody was missing
     deaths: Tuple[deaths.Death, ...] = ()
-    then: str = IDLE  # what ENDING leads to
+    after_ending: str = IDLE  # the state that ENDING leads to
 
 
 class Heard(NamedTuple):
@@ -104,10 +111,10 @@ def present(own: Own, words: Mapping[str, Word]) -> Dict[str, Word]:
     return {host: word for host, word in words.items() if me in word.hears and word.state not in out}
 
 
-def circle_around(rules: Rules, own: Own, around: Mapping[str, Word]) -> Tuple[str, ...]:
+def clique_around(rules: Rules, own: Own, around: Mapping[str, Word]) -> Tuple[str, ...]:
     """Us and those of the present who all hear each other."""
     hears = {host: word.hears for host, word in around.items()}
-    return circle(rules, own.word.host, {**hears, own.word.host: tuple(around)})
+    return clique(rules, own.word.host, {**hears, own.word.host: tuple(around)})
 
 
 def expected(rules: Rules, own: Own) -> Tuple[str, ...]:
@@ -132,7 +139,7 @@ def change(own: Own, now: float, state: str, **fields: object) -> Own:
 def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
     """The next state, and an order for this host's rank ("" for none)."""
     words = fresh(rules, heard, now)
-    own = _gossip(own, words)
+    own = _learn_who_is_out(own, words)
     state = own.word.state
     if state in OVER or state == STUCK:
         return own, ""
@@ -147,19 +154,19 @@ def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
         if word.state == FINISHED:
             return change(own, now, FINISHED, why="%s has finished" % word.host), ""
     if not may_train(rules, expected(rules, own), own.word.left):
-        return change(own, now, FAILED, why=_without(own, words)), ""
+        return change(own, now, FAILED, why=_why_not_enough(own, words)), ""
     if state == ASKING:
         return _ask(rules, own, words, now), ""
     return _gather(rules, own, heard, now)
 
 
-def _without(own: Own, words: Mapping[str, Word]) -> str:
+def _why_not_enough(own: Own, words: Mapping[str, Word]) -> str:
     """Why the others cannot go on."""
     reasons = [words[host].why for host in own.word.failed if host in words and words[host].why]
     return "%s gave up%s" % (" and ".join(own.word.failed), ": " + reasons[0] if reasons else "")
 
 
-def _gossip(own: Own, words: Mapping[str, Word]) -> Own:
+def _learn_who_is_out(own: Own, words: Mapping[str, Word]) -> Own:
     """Hear of hosts that were taken out by hand or gave up; one that is heard itself knows best."""
     all_words = (own.word, *words.values())
 
@@ -192,7 +199,7 @@ def _gather(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, st
     order = [host for host in rules.hosts if host == me or host in around]
     if order[0] != me:
         return _promise(rules, own, words, around[order[0]], now), ""
-    members = circle_around(rules, own, around)
+    members = clique_around(rules, own, around)
     if busy or not may_form(rules, own, heard, members, now):
         return own, ""
     offer = Generation(next_number(rules, own, words), members)
@@ -222,7 +229,7 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
 def _join(rules: Rules, own: Own, words: Mapping[str, Word], offer: Generation, now: float, state: str) -> Own:
     """Offer or promise a generation, unless what was before it died once too often."""
     before, own = own.deaths, _count_death(own, words, now)
-    why = deaths.hopeless(own.deaths, own.word.host, rules.restarts, now)
+    why = deaths.reason_to_give_up(own.deaths, own.word.host, rules.restarts, now)
     if why and own.deaths != before:
         return change(own, now, FAILED, why=why)
     return change(own, now, state, generation=offer, promised=offer.number, go=False)
@@ -250,7 +257,7 @@ def _promise(rules: Rules, own: Own, words: Mapping[str, Word], caller: Word, no
     return _join(rules, own, words, offer, now, PROMISED) if offer.number > own.word.promised else own
 
 
-def _mine(own: Own) -> Generation:
+def _current_generation(own: Own) -> Generation:
     """The generation of a state that cannot be without one."""
     if own.word.generation is None:
         raise ValueError(f"{own.word.host} is {own.word.state} without a generation")
@@ -259,7 +266,7 @@ def _mine(own: Own) -> Generation:
 
 def _still_offered(own: Own, words: Mapping[str, Word]) -> bool:
     """Whether the host that offered what we promised does so still (one that is silent may)."""
-    caller = words.get(_mine(own).members[0])
+    caller = words.get(_current_generation(own).members[0])
     return caller is None or (caller.promised == own.word.promised and caller.state in (OFFERED, TRAINING))
 
 
@@ -275,15 +282,14 @@ def _begin_promised(own: Own, words: Mapping[str, Word], now: float) -> Optional
 
 
 def _started(own: Own, generation: Generation, now: float, go: bool = False) -> Own:
-    own = change(
-        own, now, TRAINING, started=generation.number, go=go, regroup=0, over=0, returned=False, apart=False, why=""
-    )
+    told = {"go": go, "regroup": 0, "outranked": 0, "returned": False, "apart": False, "why": ""}
+    own = change(own, now, TRAINING, started=generation.number, **told)
     return own._replace(last=generation, died=False)
 
 
 def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
     """Go as soon as all have promised; give up if one has promised more, or not in time."""
-    offer = _mine(own)
+    offer = _current_generation(own)
     others = [words.get(host) for host in offer.members if host != own.word.host]
     if any(word is not None and word.promised > offer.number for word in others) or now - own.since > rules.offer:
         # Whoever is missing has been waited for already.
@@ -299,18 +305,18 @@ def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> 
 
 def _train(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
     """Go on, unless a member is missing, somebody waits to be let in, or another part has more steps."""
-    mine = _mine(own)
+    mine = _current_generation(own)
     why = _missing(rules, own, heard, now)
     if why:
-        return change(own, now, ENDING, why=why, missed=mine.number)._replace(then=IDLE), SAVE
+        return change(own, now, ENDING, why=why, missed=mine.number)._replace(after_ending=IDLE), SAVE
     why = _ended_elsewhere(own, heard)
     if why:
-        return change(own, now, ENDING, why=why)._replace(then=IDLE, died=True), SAVE
+        return change(own, now, ENDING, why=why)._replace(after_ending=IDLE, died=True), SAVE
     for word in fresh(rules, heard, now).values():
         if word.regroup == mine.number:
             # Ended by each for itself, so that a rank whose others are gone already does not hang.
             told = {"regroup": mine.number, "apart": word.apart, "why": word.why}
-            return change(own, now, ENDING, **told)._replace(then=IDLE), FINISH_STEP
+            return change(own, now, ENDING, **told)._replace(after_ending=IDLE), FINISH_STEP
     if mine.members[0] == own.word.host:
         return _lead(rules, own, heard, now)
     return own, ""
@@ -318,7 +324,7 @@ def _train(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
 
 def _missing(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
     """Which member of this generation is not there any more, or never was; empty if all are."""
-    mine = _mine(own)
+    mine = _current_generation(own)
     for host in mine.members:
         if host == own.word.host:
             continue
@@ -341,7 +347,7 @@ def _goes_with_all(word: Word) -> bool:
 
 def _ended_elsewhere(own: Own, heard: Hearing) -> str:
     """By what the rank of another member has ended; empty where none has."""
-    mine = _mine(own)
+    mine = _current_generation(own)
     for host in mine.members:
         word = heard[host].word if host in heard and host != own.word.host else own.word
         if word.state in (TRAINING, ASKING) or _goes_with_all(word):
@@ -353,7 +359,7 @@ def _ended_elsewhere(own: Own, heard: Hearing) -> str:
 
 def _lead(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
     """The first member also looks at those outside: another part, or somebody who wants to come in."""
-    mine, me = _mine(own), own.word.host
+    mine, me = _current_generation(own), own.word.host
     around = present(own, fresh(rules, heard, now))
     for host, word in around.items():
         theirs = word.generation
@@ -361,22 +367,22 @@ def _lead(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]
             continue
         if rules.hosts.index(me) < rules.hosts.index(host):
             if word.steps <= own.word.steps:
-                own = own._replace(word=own.word._replace(over=theirs.number))
+                own = own._replace(word=own.word._replace(outranked=theirs.number))
                 continue
-        elif word.over != mine.number:
+        elif word.outranked != mine.number:
             continue
         ended = change(own, now, ENDING, regroup=mine.number, apart=True, why="%s has more steps" % host)
-        return ended._replace(then=IDLE), FINISH_STEP
+        return ended._replace(after_ending=IDLE), FINISH_STEP
     waiting = [
         host
         for host, word in around.items()
         if host not in mine.members and word.state in (IDLE, OFFERED) and now - heard[host].since >= rules.lost
     ]
-    members = circle_around(rules, own, around)
+    members = clique_around(rules, own, around)
     comers = [host for host in waiting if host in members and set(mine.members) <= set(members)]
     if comers and now - own.since >= rules.settle:
         ended = change(own, now, ENDING, regroup=mine.number, why="%s comes in" % " and ".join(comers))
-        return ended._replace(then=IDLE), FINISH_STEP
+        return ended._replace(after_ending=IDLE), FINISH_STEP
     return own, ""
 
 
@@ -385,7 +391,7 @@ def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
 
     Nobody stopped it where no member knows of that; one that is silent may know, and is waited for.
     """
-    mine = _mine(own)
+    mine = _current_generation(own)
     regrouping = [word for word in words.values() if word.regroup == mine.number]
     if regrouping or any(word.started > mine.number for word in words.values()):
         return change(own, now, IDLE, regroup=mine.number, apart=any(word.apart for word in regrouping))
@@ -411,7 +417,7 @@ def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = 
         return change(own, now, FINISHED)
     mine = own.word.generation
     if own.word.state in (ENDING, STUCK):
-        return change(own, now, own.then)
+        return change(own, now, own.after_ending)
     if how == STOPPED:
         regroups = mine is not None and own.word.regroup == mine.number
         return change(own, now, IDLE if regroups else ASKING)
@@ -428,7 +434,7 @@ def asked_to_end(own: Own, now: float, state: str, why: str) -> Tuple[Own, str]:
         order = FINISH_STEP if own.word.state == TRAINING else ""
         told = {"regroup": 0 if state == STOPPED else own.word.started, "stopping": state == STOPPED}
         into = STUCK if own.word.state == STUCK else ENDING
-        return change(own, now, into, why=why, **told)._replace(then=state), order
+        return change(own, now, into, why=why, **told)._replace(after_ending=state), order
     return change(own, now, state, why=why), ""
 
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a keeper writes down of itself, and how the one after it begins with that."""
+"""The part of a keeper's state that outlives its process: written down, and taken up by the next one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership im
 
 
 class Remembered(TypedDict):
-    """What a keeper writes down of itself, for the one after it."""
+    """The memory of a keeper on disk."""
 
     promised: int
     started: int

@@ -10,12 +10,12 @@ from typing import Any, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 
 LONGEST = 4096
-PLAIN = membership.Word("")
+DEFAULTS = membership.Word("")
 
 
 def is_plausible(word: membership.Word, hosts: Sequence[str]) -> bool:
     """Whether each part is of its kind, and all hosts in it are those of the plan."""
-    parts = [(value, default) for value, default in zip(word, PLAIN) if default is not None]
+    parts = [(value, default) for value, default in zip(word, DEFAULTS) if default is not None]
     return (
         word.host in hosts
         and all(type(value) is type(default) and _fits(value, hosts) for value, default in parts)

@@ -36,7 +36,7 @@ def may_train(rules: Rules, members: Iterable[str], left: Sequence[str] = ()) ->
     return 0 < len(set(members)) >= min(rules.least, len(wanted(rules, left)))
 
 
-def circle(rules: Rules, me: str, hears: Mapping[str, Sequence[str]]) -> Tuple[str, ...]:
+def clique(rules: Rules, me: str, hears: Mapping[str, Sequence[str]]) -> Tuple[str, ...]:
     """This host and those which all hear each other, in plan order; hears: whom each of them hears."""
     chosen = [me]
     for host in rules.hosts:

@@ -14,13 +14,16 @@ import subprocess
 import time
 from typing import Dict, List, Optional, Sequence, Tuple, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import argv_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, number
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import APART, CHECKPOINTS
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LASTING, LOSSES
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite, read_events
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import rescue_seconds, stop_seconds
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
@@ -30,43 +33,24 @@ TAIL_BYTES = 65536
 AGENT_SECONDS = 3.0
 CHECKPOINT = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})")
 HANG_UP = "hang-up-rank%d"  # asks a rank to end all its connections; read by the trainer
-# Causes of an `end` event that another start would meet again: somebody has to see to them first.
-LASTING_CAUSES = (
-    "settings-differ", "data-differ", "torch-differs", "code-differs", "weights-differ", "non-finite-loss", "disk-full",
-    "bad-data", "bad-checkpoint", "bad-settings",
-)  # fmt: skip
-# Causes by which a rank ends for the sake of another one.
-LOSSES = ("peer-lost", "peer-late", "store-lost", "link-lost")
 
 
 def command(plan: Plan, host: str, generation: membership.Generation) -> List[str]:
     """The planned command, for the place that this host has in a generation. The batch stays; its rows are dealt out again."""
     nodes = {node["host"]: node for node in plan["nodes"]}
-    members = list(generation.members)
-    weights = [float(nodes[member]["rows"]) for member in members]
-    shares = batch.share(sum(plan["training"]["rows"]), weights)
-    changed = {
-        "--nnodes": str(len(members)),
-        "--node-rank": str(members.index(host)),
-        "--master-addr": nodes[members[0]]["address"],
-        "--rank-rows": ",".join(map(str, shares)),
-    }
-    if members[0] != plan["nodes"][0]["host"]:
-        # The tracker's server is on the first host, and out of reach of another.
-        changed["--tracker"] = "none"
-    argv = list(nodes[host]["argv"])
+    members = [nodes[member] for member in generation.members]
+    shares = share_rows(sum(plan["training"]["rows"]), [float(node["rows"]) for node in members])
+    flags: Dict[str, object] = {**nodes[host]["flags"], "rank-rows": shares}
     # Parts of the head go to those who are there, as the rows do.
-    parts = [word.partition("=")[2].split(",") for word in argv if word.startswith("--head-shares=")]
-    if parts and len(parts[-1]) == len(nodes):
-        changed["--head-shares"] = ",".join(parts[-1][nodes[member]["rank"]] for member in members)
-    argv = [word for word in argv if word.partition("=")[0] not in changed]
-    at = argv.index("-m") + 2  # behind torchrun's module
-    launcher = ("--nnodes", "--node-rank", "--master-addr")
-    own = [f"{name}={value}" for name, value in changed.items() if name not in launcher]
-    end = argv.index("--") + 1
-    # A rank of an earlier generation that wakes up finds none of its names in the store of this one.
-    name = f"--rdzv-id=generation-{generation.number}"
-    return [*argv[:at], *(f"{one}={changed[one]}" for one in launcher), name, *argv[at:end], *own, *argv[end:]]
+    parts = flags.get("head-shares")
+    if isinstance(parts, list) and len(parts) == len(nodes):
+        flags["head-shares"] = [parts[node["rank"]] for node in members]
+    if members[0]["host"] != plan["nodes"][0]["host"]:
+        # The tracker's server is on the first host, and out of reach of another.
+        flags["tracker"] = "none"
+    there: Plan = {**plan, "world": len(members), "master": {**plan["master"], "address": members[0]["address"]}}
+    node: Node = {**nodes[host], "rank": generation.members.index(host), "flags": flags}
+    return argv_of(there, node, generation.number)
 
 
 class Rank:
@@ -81,9 +65,9 @@ class Rank:
         self._heartbeat = self.path(f"heartbeat-rank{self.number}.json")
         self._counted: Tuple[Tuple[int, int], int] = ((-1, 0), 0)
         self.process: Optional[subprocess.Popen[bytes]] = None
-        self.started_at = self.ends_at = self.over_at = 0.0
-        self._cut = False  # it was ended, having had its time
-        self._begun = 0  # where the events of this start begin in the metrics
+        self.started_at = self.ends_at = self.agent_ends_at = 0.0
+        self._out_of_time = False  # it was ended, having had its time
+        self._metrics_begin = 0  # where the events of this start begin in the metrics
         self.stuck: Dict[int, processes.Process] = {}  # its processes that cannot be killed
         me = os.getpid()
         marker = os.environ.get(processes.SESSION_VARIABLE, "")
@@ -94,9 +78,9 @@ class Rank:
 
     def start(self, generation: membership.Generation) -> None:
         """Start it in a generation."""
-        self.ends_at = self.over_at = 0.0
-        self._cut = False
-        self._begun = self._size()
+        self.ends_at = self.agent_ends_at = 0.0
+        self._out_of_time = False
+        self._metrics_begin = self._size()
         with contextlib.suppress(OSError):
             os.remove(self.path(HANG_UP % self.number))
         places = ",".join(str(self.places[member]) for member in generation.members)
@@ -125,7 +109,7 @@ class Rank:
         if self.process is None or any(processes.alive(one.pid, one.start) for one in self.stuck.values()):
             return None
         if self._overdue():
-            self._cut = True
+            self._out_of_time = True
         elif self._agent_killed():
             # The rank has heard of it, and saves.
             self.end(membership.FINISH_STEP)
@@ -133,15 +117,15 @@ class Rank:
         elif self.process.poll() is None:
             return None
         # One that has said its last word has nothing to save any more.
-        self.stuck = reaper.end(self.session, 0, term=0.0 if self.over_at else reaper.TERM_SECONDS)
+        self.stuck = reaper.end(self.session, 0, term=0.0 if self.agent_ends_at else reaper.TERM_SECONDS)
         code = self.process.poll()
         if self.stuck or code is None:
             return None
         self.process = None
         # Of an agent that somebody else has killed it does not matter how the rank took that.
-        reason = self._end().get("reason") if code == 0 or self._cut else None
-        known = {"finished": membership.FINISHED, "stopped": membership.STOPPED}
-        return known.get(str(reason), membership.FAILED)
+        reason = self._end().get("reason") if code == 0 or self._out_of_time else None
+        known = {"finished": states.FINISHED, "stopped": states.STOPPED}
+        return known.get(str(reason), states.FAILED)
 
     def _agent_killed(self) -> bool:
         """Whether somebody has killed the agent, and its rank is still there."""
@@ -152,9 +136,9 @@ class Rank:
         """Whether it had its time to end, or an agent without its rank has had it."""
         now = time.monotonic()
         beat = read_object(self._heartbeat)
-        if not self.over_at and beat.get("phase") == "end" and self._of_this_start(beat):
-            self.over_at = now + AGENT_SECONDS
-        return any(limit and now > limit for limit in (self.ends_at, self.over_at))
+        if not self.agent_ends_at and beat.get("phase") == "end" and self._of_this_start(beat):
+            self.agent_ends_at = now + AGENT_SECONDS
+        return any(limit and now > limit for limit in (self.ends_at, self.agent_ends_at))
 
     def _end(self) -> Document:
         """The last event of this start; a rank that was killed said nothing, and what is there may be of an earlier one."""
@@ -165,9 +149,9 @@ class Rank:
         return (finite(document.get("time")) or 0.0) >= self.started_at
 
     def lasting_error(self) -> str:
-        """What the rank said when it ended by something that another start would not change; empty otherwise."""
+        """The rank's last error if another start would not change it; empty otherwise."""
         end = self._end()
-        return str(end.get("error") or end["cause"]) if end.get("cause") in LASTING_CAUSES else ""
+        return str(end.get("error") or end["cause"]) if end.get("cause") in LASTING else ""
 
     def by_itself(self) -> bool:
         """Whether it failed by an error or crash of its own, and not because another rank or the link to it was lost."""
@@ -193,7 +177,7 @@ class Rank:
     def resumed_from(self) -> Optional[int]:
         """The step from which this start goes on; None until the rank has said so."""
         with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
-            file.seek(self._begun)
+            file.seek(self._metrics_begin)
             start = _newest("start", file.read(TAIL_BYTES).splitlines())
             return number(start, "resumed_from") if start else None
         return None

@@ -32,8 +32,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import member
 LONGEST = 65536
 QUESTION = 4096  # bytes; what a stranger may make us read
 SECONDS = 2.0  # for a whole question and its answer
-AGAIN = 2.0  # between two tries to listen
-FRESH = 6.0  # a word is told for so long after the keeper has said it; a keeper that hangs is not heard
+RETRY_SECONDS = 2.0  # between two tries to listen
+FRESH_SECONDS = 6.0  # a word is told for so long after the keeper has said it; a keeper that hangs is not heard
 # At once, of the planned addresses and of all others; so strangers cannot keep the peers out.
 PEERS, STRANGERS = 64, 8
 LAUNCH = re.compile("[0-9a-f]{1,64}")
@@ -78,7 +78,7 @@ class Talk:
         self._over = threading.Event()
 
     def say(self, word: membership.Word) -> None:
-        """What whoever asks is told from now on, for as long as it is said again and again."""
+        """Tell this word to all who ask; it goes stale unless it is said again and again."""
         self._said = (time.monotonic(), to_text(word))
 
     def start(self) -> None:
@@ -101,7 +101,7 @@ class Talk:
                 self.silent[self.me.host] = "cannot listen on %s port %d: %s" % (
                     self.me.address, self.me.port, error.strerror or error,
                 )  # fmt: skip
-                self._over.wait(AGAIN)
+                self._over.wait(RETRY_SECONDS)
 
     def _ask_for_ever(self, peer: Peer) -> None:
         while not self._over.is_set():
@@ -160,7 +160,7 @@ class Talk:
         proof = sign(self.secret, "ask", asker, self.me.host, nonce)
         said, text = self._said
         known = hmac.compare_digest(proof, str(question["proof"]))
-        if not known or not text or time.monotonic() - said > FRESH:
+        if not known or not text or time.monotonic() - said > FRESH_SECONDS:
             return json.dumps({"launch": self.launch}).encode() + b"\n"
         signed = sign(self.secret, "word", self.me.host, nonce, text)
         return json.dumps({"word": text, "proof": signed}).encode() + b"\n"

@@ -47,7 +47,7 @@ def beyond(params: Mapping[str, object], bounds: Mapping[str, tuple[float, float
 
 
 def problems(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
-    """What no program can hold of an argument, with the place at which it stands; the value itself may be a secret."""
+    """Name the values that no program can hold, by their place in the argument; the value itself may be a secret."""
     named = name or "the arguments"
     if depth > DEEPEST:
         yield f"{named} is nested more than {DEEPEST} levels deep; no option takes such a thing."

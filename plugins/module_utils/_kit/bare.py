@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a program of ours that was sent to a host (host_code) has there in place of Ansible's module: commands, and a way to answer."""
+"""Takes the place of Ansible's module in a program that host_code sends to a host: commands, and a way to answer."""
 
 from __future__ import annotations
 

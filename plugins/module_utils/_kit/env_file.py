@@ -53,7 +53,7 @@ def quoted(text: str) -> str:
 
 
 def parse(data: bytes) -> dict[str, str] | None:
-    """What render() wrote, read back; None for any other text, which only a shell could make sense of."""
+    """Read back what render() wrote; None for any other text, which only a shell could make sense of."""
     env = {}
     at = len(HEADER) if data.startswith(HEADER) else 0
     while at < len(data):

@@ -58,7 +58,7 @@ def write_json(path: str, document: Any, mode: int = 0o644, durable: bool = Fals
 
 
 def read_text(path: str) -> str:
-    """What is in a small file, such as those of /proc and /sys; empty where it cannot be read."""
+    """Read a small text file, such as those of /proc and /sys; empty where it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -67,7 +67,7 @@ def read_text(path: str) -> str:
 
 
 def read_bytes(path: str) -> bytes:
-    """What is in a small file; empty where it cannot be read."""
+    """Read a small file; empty where it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()

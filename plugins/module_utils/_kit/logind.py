@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What systemd-logind does to what a user leaves running."""
+"""Whether systemd-logind ends processes that a user leaves running."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Callable, NamedTuple, Tuple
 
 
 class Logind(NamedTuple):
-    """What systemd-logind does to processes when their user logs out."""
+    """Settings of systemd-logind for processes of a user who logs out."""
 
     kills: bool
     lingers: bool

@@ -52,7 +52,7 @@ class Stream:
         self._tail = ""
 
     def clean(self, data: bytes, final: bool = False) -> bytes:
-        """What of all bytes so far can be shown now; a sequence that is not at its end yet is kept back."""
+        """The bytes that can be shown now; an unfinished sequence is kept back."""
         text = self._tail + self._decoder.decode(data, final)
         cut = text.rfind("\x1b")
         is_open = cut >= 0 and not _is_whole(text[cut:]) and len(text) - cut < _LONGEST_TAIL

@@ -117,6 +117,11 @@ def processes(proc: str = "/proc") -> dict[int, Process]:
     return {one.pid: one for one in found if one is not None}
 
 
+def marked(table: dict[int, Process], session: str) -> set[int]:
+    """The pids of the processes whose environment carries the id of this session."""
+    return {pid for pid, one in table.items() if one.marker == session}
+
+
 def live_runs(proc: str = "/proc") -> set[str]:
     """The names of all runs of which a process lives on this host, whoever started it; root sees them all."""
     found = set()
@@ -269,7 +274,7 @@ def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
 
 
 def _open_files(folder: str) -> Iterator[str]:
-    """What a process has open; nothing if it is another user's. A file that is closed meanwhile is left out."""
+    """Targets of a process's open files; none if it is another user's. A file that is closed meanwhile is left out."""
     try:
         descriptors = os.listdir(folder)
     except OSError:

@@ -85,7 +85,7 @@ MANY_HOSTS = 16
 
 
 def span(values: Sequence[str]) -> str:
-    """What a column says of several rows: the one value, or the first and the last."""
+    """The cell for several rows: their common value, or the first and the last."""
     return str(values[0]) if len(set(values)) == 1 else "%s ... %s" % (values[0], values[-1])
 
 

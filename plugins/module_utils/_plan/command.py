@@ -1,18 +1,21 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a rank is started with: the choices that follow from the settings, the command line and the environment."""
+"""The trainer's flags and environment on a host, and its keeper."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
-from typing import Any, Mapping, NamedTuple, Sequence
+import re
+from typing import Any, Dict, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Keeper, Node, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import products, stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.stages import BASE, SCRIPTS, run_name
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Keeper, Node
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings, rows
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import Basis, Decided, Decision, all_decided
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.stages import BASE
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import local_overlap
 
 # Big buffers are reused instead of being given back to the kernel and faulted in again.
@@ -21,237 +24,156 @@ MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.ma
 SPINS = "20000"
 FLIGHT_RECORD_ENTRIES = "2000"
 
+Flags = Dict[str, object]  # by name without dashes: a number, a text, True for a switch, a list by rank
 
-# What the scripts of a checkout know that go on from a base model.
+
+# The flags that the scripts of a nanochat checkout have; those of later stages take shape and schedule from the checkpoint, and save at
+# their end.
+CHECKOUT_FLAGS = (
+    "run", "model-tag", "device-type", "depth", "aspect-ratio", "head-dim", "max-seq-len", "window-pattern", "num-iterations",
+    "device-batch-size", "total-batch-size", "eval-every", "eval-tokens", "core-metric-every", "sample-every", "save-every",
+)  # fmt: skip
 LATER_FLAGS = (
     "run", "model-tag", "device-type", "max-seq-len", "num-iterations", "device-batch-size", "total-batch-size", "eval-every",
     "eval-tokens",
 )  # fmt: skip
 # Scores for which they would download tests, and let one rank work for long.
 UNMEASURED = {stages.SFT: {"chatcore-every": -1}}
+# Flags with a number for each rank.
+BY_RANK = ("rank-rows", "head-shares")
 
 
-class Choice(NamedTuple):
-    """What all ranks have in common and no setting says alone."""
-
-    name: str
-    ours: bool
-    joined: bool  # a nanochat checkout whose ranks the launcher joins to one training
-    device: str
-    dtype: str
-    matmul: str
-    matmul_tried: tuple[str, ...]  # what the rehearsal measures, for who leaves the choice to it
-    stage: str
-
-    @property
-    def together(self) -> bool:
-        """Whether the ranks train one model also on CPUs."""
-        return self.ours or self.joined
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it finds the newest checkpoint by itself, and removes older ones."""
-        return self.ours or (self.joined and self.stage == BASE)
+def flags_of_settings(run: RunSettings, decided: Decided) -> Flags:
+    """The flags that rows of the table of settings name, with the decision where there is one."""
+    given: Flags = {}
+    for row in rows().values():
+        decision = getattr(decided, row.field, None)
+        given[row.flag] = decision.value if isinstance(decision, Decision) else getattr(run, row.field, None)
+    return {name: value for name, value in given.items() if name and value is not None and value is not False}
 
 
-def choose(run: Mapping[str, Any], hosts: Sequence[Host]) -> Choice:
-    """Settle what is left to the plan. A GPU decides nothing unless the settings ask for it."""
-    device = str(run["ddp_device"])
-    if device == "auto":
-        device = "cuda" if all(host.fact("gpus") and neighbours(host, hosts) == 1 for host in hosts) else "cpu"
-    dtype = str(run["ddp_dtype"])
-    if dtype == "auto":
-        dtype = "bfloat16" if device == "cuda" else "float32"
-    ours = run["ddp_trainer_source"] == "ours"
-    matmul, tried = str(run["ddp_matmul"]), False
-    if matmul == "auto":
-        matmul = "bf16" if dtype == "bfloat16" else "fp32"
-        tried = (
-            ours and device == "cpu" and dtype == "float32" and all(host.fact("cpu", "native_bf16") for host in hosts)
-        )
-    if tried:
-        began = [] if run["ddp_fresh"] else [host.fact("run", "matmul") for host in hosts]
-        matmul = products.taken(began, [host.fact("measured") for host in hosts])
-    # On GPUs a checkout joins its ranks itself.
-    joined = not ours and device == "cpu" and run["ddp_trainer_join"]
-    return Choice(
-        run_name(run),
-        ours,
-        joined,
-        device,
-        dtype,
-        matmul,
-        products.TRIED if tried else (matmul,),
-        str(run["ddp_stage"]),
-    )
-
-
-def argv(run: Mapping[str, Any], choice: Choice, node: Node, plan: Plan) -> list[str]:
-    """What starts a rank: one agent of torchrun, which starts the trainer."""
-    scripts = os.path.join(node["tools_dir"], "scripts")
-    # Ours is torchrun too, but ends with a sentence and not with a traceback.
-    agent = ["-m", "scripts.torchrun" if choice.ours else "torch.distributed.run"]
-    # Without -- torchrun takes the trainer's flags for shortened ones of its own.
-    script = ["-m", SCRIPTS[run["ddp_stage"]], "--"]
-    if choice.joined:
-        agent = [os.path.join(scripts, "torchrun.py")]
-        script = [os.path.join(scripts, "join.py"), "--", *join_flags(run, choice, node, plan), SCRIPTS[choice.stage]]
-    return [
-        os.path.join(node["venv_dir"], "bin", "python"),
-        *agent,
-        f"--nnodes={plan['world']}",
-        f"--node-rank={node['rank']}",
-        "--nproc-per-node=1",
-        f"--master-addr={plan['master']['address']}",
-        f"--master-port={plan['master']['port']}",
-        f"--local-addr={node['address']}",
-        f"--rdzv-conf=timeout={plan['timeout_seconds']}",
-        "--max-restarts=0",
-        *script,
-        *trainer_flags(
-            run, choice, node["run_dir"], plan["training"], plan["stage"].get("step") if "stage" in plan else None
-        ),
-    ]
-
-
-def join_flags(run: Mapping[str, Any], choice: Choice, node: Node, plan: Plan) -> list[str]:
-    """The flags of the launcher that joins a checkout's ranks."""
-    flags = {
-        "run-dir": node["run_dir"],
-        "timeout-seconds": plan["timeout_seconds"],
-        "sync": plan["training"]["sync"],
-        "keep-checkpoints": run["ddp_keep_checkpoints"],
+def trainer_flags(run: RunSettings, decided: Decided, run_dir: str, base_step: int | None = None) -> Flags:
+    """The trainer's flags on a host; somebody else's trainer is given only those that it has."""
+    named = decided.ours or run.tracker == "wandb"
+    flags: Flags = {
+        **flags_of_settings(run, decided),
+        "run": decided.name if named else "dummy",
+        # A checkout's later scripts read and write under the name of the base model.
+        "model-tag": decided.name if decided.ours else stages.base_name(run),
+        "window-pattern": run.window_pattern.upper(),
+        "core-metric-every": -1,
     }
-    if run["ddp_tracker"] == "mlflow":
-        flags.update({"tracker": "mlflow", "tracker-uri": tracker_uri(run)})
-    begin = [f"--base-checkpoints={folder}" for folder in stages.folders_to_begin_with(run, node["run_dir"])]
-    resume = ["--resume"] if run["ddp_resume"] and choice.goes_on else []
-    return [*(f"--{name}={value}" for name, value in flags.items()), *begin, *resume]
+    if decided.ours:
+        flags.update(own_flags(run, decided, run_dir))
+        flags.update(stages.flags(run, run_dir, base_step))
+    else:
+        known = CHECKOUT_FLAGS if decided.stage == BASE else LATER_FLAGS
+        flags = {name: flags[name] for name in known}
+        flags.update(UNMEASURED.get(decided.stage, {}))
+    return {**flags, **flags_in(run.extra_args)[0]}
 
 
-def tracker_uri(run: Mapping[str, Any]) -> str:
-    bind = run["ddp_tracker_bind"]
+def own_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
+    """Further flags of our own trainer."""
+    flags: Flags = {"run-dir": run_dir, "local-overlap": local_overlap(decided.local_steps.value)}
+    sometimes: Flags = {
+        "save-minutes": decided.save_minutes.value,
+        "tracker-uri": tracker_uri(run) if run.tracker == "mlflow" else None,
+        "rank-rows": list(decided.rows) if len(set(decided.rows)) > 1 else None,
+        "head-shares": list(decided.head_shares),
+        "save-on-loss": bool(decided.restarts.value),
+    }
+    return {**flags, **{name: value for name, value in sometimes.items() if value}}
+
+
+def join_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
+    """The flags of the launcher that joins a checkout's ranks."""
+    flags: Flags = {
+        "run-dir": run_dir,
+        "timeout-seconds": run.timeout,
+        "sync": decided.sync.value,
+        "keep-checkpoints": run.keep_checkpoints,
+    }
+    sometimes: Flags = {
+        "tracker": "mlflow" if run.tracker == "mlflow" else None,
+        "tracker-uri": tracker_uri(run) if run.tracker == "mlflow" else None,
+        "base-checkpoints": stages.folders_to_begin_with(run, run_dir),
+        "resume": run.resume and decided.goes_on,
+    }
+    return {**flags, **{name: value for name, value in sometimes.items() if value}}
+
+
+def flags_in(words: Sequence[str]) -> tuple[Flags, list[str]]:
+    """(the flags among arguments that a user wrote as --name=value, --name value or --name, the words that belong to none)."""
+    found: Flags = {}
+    name, strays = "", []
+    for word in words:
+        if word.startswith("--") and word.lstrip("-"):
+            name, is_set, value = word[2:].partition("=")
+            found[name] = _by_rank(name, value) if is_set else True
+            name = "" if is_set else name
+        elif name:
+            found[name], name = _by_rank(name, word), ""
+        else:
+            strays.append(word)
+    return found, strays
+
+
+def _by_rank(name: str, value: str) -> object:
+    is_list = name in BY_RANK and re.fullmatch(r"\d{1,9}(,\d{1,9})*", value)
+    return [int(part) for part in value.split(",")] if is_list else value
+
+
+def tracker_uri(run: RunSettings) -> str:
+    bind = run.tracker_bind
     address = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(bind, bind)
-    return f"http://{f'[{address}]' if ':' in address else address}:{run['ddp_tracker_port']}"
+    return f"http://{f'[{address}]' if ':' in address else address}:{run.tracker_port}"
 
 
-def keeper(run: Mapping[str, Any], hosts: int) -> Keeper | None:
-    """What the keepers of a run go by; None where there are none."""
-    if not run["ddp_restarts"]:
+def keeper(run: RunSettings, basis: Basis, hosts: int) -> Keeper | None:
+    """The plan's section for keepers; None where there are none."""
+    if not basis.restarts.value:
         return None
     return {
-        "restarts": run["ddp_restarts"],
-        "min_hosts": run["ddp_min_hosts"] or hosts,
-        "grace_seconds": run["ddp_grace"],
-        "survive_reboot": run["ddp_survive_reboot"],
+        "restarts": basis.restarts.value,
+        "min_hosts": basis.min_hosts.value or hosts,
+        "grace_seconds": run.grace,
+        "survive_reboot": basis.survive_reboot.value,
     }
 
 
-def may_lose_hosts(run: Mapping[str, Any], hosts: int) -> bool:
-    """Whether the run is to go on with fewer hosts than it has."""
-    return bool(run["ddp_restarts"] and 0 < run["ddp_min_hosts"] < hosts)
-
-
-def keeper_ports(run: Mapping[str, Any], hosts: int) -> list[int]:
+def keeper_ports(run: RunSettings, basis: Basis, hosts: int) -> list[int]:
     """The ports at which keepers may come to listen on a host; more than one where nodes share a machine, none of them the run's others."""
-    if not run["ddp_restarts"]:
+    if not basis.restarts.value:
         return []
-    low, high = run["ddp_port_range"] or (0, -1)
-    others = (run["ddp_port"], run["ddp_tracker_port"])
-    free = (port for port in itertools.count(run["ddp_keeper_port"]) if port not in others and not low <= port <= high)
+    low, high = run.port_range or (0, -1)
+    others = (run.port, run.tracker_port)
+    free = (port for port in itertools.count(run.keeper_port) if port not in others and not low <= port <= high)
     return list(itertools.islice(free, hosts))
 
 
-def add_keeper(run: Mapping[str, Any], node: Node, before: Sequence[Node]) -> None:
-    """Where a node's keeper listens, and what its session runs then in the place of torchrun."""
+def with_keeper(run: RunSettings, basis: Basis, node: Node, before: Sequence[Node]) -> Node:
+    """A node with the ports of its keeper, which its session runs in the place of torchrun."""
     shared = sum(other["address"] == node["address"] for other in before)
-    node["keeper_port"] = keeper_ports(run, shared + 1)[shared]
-    # Any host may become the master; nodes of one machine share the rendezvous port, which the first of them tries.
-    node["open_ports"] = [*([] if shared else [run["ddp_port"]]), node["keeper_port"]]
-    node["session_argv"] = [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")]
-
-
-def trainer_flags(
-    run: Mapping[str, Any], choice: Choice, run_dir: str, training: Mapping[str, Any], base_step: int | None = None
-) -> list[str]:
-    """The trainer's own flags; somebody else's trainer gets none but those of nanochat."""
-    flags = flags_of_all(run, choice)
-    if not choice.ours:
-        return [*(f"--{name}={value}" for name, value in flags.items()), *run["ddp_extra_args"]]
-    own: dict[str, object] = {
-        "sync": run["ddp_sync"],
-        "head": training["head"],
-        "local-steps": run["ddp_local_steps"],
-        "local-overlap": local_overlap(run["ddp_local_steps"]),
-        "matmul": choice.matmul,
-        "run-dir": run_dir,
-        "timeout-seconds": run["ddp_timeout"],
-        "keep-checkpoints": run["ddp_keep_checkpoints"],
-        "tracker": run["ddp_tracker"],
-        **stages.flags(run, run_dir, base_step),
+    port = keeper_ports(run, basis, shared + 1)[shared]
+    return {
+        **node,
+        "keeper_port": port,
+        # Any host may become the master; nodes of one machine share the rendezvous port, which the first of them tries.
+        "open_ports": [*([] if shared else [run.port]), port],
+        "session_argv": [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")],
     }
-    if minutes := save_minutes(run, choice):
-        own["save-minutes"] = minutes
-    if run["ddp_tracker"] == "mlflow":
-        own["tracker-uri"] = tracker_uri(run)
-    if len(set(training["rows"])) > 1:
-        own["rank-rows"] = ",".join(str(rows) for rows in training["rows"])
-    if training.get("head_shares"):
-        own["head-shares"] = ",".join(str(part) for part in training["head_shares"])
-    words = [f"--{name}={value}" for name, value in {**flags, **own}.items()]
-    if run["ddp_restarts"]:
-        words.append("--save-on-loss")
-    if training.get("rebalance"):
-        words.append("--rebalance")
-    return [*words, *(["--resume"] if run["ddp_resume"] else []), *run["ddp_extra_args"]]
 
 
-def flags_of_all(run: Mapping[str, Any], choice: Choice) -> dict[str, object]:
-    """Those that nanochat's own scripts have."""
-    named = choice.ours or run["ddp_tracker"] == "wandb"
-    flags: dict[str, object] = {
-        "run": choice.name if named else "dummy",
-        # A checkout's later scripts read and write under the name of the base model.
-        "model-tag": choice.name if choice.ours else stages.base_name(run),
-        "device-type": choice.device,
-        "depth": run["ddp_depth"],
-        "aspect-ratio": run["ddp_aspect_ratio"],
-        "head-dim": run["ddp_head_dim"],
-        "max-seq-len": run["ddp_sequence"],
-        "window-pattern": run["ddp_window_pattern"].upper(),
-        "num-iterations": run["ddp_iterations"],
-        "device-batch-size": run["ddp_device_batch"],
-        "total-batch-size": run["ddp_total_batch"],
-        "eval-every": run["ddp_eval_every"],
-        "eval-tokens": run["ddp_eval_tokens"],
-        "core-metric-every": -1,
-        "sample-every": run["ddp_sample_every"],
-        "save-every": run["ddp_save_every"],
-    }
-    if not choice.ours and choice.stage != BASE:
-        # They have shape and schedule from the checkpoint, and save at their end.
-        flags = {name: value for name, value in flags.items() if name in LATER_FLAGS} | UNMEASURED.get(choice.stage, {})
-    return flags
-
-
-def flag_names(run: Mapping[str, Any], choice: Choice) -> list[str]:
+def flag_names(run: RunSettings, basis: Basis) -> list[str]:
     """The names of the flags that the plan itself gives to the trainer."""
-    words = trainer_flags(
-        # Not decided yet where it is auto, and no flag's name depends on it.
-        {**run, "ddp_extra_args": [], "ddp_local_steps": 0},
-        choice,
-        "",
-        {"rows": [1, 2], "head": "whole", "rebalance": True},
-    )
-    return [word.split("=")[0] for word in words if word.startswith("--")]
+    nothing: Decision[Any] = Decision(1, "")
+    names = ("total_batch", "device_batch", "sync", "local_steps", "head", "rebalance", "save_minutes")
+    some = all_decided(basis, **dict.fromkeys(names, nothing), rows=(1, 2), head_parts=(), head_open=False)
+    return [f"--{name}" for name in trainer_flags(dataclasses.replace(run, extra_args=()), some, "")]
 
 
-def save_minutes(run: Mapping[str, Any], choice: Choice) -> int:
-    """Minutes without a checkpoint after which one is due; 0 where steps alone say when."""
-    return int(run["ddp_save_minutes"]) if choice.ours and not run["ddp_local_steps"] else 0
-
-
-def env(run: Mapping[str, Any], choice: Choice, node: Node) -> dict[str, str]:
+def env(run: RunSettings, decided: Decided, node: Node) -> dict[str, str]:
     """The same names on every host, so that no rank sees a setting that another does not."""
     names = {
         "NANOCHAT_BASE_DIR": node["run_dir"],
@@ -270,14 +192,14 @@ def env(run: Mapping[str, Any], choice: Choice, node: Node) -> dict[str, str]:
     }
     if node["cores"]:
         names["NANOCHAT_CORES"] = ",".join(str(number) for number in node["cores"])
-    if choice.device == "cpu":
+    if decided.device.value == "cpu":
         # A GPU in the box must not decide anything about a run on the CPU.
         names["CUDA_VISIBLE_DEVICES"] = ""
-        if not choice.ours:
+        if not decided.ours:
             # nanochat's own compiles the model, which takes a C++ compiler on every host and minutes before the first step. To
             # switch compiling off would not do: where a whole function is to be compiled, that is an error.
             names["TORCH_COMPILE_OVERRIDE_BACKENDS"] = ">=0:eager"
-    if run["ddp_tracker"] == "mlflow":
-        names["MLFLOW_EXPERIMENT_NAME"] = f"nanochat-d{run['ddp_depth']}"
-    names.update(run["ddp_extra_env"])
+    if run.tracker == "mlflow":
+        names["MLFLOW_EXPERIMENT_NAME"] = f"nanochat-d{run.depth}"
+    names.update(run.extra_env)
     return dict(sorted(names.items()))

@@ -12,15 +12,16 @@ from typing import Any, Callable, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Data, DataContents
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, home_expanded
 
 # Where it is a host's own files that count, one that is named stands for other files than the next.
 ON_A_HOST = ("text", "host")
 
 
-def maker(run: Mapping[str, Any], hosts: Sequence[Host], order: Mapping[str, int]) -> str:
+def maker(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int]) -> str:
     """The host on which the data set is made or fetched before all have it: as set, else the master."""
-    return str(run["ddp_data_host"] or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name)
+    return str(run.data_host or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name)
 
 
 def holders(hosts: Sequence[Host], identifier: str) -> list[str]:
@@ -29,17 +30,17 @@ def holders(hosts: Sequence[Host], identifier: str) -> list[str]:
 
 
 def document(
-    run: Mapping[str, Any], hosts: Sequence[Host], order: Mapping[str, int], path_here: Callable[[str], str]
+    run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], path_here: Callable[[str], str]
 ) -> Data:
     """The plan's section; path_here tells a path of the controller as it is meant there."""
-    source, is_here = run["ddp_data_source"], run["ddp_data_source"] == "controller"
-    names = collection_names(run["ddp_data_shards"], run["ddp_data_last_shard"]) if source == "url" else None
+    source, is_here = run.data_source, run.data_source == "controller"
+    names = collection_names(run.data_shards, run.data_last_shard) if source == "url" else None
     contents: DataContents = {
         "source": source,
-        "paths": [path_here(path) if is_here else path for path in run["ddp_data_paths"]] if source != "url" else [],
-        "url": run["ddp_data_url"].rstrip("/") if source == "url" else None,
-        "shards": run["ddp_data_shards"],
-        "vocab_size": run["ddp_vocab_size"],
+        "paths": [path_here(path) if is_here else path for path in run.data_paths] if source != "url" else [],
+        "url": run.data_url.rstrip("/") if source == "url" else None,
+        "shards": run.data_shards,
+        "vocab_size": run.vocab_size,
         "names": names,
     }
     made_on = next((host for host in hosts if host.name == maker(run, hosts, order)), hosts[0])
@@ -49,22 +50,20 @@ def document(
     return {"id": identifier, **contents, "host": at.name, "paths": _paths(source, contents["paths"], at)}
 
 
-def _identifier(run: Mapping[str, Any], contents: DataContents) -> str:
-    named = {"host": run["ddp_data_host"]} if contents["source"] in ON_A_HOST and run["ddp_data_host"] else {}
+def _identifier(run: RunSettings, contents: DataContents) -> str:
+    named = {"host": run.data_host} if contents["source"] in ON_A_HOST and run.data_host else {}
     return f"{contents['source']}-{digest_of({**contents, **named})[:8]}"
 
 
 def _paths(source: str, paths: Sequence[str], at: Host) -> list[str]:
-    """As that host means them; without any, text is the library of its Python."""
+    """The paths as that host reads them; text without any is the library of its Python."""
     if source not in ON_A_HOST:
         return list(paths)
     library = at.fact("python", "library")
     return [home_expanded(path, at) for path in paths or ([library] if source == "text" and library else [])]
 
 
-def _deployed(
-    run: Mapping[str, Any], hosts: Sequence[Host], made_on: Host, contents: DataContents
-) -> Mapping[str, Any]:
+def _deployed(run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: DataContents) -> Mapping[str, Any]:
     """The data set that this run, or that of its base model, has had so far, if the settings still mean it: a host may have been
     renamed or have left."""
     present = [host.name for host in hosts]
@@ -74,7 +73,7 @@ def _deployed(
         same = all(known.get(key) == contents[key] for key in ("source", "url", "shards", "vocab_size"))
         last = contents["names"][-1] if contents["names"] else None
         is_text = contents["source"] == "text" and not contents["paths"]
-        other = contents["source"] in ON_A_HOST and run["ddp_data_host"] not in (None, known.get("host"))
+        other = contents["source"] in ON_A_HOST and run.data_host not in (None, known.get("host"))
         same = same and known.get("last") == last and (is_text or known.get("paths") == paths)
         if same and not (other and known.get("host") in present):
             return dict(known)
@@ -82,12 +81,12 @@ def _deployed(
 
 
 def _place(
-    run: Mapping[str, Any], hosts: Sequence[Host], order: Mapping[str, int], identifier: str, last: str, made_on: Host
+    run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], identifier: str, last: str, made_on: Host
 ) -> Host:
-    """Where it comes from: a host that has it, rather than one that would make it once more; the same one as last time, if it may be."""
+    """The host that the data set comes from: one that has it, if possible the same as last time."""
     having = holders(hosts, identifier)
     by_rank = sorted(hosts, key=lambda host: order.get(host.name, len(hosts)))
-    wanted = [run["ddp_data_host"], last, *(host.name for host in by_rank)]
+    wanted = [run.data_host, last, *(host.name for host in by_rank)]
     name = next((name for name in wanted if name in having), made_on.name)
     return next(host for host in hosts if host.name == name)
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What stands in the way of a plan on these hosts as they are now: full disks, taken ports, missing tools."""
+"""Obstacles to a plan on these hosts as they are now: full disks, taken ports, missing tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import INFO, MADE_PYTHON, MAKE_PYTHON
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import (
+    INFO,
+    MADE_PYTHON,
+    MAKE_PYTHON,
+    VENV_BYTES,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import NO_PYTHON, bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
@@ -24,7 +29,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import other_training, port_held
 
 ARCHITECTURES = ("x86_64", "aarch64")
-VENV_BYTES = 1_600_000_000
 # What the system itself needs to stay alive.
 MEMORY_SHARE = 0.92
 
@@ -54,7 +58,7 @@ def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding
 
 
 def way_in(error: str) -> str:
-    """What would let Ansible in."""
+    """The remedy that lets Ansible in."""
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
         return "Install Python there (sudo apt-get install python3), or name one as ansible_python_interpreter of that host."
     if re.search(r"command not found|deserialization failed|Error executing command", error):
@@ -115,13 +119,13 @@ def python(host: Host, node: Node, oldest: str) -> list[Finding]:
     if host.fact("python", "venv", "exists"):
         return []
     major, minor = oldest.split(".")
-    fitting = [entry["executable"] for entry in pythons(host, (int(major), int(minor)))]
-    wanted = host.settings["ddp_python"]
-    if wanted and node["python"] not in fitting:
-        have = ", ".join(fitting) or "none"
+    usable = [entry["executable"] for entry in pythons(host, (int(major), int(minor)))]
+    wanted = host.settings.python
+    if wanted and node["python"] not in usable:
+        have = ", ".join(usable) or "none"
         seen = f"ddp_python is {wanted} on {host.name}, which is no Python of {oldest} or newer there; those that are: {have}"
         return [finding("python-too-old", host.name, seen)]
-    if not fitting and not node["python"]:
+    if not usable and not node["python"]:
         own = host.fact("python", "version")
         seen = f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs"
         how = f"Its user makes one without root, which is then found by itself: {MAKE_PYTHON}"
@@ -233,7 +237,7 @@ def shares_folder(host: Host, other: Host) -> bool:
 
 
 def ports(host: Host, node: Node, plan: Plan) -> list[Finding]:
-    """Who else holds the port at which the ranks are to meet, where that is the master's, or one that a keeper needs."""
+    """Findings about strangers that hold the rendezvous port (on the master) or a port that a keeper needs."""
     wanted = node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
     found = []
     for holder in host.fact("ports") or []:
@@ -276,7 +280,7 @@ def architectures(hosts: Sequence[Host]) -> list[Finding]:
 
 
 def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
-    """What does not stop a run but is worth knowing; of a machine with several nodes it is told once."""
+    """Findings that do not stop a run; for a machine with several nodes, once."""
     here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
     if here[0].name != host.name:
         return []
@@ -290,7 +294,7 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
     physical = host.fact("cpu", "available_physical") or cores
     if threads > cores:
         # Every node has one thread at least, so nodes can be too many of themselves.
-        is_asked = any(other.settings.get("ddp_threads") for other in here)
+        is_asked = any(other.settings.threads for other in here)
         remedy = None if is_asked else f"Let fewer than {len(here)} nodes train on this machine."
         seen = f"{threads} threads on {cores} processors"
         found.append(finding("threads-over-cores", host.name, seen, remedy=remedy))
@@ -324,12 +328,12 @@ def about_python(host: Host, node: Node) -> Finding:
 
 def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> list[Finding]:
     """Checkpoints that are there and that training under this plan would not go on from: a start would set them aside."""
-    told: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for host in hosts:
         steps = host.fact("run", "checkpoints") or []
         found = lineage.differences(host.fact("run", "lineage") or {}, plan) if steps else []
         if found:
-            told.setdefault(lineage.in_words(found), []).append(f"step {max(steps)} on {host.name}")
+            by_reason.setdefault(lineage.in_words(found), []).append(f"step {max(steps)} on {host.name}")
     return [
         finding(
             "checkpoints-lost",
@@ -338,5 +342,5 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> list[Finding]:
             remedy="Set that back to go on; or give the new training a name of its own (ddp_run); or set aside what is there with "
             "-e ddp_fresh=true.",
         )
-        for why, where in told.items()
+        for why, where in by_reason.items()
     ]

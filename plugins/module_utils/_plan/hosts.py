@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+from types import MappingProxyType
 from typing import Any, Mapping, NamedTuple, Sequence, Union
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
@@ -16,6 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     PYTHON_FOLDER,
     PYTHON_IN_FOLDER,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import HostSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products
 
 USABLE = ("wired", "wifi")
@@ -27,10 +29,12 @@ class Host(NamedTuple):
     """One host as the plan sees it."""
 
     name: str
-    settings: Mapping[str, Any]
+    settings: HostSettings
     probe: Mapping[str, Any]
     error: str = ""  # why there is no probe
     reach: str | None = None  # how other hosts would call it; None of a node that the controller runs on itself
+    measured: Mapping[str, Any] = MappingProxyType({})  # by a rehearsal, the last one or the one before this plan
+    kept: Mapping[str, Any] = MappingProxyType({})  # facts of the run that goes on
 
     def fact(self, *keys: str) -> Any:
         """A fact of the probe, None where it is not known."""
@@ -40,9 +44,8 @@ class Host(NamedTuple):
         return value
 
     def measured_with(self, matmul: str) -> Host:
-        """The host with what was measured of a step with these products, as if there were no others."""
-        measured = self.fact("measured")
-        return self._replace(probe={**self.probe, "measured": of_products(measured, matmul)}) if measured else self
+        """The host with the measurements of a step with these products, as if there were no others."""
+        return self._replace(measured=of_products(self.measured, matmul)) if self.measured else self
 
 
 def home_expanded(path: str, host: Host) -> str:
@@ -53,8 +56,8 @@ def home_expanded(path: str, host: Host) -> str:
     return os.path.normpath(path)
 
 
-class Link(NamedTuple):
-    """What carries a host's share of the traffic."""
+class Endpoint(NamedTuple):
+    """The interface and address that carry a host's share of the traffic."""
 
     nic: str | None
     address: str | None
@@ -66,7 +69,7 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
     taken: dict[int, str] = {}
     world = len(hosts)
     for host in hosts:
-        rank = host.settings["ddp_rank"]
+        rank = host.settings.rank
         if rank is None:
             continue
         if rank >= world:
@@ -133,7 +136,7 @@ def makes_python(host: Host, offline: bool) -> bool:
 
 
 def neighbours(host: Host, hosts: Sequence[Host]) -> int:
-    """How many nodes share this host's machine, itself included."""
+    """The number of nodes on this host's machine, itself included."""
     return max(1, sum(same_machine(host, other) for other in hosts))
 
 
@@ -163,39 +166,39 @@ def usable(nic: Mapping[str, Any] | None) -> bool:
     return bool(nic and nic["up"] and nic["kind"] in USABLE and interfaces(nic))
 
 
-class Chooser:
-    """Picks the link of every host; what is wrong goes to `problems`, what is worth saying to `findings`."""
+class EndpointChooser:
+    """Picks the endpoint of every host, and collects `problems` and `findings` on the way."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
         self.problems: list[Finding] = []
         self.findings: list[Finding] = []
 
-    def links(self) -> dict[str, Link]:
-        told = any(host.settings["ddp_nic"] or host.settings["ddp_address"] for host in self.hosts)
-        if not told and all(same_network_stack(self.hosts[0], host) for host in self.hosts):
-            return {host.name: Link("lo", "127.0.0.1") for host in self.hosts}
-        chosen = {host.name: self.link(host) for host in self.hosts}
+    def endpoints(self) -> dict[str, Endpoint]:
+        named = any(host.settings.nic or host.settings.address for host in self.hosts)
+        if not named and all(same_network_stack(self.hosts[0], host) for host in self.hosts):
+            return {host.name: Endpoint("lo", "127.0.0.1") for host in self.hosts}
+        chosen = {host.name: self.endpoint(host) for host in self.hosts}
         self.check_families(chosen)
         return chosen
 
-    def link(self, host: Host) -> Link:
+    def endpoint(self, host: Host) -> Endpoint:
         if not host.probe:
-            return Link(host.settings["ddp_nic"], host.settings["ddp_address"])
+            return Endpoint(host.settings.nic, host.settings.address)
         nic = self.wanted_nic(host) if self.is_told(host) else self.routed_nic(host)
         if nic is None:
-            return Link(None, None)
-        address = host.settings["ddp_address"] or self.address_of(host, nic)
+            return Endpoint(None, None)
+        address = host.settings.address or self.address_of(host, nic)
         self.remark(host, nic)
-        return Link(nic["name"], address)
+        return Endpoint(nic["name"], address)
 
     @staticmethod
     def is_told(host: Host) -> bool:
-        return bool(host.settings["ddp_nic"] or host.settings["ddp_address"])
+        return bool(host.settings.nic or host.settings.address)
 
     def wanted_nic(self, host: Host) -> Mapping[str, Any] | None:
         """The interface that the inventory names, by its name or its address."""
-        name, address = host.settings["ddp_nic"], host.settings["ddp_address"]
+        name, address = host.settings.nic, host.settings.address
         others = [nic for nic in host.fact("nics") if nic["kind"] != "loopback"]
         known = ", ".join(f"{nic['name']} ({nic['kind']}{'' if nic['up'] else ', down'})" for nic in others) or "none"
         if address is not None:
@@ -250,7 +253,7 @@ class Chooser:
         return ", ".join(found) or "no address"
 
     def routed_nic(self, host: Host) -> Mapping[str, Any] | None:
-        """Where packets to the peers really leave; an overlay's or a bridge's way is only taken when asked for."""
+        """The interface by which packets to the peers really leave; an overlay or a bridge is only taken when asked for."""
         refused = None
         for entry in self.routes(host):
             nic = nic_named(host, entry.get("nic"))
@@ -338,7 +341,7 @@ class Chooser:
         return sorted(found, key=lambda address: ":" in address)[0]
 
     def remark(self, host: Host, nic: Mapping[str, Any]) -> None:
-        """What a person would want to know about the choice."""
+        """Add findings that a person would want to know about the choice."""
         if nic["kind"] not in USABLE and nic["kind"] != "loopback":
             self.findings.append(finding("nic-overlay", host.name, f"{nic['name']} is {self.kind_in_words(nic)}"))
         if nic["kind"] == "wifi":
@@ -353,7 +356,7 @@ class Chooser:
                         f"while {names} is up")
             )  # fmt: skip
 
-    def check_families(self, chosen: Mapping[str, Link]) -> None:
+    def check_families(self, chosen: Mapping[str, Endpoint]) -> None:
         families = {name: 6 if ":" in link.address else 4 for name, link in chosen.items() if link.address}
         if len(set(families.values())) > 1:
             four = ", ".join(name for name, family in families.items() if family == 4)
@@ -392,7 +395,7 @@ class Chooser:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only the machine itself reaches an address; what is none was told of before."""
+    """Whether only the machine itself reaches an address; malformed ones have been reported before."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -24,7 +24,7 @@ OLDEST_PYTHON = (3, 10)
 
 def choose(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> Interpreter:
     """The one that is set, else the best that the host has, else one that is made there; none where that cannot be."""
-    wanted = host.settings["ddp_python"]
+    wanted = host.settings.python
     if wanted:
         return interpreter(home_expanded(wanted, host), host)
     candidates = pythons(host, OLDEST_PYTHON)

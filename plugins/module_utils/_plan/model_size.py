@@ -1,24 +1,16 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How big a model is, counted rather than guessed from its name: parameters, FLOPs, memory of a rank, bytes of a checkpoint."""
+"""The memory and disk that a model takes on a host, and the plan's section about it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Model
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape, flops_per_token, parameters
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS, packs
 
 FLOAT = 4
-# Bytes of a value of a matrix on the wire with each way that sends rows of the embeddings, and of those rows. What is packed
-# has two bytes more for each 128 values.
-WIRE_BYTES = {"exact": (4.0, 4), "bf16": (2.0, 2), "int8": (1 + 2 / 128, 2), "int4": (0.5 + 2 / 128, 2)}
-# The same of the rows of the embeddings where hosts meet after local steps.
-MEETING_ROW_BYTES = {"exact": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128, "int4": 1 + 2 / 128}
-LEAST_BLOCK = 16  # what the width of a model must divide by to be packed
-VOCAB_MULTIPLE = 64
-GATE_INPUTS = 12
-SMEAR_INPUTS = 24
 # Resident memory of Python with torch, the tokenizer and the buffers of the data loader.
 RUNTIME_BYTES = 500_000_000
 # float32 values a token and unit of width that one layer keeps for its backward pass.
@@ -29,64 +21,9 @@ LOGIT_BYTES = 2**27 + 2**25
 LOGIT_COPIES = 3
 
 
-class Shape(NamedTuple):
-    """The sizes that settle all others."""
-
-    depth: int
-    aspect_ratio: int
-    head_dim: int
-    sequence: int
-    window_pattern: str
-    vocab_size: int
-
-    @property
-    def n_embd(self) -> int:
-        return -(-self.depth * self.aspect_ratio // self.head_dim) * self.head_dim
-
-    @property
-    def n_head(self) -> int:
-        return self.n_embd // self.head_dim
-
-    @property
-    def padded_vocab(self) -> int:
-        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-
-    @property
-    def value_layers(self) -> list[int]:
-        """Layers with value embeddings: every other one, the last included."""
-        return [layer for layer in range(self.depth) if layer % 2 == (self.depth - 1) % 2]
-
-
-def parameters(shape: Shape) -> dict[str, int]:
-    """Counted parameters by group, as the trainer prints them."""
-    table = shape.padded_vocab * shape.n_embd
-    gates = len(shape.value_layers) * shape.n_head * GATE_INPUTS
-    counts = {
-        "wte": table,
-        "value_embeds": len(shape.value_layers) * table,
-        "lm_head": table,
-        "transformer_matrices": shape.depth * 12 * shape.n_embd**2 + gates,
-        "scalars": 2 * shape.depth + SMEAR_INPUTS + 2,
-    }
-    counts["total"] = sum(counts.values())
-    return counts
-
-
-def windows(shape: Shape) -> list[int]:
-    """The attention window of each layer."""
-    short = -(-shape.sequence // (4 * 128)) * 128
-    pattern = shape.window_pattern.upper()
-    letters = [pattern[layer % len(pattern)] for layer in range(shape.depth)]
-    letters[-1] = "L"
-    return [shape.sequence if letter == "L" else short for letter in letters]
-
-
-def flops_per_token(shape: Shape) -> int:
-    """Forward and backward."""
-    counts = parameters(shape)
-    linear = counts["transformer_matrices"] + counts["lm_head"] + SMEAR_INPUTS
-    attention = sum(12 * shape.n_embd * min(window, shape.sequence) for window in windows(shape))
-    return 6 * linear + attention
+def shape_of(run: RunSettings) -> Shape:
+    """The sizes that the settings say."""
+    return Shape(run.depth, run.aspect_ratio, run.head_dim, run.sequence, run.window_pattern, run.vocab_size)
 
 
 def head_work(model: Model) -> float:
@@ -102,7 +39,7 @@ def memory(
     counts = parameters(shape)
     tables = counts["wte"] + counts["value_embeds"]
     tokens = device_batch * shape.sequence
-    rows = ours and sync in WIRE_BYTES
+    rows = ours and sync in WAYS
     dense = counts["total"] - (tables if rows else 0)
     apart = counts["lm_head"] if parts_of_head > 1 else 0
     hidden = 4 * tokens * parts_of_head * shape.n_embd if apart else 0
@@ -125,11 +62,6 @@ def memory(
     }
     parts["total"] = sum(parts.values())
     return parts
-
-
-def packs(sync: str) -> bool:
-    """Whether this way packs what travels, and keeps what rounding leaves."""
-    return sync in ("int8", "int4")
 
 
 def checkpoint_bytes(shape: Shape, sync: str = "exact") -> int:

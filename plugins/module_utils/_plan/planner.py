@@ -1,20 +1,19 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan of a job: one pure function from (settings, probes) to the one document that every later step reads.
+"""The plan of a job: one pure function from settings, probes and measurements to the one document that every later step reads.
 
-What the document holds is settled by the settings and by lasting facts of the hosts; free memory, clocks and load do not enter it,
-so that the same job has the same digest tomorrow.
+make_plan reads the settings (Asked), decides what they leave open (Decided), and makes the document from both. Only settings and lasting
+facts of the hosts enter it; free memory, clocks and load do not, so that the same job has the same digest tomorrow.
 """
 
 from __future__ import annotations
 
 import os
-from types import MappingProxyType
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings as settings_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import argv_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
@@ -26,12 +25,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
     Trainer,
     Training,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import HIGHEST_PORT, LOWEST_PORT
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     command,
     data_set,
-    head,
     host_checks,
     interpreters,
     model_size,
@@ -41,21 +41,30 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     sync_choice,
     trainings,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import BatchError
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import argv, choose, env
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Batch, BatchError
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import (
+    HOSTS,
+    Basis,
+    Decided,
+    Decision,
+    all_decided,
+    as_set,
+    decide_basis,
+    decide_rebalance,
+    decide_save_minutes,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
-    Chooser,
+    Endpoint,
+    EndpointChooser,
     Host,
-    Link,
     home_expanded,
     ranks,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import Way
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
     PlanError,
     is_git,
     of_controller,
-    resolved,
+    read,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
     adapted,
@@ -66,10 +75,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
     threads_of,
     weights_of,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
 FORMAT = 1
 WANDB = "wandb==0.31.0"
-# What a nanochat checkout imports beside the packages that its trainer and ours have in common.
+# The packages of a nanochat checkout beside those that it has in common with our trainer.
 UPSTREAM_PACKAGES = ("filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", WANDB)
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
 EPHEMERAL = {"low": 32768, "high": 60999}
@@ -82,6 +92,29 @@ class Outcome(NamedTuple):
     findings: list[Finding]
     controller: Controller
     training: Launched
+    decided: Decided
+
+
+class Shared(NamedTuple):
+    """The batch shared out among the hosts, with what is wrong or worth saying about it."""
+
+    batch: Batch
+    head_parts: Mapping[str, int]
+    problems: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
+
+
+class Made(NamedTuple):
+    """Everything that the document is made from."""
+
+    asked: Asked
+    decided: Decided
+    shape: Shape
+    hosts: Sequence[Host]  # in the order of the inventory
+    by_rank: Sequence[Host]
+    endpoints: Mapping[str, Endpoint]
+    requirements: Sequence[str]
+    here: Mapping[str, Any]
 
 
 def make_plan(
@@ -89,350 +122,306 @@ def make_plan(
     requirements: Sequence[str] = (),
     tolerant: bool = False,
     here: Mapping[str, Any] | None = None,
+    measured: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Outcome:
     """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing,
-    and here is what the controller says to controller_questions.
+    here is what the controller answers to controller_questions, and measured what a rehearsal of this job has just measured on
+    each host (without it the last measurement counts that the host kept).
 
     With tolerant, what stands in the way of a start is told as a finding only, and a host may lack its probe: enough to see a
     run and to stop it. Raises PlanError with all problems at once.
     """
-    run, each = resolved(hosts)
-    own = {name: {**settings, "ddp_fresh": run["ddp_fresh"]} for name, settings in each.items()}
-    known = [
-        Host(host["name"], own[host["name"]], host.get("probe") or {}, host.get("error") or "", host.get("reach"))
-        for host in hosts
+    asked, here = read(hosts), here or {}
+    run = asked.run
+    known, training, base = hosts_and_trainings(asked, hosts, measured or {})
+    basis = decide_basis(asked, known)
+    known = [host.measured_with(basis.matmul.value) for host in known]
+    shape = model_size.shape_of(run)
+    order, wrong = ranks(known)
+    shared = shared_out(asked, basis, known)
+    problems = [*settings_checks.problems(asked, known, shape, basis), *wrong, *shared.problems]
+    if problems:
+        # No plan comes of it any more, but one to look at the hosts with.
+        order = {host.name: rank for rank, host in enumerate(known)}
+        shared = shared._replace(batch=shared.batch._replace(rows=[shared.batch.device_batch] * len(known)))
+    by_rank = sorted(known, key=lambda host: order[host.name])
+    decided, remarks = decide(asked, basis, shape, by_rank, known, shared)
+    chooser = EndpointChooser(known)
+    endpoints = chooser.endpoints()
+    plan = document(Made(asked, decided, shape, known, by_rank, endpoints, requirements, here))
+    in_the_way, seen = host_checks.look(known, plan)
+    obstacles = [
+        *chooser.problems,
+        *in_the_way,
+        *source_checks.obstacles(run, plan, known, here),
+        *stages.obstacles(run, known, plan, here),
+        *([] if run.fresh else host_checks.lost_checkpoints(known, plan)),
+        *trainings.problems(training, base, run.fresh),
     ]
-    training = trainings.choose(known, stages.run_name(run), run["ddp_training"])
-    base = trainings.choose(known, stages.base_name(run), None, "base_run")
+    if problems or (obstacles and not tolerant):
+        raise PlanError([*problems, *(() if tolerant else obstacles)])
+    findings = [*shared.findings, *remarks, *trains_apart(basis, by_rank), *chooser.findings, *seen]
+    findings += [*source_checks.commit(run.trainer_source, here), *trainings.remarks(training, plan["run"]), *obstacles]
+    launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
+    return Outcome(plan, findings, of_controller(run), launched, decided)
+
+
+def hosts_and_trainings(
+    asked: Asked, hosts: Sequence[Given], measured: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Host], trainings.Choice, trainings.Choice]:
+    """The hosts as the plan sees them, and the trainings to go on with: that of the run and that of its base model."""
+    known = [known_host(asked, host, measured) for host in hosts]
+    training = trainings.choose(known, stages.run_name(asked.run), asked.run.training)
+    base = trainings.choose(known, stages.base_name(asked.run), None, "base_run")
     known = trainings.without_others(trainings.without_others(known, training), base, "base_run")
-    told = settings_utils.told([(host["name"], host["settings"]) for host in hosts])
-    return Planner(run, known, requirements, tolerant, here or {}, told, (training, base)).outcome()
+    kept = [{} if asked.run.fresh else section(host.probe, "run") for host in known]
+    return [host._replace(kept=facts) for host, facts in zip(known, kept)], training, base
 
 
-class Planner:
-    """The steps from resolved settings to the document; every step adds what is wrong to `problems`."""
+def known_host(asked: Asked, host: Given, measured: Mapping[str, Mapping[str, Any]]) -> Host:
+    """A host with its settings, its probe, and the newest measurement."""
+    name, probe = host["name"], host.get("probe") or {}
+    found = measured[name] if name in measured else section(probe, "measured")
+    return Host(name, asked.hosts[name], probe, host.get("error") or "", host.get("reach"), found)
 
-    def __init__(
-        self,
-        run: Mapping[str, Any],
-        hosts: Sequence[Host],
-        requirements: Sequence[str],
-        tolerant: bool,
-        here: Mapping[str, Any],
-        told: set[str],
-        found: tuple[trainings.Choice, trainings.Choice],
-    ) -> None:
-        self.trained, self.base = found
-        # What the users wrote, with the defaults; nothing below changes it. `settings` is that with what was left open decided.
-        self.wanted: Mapping[str, Any] = MappingProxyType(dict(run))
-        self.settings = self.wanted
-        self.told = told
-        self.requirements = list(requirements)
-        self.tolerant = tolerant
-        self.here = here
-        self.head_parts: dict[str, int] = {}
-        self.problems: list[Finding] = []
-        self.findings: list[Finding] = []
-        self.shape = model_size.Shape(
-            *(
-                run["ddp_" + name]
-                for name in ("depth", "aspect_ratio", "head_dim", "sequence", "window_pattern", "vocab_size")
-            )
-        )
-        self.model = model_size.describe(self.shape)
-        self.choice = choose(run, hosts)
-        self.hosts = [host.measured_with(self.choice.matmul) for host in hosts]
-        # What was asked for, beside what the plan makes of it.
-        self.asked = {"sync": run["ddp_sync"], "head": run["ddp_head"], "local_steps": str(run["ddp_local_steps"])}
-        self.may_lose_hosts = command.may_lose_hosts(run, len(hosts)) and run["ddp_head"] == "auto"
-        if self.may_lose_hosts:
-            # A part of a head that is shared out is lost with its host, and with it all steps since the last checkpoint.
-            self.take_head("whole")
-        self.kept_way = sync_choice.kept(run, hosts, self.choice, self.shape)
-        self.take_way(self.kept_way or Way("exact", 0))
 
-    def outcome(self) -> Outcome:
-        """The plan, or every problem there is: what is wrong in the settings does not hide what is wrong with the hosts."""
-        self.problems += settings_checks.problems(self.wanted, self.hosts, self.shape, self.choice)
-        order, wrong = ranks(self.hosts)
-        self.problems += wrong
-        rows = self.rows()
-        if self.problems:
-            # No plan comes of it any more, but one to look at the hosts with.
-            order = {host.name: rank for rank, host in enumerate(self.hosts)}
-            rows = {host.name: self.settings["ddp_device_batch"] for host in self.hosts}
-        self.settle_way(order, rows)
-        self.settle_head(order, rows)
-        chooser = Chooser(self.hosts)
-        links = chooser.links()
-        plan = self.document(order, links, rows)
-        obstacles, remarks = host_checks.look(self.hosts, plan)
-        obstacles = [
-            *chooser.problems,
-            *obstacles,
-            *source_checks.obstacles(self.wanted, plan, self.hosts, self.here),
-            *stages.obstacles(self.wanted, self.hosts, plan, self.here),
-            *([] if self.wanted["ddp_fresh"] else host_checks.lost_checkpoints(self.hosts, plan)),
-            *trainings.problems(self.trained, self.base, self.wanted["ddp_fresh"]),
-        ]
-        if self.problems or (obstacles and not self.tolerant):
-            raise PlanError([*self.problems, *(() if self.tolerant else obstacles)])
-        if self.choice.device == "cpu" and not self.choice.together and len(self.hosts) > 1:
-            seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(self.hosts)} ranks would train a model of its own"
-            self.findings.append(finding("trainer-apart", plan["master"]["host"], seen))
-        commit = source_checks.commit(self.wanted["ddp_trainer_source"], self.here)
-        others = trainings.remarks(self.trained, plan["run"])
-        self.findings += [*chooser.findings, *remarks, *commit, *others, *obstacles]
-        begins_again = trainings.begins(self.hosts, plan, self.trained, self.wanted["ddp_fresh"])
-        training = trainings.launched(self.trained, self.base, begins_again)
-        return Outcome(plan, self.findings, of_controller(self.wanted), training)
+def shared_out(asked: Asked, basis: Basis, hosts: Sequence[Host]) -> Shared:
+    """Share out rows and head among the hosts, in their order."""
+    run, split = asked.run, basis.batch_split.value
+    weights = weights_of(split, hosts)
+    try:
+        batch = share_out(asked, split, hosts, weights)
+    except BatchError as error:
+        problem = finding("setting-refused", "", str(error).rstrip("."))
+        batch = Batch([run.device_batch] * len(hosts), run.device_batch, run.total_batch)
+        return Shared(batch, {}, (*weights.problems, problem), ())
+    found = (*weights.findings, *adapted(run, batch, len(hosts)))
+    return Shared(batch, parts_of_head(split, hosts, weights), weights.problems, found)
 
-    def decide(self, **decisions: Any) -> None:
-        """Settle what the settings leave open; what was wanted stays as it is, for refusals to name."""
-        self.settings = MappingProxyType({**self.settings, **decisions})
 
-    def take_way(self, way: Way) -> None:
-        self.decide(**sync_choice.with_way(self.wanted, way))
+def decide(
+    asked: Asked,
+    basis: Basis,
+    shape: Shape,
+    by_rank: Sequence[Host],
+    hosts: Sequence[Host],
+    shared: Shared,
+) -> tuple[Decided, list[Finding]]:
+    """All decisions; hosts are those of the shares, in their order."""
+    batch = shared.batch
+    share_of = {host.name: share for host, share in zip(hosts, batch.rows)}
+    rows = tuple(share_of[host.name] for host in by_rank)
+    way = sync_choice.decide_way(asked, basis, shape, by_rank, batch._replace(rows=list(rows)))
+    local_steps = way.local_steps.value
+    decided = all_decided(
+        basis,
+        total_batch=adapted_to(asked, "total_batch", batch.total_batch),
+        device_batch=adapted_to(asked, "device_batch", batch.device_batch),
+        rows=rows,
+        head_parts=tuple(shared.head_parts.get(host.name, 1) for host in by_rank),
+        rebalance=decide_rebalance(asked, basis, len(hosts), local_steps),
+        save_minutes=decide_save_minutes(asked, basis, local_steps),
+        **way._asdict(),
+    )
+    return decided, sync_choice.findings(way, by_rank[0].name)
 
-    def settle_way(self, order: Mapping[str, int], rows: Mapping[str, int]) -> None:
-        """What auto comes to where the hosts' steps and links have been measured; until then exact, in every step together."""
-        by_rank = sorted(self.hosts, key=lambda host: order[host.name])
-        if self.kept_way or "auto" not in (self.asked["sync"], self.asked["local_steps"]):
-            return
-        training = self.training([rows[host.name] for host in by_rank])
-        way = sync_choice.measured(self.choice, by_rank, self.model, training)
-        if way is not None:
-            self.take_way(way)
-            if self.asked["local_steps"] == "auto":
-                self.findings.append(finding("local-steps-chosen", by_rank[0].name, way.why))
 
-    def take_head(self, head: str) -> None:
-        self.asked["head"] = head
-        self.decide(ddp_head=head)
+def adapted_to(asked: Asked, field: str, value: int) -> Decision[int]:
+    """A size of the batch, which adapts to the hosts where nobody set it."""
+    wanted = as_set(asked, field, value)
+    return wanted if value == getattr(asked.run, field) else Decision(value, HOSTS, "divides among them")
 
-    def settle_head(self, order: Mapping[str, int], rows: Mapping[str, int]) -> None:
-        """A run that may lose hosts keeps the head whole, unless its link makes that clearly slower."""
-        by_rank = sorted(self.hosts, key=lambda host: order[host.name])
-        training = self.training([rows[host.name] for host in by_rank])
-        if self.may_lose_hosts and sync_choice.sharing_pays(self.choice, by_rank, self.model, training):
-            self.take_head("auto")
 
-    def rows(self) -> dict[str, int]:
-        """Rows of each host in a step; what nobody set of the batch is settled with them."""
-        weights = weights_of(self.split, self.hosts)
-        self.problems += weights.problems
-        self.findings += weights.findings
-        try:
-            batch = share_out({**self.wanted, "ddp_batch_split": self.split}, self.told, self.hosts, weights)
-        except BatchError as error:
-            self.problems.append(finding("setting-refused", "", str(error).rstrip(".")))
-            return {}
-        self.findings += adapted(self.wanted, batch, len(self.hosts))
-        self.decide(ddp_total_batch=batch.total_batch, ddp_device_batch=batch.device_batch)
-        self.head_parts = parts_of_head({**self.settings, "ddp_batch_split": self.split}, self.hosts, weights)
-        return {host.name: rows for host, rows in zip(self.hosts, batch.rows)}
+def trains_apart(basis: Basis, by_rank: Sequence[Host]) -> list[Finding]:
+    """The finding that the ranks of another trainer exchange nothing."""
+    if basis.device.value != "cpu" or basis.together or len(by_rank) < 2:
+        return []
+    seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(by_rank)} ranks would train a model of its own"
+    return [finding("trainer-apart", by_rank[0].name, seen)]
 
-    @property
-    def split(self) -> str:
-        """Only our own trainer knows unequal shares."""
-        split = str(self.settings["ddp_batch_split"])
-        return "equal" if split == "auto" and not self.choice.ours else split
 
-    @property
-    def rebalances(self) -> bool:
-        """Whether the shares follow the speeds while it trains."""
-        run, choice = self.settings, self.choice
-        able = choice.ours and choice.device == "cpu" and len(self.hosts) > 1 and not run["ddp_local_steps"]
-        return bool(able and run["ddp_rebalance"] and self.split in ("auto", "speed"))
+# The document
 
-    def threads(self, host: Host) -> int:
-        return threads_of(host, self.hosts)
 
-    # The document
+def document(made: Made) -> Plan:
+    """The plan from settings and decisions."""
+    run, decided, by_rank = made.asked.run, made.decided, made.by_rank
+    master = by_rank[0]
+    order = {host.name: rank for rank, host in enumerate(by_rank)}
+    plan: Plan = {
+        "format": FORMAT,
+        "run": decided.name,
+        "world": len(by_rank),
+        "master": {"host": master.name, "address": made.endpoints[master.name].address, "port": run.port},
+        "data_ports": data_ports(run, by_rank),
+        "narrow_ports": run.port_range is not None,
+        "manage_firewall": run.manage_firewall,
+        "timeout_seconds": run.timeout,
+        "model": model_size.describe(made.shape),
+        "training": training_of(made),
+        "data": data_set.document(run, made.hosts, order, lambda path: path_here(made.here, path)),
+        "trainer": trainer_of(made),
+        "nodes": [],
+    }
+    if section_of_stage := stages.document(run, made.hosts, made.here, decided.ours):
+        plan["stage"] = section_of_stage
+    plan["nodes"] = [node_of(made, host, rank, plan) for rank, host in enumerate(by_rank)]
+    keeper = command.keeper(run, decided, len(by_rank))
+    if keeper:
+        plan["keeper"] = keeper
+        nodes = plan["nodes"]
+        plan["nodes"] = [command.with_keeper(run, decided, node, nodes[:rank]) for rank, node in enumerate(nodes)]
+    plan["digest"] = digest_of(plan)
+    return plan
 
-    def document(self, order: Mapping[str, int], links: Mapping[str, Link], rows: Mapping[str, int]) -> Plan:
-        run = self.settings
-        by_rank = sorted(self.hosts, key=lambda host: order[host.name])
-        master = by_rank[0]
-        data = data_set.document(run, self.hosts, order, self.path_here)
-        plan: Plan = {
-            "format": FORMAT,
-            "run": self.choice.name,
-            "world": len(by_rank),
-            "master": {"host": master.name, "address": links[master.name].address, "port": run["ddp_port"]},
-            "data_ports": self.data_ports(self.hosts),
-            "narrow_ports": run["ddp_port_range"] is not None,
-            "manage_firewall": run["ddp_manage_firewall"],
-            "timeout_seconds": run["ddp_timeout"],
-            "model": self.model,
-            "training": self.training([rows[host.name] for host in by_rank]),
-            "data": data,
-            "trainer": self.trainer(),
-            "nodes": [],
-        }
-        if section := stages.document(run, self.hosts, self.here, self.choice.ours):
-            plan["stage"] = section
-        shares = [rows[host.name] for host in by_rank]
-        parts = [self.head_parts.get(host.name, 1) for host in by_rank]
-        if plan["training"]["head"] == "shared" and len(set(parts)) > 1:
-            plan["training"]["head_shares"] = parts
-        plan["nodes"] = [self.node(host, rank, plan, links, shares) for rank, host in enumerate(by_rank)]
-        keeper = command.keeper(run, len(by_rank))
-        if keeper:
-            plan["keeper"] = keeper
-            for rank, node in enumerate(plan["nodes"]):
-                command.add_keeper(run, node, plan["nodes"][:rank])
-        plan["digest"] = digest_of(plan)
-        return plan
 
-    def data_ports(self, hosts: Sequence[Host]) -> Ports:
-        """Where Gloo listens on these hosts: on their local ports, or on the range that they are narrowed to.
+def data_ports(run: RunSettings, hosts: Sequence[Host]) -> Ports:
+    """The ports on which Gloo listens on these hosts: their local ports, or the range that they are narrowed to.
 
-        On each host its own are opened, so that no host has a say in what the others open; and none of root's.
-        """
-        if self.settings["ddp_port_range"]:
-            low, high = self.settings["ddp_port_range"]
-            return {"low": low, "high": high}
-        ranges = [host.fact("ephemeral") or EPHEMERAL for host in hosts]
-        low = min(max(LOWEST_PORT, min(entry["low"], HIGHEST_PORT)) for entry in ranges)
-        return {"low": low, "high": max(low, *(min(entry["high"], HIGHEST_PORT) for entry in ranges))}
+    Each host opens its own only, so that no host has a say in what the others open; and none of root's.
+    """
+    if run.port_range:
+        low, high = run.port_range
+        return {"low": low, "high": high}
+    ranges = [host.fact("ephemeral") or EPHEMERAL for host in hosts]
+    low = min(max(LOWEST_PORT, min(entry["low"], HIGHEST_PORT)) for entry in ranges)
+    return {"low": low, "high": max(low, *(min(entry["high"], HIGHEST_PORT) for entry in ranges))}
 
-    def training(self, shares: Sequence[int]) -> Training:
-        run = self.settings
-        tokens = run["ddp_total_batch"] * run["ddp_iterations"]
-        return {
-            "profile": run["ddp_profile"],
-            "total_batch": run["ddp_total_batch"],
-            "device_batch": run["ddp_device_batch"],
-            "batch_split": run["ddp_batch_split"],
-            "rows": list(shares),
-            "iterations": run["ddp_iterations"],
-            "tokens": tokens,
-            "tokens_per_parameter": round(tokens / self.model["parameters"]["total"], 4),
-            "flops": tokens * self.model["flops_per_token"],
-            "sync": run["ddp_sync"] if self.choice.together else "upstream",
-            "head": self.head(shares),
-            "rebalance": self.rebalances,
-            "asked": self.asked,
-            "local_steps": run["ddp_local_steps"] if self.choice.ours else 0,
-            "matmul": self.choice.matmul,
-            "matmul_tried": list(self.choice.matmul_tried),
-            "eval_every": run["ddp_eval_every"],
-            "eval_tokens": run["ddp_eval_tokens"],
-            "sample_every": run["ddp_sample_every"],
-            "save_every": run["ddp_save_every"],
-            "save_minutes": command.save_minutes(run, self.choice),
-            "keep_checkpoints": run["ddp_keep_checkpoints"],
-            # A checkout by itself knows only how to go on from a step whose files are on every host.
-            "resume": run["ddp_resume"] and self.choice.goes_on,
-            "tracker": run["ddp_tracker"],
-            "tracker_port": run["ddp_tracker_port"],
-            "tracker_bind": run["ddp_tracker_bind"],
-        }
 
-    def head(self, shares: Sequence[int]) -> str:
-        """Whether the head is shared out."""
-        run, shape, tokens = self.settings, self.shape, [rows * self.shape.sequence for rows in shares]
-        able = head.can_share(self.choice.device, run["ddp_sync"], self.choice.ours)
-        return head.choose(run["ddp_head"], able, shape.padded_vocab, shape.n_embd, tokens, run["ddp_sync"])
+def training_of(made: Made) -> Training:
+    run, decided = made.asked.run, made.decided
+    model = model_size.describe(made.shape)
+    total_batch, iterations = decided.total_batch.value, decided.iterations.value
+    tokens = total_batch * iterations
+    training: Training = {
+        "profile": run.profile,
+        "total_batch": total_batch,
+        "device_batch": decided.device_batch.value,
+        "batch_split": run.batch_split,
+        "rows": list(decided.rows),
+        "iterations": iterations,
+        "tokens": tokens,
+        "tokens_per_parameter": round(tokens / model["parameters"]["total"], 4),
+        "flops": tokens * model["flops_per_token"],
+        "sync": decided.sync.value,
+        "head": decided.head.value,
+        "head_open": decided.head_open,
+        "rebalance": decided.rebalance.value,
+        "asked": {"sync": run.sync, "head": run.head, "local_steps": sync_choice.local_steps_asked(run)},
+        "local_steps": decided.local_steps.value,
+        "matmul": decided.matmul.value,
+        "matmul_tried": list(decided.matmul_tried),
+        "eval_every": run.eval_every,
+        "eval_tokens": run.eval_tokens,
+        "sample_every": run.sample_every,
+        "save_every": run.save_every,
+        "save_minutes": decided.save_minutes.value,
+        "keep_checkpoints": run.keep_checkpoints,
+        # A checkout by itself knows only how to go on from a step whose files are on every host.
+        "resume": run.resume and decided.goes_on,
+        "tracker": run.tracker,
+        "tracker_port": run.tracker_port,
+        "tracker_bind": run.tracker_bind,
+    }
+    if decided.head_shares:
+        training["head_shares"] = list(decided.head_shares)
+    return training
 
-    def path_here(self, path: str) -> str:
-        """A path of the controller as it is meant there."""
-        return str(self.here.get("folders", {}).get(path, {}).get("path") or path)
 
-    @property
-    def source(self) -> str:
-        if self.choice.ours:
-            return "ours"
-        return "git" if is_git(self.settings["ddp_trainer_source"]) else "path"
+def path_here(here: Mapping[str, Any], path: str) -> str:
+    """A path of the controller as it is meant there."""
+    return str(here.get("folders", {}).get(path, {}).get("path") or path)
 
-    def trainer(self) -> Trainer:
-        run = self.settings
-        others = [line for line in self.requirements if not line.startswith("torch==")]
-        tracker = {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": [WANDB]}.get(run["ddp_tracker"], [])
-        trainer: Trainer = {
-            "source": self.source,
-            "url": {"ours": None, "path": self.path_here(run["ddp_trainer_source"])}.get(
-                self.source, run["ddp_trainer_source"]
-            ),
-            "torch": run["ddp_torch"],
-            "index": run["ddp_torch_index"],
-            "python": ".".join(str(part) for part in interpreters.OLDEST_PYTHON),
-            "uv": UV,
-            "python_mirror": run["ddp_python_mirror"] or "",
-            "requirements": [f"torch=={run['ddp_torch']}", *others, *(() if self.choice.ours else UPSTREAM_PACKAGES)],
-            "tracker_requirements": tracker,
-            "offline": run["ddp_trainer_offline"],
-        }
-        if self.choice.joined:
-            trainer["joined"] = True
-        return trainer
 
-    def node(self, host: Host, rank: int, plan: Plan, links: Mapping[str, Link], shares: Sequence[int]) -> Node:
-        base = host.fact("base_dir") or home_expanded(host.settings["ddp_base_dir"], host)
-        venv = home_expanded(host.settings["ddp_venv_dir"] or os.path.join(base, "venv"), host)
-        link = links[host.name]
-        run_dir = os.path.join(base, "runs", self.choice.name)
-        own = links[host.name].address
-        made_with = interpreters.choose(host, self.hosts, base, self.settings["ddp_trainer_offline"])
-        peers = {
-            other.address for name, other in links.items() if name != host.name and other.address not in (None, own)
-        }
-        node: Node = {
-            "host": host.name,
-            "rank": rank,
-            "address": link.address,
-            "nic": link.nic,
-            "data_ports": self.data_ports([host]),
-            "user": host.fact("host", "user"),
-            "base_dir": base,
-            "run_dir": run_dir,
-            "data_dir": os.path.join(base, "data", plan["data"]["id"]),
-            "trainer_dir": os.path.join(base, "trainer"),
-            # This collection's own trainer, whatever trains.
-            "tools_dir": os.path.join(base, "trainer" if self.choice.ours else "tools"),
-            "venv_dir": venv,
-            "python": made_with["python"],
-            "python_version": made_with["python_version"],
-            "session": f"nanochat-{self.choice.name}-rank{rank}",
-            "device": self.choice.device,
-            "dtype": self.choice.dtype,
-            "threads": self.threads(host),
-            "cores": cores_of(host, self.hosts) if self.choice.device == "cpu" else None,
-            "core_sets": core_sets(host, self.hosts) if self.choice.ours and self.choice.device == "cpu" else [],
-            "rows": shares[rank],
-            "head_share": self.head_parts.get(host.name, 1),
-            "accumulation": -(-shares[rank] // self.settings["ddp_device_batch"]),
-            "memory_bytes": self.memory(shares)["total"],
-            "disk_bytes": self.disk_bytes(),
-            "checkpoint_bytes": model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]),
-            "peers": sorted(peer for peer in peers if peer is not None),
-            "argv": [],
-            "env": {},
-            "env_secret": sorted(self.settings["ddp_secret_env"]),
-        }
-        node["argv"] = argv(self.settings, self.choice, node, plan)
-        node["env"] = env(self.settings, self.choice, node)
-        return node
+def trainer_of(made: Made) -> Trainer:
+    run, decided = made.asked.run, made.decided
+    source = "ours" if decided.ours else "git" if is_git(run.trainer_source) else "path"
+    urls = {"ours": None, "path": path_here(made.here, run.trainer_source), "git": run.trainer_source}
+    others = [line for line in made.requirements if not line.startswith("torch==")]
+    trainer: Trainer = {
+        "source": source,
+        "script": stages.SCRIPTS[run.stage],
+        "url": urls[source],
+        "torch": run.torch,
+        "index": run.torch_index,
+        "python": ".".join(str(part) for part in interpreters.OLDEST_PYTHON),
+        "uv": UV,
+        "python_mirror": run.python_mirror or "",
+        "requirements": [f"torch=={run.torch}", *others, *(() if decided.ours else UPSTREAM_PACKAGES)],
+        "tracker_requirements": {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": [WANDB]}.get(run.tracker, []),
+        "offline": run.trainer_offline,
+    }
+    if decided.joined:
+        trainer["joined"] = True
+    return trainer
 
-    def memory(self, shares: Sequence[int]) -> dict[str, int]:
-        return model_size.memory(
-            self.shape,
-            self.settings["ddp_device_batch"],
-            self.settings["ddp_sync"],
-            self.choice.ours,
-            self.settings["ddp_local_steps"] > 0,
-            len(shares) if self.head(shares) == "shared" and not self.settings["ddp_local_steps"] else 1,
-        )
 
-    def disk_bytes(self) -> int:
-        """Checkpoints that are kept and the one being written, and the shards."""
-        run = self.settings
-        saves = 1 + (run["ddp_iterations"] // run["ddp_save_every"] if run["ddp_save_every"] > 0 else 0)
-        if command.save_minutes(run, self.choice):
-            # How many come by time, nobody knows; more than are kept at a time do not stay.
-            saves = max(saves, run["ddp_keep_checkpoints"] + 1)
-        all_stay = run["ddp_keep_checkpoints"] < 0 or not self.choice.goes_on
-        kept: int = saves if all_stay else min(saves, run["ddp_keep_checkpoints"] + 1)
-        shards: int = run["ddp_data_shards"] * SHARD_BYTES[run["ddp_data_source"]]
-        return kept * model_size.checkpoint_bytes(self.shape, self.settings["ddp_sync"]) + shards
+def node_of(made: Made, host: Host, rank: int, plan: Plan) -> Node:
+    """One host's share of the run."""
+    run, decided, hosts = made.asked.run, made.decided, made.hosts
+    base = host.fact("base_dir") or home_expanded(host.settings.base_dir, host)
+    own = made.endpoints[host.name]
+    made_with = interpreters.choose(host, hosts, base, run.trainer_offline)
+    peers = {one.address for name, one in made.endpoints.items() if name != host.name} - {None, own.address}
+    run_dir = os.path.join(base, "runs", decided.name)
+    rows, on_cpu = decided.rows[rank], decided.device.value == "cpu"
+    node: Node = {
+        "host": host.name,
+        "rank": rank,
+        "address": own.address,
+        "nic": own.nic,
+        "data_ports": data_ports(run, [host]),
+        "user": host.fact("host", "user"),
+        "base_dir": base,
+        "run_dir": run_dir,
+        "data_dir": os.path.join(base, "data", plan["data"]["id"]),
+        "trainer_dir": os.path.join(base, "trainer"),
+        # This collection's own trainer, whatever trains.
+        "tools_dir": os.path.join(base, "trainer" if decided.ours else "tools"),
+        "venv_dir": home_expanded(host.settings.venv_dir or os.path.join(base, "venv"), host),
+        "python": made_with["python"],
+        "python_version": made_with["python_version"],
+        "session": f"nanochat-{decided.name}-rank{rank}",
+        "device": decided.device.value,
+        "dtype": decided.dtype.value,
+        "threads": threads_of(host, hosts),
+        "cores": cores_of(host, hosts) if on_cpu else None,
+        "core_sets": core_sets(host, hosts) if decided.ours and on_cpu else [],
+        "rows": rows,
+        "head_share": decided.head_parts[rank],
+        "accumulation": -(-rows // decided.device_batch.value),
+        "memory_bytes": memory_bytes(made),
+        "disk_bytes": disk_bytes(made),
+        "checkpoint_bytes": model_size.checkpoint_bytes(made.shape, decided.sync.value),
+        "peers": sorted(peer for peer in peers if peer is not None),
+        "flags": command.trainer_flags(run, decided, run_dir, plan["stage"].get("step") if "stage" in plan else None),
+        "argv": [],
+        "env": {},
+        "env_secret": sorted(run.secret_env),
+    }
+    if decided.joined:
+        node["join_flags"] = command.join_flags(run, decided, run_dir)
+    node["env"] = command.env(run, decided, node)
+    node["argv"] = argv_of(plan, node)
+    return node
+
+
+def memory_bytes(made: Made) -> int:
+    decided = made.decided
+    apart = decided.local_steps.value > 0
+    parts = len(made.by_rank) if decided.head.value == "shared" and not apart else 1
+    sizes = model_size.memory(made.shape, decided.device_batch.value, decided.sync.value, decided.ours, apart, parts)
+    return sizes["total"]
+
+
+def disk_bytes(made: Made) -> int:
+    """Checkpoints that are kept and the one being written, and the shards."""
+    run, decided = made.asked.run, made.decided
+    saves = 1 + (decided.iterations.value // run.save_every if run.save_every > 0 else 0)
+    if decided.save_minutes.value:
+        # How many come by time, nobody knows; more than are kept at a time do not stay.
+        saves = max(saves, run.keep_checkpoints + 1)
+    all_stay = run.keep_checkpoints < 0 or not decided.goes_on
+    kept = saves if all_stay else min(saves, run.keep_checkpoints + 1)
+    shards = run.data_shards * SHARD_BYTES[run.data_source]
+    return kept * model_size.checkpoint_bytes(made.shape, decided.sync.value) + shards

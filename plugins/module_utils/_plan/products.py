@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Of which precision the matrix products are made where that is left to the rehearsal, which measures a step with each."""
+"""The precision of the matrix products where that is left to the rehearsal, which measures a step with each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLEARLY = 1.05
 
 
 def of_products(measured: Mapping[str, Any], matmul: str) -> Mapping[str, Any]:
-    """What a host measured with these products, as if there were no others; nothing where it measured others only."""
+    """A host's measurements with these products, as if there were no others; empty where it measured others only."""
     if measured.get("matmul", matmul) == matmul:
         return measured
     found = section(section(measured, "products"), matmul)
@@ -24,7 +24,7 @@ def of_products(measured: Mapping[str, Any], matmul: str) -> Mapping[str, Any]:
 
 
 def speeds_together(measured: Sequence[Optional[Mapping[str, Any]]]) -> Dict[str, float]:
-    """What all hosts together come to with each of the products, in tokens per second; only of those that every host tried."""
+    """Tokens per second of all hosts together with each of the products that every host tried."""
     speeds = {matmul: [_speed(one or {}, matmul) for one in measured] for matmul in TRIED}
     return {matmul: sum(of_all) for matmul, of_all in speeds.items() if of_all and all(of_all)}
 
@@ -35,12 +35,9 @@ def _speed(measured: Mapping[str, Any], matmul: str) -> float:
     return float(found) if isinstance(found, (int, float)) and found > 0 else 0.0
 
 
-def taken(began: Sequence[Optional[str]], measured: Sequence[Optional[Mapping[str, Any]]]) -> str:
-    """Those that a run began with, else what is clearly the fastest; float32 until that is known."""
-    for matmul in TRIED:
-        if matmul in began:
-            return matmul
-    return fastest(speeds_together(measured))
+def begun_with(kept: Sequence[object]) -> Optional[str]:
+    """The products that the run of these hosts began with, None where there is none."""
+    return next((matmul for matmul in TRIED if matmul in kept), None)
 
 
 def fastest(speeds: Mapping[str, float]) -> str:

@@ -7,42 +7,45 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Iterator, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import OrAuto, RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice, flag_names
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.head import can_share
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import flag_names, flags_in
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import Basis
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import SMEAR_CHANNELS, Shape
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import (
+    JOINED,
     LEAST_BLOCK,
-    SMEAR_INPUTS,
-    WIRE_BYTES,
-    Shape,
+    WAYS,
+    can_share,
+    fits,
     packs,
 )
 
-# What the launcher that joins a checkout's ranks knows (trainer/scripts/join.py).
-JOINED_SYNC = ("exact", "bf16", "int8", "dense")
 TORCHRUN_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 PLAN_ENV = ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", "GLOO_SOCKET_IFNAME")
 
 
-def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice: Choice) -> list[Finding]:
-    """Everything that does not fit; what is set for the whole run is no single host's."""
+def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, basis: Basis) -> list[Finding]:
+    """Everything in the settings that does not go together; what is set for the whole run is no single host's."""
+    run = asked.run
     sentences = [
         *model_problems(shape),
-        *stages.problems(run, choice.ours, choice.joined),
+        *stages.problems(run, basis.ours, basis.joined),
         *schedule_problems(run),
-        *port_problems(run),
-        *keeper_problems(run, hosts, choice),
+        *port_problems(run, basis),
+        *keeper_problems(run, hosts, basis),
         *data_problems(run),
-        *source_problems(run, choice),
-        *way_problems(run, hosts, shape, choice),
-        *head_problems(run, choice),
-        *precision_problems(run, hosts, choice),
-        *extra_problems(run, choice),
+        *source_problems(run, basis),
+        *way_problems(run.sync, run.local_steps, asked, hosts, shape, basis),
+        *head_problems(run, basis),
+        *precision_problems(run, hosts, basis),
+        *extra_problems(run, basis),
     ]
     return [finding("setting-refused", "", sentence.rstrip(".")) for sentence in sentences]
 
@@ -50,53 +53,54 @@ def problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice
 def model_problems(shape: Shape) -> Iterator[str]:
     if shape.head_dim % 2:
         yield f"ddp_head_dim is {shape.head_dim}; it must be even, since rotary embeddings turn pairs: use {shape.head_dim + 1}."
-    if shape.n_embd < SMEAR_INPUTS:
+    if shape.n_embd < SMEAR_CHANNELS:
         yield (
             f"ddp_depth {shape.depth} x ddp_aspect_ratio {shape.aspect_ratio} with ddp_head_dim {shape.head_dim} makes a model "
-            f"{shape.n_embd} wide; it must be at least {SMEAR_INPUTS}: use ddp_aspect_ratio 64."
+            f"{shape.n_embd} wide; it must be at least {SMEAR_CHANNELS}: use ddp_aspect_ratio 64."
         )
 
 
-def schedule_problems(run: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("ddp_eval_every", "ddp_sample_every", "ddp_save_every", "ddp_keep_checkpoints"):
-        if run[name] == 0:
+def schedule_problems(run: RunSettings) -> Iterator[str]:
+    every = {"ddp_eval_every": run.eval_every, "ddp_sample_every": run.sample_every, "ddp_save_every": run.save_every}
+    for name, value in {**every, "ddp_keep_checkpoints": run.keep_checkpoints}.items():
+        if value == 0:
             yield f"{name} is 0; it must be at least 1, or -1 for {'all' if 'keep' in name else 'none'}."
 
 
-def port_problems(run: Mapping[str, Any]) -> Iterator[str]:
+def port_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
     """Ports of the job that are the same, or among those on which Gloo listens."""
-    used = {
-        "ddp_port": True,
-        "ddp_tracker_port": run["ddp_tracker"] == "mlflow",
-        "ddp_keeper_port": run["ddp_restarts"],
-    }
-    names = [name for name, wanted in used.items() if wanted]
-    low, high = run["ddp_port_range"] or (0, -1)
-    for name in names:
-        if low <= run[name] <= high:
-            yield f"{name} {run[name]} lies in ddp_port_range {low}-{high}; use a port outside it."
-    for name, other in itertools.combinations(names, 2):
-        if run[name] == run[other]:
-            yield f"{other} and {name} are both {run[name]}; they must differ."
+    used = {"ddp_port": run.port}
+    if run.tracker == "mlflow":
+        used["ddp_tracker_port"] = run.tracker_port
+    if basis.restarts.value:
+        used["ddp_keeper_port"] = run.keeper_port
+    low, high = run.port_range or (0, -1)
+    for name, port in used.items():
+        if low <= port <= high:
+            yield f"{name} {port} lies in ddp_port_range {low}-{high}; use a port outside it."
+    for name, other in itertools.combinations(used, 2):
+        if used[name] == used[other]:
+            yield f"{other} and {name} are both {used[name]}; they must differ."
 
 
-def keeper_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
-    """What must be so for a run to start again by itself."""
-    if run["ddp_min_hosts"] > len(hosts):
-        yield f"ddp_min_hosts is {run['ddp_min_hosts']}, but this job has {len(hosts)} hosts; 0 stands for all of them."
-    if run["ddp_min_hosts"] and not run["ddp_restarts"]:
+def keeper_problems(run: RunSettings, hosts: Sequence[Host], basis: Basis) -> Iterator[str]:
+    """Settings without which a run could not start again by itself."""
+    restarts, min_hosts = basis.restarts.value, basis.min_hosts.value
+    if min_hosts > len(hosts):
+        yield f"ddp_min_hosts is {min_hosts}, but this job has {len(hosts)} hosts; 0 stands for all of them."
+    if min_hosts and not restarts:
         yield "ddp_min_hosts is set, but ddp_restarts is 0, so a run that lost a host ends; set ddp_restarts, 3 for instance."
-    if run["ddp_survive_reboot"] and not run["ddp_restarts"]:
+    if basis.survive_reboot.value and not restarts:
         yield "ddp_survive_reboot is set, but ddp_restarts is 0, so nothing could take part again; set ddp_restarts, 3 for instance."
-    if run["ddp_restarts"] and not choice.ours:
+    if restarts and not basis.ours:
         yield "ddp_restarts needs the trainer of this collection (ddp_trainer_source: ours); another one cannot go on with fewer hosts."
-    if run["ddp_restarts"] and not run["ddp_resume"]:
+    if restarts and not run.resume:
         yield "ddp_restarts needs ddp_resume, or each restart would begin at the first step."
 
 
-def data_problems(run: Mapping[str, Any]) -> Iterator[str]:
-    source, paths = run["ddp_data_source"], run["ddp_data_paths"]
-    where = "the controller" if source == "controller" else run["ddp_data_host"] or "the master"
+def data_problems(run: RunSettings) -> Iterator[str]:
+    source, paths = run.data_source, run.data_paths
+    where = "the controller" if source == "controller" else run.data_host or "the master"
     if source in ("host", "controller") and not paths:
         yield f"ddp_data_source is {source}, but ddp_data_paths is empty; it must name the folder of shards on {where}."
     if source in ("host", "controller") and len(paths) > 2:
@@ -107,112 +111,110 @@ def data_problems(run: Mapping[str, Any]) -> Iterator[str]:
     for path in paths:
         if not re.match(r"[/~]", path):
             yield f"ddp_data_paths holds {path!r}; it must be an absolute path on {where}, or begin with ~."
-    if run["ddp_data_source"] == "url" and run["ddp_data_shards"] > run["ddp_data_last_shard"] + 1:
+    if run.data_source == "url" and run.data_shards > run.data_last_shard + 1:
         yield (
-            f"ddp_data_shards is {run['ddp_data_shards']}, but the collection has {run['ddp_data_last_shard'] + 1} "
+            f"ddp_data_shards is {run.data_shards}, but the collection has {run.data_last_shard + 1} "
             "(ddp_data_last_shard + 1); use that or fewer."
         )
 
 
-def source_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
-    if choice.ours:
+def source_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
+    if basis.ours:
         return
-    for name, known in (
-        ("ddp_batch_split", ("equal",)),
-        ("ddp_sync", JOINED_SYNC if choice.joined else ("exact",)),
-        ("ddp_local_steps", (0,)),
-        ("ddp_head", ("auto",)),
-        ("ddp_matmul", ("fp32",)),
-    ):
+    alone: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+        ("ddp_batch_split", run.batch_split, ("equal",)),
+        ("ddp_sync", run.sync, JOINED if basis.joined else ("exact",)),
+        ("ddp_local_steps", run.local_steps, (0,)),
+        ("ddp_head", run.head, ("auto",)),
+        ("ddp_matmul", run.matmul, ("fp32",)),
+    )
+    for name, value, known in alone:
         # auto adapts to the trainer by itself.
-        if run[name] not in (*known, "auto"):
+        if value not in (*known, "auto"):
             yield (
-                f"{name} is {run[name]}, which only this collection's own trainer knows; with ddp_trainer_source "
-                f"{run['ddp_trainer_source']} it must be {' or '.join(map(str, known))}."
+                f"{name} is {value}, which only this collection's own trainer knows; with ddp_trainer_source "
+                f"{run.trainer_source} it must be {' or '.join(map(str, known))}."
             )
-    if run["ddp_tracker"] == "mlflow" and not choice.joined:
+    if run.tracker == "mlflow" and not basis.joined:
         yield (
             "ddp_tracker is mlflow, to which nanochat's own trainer reports nothing where its ranks are not joined "
             "(ddp_trainer_join, on CPUs); it must be none or wandb."
         )
 
 
-def way_problems(run: Mapping[str, Any], hosts: Sequence[Host], shape: Shape, choice: Choice) -> Iterator[str]:
-    """Against the ways of coming to one model, as they are set or as `auto` would decide them; auto itself is none."""
-    yield from local_problems(run, hosts, choice)
-    yield from packing_problems(run, shape, choice)
+def way_problems(
+    sync: str, local_steps: OrAuto, asked: Asked, hosts: Sequence[Host], shape: Shape, basis: Basis
+) -> Iterator[str]:
+    """Reasons against a way of coming to one model, as the user set it or as a run began with it; nothing against auto."""
+    if isinstance(local_steps, int) and basis.stage != stages.EVAL:
+        yield from local_problems(sync, local_steps, asked, hosts, basis)
+    yield from packing_problems(sync, shape, basis)
 
 
-def local_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
-    every = run["ddp_local_steps"]
-    if not every or every == "auto" or not choice.ours:
+def local_problems(sync: str, every: int, asked: Asked, hosts: Sequence[Host], basis: Basis) -> Iterator[str]:
+    if not every or not basis.ours:
         return
-    if run["ddp_sync"] not in (*WIRE_BYTES, "auto"):
-        yield (
-            f"ddp_local_steps is {every}, but ddp_sync {run['ddp_sync']} does not go with local steps; "
-            f"use {', '.join(WIRE_BYTES)} or auto."
-        )
-    if choice.device == "cuda":
+    if sync not in (*WAYS, "auto"):
+        yield f"ddp_local_steps is {every}, but ddp_sync {sync} does not go with local steps; use {', '.join(WAYS)} or auto."
+    if basis.device.value == "cuda":
         yield f"ddp_local_steps is {every}, which is for CPUs on slow links; with ddp_device cuda it must be 0."
-    if len(hosts) > 1 and every > run["ddp_iterations"]:
-        yield (
-            f"ddp_local_steps is {every}, but the run has {run['ddp_iterations']} steps (ddp_iterations), so the hosts would "
-            "meet at its end only."
-        )
+    steps = basis.iterations.value
+    if len(hosts) > 1 and every > steps:
+        name = "ddp_sft_iterations" if basis.stage == stages.SFT else "ddp_iterations"
+        whose = name if name in asked.given else f"{name} of the profile {asked.run.profile}"
+        yield f"ddp_local_steps is {every}, but the run has {steps} steps ({whose}), so the hosts would meet at its end only."
 
 
-def packing_problems(run: Mapping[str, Any], shape: Shape, choice: Choice) -> Iterator[str]:
-    if not choice.together or not packs(run["ddp_sync"]):
+def packing_problems(sync: str, shape: Shape, basis: Basis) -> Iterator[str]:
+    if not basis.together or not packs(sync):
         return
-    if choice.device == "cuda":
-        yield f"ddp_sync is {run['ddp_sync']}, which is for CPUs on slow links; with ddp_device cuda use exact or bf16."
-    if shape.n_embd % LEAST_BLOCK:
-        yield (
-            f"ddp_sync is {run['ddp_sync']}, but a model {shape.n_embd} wide does not divide into blocks of {LEAST_BLOCK}; "
-            "use exact or bf16."
-        )
+    if basis.device.value == "cuda":
+        yield f"ddp_sync is {sync}, which is for CPUs on slow links; with ddp_device cuda use exact or bf16."
+    if not fits(sync, shape.n_embd):
+        yield f"ddp_sync is {sync}, but a model {shape.n_embd} wide does not divide into blocks of {LEAST_BLOCK}; use exact or bf16."
 
 
-def head_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
+def head_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
     # auto comes to none of the ways that a shared head does not go with.
-    sync = "exact" if run["ddp_sync"] == "auto" else run["ddp_sync"]
-    if run["ddp_head"] == "shared" and choice.ours and not can_share(choice.device, sync):
+    sync = "exact" if run.sync == "auto" else run.sync
+    if run.head == "shared" and basis.ours and not can_share(basis.device.value, sync):
         yield (
             "ddp_head is shared, which takes CPUs and a ddp_sync other than dense and ddp; "
-            f"here they are {choice.device} and {run['ddp_sync']}."
+            f"here they are {basis.device.value} and {run.sync}."
         )
 
 
-def precision_problems(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice) -> Iterator[str]:
-    if choice.device == "cuda":
+def precision_problems(run: RunSettings, hosts: Sequence[Host], basis: Basis) -> Iterator[str]:
+    if basis.device.value == "cuda":
         lacking = [host.name for host in hosts if host.probe and not host.fact("gpus")]
         if lacking:
             yield f"ddp_device is cuda, but {' and '.join(lacking)} has no NVIDIA GPU; use cpu."
         return
-    if run["ddp_dtype"] == "float16":
+    if run.dtype == "float16":
         yield "ddp_dtype is float16, which CPUs compute slowly and inexactly; use float32."
-    for name in ("ddp_dtype", "ddp_matmul"):
+    for name, value in (("ddp_dtype", run.dtype), ("ddp_matmul", run.matmul)):
         slow = [host.name for host in hosts if host.probe and not host.fact("cpu", "native_bf16")]
-        if run[name] in ("bfloat16", "bf16") and slow:
+        if value in ("bfloat16", "bf16") and slow:
             yield (
-                f"{name} is {run[name]}, but the CPU of {' and '.join(slow)} has no instructions for it and would be many "
+                f"{name} is {value}, but the CPU of {' and '.join(slow)} has no instructions for it and would be many "
                 f"times slower; use {'float32' if name == 'ddp_dtype' else 'fp32'}."
             )
 
 
-def extra_problems(run: Mapping[str, Any], choice: Choice) -> Iterator[str]:
-    for name in ("ddp_extra_env", "ddp_secret_env"):
-        for variable in run[name]:
+def extra_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
+    for name, variables in (("ddp_extra_env", run.extra_env), ("ddp_secret_env", run.secret_env)):
+        for variable in variables:
             if variable in TORCHRUN_ENV or variable in PLAN_ENV:
                 owner = "torchrun" if variable in TORCHRUN_ENV else "the plan"
                 yield f"{name} sets {variable}, which {owner} sets itself; take it out."
                 continue
             try:
-                env_file.checked({variable: run[name][variable]})
+                env_file.checked({variable: variables[variable]})
             except env_file.EnvFileError as error:
                 yield f"{name} cannot be passed on: {error}."
-    flags = flag_names(run, choice)
-    for word in run["ddp_extra_args"]:
-        flag = word.split("=")[0]
-        if flag in flags:
+    further, strays = flags_in(run.extra_args)
+    for word in strays:
+        yield f"ddp_extra_args holds {word!r}, which belongs to no flag; write --name=value."
+    for flag in flag_names(run, basis):
+        if flag[2:] in further:
             yield f"ddp_extra_args holds {flag}, which the plan sets itself; use the setting of that name."

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What became of a plan's run so far, as the probes of its hosts show it: decided once, not by every host of every other."""
+"""The state of a plan's run by the probes of its hosts, decided once for all of them."""
 
 from __future__ import annotations
 

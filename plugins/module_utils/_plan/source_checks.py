@@ -9,25 +9,26 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import ON_A_HOST, holders, maker
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, ranks
 
 CONTROLLER = "the controller"
 
 
-def folders_of(run: Mapping[str, Any], hosts: Sequence[Host], name: str) -> list[str]:
+def folders_of(run: RunSettings, hosts: Sequence[Host], name: str) -> list[str]:
     """The folders of the settings that this host is to look at."""
-    wanted = run["ddp_data_source"] in ON_A_HOST and maker(run, hosts, ranks(hosts)[0]) == name
-    return list(run["ddp_data_paths"]) if wanted else []
+    wanted = run.data_source in ON_A_HOST and maker(run, hosts, ranks(hosts)[0]) == name
+    return list(run.data_paths) if wanted else []
 
 
-def obstacles(run: Mapping[str, Any], plan: Plan, hosts: Sequence[Host], here: Mapping[str, Any]) -> list[Finding]:
-    """What a start would fail over later, when other hosts have been changed already."""
+def obstacles(run: RunSettings, plan: Plan, hosts: Sequence[Host], here: Mapping[str, Any]) -> list[Finding]:
+    """Obstacles that a start would meet only later, with other hosts already changed."""
     return [*trainer(run, plan["trainer"], here), *data(run, plan["data"], hosts, here), *results(run, here)]
 
 
-def trainer(run: Mapping[str, Any], planned: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Finding]:
-    source = run["ddp_trainer_source"]
+def trainer(run: RunSettings, planned: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Finding]:
+    source = run.trainer_source
     if planned["source"] == "git" and here.get("git"):
         yield finding(
             "source-missing",
@@ -85,19 +86,19 @@ def checkout(source: str, problems: Sequence[str], to_join: bool = False) -> Ite
 
 
 def data(
-    run: Mapping[str, Any], planned: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
+    run: RunSettings, planned: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Folders of data that are not there or hold too little, unless the data set was made of them already."""
     if holders(hosts, planned["id"]):
         return
     names = [one.name for one in hosts]
-    if run["ddp_data_host"] and run["ddp_data_host"] not in names:
-        text = f"ddp_data_host is {run['ddp_data_host']}, which is no host of this job"
+    if run.data_host and run.data_host not in names:
+        text = f"ddp_data_host is {run.data_host}, which is no host of this job"
         yield finding("setting-refused", "", text, remedy=f"Use {' or '.join(names)}.")
     (host,) = [one for one in hosts if one.name == planned["host"]]
     is_here = planned["source"] == "controller"
     seen = here.get("folders") if is_here else host.fact("folders")
-    for number, path in enumerate(run["ddp_data_paths"] if planned["source"] != "url" else []):
+    for number, path in enumerate(run.data_paths if planned["source"] != "url" else []):
         facts = (seen or {}).get(path)
         if facts:
             yield from folder(
@@ -112,7 +113,7 @@ def data(
 def folder(
     planned: Mapping[str, Any], path: str, facts: Mapping[str, Any], host: str, is_tokenizer: bool
 ) -> Iterator[Finding]:
-    """What is wrong with one of the folders of ddp_data_paths on a host, or without one on the controller."""
+    """Problems of one folder of ddp_data_paths on a host, or without a host on the controller."""
     where = host or CONTROLLER
     named, is_text = f"ddp_data_paths names {path}", planned["source"] == "text"
     if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
@@ -149,11 +150,11 @@ def folder(
         )
 
 
-def results(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Finding]:
+def results(run: RunSettings, here: Mapping[str, Any]) -> Iterator[Finding]:
     facts = here.get("results")
     if facts and not facts["writable"]:
         yield finding(
             "results-read-only",
             "",
-            f"ddp_results_dir is {run['ddp_results_dir']}, where nothing can be written on the controller ({facts['path']})",
+            f"ddp_results_dir is {run.results_dir}, where nothing can be written on the controller ({facts['path']})",
         )

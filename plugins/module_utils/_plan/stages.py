@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run does with a model (ddp_stage): make it, fine-tune it on conversations, or measure it.
+"""The stages of a model (ddp_stage): pretrain it, fine-tune it on conversations, or measure it.
 
 A stage other than base is a run of its own, beside that of the base model: NAME-sft, NAME-eval and NAME-mid. A nanochat checkout
 whose ranks are joined has sft and mid by scripts of its own, with data of their own.
@@ -20,41 +20,31 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     CONVERSATIONS,
     HELD_OUT,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import Settings
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules import stages as rules
 
-BASE, MID, SFT, EVAL = "base", "mid", "sft", "eval"
-SCRIPTS = {BASE: "scripts.base_train", MID: "scripts.mid_train", SFT: "scripts.chat_sft", EVAL: "scripts.base_eval"}
-# Folders of a run, besides that of the base model, from which later scripts of some checkouts go on.
-BETWEEN = {SFT: (MID, "mid_checkpoints")}
+BASE, MID, SFT, EVAL = (stage.name for stage in (rules.BASE, rules.MID, rules.SFT, rules.EVAL))
+SCRIPTS = {name: stage.script for name, stage in rules.STAGES.items()}
+# Stages besides base from which later scripts of some checkouts go on.
+BETWEEN = {SFT: rules.MID}
 LONGEST_NAME = 48
 
 
-def base_name(run: Mapping[str, Any]) -> str:
+def base_name(run: RunSettings) -> str:
     """The name of the run that makes the base model."""
-    return str(run["ddp_run"] or f"d{run['ddp_depth']}")
+    return str(run.run or f"d{run.depth}")
 
 
-def run_name(run: Mapping[str, Any]) -> str:
+def run_name(run: RunSettings) -> str:
     """The name of this run."""
-    stage = run["ddp_stage"]
+    stage = run.stage
     return base_name(run) if stage == BASE else f"{base_name(run)}-{stage}"
 
 
-def staged(run: Settings) -> Settings:
-    """The settings as this stage means them."""
-    if run["ddp_stage"] == SFT:
-        return {**run, "ddp_iterations": run["ddp_sft_iterations"]}
-    if run["ddp_stage"] == EVAL:
-        # It is over in minutes and keeps nothing to go on from.
-        alone = {"ddp_restarts": 0, "ddp_min_hosts": 0, "ddp_survive_reboot": False}
-        return {**run, "ddp_iterations": 1, "ddp_local_steps": 0, **alone}
-    return dict(run)
-
-
-def problems(run: Mapping[str, Any], ours: bool, joined: bool) -> Iterator[str]:
-    """What does not go with a stage; joined: the ranks of a checkout are."""
-    stage, name = run["ddp_stage"], run_name(run)
+def problems(run: RunSettings, ours: bool, joined: bool) -> Iterator[str]:
+    """Settings that do not go with a stage; joined: the ranks of a checkout are."""
+    stage, name = run.stage, run_name(run)
     if stage == EVAL and not ours:
         yield (
             "ddp_stage is eval, which only this collection's own trainer knows; set ddp_trainer_source to ours: it reads a "
@@ -68,50 +58,50 @@ def problems(run: Mapping[str, Any], ours: bool, joined: bool) -> Iterator[str]:
             "(ddp_device)."
         )
     if stage == SFT and not ours:
-        for setting in ("ddp_sft_data", "ddp_sft_val_data"):
-            if run[setting]:
+        for setting, value in (("ddp_sft_data", run.sft_data), ("ddp_sft_val_data", run.sft_val_data)):
+            if value:
                 yield f"{setting} is set, but the scripts/chat_sft.py of a checkout has conversations of its own; take it out."
-    if stage == SFT and run["ddp_sft_val_data"] and run["ddp_eval_every"] < 1:
+    if stage == SFT and run.sft_val_data and run.eval_every < 1:
         yield "ddp_sft_val_data is set, but ddp_eval_every is -1, so nothing would be evaluated; set ddp_eval_every, 50 for instance."
     if len(name) > LONGEST_NAME:
         yield f"ddp_run with ddp_stage {stage} makes the name {name}, which is longer than {LONGEST_NAME} letters; shorten ddp_run."
 
 
-def base_dir_of(run: Mapping[str, Any], run_dir: str) -> str | None:
+def base_dir_of(run: RunSettings, run_dir: str) -> str | None:
     """The run folder of the base model on the host of a run folder, where a stage needs one."""
-    return None if run["ddp_stage"] == BASE else os.path.join(os.path.dirname(run_dir), base_name(run))
+    return None if run.stage == BASE else os.path.join(os.path.dirname(run_dir), base_name(run))
 
 
-def flags(run: Mapping[str, Any], run_dir: str, step: int | None) -> dict[str, object]:
-    """What the script of a stage is told besides."""
+def flags(run: RunSettings, run_dir: str, step: int | None) -> dict[str, object]:
+    """Flags that only the script of a stage has."""
     base = base_dir_of(run, run_dir)
     if base is None:
         return {}
-    told: dict[str, object] = {"base-checkpoints": os.path.join(base, CHECKPOINTS[0], base_name(run))}
+    found: dict[str, object] = {"base-checkpoints": os.path.join(base, CHECKPOINTS[0], base_name(run))}
     if step is not None:
-        told["model-step"] = step
-    if run["ddp_stage"] == SFT:
-        told["conversations"] = os.path.join(run_dir, CONVERSATIONS)
-        if run["ddp_sft_val_data"]:
-            told["val-conversations"] = os.path.join(run_dir, HELD_OUT)
-    return told
+        found["model-step"] = step
+    if run.stage == SFT:
+        found["conversations"] = os.path.join(run_dir, CONVERSATIONS)
+        if run.sft_val_data:
+            found["val-conversations"] = os.path.join(run_dir, HELD_OUT)
+    return found
 
 
-def folders_to_begin_with(run: Mapping[str, Any], run_dir: str) -> list[str]:
+def folders_to_begin_with(run: RunSettings, run_dir: str) -> list[str]:
     """The checkpoint folders of other runs that a checkout's script goes on from, as far as they are there."""
     base, name = base_dir_of(run, run_dir), base_name(run)
     if base is None:
         return []
     found = [os.path.join(base, CHECKPOINTS[0], name)]
-    if run["ddp_stage"] in BETWEEN:
-        stage, folder = BETWEEN[run["ddp_stage"]]
-        found.append(os.path.join(f"{base}-{stage}", folder, name))
+    if run.stage in BETWEEN:
+        between = BETWEEN[run.stage]
+        found.append(os.path.join(f"{base}-{between.name}", between.folder, name))
     return found
 
 
-def document(run: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any], ours: bool) -> Stage | None:
-    """The plan's section, none for a base model. The step is told where another one makes another run of it."""
-    stage = run["ddp_stage"]
+def document(run: RunSettings, hosts: Sequence[Host], here: Mapping[str, Any], ours: bool) -> Stage | None:
+    """The plan's section, none for a base model. The step is part of it where another step makes another run."""
+    stage = run.stage
     if stage == BASE:
         return None
     section: Stage = {"stage": stage, "base": base_name(run)}
@@ -122,14 +112,14 @@ def document(run: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, A
         section["step"] = max(base_steps(hosts), default=None)
     if stage == SFT:
         section["conversations"] = named(here.get("conversations") or {})
-        if run["ddp_sft_val_data"]:
+        if run.sft_val_data:
             section["held_out"] = named(here.get("held_out") or {})
     return section
 
 
-def named(told: Mapping[str, Any]) -> Conversations:
+def named(seen: Mapping[str, Any]) -> Conversations:
     """A file of conversations as the controller saw it."""
-    return {"path": told.get("path", ""), "sha256": told.get("sha256"), "count": told.get("count", 0)}
+    return {"path": seen.get("path", ""), "sha256": seen.get("sha256"), "count": seen.get("count", 0)}
 
 
 def base_steps(hosts: Sequence[Host]) -> list[int]:
@@ -137,13 +127,13 @@ def base_steps(hosts: Sequence[Host]) -> list[int]:
     return [step for host in hosts for step in host.fact("base_run", "checkpoints") or []]
 
 
-def obstacles(run: Mapping[str, Any], hosts: Sequence[Host], plan: Plan, here: Mapping[str, Any]) -> Iterator[Finding]:
+def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan, here: Mapping[str, Any]) -> Iterator[Finding]:
     """Why there is nothing to begin with."""
-    stage, name = run["ddp_stage"], base_name(run)
+    stage, name = run.stage, base_name(run)
     if stage == BASE:
         return
-    for setting, told in (("ddp_sft_data", here.get("conversations")), ("ddp_sft_val_data", here.get("held_out"))):
-        for problem in (told or {}).get("problems", []):
+    for setting, seen in (("ddp_sft_data", here.get("conversations")), ("ddp_sft_val_data", here.get("held_out"))):
+        for problem in (seen or {}).get("problems", []):
             yield finding("conversations-broken", "", f"{setting}: {problem}")
     if any(host.fact("run", "checkpoints") for host in hosts):
         return

@@ -1,21 +1,38 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What auto comes to for ddp_sync, ddp_local_steps and ddp_head: what a run began with, or the best by what was measured."""
+"""Decides ddp_sync, ddp_local_steps and ddp_head where they are auto: as the run began, or the best by what was measured."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, cast
+import dataclasses
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import Choice
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.head import can_share
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO, RunSettings
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import (
+    DEFAULT,
+    HOSTS,
+    KEPT,
+    MEASURED,
+    STAGE,
+    TRAINER,
+    USER,
+    Basis,
+    Decision,
+    as_set,
+    may_lose_hosts,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import Way, chosen
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import WIRE_BYTES, Shape
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import SyncChoice, chosen
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.settings_checks import way_problems
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    ALIKE,
+    NEARLY_AS_FAST,
+    Job,
     Link,
     Speed,
     links_of,
@@ -23,61 +40,123 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
     speeds_of,
     subject,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS, can_share
+
+UPSTREAM = "upstream"  # a trainer that is neither ours nor joined has no ways to choose from
 
 
-def with_way(wanted: Mapping[str, Any], way: Way) -> Dict[str, Any]:
-    """The settings that decide the way, each as it was set, or from the way where it is auto."""
-    decided = {"ddp_sync": way.sync, "ddp_local_steps": way.local_steps}
-    return {name: value if wanted[name] == "auto" else wanted[name] for name, value in decided.items()}
+class WayDecided(NamedTuple):
+    """The ranks' way to one model."""
+
+    sync: Decision[str]
+    local_steps: Decision[int]
+    head: Decision[str]
+    head_open: bool
 
 
-def kept(run: Mapping[str, Any], hosts: Sequence[Host], choice: Choice, shape: Shape) -> Optional[Way]:
-    """The way of the plan that lies in the run's folder: each new measurement must not change a run. None where there is
-    none, or where it does not go with the settings any more."""
-    if run["ddp_fresh"] or not choice.ours:
+def decide_way(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batch: Batch) -> WayDecided:
+    """Decide ddp_sync, ddp_local_steps and ddp_head for hosts by rank, with the rows of the batch by rank, too."""
+    kept = way_of_run(asked, by_rank, basis, shape)
+    sync, local_steps = _with(asked, basis, kept or SyncChoice("exact", 0), KEPT if kept else DEFAULT)
+    # A part of a head that is shared out is lost with its host, and with it all steps since the last checkpoint.
+    stays_whole = asked.run.head == AUTO and may_lose_hosts(basis, len(by_rank))
+    wanted = "whole" if stays_whole or not basis.ours else asked.run.head
+    job = _job(asked, basis, shape, by_rank, batch).with_way(sync.value, local_steps.value, wanted)
+    known = _measured(basis, by_rank, job)
+    way = chosen(job, *known, batch.rows) if known and not kept else None
+    if way is not None:
+        sync, local_steps = _with(asked, basis, way, MEASURED)
+        job = job.with_way(sync.value, local_steps.value, wanted)
+    if stays_whole and known and _sharing_pays(job, *known):
+        stays_whole, job = False, job.with_way(sync.value, local_steps.value, AUTO)
+    return WayDecided(sync, local_steps, _head(asked, basis, job, stays_whole), job.head_open)
+
+
+def local_steps_asked(run: RunSettings) -> str:
+    """The plan's record of ddp_local_steps as the user set it; an evaluation takes none whatever is set."""
+    return "0" if run.stage == stages.EVAL else str(run.local_steps)
+
+
+def way_of_run(asked: Asked, hosts: Sequence[Host], basis: Basis, shape: Shape) -> Optional[SyncChoice]:
+    """The way of the run that goes on, so that no new measurement changes it. None where there is none, or where the settings
+    rule it out by now."""
+    if not basis.ours:
         return None
-    found = [(host.fact("run", "sync"), host.fact("run", "local_steps") or 0) for host in hosts]
-    way = next((Way(sync, local) for sync, local in found if sync in WIRE_BYTES), None)
-    if way is None or any(way_problems({**run, **with_way(run, way)}, hosts, shape, choice)):
+    found = [(host.kept.get("sync"), host.kept.get("local_steps") or 0) for host in hosts]
+    way = next((SyncChoice(sync, local) for sync, local in found if sync in WAYS), None)
+    if way is None:
         return None
-    return way
+    sync, local_steps = _with(asked, basis, way, KEPT)
+    return None if any(way_problems(sync.value, local_steps.value, asked, hosts, shape, basis)) else way
 
 
-def measured(
-    choice: Choice, by_rank: Sequence[Host], model: Mapping[str, Any], training: Mapping[str, Any]
-) -> Optional[Way]:
-    """The best way by what the rehearsal measured of these hosts with this very model; None where that is not known."""
-    known = _measured(choice, by_rank, model, training)
-    return chosen(*known, training["rows"]) if known else None
+def findings(decided: WayDecided, master: str) -> List[Finding]:
+    """The finding that says why so many local steps were chosen."""
+    steps = decided.local_steps
+    return [finding("local-steps-chosen", master, steps.why)] if steps.by == MEASURED else []
 
 
-def sharing_pays(
-    choice: Choice, by_rank: Sequence[Host], model: Mapping[str, Any], training: Mapping[str, Any]
-) -> bool:
-    """Whether a step is clearly faster with the head shared out, by what was measured; False where that is not known."""
-    known = _measured(choice, by_rank, model, training)
-    if not known or not can_share(choice.device, training["sync"], choice.ours):
+def _with(asked: Asked, basis: Basis, way: SyncChoice, by: str) -> Tuple[Decision[str], Decision[int]]:
+    """(sync, local steps): each as the user set it, or from the way where it is auto."""
+    run = asked.run
+    sync = Decision(way.sync, by, way.why) if run.sync == AUTO else as_set(asked, "sync", run.sync)
+    if not basis.together:
+        sync = Decision(UPSTREAM, TRAINER)
+    if basis.stage == stages.EVAL:
+        return sync, Decision(0, STAGE)
+    if not basis.ours:
+        return sync, Decision(0, TRAINER)
+    if isinstance(run.local_steps, int):
+        return sync, as_set(asked, "local_steps", run.local_steps)
+    return sync, Decision(way.local_steps, by, way.why)
+
+
+def _job(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batch: Batch) -> Job:
+    """The job before its way is decided."""
+    run = asked.run
+    return Job(
+        hosts=tuple(host.name for host in by_rank),
+        rows=tuple(batch.rows),
+        model=describe(shape),
+        device=basis.device.value,
+        total_batch=batch.total_batch,
+        device_batch=batch.device_batch,
+        iterations=basis.iterations.value,
+        sync_open=run.sync == AUTO,
+        local_open=local_steps_asked(run) == AUTO,
+        every=(run.eval_every, run.sample_every, run.save_every),
+    )
+
+
+def _head(asked: Asked, basis: Basis, job: Job, stays_whole: bool) -> Decision[str]:
+    if stays_whole:
+        return Decision(job.head, DEFAULT, "a lost host would take its part of the head with it")
+    if not basis.ours:
+        return Decision(job.head, TRAINER)
+    return (
+        Decision(job.head, USER)
+        if job.head == asked.run.head
+        else Decision(job.head, HOSTS, "the way that sends fewer bytes")
+    )
+
+
+def _sharing_pays(job: Job, speeds: List[Speed], link: Optional[Link]) -> bool:
+    """Whether a step is clearly faster with the head shared out."""
+    if not can_share(job.device, job.sync):
         return False
-    plan, speeds, link = known
-
-    def seconds(head: Literal["whole", "shared"]) -> float:
-        changed = cast(Plan, {**plan, "training": {**training, "head": head}})
-        return mean_step(changed, speeds, link, training["rows"]).seconds
-
-    return seconds("shared") < ALIKE * seconds("whole")
+    shared, whole = (
+        mean_step(dataclasses.replace(job, head=one), speeds, link, job.rows).seconds for one in ("shared", "whole")
+    )
+    return shared < NEARLY_AS_FAST * whole
 
 
-def _measured(
-    choice: Choice, by_rank: Sequence[Host], model: Mapping[str, Any], training: Mapping[str, Any]
-) -> Optional[Tuple[Plan, List[Speed], Optional[Link]]]:
-    """What the model of a step reads of a plan, with the measured speeds and link; None where these are not known."""
-    if len(by_rank) < 2 or not choice.ours or choice.device != "cpu":
+def _measured(basis: Basis, by_rank: Sequence[Host], job: Job) -> Optional[Tuple[List[Speed], Optional[Link]]]:
+    """The speeds and the slowest link that the rehearsal measured of these hosts with this very model; None where one is missing."""
+    if len(by_rank) < 2 or not basis.ours or basis.device.value != "cpu":
         return None
-    wanted = subject(model, training["device_batch"])
-    found = {host.name: host.fact("measured") or {} for host in by_rank}
-    nodes = [{"host": host.name, "rows": rows} for host, rows in zip(by_rank, training["rows"])]
-    plan = cast(Plan, {"world": len(by_rank), "model": model, "training": training, "nodes": nodes})
-    speeds, link = speeds_of(plan, found), links_of(list(found.values()))
-    if not speeds or any(one.get("subject") != wanted for one in found.values()):
+    found = {host.name: host.measured for host in by_rank}
+    speeds = speeds_of(job.hosts, found)
+    if not speeds or any(one.get("subject") != subject(job.model, job.device_batch) for one in found.values()):
         return None
-    return plan, speeds, link
+    return speeds, links_of(list(found.values()))

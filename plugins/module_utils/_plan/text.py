@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import VENV_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     MANY_HOSTS,
@@ -16,8 +17,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     plural,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import VENV_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
+    job_of,
     local_overlap,
     steps_together,
     waited_share,
@@ -76,7 +77,7 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
         ),
         (
             "",
-            f"on {nodes[0]['device']} in {nodes[0]['dtype']}, sync {sync(training)}{local(training)}, head {training['head']}, "
+            f"on {nodes[0]['device']} in {nodes[0]['dtype']}, sync {sync(training)}{local(plan)}, head {training['head']}, "
             f"products {training['matmul']}, {schedule(training)}",
         ),
         (
@@ -89,7 +90,7 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
 
 
 def evaluation(plan: Plan) -> str:
-    """What is measured, and in how many batches by each rank."""
+    """The tokens of an evaluation, and the batches of each rank."""
     tokens, rows, length = plan["training"]["eval_tokens"], plan["training"]["device_batch"], plan["model"]["sequence"]
     batches = -(-max(1, tokens // (rows * length)) // plan["world"])
     return (
@@ -99,7 +100,7 @@ def evaluation(plan: Plan) -> str:
 
 
 def loss_rows(plan: Plan) -> list[Sequence[str]]:
-    """What the loss of a host costs where the run goes on after one: the others can save unless a part of the head is gone."""
+    """The cost of losing a host, where the run goes on after that: the others can save unless a part of the head is gone."""
     if "keeper" not in plan:
         return []
     rescued = plan["training"]["head"] == "whole" and not plan["training"]["local_steps"]
@@ -120,12 +121,13 @@ def trainer_rows(trainer: Mapping[str, Any]) -> list[Sequence[str]]:
     return [("trainer", f"nanochat of {trainer['url']}{joined}")]
 
 
-def local(training: Mapping[str, Any]) -> str:
+def local(plan: Plan) -> str:
+    training = plan["training"]
     steps, total = training["local_steps"], training["iterations"]
     if not steps:
         return ""
     auto = " (auto)" if (training.get("asked") or {}).get("local_steps") == "auto" else ""
-    behind = local_overlap(steps) if waited_share(training, steps) < 1 else 0
+    behind = local_overlap(steps) if waited_share(job_of(plan), steps) < 1 else 0
     late = f" (the mean travels behind the next {behind})" if behind else ""
     return f" every {steps} steps{auto}{late}, apart in between but for {steps_together(total)} of the {total}"
 
@@ -164,7 +166,7 @@ def network_row(plan: Plan) -> Sequence[str]:
 
 
 def node_table(plan: Plan) -> list[str]:
-    """What differs between the hosts, as wide as a terminal of 80 columns."""
+    """A table of the hosts that fits 80 columns."""
     head = ("rank", "host", "address", "nic", "python", "threads", "rows", "memory")
     rows = [
         (
@@ -182,7 +184,7 @@ def nameless(plan: Plan, node: Node, text: str) -> str:
 
 
 def changes(plan: Plan) -> list[str]:
-    """What the following steps may change on the hosts."""
+    """Changes that the following steps may make on the hosts."""
     lines = ["Changes on the hosts (skipped where already in place):"]
     many = len(plan["nodes"]) > MANY_HOSTS
     rows = []
@@ -215,14 +217,9 @@ def changes(plan: Plan) -> list[str]:
 
 
 def render_findings(findings: Sequence[Mapping[str, Any]]) -> str:
-    """What the plan has to say about the hosts, each with what to do about it."""
+    """The findings of the plan, each with its remedy."""
     lines = []
     for found in findings:
         where = f" {found['host']}" if found["host"] else ""
         lines += [f"{found['severity'].upper()} {found['code']}{where}: {found['seen']}.", f"    {found['remedy']}"]
     return "\n".join(lines)
-
-
-def as_json(plan: Plan, findings: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """What the playbook plan writes for other programs."""
-    return {"plan": plan, "findings": list(findings)}

@@ -13,7 +13,6 @@ import time
 from typing import Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched, training_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
@@ -49,10 +48,10 @@ def held_by(hosts: Sequence[Host], fact: str) -> list[Held]:
     """The trainings on these hosts, the newest first."""
     found: dict[str, Held] = {}
     for host in hosts:
-        told, steps = training_of(host.fact(fact, "training")), host.fact(fact, "checkpoints") or []
-        if not told and not steps:
+        known, steps = training_of(host.fact(fact, "training")), host.fact(fact, "checkpoints") or []
+        if not known and not steps:
             continue
-        name, number, begun = (told["id"], told["number"], told["begun"]) if told else (UNKNOWN, 0, 0)
+        name, number, begun = (known["id"], known["number"], known["begun"]) if known else (UNKNOWN, 0, 0)
         old = found.get(name, Held(name, number, begun, None, ()))
         reached = max([*steps, *([] if old.step is None else [old.step])], default=None)
         found[name] = Held(name, max(number, old.number), begun or old.begun, reached, (*old.hosts, host.name))
@@ -63,20 +62,22 @@ def choose(hosts: Sequence[Host], run: str, asked: Optional[str], fact: str = "r
     """The newest training, or the one that is asked for; two that are equally new are the user's to choose between."""
     held = held_by(hosts, fact)
     highest = held[0].number if held else 0
-    told = "; ".join(one.in_words() for one in held)
+    listed = "; ".join(one.in_words() for one in held)
     if asked and asked not in {one.id for one in held}:
-        seen = f"ddp_training is {asked}, but no host holds that training of the run {run}; there are: {told or 'none'}"
+        seen = (
+            f"ddp_training is {asked}, but no host holds that training of the run {run}; there are: {listed or 'none'}"
+        )
         return Choice(None, (), highest, finding("setting-refused", "", seen))
     newest = [one for one in held if (one.id == asked if asked else one.number == highest)]
     if len(newest) > 1:
-        seen = f"The run {run} has {len(newest)} trainings of which none is the newer one: {told}"
+        seen = f"The run {run} has {len(newest)} trainings of which none is the newer one: {listed}"
         return Choice(None, (), highest, finding("trainings-differ", newest[0].hosts[0], seen))
     taken = newest[0] if newest else None
     return Choice(taken, tuple(one for one in held if one is not taken), highest)
 
 
 def problems(run: Choice, base: Choice, fresh: bool) -> list[Finding]:
-    """What the user has to choose first; of two trainings that are both to be set aside, nothing."""
+    """Choices that the user has to make first; none between trainings that are both to be set aside."""
     return [one.problem for one in (Choice(None) if fresh else run, base) if one.problem is not None]
 
 
@@ -93,7 +94,7 @@ def without_others(hosts: Sequence[Host], choice: Choice, fact: str = "run") -> 
 
 
 def remarks(choice: Choice, run: str) -> list[Finding]:
-    """What is set aside at the start since another training goes on."""
+    """Findings about trainings that the start sets aside since another one goes on."""
     if choice.taken is None:
         return []
     newer = choice.taken.in_words()
@@ -110,16 +111,14 @@ def begins(hosts: Sequence[Host], plan: Mapping[str, object], choice: Choice, fr
     """Whether the start begins a training, since there is nothing to go on from or it is not to be gone on from."""
     if fresh or choice.taken is None:
         return True
-    argv = [word for node in items(plan, "nodes") for word in words(node, "argv")]
-    resumes = any(word.startswith("--resume") for word in argv)
-    if choice.taken.step is not None and not resumes:
+    if choice.taken.step is not None and not lineage.resumes(plan):
         return True
     mine = [host for host in hosts if host.name in choice.taken.hosts]
     return any(lineage.differences(host.fact("run", "lineage") or {}, plan) for host in mine)
 
 
 def launched(choice: Choice, base: Choice, begins_again: bool) -> Launched:
-    """What every host's run folder is told; where one begins, id and time are left to whoever starts it. A training that goes
+    """The training for every host's run folder; for a new one, the caller draws id and time. A training that goes
     on although another one is as new becomes the newest."""
     of_base = (base.taken.id or None) if base.taken else None
     taken = None if begins_again else choice.taken

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is known about a plan and its hosts before a start, and how the hosts are paired. Pure functions."""
+"""The evidence about a plan and its hosts before a start, and the pairing of hosts. Pure functions."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def drawn(plan: Plan, ring: int, host: str) -> str:
 
 
 def peers_of(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
-    """What a host is to connect to: the responders of its partners that could start one, at their planned addresses."""
+    """The targets of a host: the responders of its partners that could start one, at their planned addresses."""
     measured = measured_partners(plan, host)
     addresses = {node["host"]: node["address"] for node in plan["nodes"]}
     return [

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What stands against a plan, judged from what every host told and what was tried between them. Pure functions."""
+"""Findings against a plan, judged from the probes of the hosts and the tries between them. Pure functions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
 
 
 def from_plan(evidence: Evidence) -> Iterable[Finding]:
-    """What the plan found, but for what has been looked at more closely here."""
+    """The findings of the plan, except those that are examined more closely here."""
     ours = {process["pid"] for host in evidence.probes for process in stale(evidence, host)}
     for entry in evidence.plan_findings:
         pids = set((entry.get("facts") or {}).get("pids") or [])
@@ -82,7 +82,7 @@ def interface(evidence: Evidence, host: str) -> Iterable[Finding]:
         yield finding("nic-down", host, f"{name} is down", remedy=f"On {host}: sudo ip link set {name} up")
     elif name in nics and nics[name].get("duplex") == "half" and nics[name]["kind"] == "wired":
         seen = f"{name} runs at {nics[name]['speed_mbit'] or 'unknown'} Mbit/s in half duplex"
-        remedy = f"On {host}: sudo ethtool -s {name} autoneg on; if it stays, try another cable or port of the switch."
+        remedy = f"On {host}: sudo ethtool -s {name} autoneg on; if it persists, try another cable or switch port."
         yield finding("nic-half-duplex", host, seen, remedy=remedy)
 
 
@@ -97,7 +97,7 @@ def address_names(evidence: Evidence, host: str) -> Iterable[Finding]:
         if looped and not alone:
             seen, remedy = (
                 f"the name {name} of a peer is {looped[0]} there",
-                "Take that line out of /etc/hosts on that host.",
+                "Remove that line from /etc/hosts on that host.",
             )
             yield finding("name-is-loopback", host, seen, severity=WARNING, remedy=remedy)
 
@@ -133,7 +133,7 @@ def leftovers(evidence: Evidence, host: str) -> Iterable[Finding]:
 
 
 def first_here(evidence: Evidence, host: str) -> bool:
-    """Whether this is the first node of its machine; what concerns the machine is told once."""
+    """Whether this is the first node of its machine; the machine is reported once."""
     boot = evidence.fact(host, "host", "boot_id")
     return bool(
         next(node["host"] for node in evidence.plan["nodes"] if evidence.fact(node["host"], "host", "boot_id") == boot)
@@ -214,7 +214,7 @@ def tried_port(evidence: Evidence) -> bool:
 
 
 def holders(evidence: Evidence) -> Iterable[Finding]:
-    """Who sits on the rendezvous port, unless it is this very run."""
+    """Findings about strangers on the rendezvous port."""
     master = evidence.plan["master"]
     for holder in (evidence.tries.get(master["host"]) or {}).get("holders") or []:
         if holder.get("marker") and holder["marker"] == own_session(evidence, master["host"]):
@@ -310,10 +310,10 @@ def all_reduce(evidence: Evidence) -> Iterable[Finding]:
         if len(evidence.plan["nodes"]) > 1 and able and not evidence.before_network:
             # The all-reduce is of all hosts, so it is tried on none where one of them lacks its Python.
             missing = [host for host in missing if not evidence.fact(host, "python", "venv", "torch")] or missing
-            told = f"no trainer's Python on {', '.join(missing)} yet"
+            why = f"no trainer's Python on {', '.join(missing)} yet"
             if closed(evidence) or list(holders(evidence)):
-                told = "a port between the hosts is closed or taken"
-            yield finding("gloo-not-tried", ", ".join(missing), told)
+                why = "a port between the hosts is closed or taken"
+            yield finding("gloo-not-tried", ", ".join(missing), why)
         return
     for host, result in evidence.gloo.items():
         if not result.get("ok"):

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the tries between the hosts say: closed ports, wrong routes, packets that vanish, slow links. Pure functions."""
+"""Findings from the tries between the hosts: closed ports, wrong routes, packets that vanish, slow links. Pure functions."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
 
 
 def with_password(host: str, commands: Sequence[str]) -> str:
-    """Who can open the ports of a host where there is no root yet."""
+    """The people who can open the ports of a host without root."""
     by_owner = f"otherwise its owner opens them on {host}: {' ; '.join(commands)}"
-    return f"Add -K (--ask-become-pass) where the user's password gives the rights of root; {by_owner}"
+    return f"Add -K (--ask-become-pass) if the user's password allows sudo; {by_owner}"
 
 
 def unread(host: str, wall: Mapping[str, Any]) -> str:
@@ -98,7 +98,7 @@ def unread(host: str, wall: Mapping[str, Any]) -> str:
 
 
 def opening(evidence: Evidence, host: str, wall: Mapping[str, Any]) -> str:
-    """How the ports of a host come to be open, where root is available."""
+    """The step that opens the ports of a host, where root is available."""
     by_hand = f"On {host}: {' ; '.join(wall['commands'])}"
     # A rehearsal comes after the step that opens them, which then was left out or of no avail.
     if not evidence.plan["manage_firewall"] or evidence.rehearsal:
@@ -112,20 +112,20 @@ def by_rule(wall: Mapping[str, Any]) -> str:
 
 
 def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:
-    """What is known of firewalls where ours has nothing to add."""
+    """Knowledge about firewalls where ours has nothing to add."""
     if any(port["error"] == "forbidden" for port in pair.closed):
         return f"; a rule for outgoing packets on {pair.host} forbids it"
     if wall.get("foreign"):
         return f"; another program on {pair.peer} keeps it out: {' ; '.join(wall['foreign'])}"
     if wall.get("rules"):
         return (
-            f"; {wall['backend']} on {pair.peer} has this job's rules, so look at rules before them and at the router"
+            f"; {wall['backend']} on {pair.peer} has this job's rules, so check the rules before them, and the router"
         )
     if wall.get("if_closed"):
         return f"; a firewall on {pair.peer} cannot be seen without root"
     as_root = evidence.fact(pair.peer, "sudo") not in (None, "none")
     if wall.get("backend") == "none" and not wall.get("needs_root") and as_root:
-        return f"; nothing blocks on {pair.peer} itself, so look at the network between"
+        return f"; nothing blocks on {pair.peer} itself, so check the network between them"
     return ""
 
 

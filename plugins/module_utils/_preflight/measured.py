@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a rehearsal keeps of its measurements on a host. Pure functions."""
+"""The measurements of a rehearsal as they are kept on a host. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import f
 
 
 def best_of_all(results: Sequence[Mapping[str, Any]], key: str) -> Document:
-    """What the first of the products came to that were timed, each with the sets of processors (items [set, products]), and
+    """The result of the first products that were timed, each with the sets of processors (items [set, products]), and
     where there were several what each did; key: what it was measured of."""
     by_products: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
@@ -47,13 +47,13 @@ def best_of_sets(results: Sequence[Mapping[str, Any]]) -> Document:
 
 
 def told_by(result: Mapping[str, Any]) -> Document | None:
-    """What a measured step came to."""
+    """The result of a measured step; None where it failed."""
     found = last_object(result)
     return found if found and speed_of(found) else None
 
 
 def speed_of(found: Document) -> float:
-    """Tokens per second; 0 where they are not told."""
+    """Tokens per second; 0 where they are missing."""
     return finite(found.get("tokens_per_second")) or 0.0
 
 

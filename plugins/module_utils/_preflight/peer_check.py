@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How one host reaches the responders of the others: every port, the delay, the rate, full-size packets, the interface."""
+"""Tests from one host to the responders of the others: every port, the delay, the rate, full-size packets, the interface."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = {
 
 
 class Limits(NamedTuple):
-    """How long to wait for a connection, how much to send to learn the rate, and after how long no further peer is measured."""
+    """Limits: the wait for a connection, the bytes to send for the rate, and the time after which no further peer is measured."""
 
     timeout: float = 3.0
     seconds: float = 0.5
@@ -47,7 +47,7 @@ class Limits(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """Where another host answers."""
+    """The addresses and ports at which another host answers."""
 
     address: str
     ports: list[int]
@@ -229,7 +229,7 @@ def _send_until(sock: socket.socket, end: float) -> None:
 
 
 def path_mtu(sock: socket.socket) -> int:
-    """What the kernel knows about the way to the other end."""
+    """The kernel's figures about the way to the other end."""
     six = sock.family == socket.AF_INET6
     try:
         return sock.getsockopt(socket.IPPROTO_IPV6 if six else socket.IPPROTO_IP, IPV6_MTU if six else IP_MTU)
@@ -296,7 +296,7 @@ def check_peer(source: str, peer: Peer, limits: Limits) -> LinkTry:
 
 
 def closed_ports(link: LinkTry) -> int:
-    """How many ports of a peer nobody answers; whoever is a stranger there proves that the way is open."""
+    """The number of ports of a peer that nobody answers; an answering stranger proves that the way is open."""
     return sum(port["error"] not in ("", "stranger") for port in link["ports"])
 
 

@@ -40,7 +40,7 @@ class PeerCheckError(Exception):
 
 
 class Ask(NamedTuple):
-    """Where a host is to answer, and for how long."""
+    """The addresses and ports at which a host is to answer, and for how long."""
 
     address: str
     rendezvous_port: int  # 0 where this host is not the master
@@ -51,7 +51,7 @@ class Ask(NamedTuple):
 
 
 class Holder(TypedDict):
-    """Who holds a port; None for what this user cannot see."""
+    """The process that holds a port; None for fields that this user cannot see."""
 
     port: int
     address: str
@@ -63,7 +63,7 @@ class Holder(TypedDict):
 
 
 class Responder(TypedDict, total=False):
-    """What the peers and the stop need; empty where nothing could be started."""
+    """The answer for the peers and for the stop; empty where nothing could be started."""
 
     address: str
     ports: list[int]
@@ -73,7 +73,7 @@ class Responder(TypedDict, total=False):
 
 
 class Started(TypedDict):
-    """What became of a start."""
+    """The result of a start."""
 
     responder: Responder
     holders: list[Holder]
@@ -275,7 +275,7 @@ def _sink(connection: socket.socket) -> bytes:
 
 
 def _both(connection: socket.socket) -> None:
-    """Send while receiving; our end of it closes when the other's has, and what came is told on neither."""
+    """Send while receiving; our end of it closes when the other's has, and neither side reports the bytes."""
     done = threading.Event()
 
     def send() -> None:

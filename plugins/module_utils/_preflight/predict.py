@@ -15,16 +15,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import trainer_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import choose_way, chosen
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import WIRE_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import fastest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
+    Job,
     Link,
     Speed,
     Step,
-    asked,
-    local_steps,
+    job_of,
     mean_step,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links
@@ -35,6 +33,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth impo
     follows_speed,
     without_each,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 
 PAYS = 1.1  # below this gain the trouble of several hosts is not worth it
 WORTH_SAYING = 1.08
@@ -50,15 +50,15 @@ class Share(TypedDict):
     rows: int
 
 
-class Way(TypedDict):
-    """What a way of ddp_sync gives."""
+class WaySpeed(TypedDict):
+    """The speed that a way of ddp_sync gives."""
 
     bytes_sent: int
     tokens_per_second: float
 
 
 class Outlook(TypedDict):
-    """What to expect of a run."""
+    """The speed and waits to expect of a run."""
 
     one_host: str
     one_host_tokens_per_second: float
@@ -76,7 +76,7 @@ class Outlook(TypedDict):
     fewer: Optional[Dict[str, object]]
     links: Dict[str, Dict[str, List[float]]]
     better: Dict[str, Dict[str, object]]
-    ways: Dict[str, Way]
+    ways: Dict[str, WaySpeed]
     auto_sync: Optional[str]
     auto_local: Optional[int]
     auto_why: Optional[str]
@@ -96,14 +96,14 @@ def outlook(
     """One host against all, and what would be better: the prediction as everything else passes it on. `link` is the slowest,
     `links` are those between any two hosts; `products` is what all came to with each precision, where several were tried;
     `began`: whether the run has begun before."""
-    links = links or {}
+    links, job = links or {}, job_of(plan)
     training = plan["training"]
-    rows = [next(node["rows"] for node in plan["nodes"] if node["host"] == speed.host) for speed in speeds]
-    passes = sum(rows) / training["device_batch"]
+    rows = [dict(zip(job.hosts, job.rows))[speed.host] for speed in speeds]
+    passes = sum(rows) / job.device_batch
     best = min(speeds, key=lambda speed: speed.alone(passes))
     alone = training["total_batch"] / best.alone(passes)
-    together = mean_step(plan, speeds, link, rows)
-    way = chosen(plan, speeds, link, rows)
+    together = mean_step(job, speeds, link, rows)
+    way = chosen(job, speeds, link, rows)
     return {
         "one_host": best.host,
         "one_host_tokens_per_second": round(alone, 1),
@@ -124,9 +124,9 @@ def outlook(
         "fewer": fewer(best_team(plan, speeds, links, rows), together),
         "links": {host: {peer: list(one) for peer, one in of.items()} for host, of in links.items()},
         "better": better(plan, speeds, link, rows, radio, together),
-        "ways": ways(plan, speeds, link, rows),
-        "auto_sync": way.sync if way and asked(plan, "sync") == "auto" else None,
-        "auto_local": way.local_steps if way and asked(plan, "local_steps") == "auto" else None,
+        "ways": ways(job, speeds, link, rows),
+        "auto_sync": way.sync if way and job.sync_open else None,
+        "auto_local": way.local_steps if way and job.local_open else None,
         "auto_why": way.why if way else None,
         "began": began,
         "products": products or {},
@@ -140,11 +140,11 @@ def fewer(team: Optional[Team], now: Step) -> Optional[Dict[str, object]]:
     return {"hosts": team.hosts, "tokens_per_second": team.tokens_per_second}
 
 
-def ways(plan: Plan, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, Way]:
-    """What each way of ddp_sync gives over this link, with the local steps of the plan; empty where there is nothing to choose."""
-    if plan["world"] < 2 or link is None or plan["training"]["sync"] not in WIRE_BYTES:
+def ways(job: Job, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, WaySpeed]:
+    """The speed of each way of ddp_sync over this link, with the local steps of the plan; empty where there is nothing to choose."""
+    if job.world < 2 or link is None or job.sync not in WAYS:
         return {}
-    steps = {kind: mean_step(plan, speeds, link, rows, kind) for kind in WIRE_BYTES}
+    steps = {kind: mean_step(job, speeds, link, rows, kind) for kind in WAYS}
     return {
         kind: {"bytes_sent": step.bytes_sent, "tokens_per_second": round(step.tokens_per_second, 1)}
         for kind, step in steps.items()
@@ -159,30 +159,29 @@ def better(
     radio: Sequence[str],
     now: Step,
 ) -> Dict[str, Dict[str, object]]:
-    """What would change a step enough to be said: code -> expected figures."""
+    """Changes that would make a step clearly faster: code -> expected figures."""
     found: Dict[str, Dict[str, object]] = {}
+    job = job_of(plan)
 
     def consider(code: str, step: Step, **more: Any) -> None:
         if step.tokens_per_second >= WORTH_SAYING * now.tokens_per_second:
             found[code] = dict(more, tokens_per_second=round(step.tokens_per_second, 1))
 
-    if plan["world"] < 2 or link is None:
+    if job.world < 2 or link is None:
         return found
-    if plan["training"]["sync"] == "exact":
-        consider("use-bf16-wire", mean_step(plan, speeds, link, rows, "bf16"))
-    if plan["training"]["sync"] in WIRE_BYTES and not local_steps(plan):
-        way = choose_way(plan, speeds, link, rows)
-        apart = mean_step(plan, speeds, link, rows, way.sync, way.local_steps)
+    if job.sync == "exact":
+        consider("use-bf16-wire", mean_step(job, speeds, link, rows, "bf16"))
+    if job.sync in WAYS and not job.apart:
+        way = choose_way(job, speeds, link, rows)
+        apart = mean_step(job, speeds, link, rows, way.sync, way.local_steps)
         if way.local_steps and apart.tokens_per_second >= LOCAL_PAYS * now.tokens_per_second:
             consider("use-local-steps", apart, local_steps=way.local_steps)
     if radio and link.mbit < GIGABIT:
-        consider(
-            "use-cable", mean_step(plan, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio)
-        )
+        consider("use-cable", mean_step(job, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio))
     # Where shares follow the speeds, what was measured is in them already, as far as it may be.
     if trainer_of(plan) in (None, "ours") and not follows_speed(plan):
-        shares = batch.share(sum(rows), [1.0 / speed.pass_seconds for speed in speeds])
-        consider("rows-unbalanced", mean_step(plan, speeds, link, shares), rows=shares)
+        shares = share_rows(sum(rows), [1.0 / speed.pass_seconds for speed in speeds])
+        consider("rows-unbalanced", mean_step(job, speeds, link, shares), rows=shares)
     return found
 
 
@@ -270,7 +269,7 @@ def prediction_text(plan: Plan, predicted: Mapping[str, Any]) -> str:
 
 def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> List[str]:
     """Every way of ddp_sync beside the one that is taken."""
-    taken, auto = plan["training"]["sync"], asked(plan, "sync") == "auto"
+    taken, auto = plan["training"]["sync"], job_of(plan).sync_open
     rows = [
         [
             kind + ((" (auto)" if auto else " (set)") if kind == taken else ""),
@@ -288,20 +287,20 @@ def why_line(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     return [*why_local(plan, predicted, link), *why_sync(plan, predicted, link), *why_products(plan, predicted)]
 
 
-def other_than_taken(name: str, taken: object, best: object, told: str, began: bool) -> List[str]:
+def other_than_taken(name: str, taken: object, best: object, because: str, began: bool) -> List[str]:
     """Why the plan has something else than what was measured speaks for now."""
     if began:
         return [
-            f"  {name} auto keeps {taken}, which the run began with; {told}, for which {best} is what it takes now "
-            f"(-e {name}={best}, training goes on from its checkpoints)"
+            f"  {name} auto keeps {taken}, which the run began with; {because}; by that it would now take {best} "
+            f"(-e {name}={best}; training resumes from its checkpoints)"
         ]
     return [
-        f"  {name} auto is {taken} in this plan, which was made before anything was measured; a start takes {best}: {told}"
+        f"  {name} auto is {taken} in this plan, which was made before the measurement; a start uses {best}: {because}"
     ]
 
 
 def why_local(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
-    best, taken = predicted.get("auto_local"), local_steps(plan)
+    best, taken = predicted.get("auto_local"), job_of(plan).apart
     if best is None:
         return []
     words = {0: "steps together"}
@@ -317,9 +316,11 @@ def why_sync(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
     if best != taken:
         return other_than_taken("ddp_sync", taken, best, link, predicted["began"])
     if best == "exact":
-        return [f"  ddp_sync auto takes exact, since rounding gives little or nothing: {link}"]
+        return [f"  ddp_sync auto takes exact, because rounding would gain little or nothing: {link}"]
     exact = speed_text(predicted["ways"]["exact"]["tokens_per_second"])
-    return [f"  ddp_sync auto takes {best}, which rounds least of what this link hides (exact: {exact} tok/s): {link}"]
+    return [
+        f"  ddp_sync auto takes {best}, the least rounding that hides behind this link (exact: {exact} tok/s): {link}"
+    ]
 
 
 def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
@@ -328,11 +329,11 @@ def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
         return []
     taken = plan["training"]["matmul"]
     each = ", ".join(f"{matmul} {speed_text(speed)} tok/s" for matmul, speed in speeds.items())
-    told = f"without the optimizer all hosts by themselves come to {each}"
+    because = f"measured without the optimizer, all hosts together: {each}"
     best = fastest(speeds)
     if best != taken:
-        return other_than_taken("ddp_matmul", taken, best, told, predicted["began"])
-    return [f"  ddp_matmul auto takes {taken}: {told}"]
+        return other_than_taken("ddp_matmul", taken, best, because, predicted["began"])
+    return [f"  ddp_matmul auto takes {taken}: {because}"]
 
 
 def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:

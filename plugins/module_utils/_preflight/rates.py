@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the links between the hosts carry in a step, by what was measured of each. Pure functions."""
+"""Rates of the links between the hosts in a step, from the measurements of each. Pure functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def slowest_link(tries: Mapping[str, Mapping[str, Any]], gloo_mbit: Optional[flo
 
 
 def rate_of(link: Mapping[str, Any], gloo_mbit: Optional[float] = None) -> float:
-    """What goes through while both ends send, as they do in a step: where they share the air it is half. Both ends send in an
+    """The rate while both ends send, as they do in a step: half of it where they share the air. Both ends send in an
     all-reduce, too; a busy processor makes either measurement too low, so the better one counts."""
     one_way, both_ways = float(link["bandwidth_mbit"]), link.get("duplex_mbit")
     return min(one_way, max(both_ways, (gloo_mbit or 0.0) / WIRE_SHARE)) if both_ways else one_way

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Mapping, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.agreement import disagreements
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.agreement import disagreements
 
 
 class Setup(TypedDict):
@@ -20,24 +20,21 @@ class Setup(TypedDict):
 
 def what_is_there(plan: Document, seen: Mapping[str, Mapping[str, Any]]) -> Setup:
     """From what setup_info returned of every host."""
-    return {"trainer": _same_trainer(seen), "data": _brings_shards_only(plan) and _same_data(seen)}
+    return {
+        "trainer": _is_ready(seen, "files", "venv"),
+        "data": _brings_shards_only(plan) and _is_ready(seen, "data"),
+    }
 
 
-def _same_trainer(seen: Mapping[str, Mapping[str, Any]]) -> bool:
-    if not all(one["files"]["ready"] and one["venv"]["ready"] for one in seen.values()):
+def _is_ready(seen: Mapping[str, Mapping[str, Any]], *parts: str) -> bool:
+    """Whether every host has these parts, all of them the same; where they disagree the step says how."""
+    if not all(one[part]["ready"] for one in seen.values() for part in parts):
         return False
-    files = {host: one["files"] for host, one in seen.items()}
-    venvs = {host: one["venv"] for host, one in seen.items()}
-    # Where they disagree the step says how.
-    return not list(disagreements(files, venvs))
+    found = {part: {host: one[part] for host, one in seen.items()} for part in parts}
+    return not any(disagreements(found))
 
 
 def _brings_shards_only(plan: Document) -> bool:
     """Fine-tuning brings conversations as well, and another trainer wants names of its own for the data."""
     stage = section(plan, "stage")
     return section(plan, "trainer").get("source") == "ours" and not {"conversations", "held_out"} & set(stage)
-
-
-def _same_data(seen: Mapping[str, Mapping[str, Any]]) -> bool:
-    found = [one["data"] for one in seen.values()]
-    return all(one["ready"] for one in found) and len({one["digest"] for one in found}) == 1

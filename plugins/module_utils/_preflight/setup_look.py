@@ -26,8 +26,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
     VenvError,
     find_interpreter,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import PIP_ENVIRONMENT, SPEC, wish_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import PIP_ENVIRONMENT, SPEC, wanted_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -66,7 +66,7 @@ class DataSeen(TypedDict):
 
 
 class SetupSeen(TypedDict):
-    """What a host has already."""
+    """The parts that a host has already."""
 
     files: FilesSeen
     venv: VenvSeen
@@ -81,10 +81,10 @@ def say(mark: str, params: Mapping[str, Any]) -> None:
 
 def setup_seen(given: Mapping[str, Any], run: Run, find: Callable[[str], str | None]) -> SetupSeen:
     """All of it."""
-    wish = wish_of({**given, "path": given["venv_dir"], "wheels_dir": ""})
+    wanted = wanted_of({**given, "path": given["venv_dir"], "wheels_dir": ""})
     return {
         "files": files_seen(given["dest"], given["files"]),
-        "venv": venv_seen(wish, given["python"] or "", given["python_minimum"], run, find),
+        "venv": venv_seen(wanted, given["python"] or "", given["python_minimum"], run, find),
         "data": data_seen(given["data_dir"], given["run_dir"]),
     }
 
@@ -97,11 +97,11 @@ def files_seen(folder: str, wanted: Mapping[str, str]) -> FilesSeen:
     return {"ready": ready, "digest": trainer_files.digest_of(wanted)}
 
 
-def venv_seen(wish: Wish, python: str, minimum: str, run: Run, find: Callable[[str], str | None]) -> VenvSeen:
+def venv_seen(wanted: Wanted, python: str, minimum: str, run: Run, find: Callable[[str], str | None]) -> VenvSeen:
     """Whether the environment holds what is asked for, made with the Python that is asked for."""
     try:
-        base = find_interpreter(run, find, python, minimum, wish.host)
-        venv = Venv(wish, run, base)
+        base = find_interpreter(run, find, python, minimum, wanted.host)
+        venv = Venv(wanted, run, base)
         state, found = venv.look()
     except VenvError:
         return {"ready": False}
@@ -110,7 +110,7 @@ def venv_seen(wish: Wish, python: str, minimum: str, run: Run, find: Callable[[s
     packages = found["packages"]
     return {
         "ready": True,
-        "venv": wish.path,
+        "venv": wanted.path,
         "python_version": base.minor,
         "torch": packages.get("torch"),
         "packages": packages,

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What preflight found, for people: a table of the links, the findings with what to do, and one sentence for the end."""
+"""The findings of preflight for people: a table of the links, the findings with what to do, and one sentence for the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def among(count: int, others: int) -> str:
 
 
 def worst(links: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What holds for one link, or the least that holds for several."""
+    """A row for one link, or the least of several."""
     return [
         ", ".join(dict.fromkeys(link.get("nic") or DASH for link in links)),
         ports_text([port for link in links for port in link["ports"]]),
@@ -60,7 +60,7 @@ def number(value: Any, unit: str, digits: int) -> str:
 def findings_text(findings: Sequence[Finding]) -> str:
     """The findings as a table, and below each what to do."""
     if not findings:
-        return "Preflight found nothing that stands against the run."
+        return "Preflight found no obstacle to the run."
     lines = []
     for found, more in told_once(findings):
         where = f"{found['host']} <- {found['peer']}" if found["peer"] else found["host"]
@@ -80,9 +80,9 @@ def summary(stopping: Sequence[Finding]) -> str:
         for count, word in ((errors, "error"), (warnings, "warning"))
         if count
     ]
-    told = ", ".join(
+    listed = ", ".join(
         dict.fromkeys(
             f"{found['code']} ({found['host']}{f' and {more}' if more else ''})" for found, more in told_once(stopping)
         )
     )
-    return f"Preflight found {' and '.join(counted)}, so nothing is started: {told}."
+    return f"Preflight found {' and '.join(counted)}, so nothing is started: {listed}."

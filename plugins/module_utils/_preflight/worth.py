@@ -1,25 +1,33 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each host is worth: the speed that the others would have without it. Pure functions.
+"""The worth of each host: the speed that the others would have without it. Pure functions.
 
 The same model of a step gives it before a run, from the rehearsal's measurements, and while it trains, from those of its own steps.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import speed_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import batch
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, mean_step, muon_share
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
+    Job,
+    Link,
+    Speed,
+    job_of,
+    mean_step,
+    muon_share,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links, slowest_between
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
 
 # The others have to be faster by this much without a host before it is said that it costs more than it brings.
 COSTS = 1.08
 MOST_ROWS = 100_000
-# Of more hosts than this only those are told that cost more than they bring.
+# Of more hosts than this, only those are listed that cost more than they bring.
 FEW_HOSTS = 4
 
 
@@ -41,12 +49,9 @@ def team_speed(
     weights = [1.0 / speed.pass_seconds if follows_speed(plan) else float(share) for speed, share in stay]
     if not all(weight > 0 for weight in weights):
         return None
-    shares = batch.share(sum(rows), weights)
-    return mean_step(part_of(plan, dict(zip(hosts_of(stay), shares))), [one for one, dummy in stay], link, shares)[1]
-
-
-def hosts_of(stay: Sequence[Any]) -> List[str]:
-    return [speed.host for speed, dummy in stay]
+    shares = share_rows(sum(rows), weights)
+    part = part_of(job_of(plan), {speed.host: share for (speed, dummy), share in zip(stay, shares)})
+    return mean_step(part, [one for one, dummy in stay], link, shares).tokens_per_second
 
 
 def follows_speed(plan: Plan) -> bool:
@@ -55,10 +60,10 @@ def follows_speed(plan: Plan) -> bool:
     return training.get("batch_split") in ("auto", "speed") or bool(training.get("rebalance"))
 
 
-def part_of(plan: Plan, rows: Mapping[str, int]) -> Plan:
-    """The same plan for these hosts alone, with so many rows each."""
-    nodes = [{**node, "rows": rows[node["host"]]} for node in plan["nodes"] if node["host"] in rows]
-    return cast(Plan, {**plan, "world": len(nodes), "nodes": nodes})
+def part_of(job: Job, rows: Mapping[str, int]) -> Job:
+    """The same job for these hosts alone, with so many rows each."""
+    hosts = tuple(host for host in job.hosts if host in rows)
+    return dataclasses.replace(job, hosts=hosts, rows=tuple(rows[host] for host in hosts), head_shares=())
 
 
 def neighbours(plan: Plan) -> List[str]:
@@ -106,7 +111,7 @@ def speed_seen(plan: Plan, host: str, run: Mapping[str, Any]) -> Optional[Speed]
     rows, computing, optimizer = run.get("rows"), run.get("compute_seconds"), run.get("optimizer_seconds")
     if not rows or not computing or optimizer is None:
         return None
-    return Speed(host, computing * plan["training"]["device_batch"] / rows, 0.0, optimizer / muon_share(plan))
+    return Speed(host, computing * plan["training"]["device_batch"] / rows, 0.0, optimizer / muon_share(job_of(plan)))
 
 
 def worth_of_runs(runs: Mapping[str, Mapping[str, Any]]) -> Dict[str, float]:
@@ -134,7 +139,7 @@ def _worth_of_runs(plan: Plan, runs: Mapping[str, Mapping[str, Any]]) -> Dict[st
 
 
 def worth_lines(runs: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """What each host is worth, for people; of many hosts those that cost more than they bring."""
+    """The worth of each host for people; of many hosts only those that cost more than they bring."""
     without = worth_of_runs(runs)
     now = next((run["tokens_per_second"] for run in runs.values() if run.get("tokens_per_second")), None)
     if not now:

@@ -123,7 +123,7 @@ def probe(
 
 
 def logout(run: Run, find: Find) -> dict[str, bool]:
-    """What becomes of a user's processes at logout."""
+    """Whether a user's processes survive logout."""
     if not find("loginctl"):
         return {"kills": False, "lingers": False}
     return logind(run, user_name(os.getuid()))._asdict()

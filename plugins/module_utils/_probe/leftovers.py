@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is there already: processes of trainers, who holds a port, and what earlier runs left in the base folder."""
+"""Find what earlier runs left: processes of trainers, holders of ports, and files in the base folder."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import
     Run,
     read,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import STAGES
 
 
 def json_file(path: str) -> Document | None:
@@ -42,7 +43,8 @@ def json_file(path: str) -> Document | None:
 # Who is there already
 
 
-TRAINER_COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)|scripts[./](base_train|chat_sft|base_eval)")
+SCRIPTS = "|".join(stage.script.partition(".")[2] for stage in STAGES.values())
+TRAINER_COMMAND = re.compile(rf"torchrun|torch\.distributed\.(run|launch)|scripts[./]({SCRIPTS})")
 
 
 def trainer_processes() -> list[TrainingProcess]:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a Linux host's network looks like: interfaces, addresses, routes to given peers, names.
+"""A Linux host's network: interfaces, addresses, routes to given peers, names.
 
 Everything is read from /sys and /proc; `ip` is used where it is there and done without where it is not.
 """
@@ -36,7 +36,6 @@ OVERLAY_NAME = re.compile(
     r"^(tailscale|ts|wg|tun|tap|zt|nebula|utun|ppp|vpn|nordlynx|proton|cscotun|gpd|warp)[0-9a-z-]*$", re.I
 )
 BRIDGE_NAME = re.compile(r"^(docker|br-|virbr|lxcbr|lxdbr|cni|podman|flannel|cali)", re.I)
-VIRTUAL_NAME = re.compile(r"^(veth|vnet|dummy|ifb|macvtap|vxlan|geneve|gre|sit|ip6tnl|teql|nlmon)", re.I)
 IFF_UP = 0x1
 PASSING = 0x01 | 0x20  # IFA_F_TEMPORARY and IFA_F_DEPRECATED
 TYPE_LOOPBACK = "772"
@@ -203,7 +202,7 @@ def ipv6_of(name: str) -> list[str]:
 
 
 def resolve_all(names: Sequence[str], patience: float = RESOLVE_SECONDS) -> dict[str, list[str]]:
-    """What all names stand for, looked up side by side; a name server that does not answer costs `patience` once.
+    """Addresses of all names, looked up side by side; a name server that does not answer costs `patience` once.
 
     The threads are daemons, for a look-up cannot be given up from outside.
     """
@@ -270,7 +269,7 @@ def source_towards(address: str) -> str | None:
 def names_and_routes(
     peers: Sequence[str], interfaces: Sequence[Nic], run: Run, ip_tool: str | None
 ) -> tuple[Names, list[Route]]:
-    """What names resolve to here, and how each peer is reached."""
+    """Resolve the peers' names, and find the route to each peer."""
     own = socket.gethostname()
     told = resolve_all([own, *(peer for peer in peers if not is_address(peer))])
     names: Names = {"own": told[own], "peers": {}}

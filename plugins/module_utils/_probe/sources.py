@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the paths and URLs of the settings lead to, on a host or on the controller. Everything here only reads."""
+"""Look up the paths and URLs of the settings, on a host or on the controller. Read-only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEWER_SECONDS = 10
 
 
 def folder_facts(path: str) -> Folder:
-    """What is at a path: its kind, whether it can be read, and what of a data set or a trainer it holds."""
+    """Describe a path: its kind, whether it can be read, and whether it holds parts of a data set or a trainer."""
     full = os.path.abspath(os.path.expanduser(path))
     kind = "folder" if os.path.isdir(full) else "file" if os.path.exists(full) else "absent"
     readable = os.access(full, os.R_OK | (os.X_OK if kind == "folder" else 0))
@@ -149,7 +149,7 @@ class _Looked(TypedDict, total=False):
 
 
 class Here(_Looked):
-    """What the controller says to what the plan asks of it."""
+    """The controller's answers to the plan's questions."""
 
     folders: dict[str, Folder]
     git: str
@@ -158,7 +158,7 @@ class Here(_Looked):
 
 
 def look(asked: ControllerQuestion, environment: Mapping[str, str]) -> Here:
-    """What the plan asks of the controller, see _plan/questions.py."""
+    """Answer the plan's questions to the controller (_plan/questions.py)."""
     # As the role collect takes a relative path.
     results = os.path.join(environment.get("PWD", ""), os.path.expanduser(asked["results"]))
     return {

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What was collected of a run: a folder for each host, read back."""
+"""Read a collected run back: a folder for each host."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     number,
     section,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TRAINING_FILE
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import newest_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import IN_TRAINING, read_members
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import read_members
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, parse_events
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 
@@ -29,7 +30,7 @@ class ReportError(Exception):
 
 
 class Rank(NamedTuple):
-    """What was collected of one host."""
+    """The collected files of one host."""
 
     host: str
     rank: int
@@ -40,7 +41,7 @@ class Rank(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What was collected of a run."""
+    """The collected files of a run."""
 
     name: str
     plan: Document
@@ -110,19 +111,19 @@ def newest_plan(folders: Sequence[str]) -> Document:
 def load_run(path: str) -> Run:
     """A folder RUN/ with a folder for each host."""
     if not os.path.isdir(path):
-        raise ReportError("There is no folder %s: was the run collected, and is its name right?" % path)
+        raise ReportError("There is no folder %s. Check the name of the run, and that it was collected." % path)
     folders = sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
     plan = newest_plan(folders)
     members = {folder_name(node) for node in items(plan, "nodes")}
     there = [folder for folder in folders if os.path.basename(folder) in members] or folders
     ranks = [rank for rank in (load_rank(folder, plan) for folder in there) if rank is not None]
     if not ranks:
-        raise ReportError("No folder below %s holds metrics or a session: collect the run first." % path)
+        raise ReportError("No folder below %s has metrics or a session; collect the run first." % path)
     # The rehearsal before the newest start knows it best; collecting keeps a copy where the results lie elsewhere.
     rehearsal = read_object(os.path.join(path, "rehearsal.json"))
     prediction = section(rehearsal, "prediction") or read_object(os.path.join(path, "prediction.json"))
     by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
     told = max(
-        (one.members for one in ranks), key=lambda events: sum(event.get("what") == IN_TRAINING for event in events)
+        (one.members for one in ranks), key=lambda events: sum(event.get("what") == TRAINING for event in events)
     )
     return Run(os.path.basename(path.rstrip("/")), plan, by_rank, prediction, items(rehearsal, "findings"), told)

@@ -60,7 +60,7 @@ def _seconds(proc: str, pid: int) -> Iterator[float]:
 
 
 def _bytes_read(proc: str, pid: int) -> int:
-    """What a process had from a disk so far; 0 where the kernel does not tell."""
+    """Bytes that a process has read from a disk; 0 where the kernel does not tell."""
     found = re.search(r"^read_bytes: (\d+)$", read_text(os.path.join(proc, str(pid), "io")), re.M)
     return int(found.group(1)) if found else 0
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What people read about a run that only measures a model (ddp_stage eval): it makes no steps, and one figure comes of it."""
+"""Texts about a run that only measures a model (ddp_stage eval): it makes no steps and has one figure as its result."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any, List, Mapping, Optional, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section, text, whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, loss_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import EVAL
 
-EVALUATION = "eval"
+EVALUATION = EVAL.name
 CLOSING = ("host", "rank", "state")
 STATUS = ("host", "rank", "state", "batches", "val bpb")
 Run = Mapping[str, Any]  # what run_info returned
 
 
 class StageOf(TypedDict):
-    """What is done with the model of another run (ddp_stage), and with which step of it where that is settled."""
+    """The stage of a run (ddp_stage), and the step of the base model where that is settled."""
 
     stage: Optional[str]
     base: Optional[str]
@@ -25,7 +26,7 @@ class StageOf(TypedDict):
 
 
 def stage_of(plan: Document) -> Optional[StageOf]:
-    """What a plan says of its stage; None of a base model."""
+    """The stage of a plan; None for a base model."""
     stage = section(plan, "stage")
     return {"stage": text(stage, "stage"), "base": text(stage, "base"), "step": whole(stage, "step")} if stage else None
 
@@ -55,7 +56,7 @@ def progress_text(runs: Sequence[Run]) -> str:
 
 
 def result_text(run: Run) -> str:
-    """What came of it on this rank: the first one has the sum of all."""
+    """The result on this rank; the first one has the sum of all."""
     return "" if run.get("val_bpb") is None else "%s bits per byte" % loss_text(run["val_bpb"])
 
 

@@ -28,26 +28,30 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     text,
     words,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import CHECKPOINTS, TOKENIZER
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    CHECKPOINTS,
+    MEMBER_EVENTS,
+    TOKENIZER,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
 
 SMALL = (
     "plan.json",
     "session.json",
     "training.json",
-    "members.jsonl",
+    MEMBER_EVENTS,
     "heartbeat-rank*.json",
     "metrics-rank*.jsonl",
     "log/*.log",
     "report/*",
 )
-GROWING = ("metrics-rank*.jsonl", "members.jsonl", "log/*.log")
+GROWING = ("metrics-rank*.jsonl", MEMBER_EVENTS, "log/*.log")
 CHECKPOINT_FILES = tuple("%s/*/%s" % (folder, name) for folder in CHECKPOINTS for name in ("model_*.pt", "meta_*.json"))
 MASK = "********"
 
 
 class Have(NamedTuple):
-    """What the other side has of a file."""
+    """The copy of a file on the other side."""
 
     size: int
     sha256: str
@@ -73,7 +77,7 @@ class BigFile(TypedDict):
 
 
 class Missing(TypedDict):
-    """What the other side lacks, as far as one answer has room for it."""
+    """The parts that the other side lacks, as far as one answer has room for them."""
 
     pieces: List[FilePiece]
     more: bool
@@ -81,11 +85,11 @@ class Missing(TypedDict):
 
 
 class CopyError(Exception):
-    """What is said of a file does not fit to what is there, or leads out of the folder; the text is for the user."""
+    """A description of a file that does not match the file, or leads out of the folder; the text is for the user."""
 
 
 def had(known: Any) -> Have:
-    """What the other side says it has of a file."""
+    """Read the other side's description of its copy."""
     try:
         return Have(int(known["size"]), str(known["sha256"]), float(known["mtime"]))
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -140,7 +144,7 @@ def content(run_dir: str, path: str) -> Optional[bytes]:
 
 
 def piece(path: str, data: bytes, have: Optional[Have], room: int) -> Optional[FilePiece]:
-    """What of a file is missing on the other side, at most room bytes of it; None when nothing is."""
+    """The part of a file that is missing on the other side, at most `room` bytes; None when nothing is."""
     offset = 0
     if have is not None and have.size <= len(data) and sha256_of(data[: have.size]) == have.sha256:
         if have.size == len(data):
@@ -169,7 +173,7 @@ def newest_checkpoint(run_dir: str) -> List[str]:
 
 
 def to_talk_to(run_dir: str) -> List[str]:
-    """What a model takes to be talked to: the newest checkpoint, and the tokenizer that it was trained with."""
+    """The files for a chat: the newest checkpoint, and the tokenizer that it was trained with."""
     newest = newest_checkpoint(run_dir)
     paths = [os.path.join("tokenizer", name) for name in TOKENIZER] if newest else []
     return [*newest, *(path for path in paths if os.path.isfile(os.path.join(run_dir, path)))]
@@ -222,7 +226,7 @@ def place_of(folder: str, path: Any, patterns: Any) -> str:
     except told.Untrue:
         is_one = False
     if not is_one:
-        raise CopyError("the host offers %.200s, which is no file of a run; %s" % (ascii(path), told.STILL))
+        raise CopyError("the host offers %.200s, which is not a file of a run; %s" % (ascii(path), told.STILL))
     place = os.path.join(folder, path)
     if not os.path.realpath(place).startswith(os.path.realpath(folder) + os.sep):
         raise CopyError("%s leads out of %s, by a link that lies there; remove that link" % (path, folder))
@@ -241,7 +245,7 @@ def apply_piece(folder: str, part: Document) -> None:
         raise CopyError("%s came in a form that cannot be read (%s)" % (part.get("path"), error)) from error
     if not fits:
         raise CopyError(
-            "%s does not fit to what was collected before; remove %s and collect again" % (part["path"], path)
+            "%s does not match what was collected before; remove %s and collect again" % (part["path"], path)
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
     write_whole(path, data)
@@ -253,7 +257,7 @@ def _beginning(path: str, count: int) -> bytes:
 
 
 def have_of(folder: str) -> Dict[str, Dict[str, object]]:
-    """What of a run lies in a folder already, as the host wants to be told."""
+    """The files of a run that a folder holds already, as the host expects them."""
     known: Dict[str, Dict[str, object]] = {}
     for path in small_files(folder):
         with open(os.path.join(folder, path), "rb") as stream:

@@ -82,6 +82,11 @@ def one_run(seen: Iterable[Tuple[str, Document]]) -> Optional[str]:
     return text(max(named, key=lambda run: finite(run.get("started")) or 0.0), "run") if named else None
 
 
+def age(run: Document) -> Tuple[int, float]:
+    """Orders what hosts tell of a run: the newest training last, and of one training what was started last."""
+    return number(section(run, "training"), "number"), finite(run.get("started")) or 0.0
+
+
 def newest_model(seen: Iterable[Tuple[str, Document]]) -> Optional[Model]:
     """Of all hosts the one with the newest checkpoint of the newest training; a fine-tuned model before its base."""
 

@@ -16,6 +16,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     APART,
     CHECKPOINTS,
+    KEEPER_FOLDER,
+    KEEPER_PROGRAM,
+    KEEPER_SETTINGS,
+    MEMBERS,
     PLAN,
     PREVIOUS,
     SESSION,
@@ -28,8 +32,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Dif
 
 # What a run writes beside what it was given; all of it moves when a run starts from scratch.
 OUTPUTS = (*CHECKPOINTS, APART, "report", "log", SESSION)
-OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank", "members.json")
-KEEPER = ".keeper"
+OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank", MEMBERS)
 
 
 class RunFolderError(Exception):
@@ -41,7 +44,7 @@ class _Shown(TypedDict, total=False):
 
 
 class Prepared(_Shown):
-    """What was, or would be, done to a run folder."""
+    """Changes of a run folder, made or predicted."""
 
     changed: bool
     set_aside: List[str]
@@ -56,8 +59,7 @@ def read_plan(run_dir: str) -> Optional[Document]:
 
 def starts_over(plan: Document) -> bool:
     """Whether the trainer is started without being told to go on from a checkpoint, so that it would write over those that are there."""
-    argv = [word for node in document.items(plan, "nodes") for word in document.words(node, "argv")]
-    return bool(argv) and not any(word.startswith("--resume") for word in argv)
+    return bool(document.items(plan, "nodes")) and not lineage.resumes(plan)
 
 
 def outputs(run_dir: str) -> List[str]:
@@ -153,7 +155,7 @@ def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool, training: O
 
 
 class Keeper(NamedTuple):
-    """What a keeper is started with: whose it is, the secret of this start of the run, and its program."""
+    """Arguments of a keeper: its host, the secret of this start of the run, and its program."""
 
     host: str
     secret: str
@@ -162,16 +164,16 @@ class Keeper(NamedTuple):
 
 def write_keeper(run_dir: str, keeper: Optional[Keeper]) -> None:
     """Put a keeper's program and settings there, for the start that comes; without one, take away the last."""
-    folder = os.path.join(run_dir, KEEPER)
+    folder = os.path.join(run_dir, KEEPER_FOLDER)
     try:
         shutil.rmtree(folder, ignore_errors=True)
         if keeper is None:
             return
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        write_whole(os.path.join(folder, "keeper.py"), keeper.program, mode=0o600)
+        write_whole(os.path.join(folder, KEEPER_PROGRAM), keeper.program, mode=0o600)
         launch = hashlib.sha256(keeper.secret.encode()).hexdigest()[:16]
         settings = {"host": keeper.host, "secret": keeper.secret, "launch": launch}
-        write_json(os.path.join(folder, "keeper.json"), settings, mode=0o600)
+        write_json(os.path.join(folder, KEEPER_SETTINGS), settings, mode=0o600)
     except OSError as error:
         raise RunFolderError(f"The keeper could not be written to {folder}: {error.strerror}.") from error
 

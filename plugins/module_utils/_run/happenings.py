@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What happened in a run, in the order of time: starts, restarts, checkpoints, new shares, who left and came back, ends."""
+"""The events of a run in the order of time: starts, restarts, checkpoints, new shares, hosts that left and came back, ends."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import itertools
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import FAILED, OVER, TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plural, seconds_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
-    FAILED,
-    IN_TRAINING,
-    LAST_WORDS,
     absences,
     given_up,
     said_last,
@@ -111,18 +109,18 @@ def new_shares(event: Event) -> str:
     """That the ranks have other rows of a step than before."""
     rows, before = (", ".join(map(str, listed(event, key))) for key in ("rows", "before"))
     speeds = ", ".join("%.0f" % (100 * one) for one in listed(event, "speeds") if finite(one) is not None)
-    why = " since they work at speeds of %s %% of all" % speeds if speeds else ""
-    return "rows of the ranks are now %s (before: %s)%s" % (rows, before, why)
+    why = ", following their shares of the speed: %s %%" % speeds if speeds else ""
+    return "the ranks now take %s rows (before: %s)%s" % (rows, before, why)
 
 
 def listed(event: Event, key: str) -> List[Any]:
-    """What stands there, if it is a list."""
+    """The value, if it is a list."""
     found = event.get(key)
     return found if isinstance(found, list) else []
 
 
 def _told(findings: Sequence[Event]) -> List[Happening]:
-    """What the rehearsal before the newest start found, each once; when, it did not write."""
+    """Findings of the rehearsal before the newest start, each once; it records no times."""
     told: Dict[Tuple[str, str], Happening] = {}
     for finding in findings:
         host, text = str(finding.get("host")), "%s: %s" % (finding.get("code"), finding.get("seen"))
@@ -147,14 +145,14 @@ def membership(run: Run) -> List[Happening]:
     for events in [run.members, *(rank.members for rank in run.ranks)]:
         for event in events:
             told = (event.get("generation"), ", ".join(words(event, "members")))
-            if event.get("what") == IN_TRAINING and told not in seen:
+            if event.get("what") == TRAINING and told not in seen:
                 seen.add(told)
                 add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % told)
     for rank in run.ranks:
         for gone in given_up(rank.members):
             add(gone["time"], gone["host"], "warning", "%s (%s)" % (gave_way_text(gone), gone["why"]))
         said = said_last(rank.members)
-        if said and said.state in LAST_WORDS and said.why:
+        if said and said.state in OVER and said.why:
             at = max(finite(event.get("time")) or 0.0 for event in rank.members)
             add(at, rank.host, "error" if said.state == FAILED else "info", "%s: %s" % (said.state, said.why))
     return found

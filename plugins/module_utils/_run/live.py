@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import IDLE, TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     clock_text,
     loss_text,
@@ -20,11 +21,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import
     progress_text,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import apart_text, keepers, parts
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
     Row,
     by_rank,
     first_known,
     runs_of,
+    status_screen,
     tells_nothing,
     training_rows,
 )
@@ -44,7 +47,7 @@ PHASES = {
     "eval": "evaluating",
     "sample": "writing samples",
     "save": "saving",
-    "share": "sharing out the work in another way",
+    "share": "changing the shares of the work",
     "end": "ending",
 }
 # What all ranks wait for between two steps, a start after the first one included.
@@ -89,7 +92,7 @@ def _with_bar(rows: Sequence[Row], line: str, width: int, unicode: bool) -> str:
 
 def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
     """The parts of the line by name, in their order."""
-    done, steps = _done(rows), first_known(rows, "steps")
+    done, steps = _made(rows)
     step = "step %d/%s" % (done, steps) if steps else "step %d" % done
     since = _since_step(rows)
     parts = {"step": "%s, %s" % (step, since) if since else step}
@@ -141,17 +144,17 @@ def _since_step(rows: Sequence[Row]) -> str:
 def _between_generations(rows: Sequence[Row]) -> str:
     """Why no rank runs, where keepers start them; nothing while one does."""
     told = keepers(runs_of(rows)).values()
-    if not told or any(one["state"] == "training" for one in told):
+    if not told or any(one["state"] == TRAINING for one in told):
         return ""
     why = next((one["why"] for one in told if one["why"]), "")
-    what = "waiting for hosts" if all(one["state"] == "idle" for one in told) else "starting again"
+    what = "waiting for hosts" if all(one["state"] == IDLE for one in told) else "starting again"
     return "%s (%s)" % (what, why) if why else what
 
 
 def regrouped(rows: Sequence[Row], known: int) -> Tuple[int, str]:
     """The newest generation that trains, and a line about it where it is newer than the one that is known."""
     told = keepers(runs_of(rows)).values()
-    training = [one for one in told if one["state"] == "training"]
+    training = [one for one in told if one["state"] == TRAINING]
     if not training:
         return known, ""
     newest = max(training, key=lambda one: int(one["generation"] or 0))
@@ -169,7 +172,7 @@ def whole_seconds(seconds: float) -> str:
 
 
 def phases_text(rows: Sequence[Row]) -> str:
-    """What each host is in the middle of, those that do the same together."""
+    """The phase of each host; hosts in the same phase share a line."""
     doing: Dict[str, List[str]] = {}
     for row in rows:
         doing.setdefault(_doing(row["run"]), []).append(row["host"])
@@ -180,7 +183,7 @@ def phases_text(rows: Sequence[Row]) -> str:
 
 
 def _doing(run: Mapping[str, Any]) -> str:
-    """What a rank is in the middle of."""
+    """A rank's phase in words."""
     phase = run.get("phase")
     if phase == "resume" and not run.get("checkpoint"):
         return "making the model"
@@ -196,11 +199,13 @@ def _age(row: Row) -> float:
     return float(row.get("age") or 0.0)
 
 
-def _done(rows: Sequence[Row]) -> int:
-    """The steps that all have made; who was last looked at before its first step is about where the others are."""
+def _made(rows: Sequence[Row]) -> Tuple[int, int]:
+    """The steps that all have made, and of how many (0: nobody knows), both as one host tells them: another one may have been looked
+    at before the run went on for more steps. Who was looked at before its first step is about where the others are."""
     stepping = [row for row in rows if row["run"].get("step") is not None]
     telling = stepping or [row for row in rows if not tells_nothing(row["run"])] or rows
-    return min(int(row["run"].get("done") or 0) for row in telling)
+    slowest = min((row["run"] for row in telling), key=lambda run: int(run.get("done") or 0))
+    return int(slowest.get("done") or 0), int(slowest.get("steps") or first_known(rows, "steps") or 0)
 
 
 def _progress(rows: Sequence[Row]) -> Tuple[int, int]:
@@ -208,7 +213,7 @@ def _progress(rows: Sequence[Row]) -> Tuple[int, int]:
     evaluations = [row["run"] for row in rows if is_evaluation(row["run"]) and row["run"].get("batch")]
     if evaluations:
         return min(int(run["batch"]) for run in evaluations) - 1, int(evaluations[0].get("batches") or 0)
-    return _done(rows), int(first_known(rows, "steps") or 0)
+    return _made(rows)
 
 
 def _bar(rows: Sequence[Row], length: int, unicode: bool) -> str:
@@ -218,3 +223,36 @@ def _bar(rows: Sequence[Row], length: int, unicode: bool) -> str:
     room = length if unicode else length - 2
     full = min(room, room * done // steps)
     return "█" * full + "░" * (room - full) if unicode else "[" + "#" * full + "." * (room - full) + "]"
+
+
+# -- the live page ----------------------------------------------------------------------------------------------------------
+
+
+class Now(TypedDict):
+    """The part of the live page that changes from one look to the next."""
+
+    made: float
+    headline: str
+    heads: List[str]
+    cells: List[List[str]]
+    sentences: List[str]
+    shares: List[Tuple[str, int]]
+    left: Optional[float]
+    ended: bool
+
+
+def now_of(rows: Sequence[Row], now: float, stall_factor: float = 5.0) -> Now:
+    """The status screen of a moment, for the page."""
+    screen, rows = status_screen(rows, stall_factor), by_rank(rows)
+    states = [row["run"].get("state") for row in rows]
+    going = "running" in states
+    return {
+        "made": now,
+        "headline": screen.headline,
+        "heads": list(screen.heads),
+        "cells": [[str(cell) for cell in row] for row in screen.cells],
+        "sentences": screen.sentences,
+        "shares": [(row["host"], int(row["run"]["rows"])) for row in training_rows(rows) if row["run"].get("rows")],
+        "left": first_known(rows, "eta_seconds") if going else None,
+        "ended": all(state in ENDED for state in states),
+    }

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import IN_TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import parts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING, keeper_lives
 
@@ -42,7 +42,7 @@ class Limits(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What is known of one rank."""
+    """One rank as the judgement of liveness takes it."""
 
     run: Mapping[str, Any]  # as run_info returns it
     quiet: float = math.inf  # seconds since its processes were last seen to use CPU; infinite where nobody saw it
@@ -116,7 +116,7 @@ def state_of(run: Mapping[str, Any]) -> Optional[str]:
 
 def waits_for_others(run: Mapping[str, Any]) -> bool:
     """Whether a keeper runs here without a rank: it waits until enough hosts are there, which is no fault of this one."""
-    return keeper_lives(run) and run["membership"]["state"] != IN_TRAINING
+    return keeper_lives(run) and run["membership"]["state"] != TRAINING
 
 
 def standstill(run: Mapping[str, Any]) -> Optional[float]:
@@ -186,7 +186,7 @@ def is_stalled(ranks: Mapping[str, Rank], limits: Limits) -> bool:
 
 
 def shown(ranks: Mapping[str, Rank], limits: Limits) -> Dict[str, str]:
-    """What is to be said of the ranks of a run beside their states: those without heartbeat, and all where the run stalls."""
+    """Remarks on the ranks of a run: those without a heartbeat, and all where the run stalls."""
     running = {name: rank for name, rank in ranks.items() if state_of(rank.run) == RUNNING}
     marks = dict.fromkeys(running, STALLED) if is_stalled(ranks, limits) else {}
     marks.update({name: NO_HEARTBEAT for name, rank in running.items() if has_no_heartbeat(rank, limits)})

@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 class LogPiece(TypedDict):
-    """What run_log returns."""
+    """The result of run_log."""
 
     state: str
     log: Optional[str]
@@ -86,7 +86,7 @@ def read_log(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> LogPiece:
-    """What run_log returns for its parameters: waits for new lines for as long as the run goes on and the caller allows."""
+    """Look at the log: waits for new lines for as long as the run goes on and the caller allows."""
     run_dir = find_run_dir(params)
     run: RunState = {**EMPTY} if run_dir is None else read_run(run_dir, params["rank"], lines=0, limit=16 * 1024)
     path = run["log"]

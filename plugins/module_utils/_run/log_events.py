@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the log of a trainer tells that writes no metrics: nanochat's own line of every step, read as events.
+"""Read the log of a trainer that writes no metrics: nanochat's own line of every step becomes an event.
 
 A line bears no time, so that times are counted back from when the log was last written.
 """

@@ -38,7 +38,7 @@ def _measure_busy(run: RunState, first: Optional[Effort], sleep: Callable[[float
 
 
 class Wait(NamedTuple):
-    """What the caller knows already, and how long it can wait for more."""
+    """The state that the caller knows already, and how long it can wait for another."""
 
     state: Optional[str] = None
     step: Optional[int] = None
@@ -85,7 +85,7 @@ OPTIONS: Dict[str, Dict[str, object]] = dict(
 
 
 def look(params: Mapping[str, Any]) -> RunState:
-    """What run_info tells of a run."""
+    """The state of a run, as run_info returns it."""
     run_dir, rank = find_run_dir(params), params.get("rank")
     if run_dir is None:
         return {**EMPTY}
@@ -100,7 +100,7 @@ def look(params: Mapping[str, Any]) -> RunState:
 
 
 def answer(params: Mapping[str, Any]) -> Dict[str, object]:
-    """What run_info returns, with the deployed plan where that is asked for."""
+    """The result of run_info, with the deployed plan if asked for."""
     run = look(params)
     return {"run": run, "plan": deployed_plan(run["run_dir"])} if params["plan"] else {"run": run}
 

@@ -19,18 +19,19 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     whole,
     words,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import APART
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import (
+    ENDING,
+    GAVE_WAY,
+    IDLE,
+    LOST,
+    STATES,
+    TRAINING,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import APART, MEMBER_EVENTS, MEMBERS
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite
 
-NOW, EVENTS = "members.json", "members.jsonl"
 TAIL_BYTES = 1 << 18
-# What a keeper says that it does, as far as readers tell it apart (_keeper/membership.py).
-IN_TRAINING = "training"
-FINISHED, STOPPED, LEFT, FAILED, AWAY = "finished", "stopped", "left", "failed", "away"
-LAST_WORDS = (FINISHED, STOPPED, LEFT, FAILED, AWAY)
-STATES = ("idle", "offered", "promised", IN_TRAINING, "ending", "asking", "stuck", *LAST_WORDS)
-GAVE_WAY = "gave way"
 
 
 class Absence(NamedTuple):
@@ -71,14 +72,14 @@ class Kept(TypedDict):
 
 
 class Said(NamedTuple):
-    """What a keeper said that it does, and why."""
+    """State and reason by a keeper's own word."""
 
     state: Optional[str]
     why: Optional[str]
 
 
 class Membership(TypedDict):
-    """What the keeper on a host says, or said last, of who trains."""
+    """Who trains, by the last word of a host's keeper."""
 
     state: Optional[str]
     generation: Optional[int]
@@ -98,8 +99,8 @@ class Membership(TypedDict):
 def read_membership(
     run_dir: str, started: Optional[float], metrics: Sequence[Event], plan: Document
 ) -> Optional[Membership]:
-    """What the keeper of this session says, or said last; None where it has none."""
-    told = read_object(os.path.join(run_dir, NOW))
+    """The last word of this session's keeper; None where it has none."""
+    told = read_object(os.path.join(run_dir, MEMBERS))
     since = finite(told.get("since"))
     if since is None or (started is not None and since < started):
         return None
@@ -130,7 +131,7 @@ def read_membership(
 def read_members(run_dir: str) -> List[Document]:
     """The newest events of a host's keeper."""
     try:
-        with open(os.path.join(run_dir, EVENTS), "rb") as file:
+        with open(os.path.join(run_dir, MEMBER_EVENTS), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
@@ -161,12 +162,12 @@ def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
     broken, why, by_rank = 0.0, "", False
     for event in events:
         what = event.get("what")
-        if what == "lost":
+        if what == LOST:
             lost[str(event.get("host"))] = str(event.get("why") or "")
-        if what in ("ending", "idle") and not broken:
+        if what in (ENDING, IDLE) and not broken:
             # Where the keeper's own rank ended first, it did so since another one was gone.
-            broken, why, by_rank = float(event["time"]), str(event.get("why") or ""), what == "idle"
-        if what != IN_TRAINING:
+            broken, why, by_rank = float(event["time"]), str(event.get("why") or ""), what == IDLE
+        if what != TRAINING:
             continue
         present = words(event, "members")
         for host in members:
@@ -191,7 +192,7 @@ def given_up(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
     members: Set[str] = set()
     begun = 0
     for event in events:
-        if event.get("what") == IN_TRAINING:
+        if event.get("what") == TRAINING:
             if set(words(event, "members")) != members:
                 members, begun = set(words(event, "members")), number(event, "steps")
         elif event.get("what") == GAVE_WAY:

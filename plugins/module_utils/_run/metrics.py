@@ -54,7 +54,7 @@ class Speeds(TypedDict):
 
 
 class Share(TypedDict):
-    """What this rank has of a step now, and how long it is busy with it."""
+    """This rank's share of a step, and how long it is busy with it."""
 
     rows: Optional[int]
     rows_before: Optional[int]
@@ -64,7 +64,7 @@ class Share(TypedDict):
 
 
 class Told(Speeds, Share):
-    """What metrics tell about a run; what they do not tell is None. The keys are described in run_info."""
+    """A run by its metrics; unknown values are None. The keys are described in run_info."""
 
     rank: Optional[int]
     world: Optional[int]

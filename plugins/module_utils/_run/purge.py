@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What jobs keep below a base folder, and its removal: only what carries our own mark, and nothing while anything there lives."""
+"""Find and remove what jobs keep below a base folder: only what carries our own mark, and nothing while anything there lives."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class PurgeError(Exception):
 
 
 class Living(NamedTuple):
-    """What runs, and the run that it is of (None: the tracker)."""
+    """A living process, and its run (None: the tracker)."""
 
     words: str
     run: Optional[str]
 
 
 class Findings(NamedTuple):
-    """What is to go, what stays although it lies where we put things, and who lives below the folder."""
+    """Paths to remove, foreign paths that stay, and living processes."""
 
     remove: List[str]
     stay: List[str]
@@ -58,7 +58,7 @@ class Findings(NamedTuple):
 
 
 def look(base: str, run: str, everything: bool) -> Findings:
-    """What a purge of a run, or of everything, would come to; changes nothing."""
+    """Plan a purge of a run, or of everything; changes nothing."""
     runs = os.path.join(base, "runs")
     if not everything:
         folder = os.path.join(runs, plain_run_name(run))
@@ -85,7 +85,7 @@ def look(base: str, run: str, everything: bool) -> Findings:
 
 
 class Purged(TypedDict):
-    """What was, or would be, removed, and what stayed since it is not ours."""
+    """The paths that were (or would be) removed, and those that stayed since they are not ours."""
 
     changed: bool
     removed: List[str]
@@ -178,7 +178,7 @@ def _below(folder: str) -> List[str]:
 
 
 def _living(folders: List[str]) -> Iterator[Living]:
-    """What runs for these folders: a session, whoever is left of one, or a trainer that was started by hand."""
+    """Living processes of these folders: a session, the rest of one, or a trainer that was started by hand."""
     table = processes.processes()
     markers = {one.marker: one for one in table.values() if one.marker and one.state not in ("Z", "X")}
     for folder in folders:

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """One self-contained HTML page from the collected files of a run, and of others to compare with.
 
-The page holds the figures of the metrics as they were written and draws them itself; it needs no network. The same
-files make the same page, byte for byte: nothing in it tells when it was made.
+The page holds the figures of the metrics as they were written and draws them itself; it needs no network. As a report, the same files
+make the same page, byte for byte. As the live page it also shows what the hosts do now, and loads itself again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     section,
     whole,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import FAILED
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run, folder_name, load_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.happenings import happenings
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import FAILED, said_last
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import said_last
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     Event,
     describe_events,
@@ -247,7 +248,7 @@ def rank_data(rank: Rank) -> RankData:
 
 
 def other_data(run: Run) -> Document:
-    """What is shown of a run that is only compared with."""
+    """The figures of a run that the page compares with."""
     first = run.ranks[0]
     steps = made_steps(first.events)
     table = columns(steps)
@@ -277,8 +278,10 @@ def worth_rows(run: Run, worth: Worth) -> List[List[Any]]:
     return [[host, speed, now] for host, speed in worth(told).items()] if now else []
 
 
-def page_data(run: Run, others: Sequence[Run] = (), worth: Worth = lambda runs: {}) -> Document:
-    """All that the page shows."""
+def page_data(
+    run: Run, others: Sequence[Run] = (), worth: Worth = lambda runs: {}, live: Optional[Mapping[str, Any]] = None
+) -> Document:
+    """All that the page shows; live is what the hosts do now (live.now_of)."""
     ranks = [rank_data(rank) for rank in run.ranks]
     start = next((event for event in reversed(run.ranks[0].events) if event["kind"] == "start"), {})
     planned = [str(node.get("host")) for node in items(run.plan, "nodes")]
@@ -300,12 +303,15 @@ def page_data(run: Run, others: Sequence[Run] = (), worth: Worth = lambda runs: 
         "worth": worth_rows(run, worth),
         "plan": plan_rows(run.plan),
         "others": [other_data(other) for other in others],
+        "live": live,
     }
 
 
 def render(data: Document, parts: Dict[str, str]) -> str:
     """The page: the data goes in as JSON in which nothing can end the script element."""
-    title = re.sub(r"[^\w .-]", "", "%s - training report" % data["run"])
+    title = re.sub(
+        r"[^\w .-]", "", "%s - %s" % (data["run"], "training now" if data.get("live") else "training report")
+    )
     embedded = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     embedded = embedded.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     page = parts["report.html"]
@@ -319,11 +325,13 @@ def render(data: Document, parts: Dict[str, str]) -> str:
     return page
 
 
-def make_report(runs: Sequence[str], page: str, worth: Worth = lambda runs: {}) -> str:
+def make_report(
+    runs: Sequence[str], page: str, worth: Worth = lambda runs: {}, live: Optional[Mapping[str, Any]] = None
+) -> str:
     """The page about the first of these folders, compared with the rest."""
     loaded = [load_run(path) for path in runs]
     parts = {}
     for name in PARTS:
         with open(os.path.join(page, name), encoding="utf-8") as stream:
             parts[name] = stream.read()
-    return render(page_data(loaded[0], loaded[1:], worth), parts)
+    return render(page_data(loaded[0], loaded[1:], worth, live), parts)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host hands over of a run: what the controller lacks, also as a program for a bare Python on the host."""
+"""Hand over the parts of a run that the controller lacks; also a program for a bare Python on the host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sent(Missing):
 
 
 def send(params: Mapping[str, Any]) -> Sent:
-    """What run_files returns to its controller's side."""
+    """The answer of run_files to its controller's side."""
     run_dir = find_run_dir(params)
     have = {path: had(known) for path, known in params["have"].items()}
     if run_dir is None or not os.path.isdir(run_dir):

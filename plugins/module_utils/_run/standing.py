@@ -8,16 +8,18 @@ Pure functions of what run_info returned, by host. Of a host that gave no answer
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import clock_text, named, plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import (
     AWAY,
     FAILED,
-    IN_TRAINING,
-    LAST_WORDS,
     LEFT,
+    OVER,
+    STUCK,
+    TRAINING,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import clock_text, named, plural
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import is_echo
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     ABSENT,
     CRASHED,
@@ -42,14 +44,14 @@ class Part(NamedTuple):
 
 
 def keepers(runs: Runs) -> Dict[str, Mapping[str, Any]]:
-    """What the keepers that live say, by host."""
+    """The last word of every living keeper, by host."""
     return {host: run["membership"] for host, run in runs.items() if keeper_lives(run)}
 
 
 def parts(runs: Runs) -> List[Part]:
     """Those who train together, the newest generation first: several where a split network made them train apart."""
     found: List[Part] = []
-    training = [one for one in keepers(runs).values() if one["state"] == IN_TRAINING and one["members"]]
+    training = [one for one in keepers(runs).values() if one["state"] == TRAINING and one["members"]]
     for one in sorted(training, key=lambda each: -int(each["generation"] or 0)):
         members = tuple(one["members"])
         # Of two generations that share a host the older one is over, and a look at one of its keepers was too early.
@@ -85,8 +87,8 @@ def apart_text(runs: Runs) -> str:
     each = " and ".join("%s (%d steps)" % (", ".join(part.members), part.done) for part in found)
     from_where = "" if since is None else ", since step %s" % since
     return (
-        "%s train apart%s: two models. When they hear each other again, the one with more steps goes on; the other's checkpoints are "
-        "kept in the folder apart of its run folder." % (each, from_where)
+        "%s train apart%s: two models. Once they can reach each other again, the one with more steps continues; the other's "
+        "checkpoints stay in the folder apart of its run folder." % (each, from_where)
     )
 
 
@@ -97,9 +99,9 @@ def gave_up(runs: Runs) -> Optional[str]:
 
 
 def _last_word(run: Mapping[str, Any]) -> Optional[str]:
-    """What a keeper said when it ended; None while it lives, where it died silently, and where there was none."""
+    """The last word of a keeper that has ended; None while it lives, where it died silently, and where there was none."""
     keeper = run.get("membership")
-    return keeper["state"] if keeper and not keeper_lives(run) and keeper["state"] in LAST_WORDS else None
+    return keeper["state"] if keeper and not keeper_lives(run) and keeper["state"] in OVER else None
 
 
 def without_keeper(run: Mapping[str, Any]) -> bool:
@@ -149,7 +151,7 @@ def reason(host: str, runs: Runs) -> str:
         )
     words = {
         LEFT: "was taken out by hand; nanochat.ddp.join lets it in again",
-        AWAY: "went down; nanochat.ddp.join lets it in again, where it does not do so by itself (ddp_survive_reboot)",
+        AWAY: "went down; it rejoins by itself with ddp_survive_reboot, otherwise with nanochat.ddp.join",
         FAILED: "gave up: %s" % (why or "it did not say why"),
         STOPPED: "was stopped: %s" % run["cause"] if run.get("cause") else "was stopped by a user",
         FINISHED: "was away when the run finished",
@@ -160,8 +162,8 @@ def reason(host: str, runs: Runs) -> str:
 def _waits(host: str, runs: Runs) -> str:
     """For whom a keeper waits, as far as it and the others know."""
     keeper, found = runs[host]["membership"], parts(runs)
-    if keeper["state"] == "stuck":
-        return "takes part in nothing, since its rank cannot be ended: %s" % (keeper["why"] or "it does not say why")
+    if keeper["state"] == STUCK:
+        return "does not take part, because its rank cannot be stopped: %s" % (keeper["why"] or "it does not say why")
     if found:
         told = "is to be let in by %s" % ", ".join(found[0].members)
         if keeper.get("waits"):
@@ -186,12 +188,12 @@ def _missing(host: str, runs: Runs) -> str:
     if run.get("state") in (ABSENT, PREPARED):
         return "where nothing was started"
     if keeper_lives(run):
-        return "which is not heard though its keeper runs: look at the link and the firewalls"
+        return "which cannot be heard although its keeper runs: check the link and the firewalls"
     return "which is %s" % run.get("state")
 
 
 def lines(runs: Runs) -> List[str]:
-    """What one must know of who trains: parts apart, who was away, what was given up, and why whoever else does not train."""
+    """Lines about who trains: parts that train apart, hosts that were away, steps that were given up, and why other hosts do not train."""
     told: List[str] = []
     found = parts(runs)
     for part in found:
@@ -204,18 +206,9 @@ def lines(runs: Runs) -> List[str]:
     for host, run in runs.items():
         if run.get("revived") and keeper_lives(run):
             many = plural(int(run["revived"]), "time")
-            told.append("the keeper of %s was started again %s; last it died of %s" % (host, many, run.get("died_of")))
+            told.append("the keeper of %s was restarted %s; it last died of %s" % (host, many, run.get("died_of")))
     reasons = {host: reason(host, runs) for host in runs if host not in failed}
     return [*told, *("%s %s" % (host, why) for host, why in reasons.items() if why)]
-
-
-# With these causes a rank says that it missed another one.
-MISSED = ("peer-lost", "peer-late", "store-lost", "link-lost")
-
-
-def is_echo(cause: str, blames: Sequence[int], rank: Optional[int]) -> bool:
-    """Whether a rank ended only since another one was missing or at fault, by the cause and the blame that it wrote."""
-    return cause in MISSED or (bool(blames) and rank not in blames)
 
 
 def own_errors(runs: Runs) -> Dict[str, str]:
@@ -240,7 +233,7 @@ def history(runs: Runs) -> List[str]:
 def _absences(runs: Runs) -> List[str]:
     """Who was away, and what was made again, as the keeper that trains in the newest generation knows."""
     told = [run["membership"] for run in runs.values() if run.get("membership")]
-    newest = max(told, key=lambda one: (one["state"] == IN_TRAINING, one["generation"] or 0), default=None)
+    newest = max(told, key=lambda one: (one["state"] == TRAINING, one["generation"] or 0), default=None)
     if newest is None:
         return []
     found = [absence_text(one) for one in newest.get("away") or []][-MOST_ABSENCES:]

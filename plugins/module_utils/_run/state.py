@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one host's share of a run is doing, read from its run folder and nothing else.
+"""The state of one host's share of a run, read from its run folder and nothing else.
 
-The files are those of docs/architecture.md. Readers never lock and never wait for the writer: a line that is not yet
+The files are those of docs/contract.md. Readers never lock and never wait for the writer: a line that is not yet
 whole is left for the next look, and of a big file only the beginning and the newest part are read.
 """
 
@@ -21,6 +21,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     text,
     whole,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import FAILED, OVER, TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     PREVIOUS,
     TRAINING_FILE,
@@ -36,9 +37,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import events_of_log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
-    FAILED,
-    IN_TRAINING,
-    LAST_WORDS,
     Membership,
     Said,
     read_membership,
@@ -76,7 +74,7 @@ class Previous(TypedDict):
 
 
 class Beat(TypedDict):
-    """What the heartbeat tells."""
+    """The part of a state that the heartbeat gives."""
 
     heartbeat_age: Optional[float]
     phase: Optional[str]
@@ -87,7 +85,7 @@ class Beat(TypedDict):
 
 
 class Filed(TypedDict):
-    """What plan and session say of themselves."""
+    """The part of a state that plan and session give."""
 
     plan_digest: Optional[str]
     trainer: Optional[str]
@@ -101,14 +99,14 @@ class Filed(TypedDict):
 
 
 class Planned(TypedDict):
-    """What the speed of a step depends on."""
+    """The part of a state that the speed of a step depends on."""
 
     plan_facts: Optional[Document]
     links: Dict[str, object]
 
 
 class RunState(Told, Beat, Filed, Planned):
-    """What one host's share of a run is doing, as run_info returns it and describes it."""
+    """The state of one host's share of a run; run_info describes the keys."""
 
     state: str
     run: Optional[str]
@@ -159,7 +157,7 @@ def host_state(session: Document, alive: bool, told: Told, has_events: bool, kee
         return CRASHED if has_events else PREPARED
     if told["end_reason"] == FINISHED and (session.get("stopped") or keeper):
         return FINISHED
-    if keeper and keeper.state in LAST_WORDS:
+    if keeper and keeper.state in OVER:
         return _by_last_word(str(keeper.state))
     if session.get("stopped"):
         return STOPPED
@@ -222,7 +220,7 @@ def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optiona
 def _eta(state: str, told: Told, keeper: Optional[Membership]) -> Optional[float]:
     if state != RUNNING or told["pace_seconds"] is None or not isinstance(told["steps"], int):
         return None
-    if keeper and keeper["state"] != IN_TRAINING:
+    if keeper and keeper["state"] != TRAINING:
         return None
     return float(max(0.0, (told["steps"] - told["done"]) * told["pace_seconds"]))
 
@@ -289,14 +287,14 @@ def read_run(
     heartbeat = read_object(os.path.join(run_dir, "heartbeat-%s.json" % suffix))
     log = os.path.join(run_dir, "log", suffix + ".log")
     metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit)
-    if not heartbeat:
-        metrics = _or_of_log(metrics, session, log)
+    metrics = metrics if heartbeat else _or_of_log(metrics, session, log)
     told = _told(metrics.events, session, plan)
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
     tail, started = log_lines(log, max(200, lines)) if lines else [], finite(session.get("started"))
     keeper = read_membership(run_dir, started, metrics.events, plan)
     said = Said(keeper["state"], keeper["why"]) if keeper else None
     state = host_state(session, alive, told, bool(metrics.events), said)
+    heartbeat = _of_session(heartbeat, started or told["started"])
     run = {
         **run,
         **told,
@@ -333,7 +331,7 @@ def _timed(run: RunState, heartbeat: Document, now: float) -> RunState:
 
 
 def _of_plan_and_session(plan: Document, session: Document) -> Filed:
-    """What stands in their files as it is returned."""
+    """The fields of plan and session in the shape of a state."""
     return {
         "plan_digest": text(plan, "digest"),
         "trainer": trainer_of(plan),
@@ -348,7 +346,7 @@ def _of_plan_and_session(plan: Document, session: Document) -> Filed:
 
 
 def _told(events: List[Event], session: Document, plan: Document) -> Told:
-    """What metrics tell of the session; what an earlier evaluation in the same folder measured is not true of this one."""
+    """The metrics of this session; results of an earlier evaluation in the same folder are left out."""
     told = _this_session(describe_events(events), session)
     if not is_evaluation({"stage": stage_of(plan)}):
         return told
@@ -402,7 +400,7 @@ def _idle(run: RunState, now: float) -> Optional[float]:
 
 
 def _this_session(told: Told, session: Document) -> Told:
-    """What metrics of an earlier start say about the end is not true of a session that was started after it."""
+    """Drop the end that metrics of an earlier start tell: this session was started after it."""
     started, updated = finite(session.get("started")), told["updated"]
     if started is None or updated is None or updated >= started:
         return told
@@ -420,16 +418,22 @@ def _this_session(told: Told, session: Document) -> Told:
 
 
 def _steps(told: Told, heartbeat: Document, plan: Document) -> Optional[int]:
-    """How many steps the run has; from what was measured before what was planned."""
+    """How many steps the run has. Of long metrics the newest start may not have been read, so the heartbeat says it first."""
     if is_evaluation({"stage": stage_of(plan)}):
         return None
-    return told["steps"] or positive(heartbeat.get("steps")) or positive(section(plan, "training").get("iterations"))
+    return positive(heartbeat.get("steps")) or told["steps"] or positive(section(plan, "training").get("iterations"))
+
+
+def _of_session(heartbeat: Document, started: Optional[float]) -> Document:
+    """The heartbeat of this session; empty where it is of an earlier one, which may have had other steps and ranks."""
+    beat = finite(heartbeat.get("time"))
+    return {} if beat is None or (started is not None and beat < started) else heartbeat
 
 
 def _beat(heartbeat: Document, run: RunState, now: float) -> Beat:
     """Ages by this host's own clock, so that clocks which differ between hosts do no harm."""
     beat, since = finite(heartbeat.get("time")), finite(heartbeat.get("phase_since"))
-    if beat is None or (run["started"] is not None and beat < run["started"]):
+    if beat is None:
         return NO_BEAT
     living = run["state"] == RUNNING
     return {

@@ -85,5 +85,5 @@ def _to_meeting(heartbeat: Document, plan: Document) -> int:
 
 
 def _unsaved(plan: Document) -> float:
-    """What the first save may take."""
+    """The time that the first save may take."""
     return max((number(node, "checkpoint_bytes") for node in items(plan, "nodes")), default=0) / SLOWEST_DISK or 1.0

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What people read about a run: the table at its end, the status screen, and the one line while it goes on.
+"""Texts about a run: the table at its end, the status screen, and the one line while it goes on.
 
 Every figure comes from run_info, which has it from the metrics; what was not measured is shown as a dash.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     DASH,
     alike,
@@ -119,7 +120,7 @@ def changed_rows_lines(rows: Sequence[Row]) -> List[str]:
         return []
     changed = [row for row in rows if row["run"].get("rows_changed") is not None]
     parts = ["%s %s -> %s" % (row["host"], row["run"]["rows_before"], row["run"]["rows"]) for row in changed]
-    return ["  rows were changed while training, last at step %s: %s" % (max(steps), ", ".join(parts))]
+    return ["  shares of rows changed while training, last at step %s: %s" % (max(steps), ", ".join(parts))]
 
 
 def _closing_row(row: Row) -> List[str]:
@@ -142,7 +143,7 @@ def _closing_row(row: Row) -> List[str]:
 
 
 def closing_table(rows: Sequence[Row], width: int = 0) -> str:
-    """What a run came to, one line a rank, and below it what holds for all ranks; a width of 0 sets no limit."""
+    """The closing table: one line a rank, and below it what holds for all ranks; a width of 0 sets no limit."""
     rows = by_rank(rows)
     lines = ["run %s" % (first_known(rows, "run") or DASH)]
     runs = [row["run"] for row in rows]
@@ -260,12 +261,12 @@ def training_rows(rows: Sequence[Row]) -> List[Row]:
 
 
 def runs_of(rows: Sequence[Row]) -> Dict[str, Mapping[str, Any]]:
-    """What run_info told, by host."""
+    """The runs by host."""
     return {row["host"]: row["run"] for row in rows}
 
 
 def marks(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, str]:
-    """What liveness says of the hosts of a run, as far as one look at each of them tells."""
+    """Judge the liveness of the hosts of a run from one look at each."""
     limits = Limits(factor=stall_factor, timeout=first_known(rows, "timeout_seconds") or Limits().timeout)
     ranks = {
         row["host"]: Rank(
@@ -335,56 +336,78 @@ def course_text(rows: Sequence[Row], now: float, stalls: bool = False) -> str:
     )
 
 
-def run_names(rows: Sequence[Row]) -> List[str]:
-    """The runs that the hosts tell of, the one that was started last first: each host shows its newest."""
-    began: Dict[str, float] = {}
+def of_newest_training(rows: Sequence[Row]) -> List[Row]:
+    """Without the hosts that hold an older training of the run, since they were away while it was begun again."""
+    numbers = [number(section(row["run"], "training"), "number") for row in rows]
+    return [row for row, one in zip(rows, numbers) if not one or one == max(numbers)]
+
+
+def _other_runs(rows: Sequence[Row]) -> List[str]:
+    """Hosts whose newest run is another one, or whose training of this run is an older one."""
+    told = []
+    newer: Dict[str, List[str]] = {}
     for row in rows:
-        if row["run"].get("run"):
-            name = str(row["run"]["run"])
-            began[name] = max(began.get(name, 0.0), float(row["run"].get("started") or 0.0))
-    return sorted(began, key=lambda name: (-began[name], name))
+        if row.get("newest_run") and row["newest_run"] != row["run"].get("run"):
+            newer.setdefault(str(row["newest_run"]), []).append(row["host"])
+    for name, hosts in newer.items():
+        told.append("%s: the newest run there is %s (-e ddp_run=%s shows that one)" % (", ".join(hosts), name, name))
+    current = of_newest_training(rows)
+    for row in rows:
+        if row not in current:
+            saved = row["run"].get("saved")
+            come = "without a checkpoint" if saved is None else "with checkpoints up to step %d" % saved
+            told.append(
+                "%s: its training of this run is an older one, %s; the next start sets it aside" % (row["host"], come)
+            )
+    return told
 
 
-def _of_run(rows: Sequence[Row], name: str) -> List[Row]:
-    return [row for row in rows if row["run"].get("run") == name]
-
-
-def _headline(rows: Sequence[Row], names: Sequence[str], stalls: bool) -> str:
+def _headline(rows: Sequence[Row], stalls: bool) -> str:
+    name = first_known(rows, "run")
     if all(row["run"].get("state") is None for row in rows):
         return "no host answers"
-    if names and any(row["run"].get("state") not in (None, "absent") for row in rows):
-        return "run %s%s" % (names[0], course_text(_of_run(rows, names[0]), time.time(), stalls))
-    return "no run%s on any host" % (" %s" % names[0] if names else "")
+    if name and any(row["run"].get("state") not in (None, "absent") for row in rows):
+        return "run %s%s" % (name, course_text(of_newest_training(rows), time.time(), stalls))
+    return "no run%s on any host" % (" %s" % name if name else "")
+
+
+class Screen(NamedTuple):
+    """The status: a headline, a table, and in a sentence each what is wrong."""
+
+    headline: str
+    heads: Sequence[str]
+    cells: List[Sequence[Any]]
+    sentences: List[str]
+
+
+def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> Screen:
+    """The parts of the status; the rows of its table are in the order of the ranks."""
+    rows = by_rank(rows)
+    current = of_newest_training(rows)
+    runs = runs_of(current)
+    marked = marks(rows, stall_factor)
+    evaluates = evaluated.are_evaluations([row["run"] for row in rows])
+    heads, make_row = (evaluated.STATUS, _evaluation_row) if evaluates else (STATUS, _status_row)
+    lines = _other_runs(rows)
+    lines += [*(line.strip() for line in changed_rows_lines(current)), *standing.lines(runs)]
+    slow = None if marked or len(standing.parts(runs)) > 1 else slowest(training_rows(current))
+    if slow is not None:
+        lines.append("slow one: %s (it waits least, so the others wait for it)" % slow["host"])
+    if any(row["run"].get("identical") is False for row in current):
+        lines.append(identical_text(current))
+    lines += ["%s: %s" % (row["host"], row["problem"]) for row in rows if row.get("problem")]
+    lines += ["%s: %s" % told for told in standing.own_errors(runs).items()]
+    if marked or any(state_of(row["run"]) == "crashed" for row in rows):
+        lines.append("the playbook nanochat.ddp.doctor finds out why")
+    cells = [make_row(row, marked.get(row["host"])) for row in rows]
+    return Screen(_headline(rows, bool(marked)), heads, of_many(heads, cells), lines)
 
 
 def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0) -> str:
     """One screen: what every host does, then what is wrong in a sentence each; a width of 0 sets no limit."""
-    rows = by_rank(rows)
-    names = run_names(rows)
-    marked = marks(rows, stall_factor)
-    lines = [_headline(rows, names, bool(marked))]
-    evaluates = evaluated.are_evaluations([row["run"] for row in rows])
-    heads, make_row = (evaluated.STATUS, _evaluation_row) if evaluates else (STATUS, _status_row)
-    lines += fitting_table(heads, of_many(heads, [make_row(row, marked.get(row["host"])) for row in rows]), width)
-    for name in names[1:]:
-        hosts = ", ".join(row["host"] for row in _of_run(rows, name))
-        lines.append(
-            "  %s: the newest run there is %s, not %s (-e ddp_run=%s shows that one)" % (hosts, name, names[0], name)
-        )
-    runs = runs_of(rows)
-    lines += [*changed_rows_lines(rows), *("  " + line for line in standing.lines(runs))]
-    slow = None if marked or len(names) > 1 or len(standing.parts(runs)) > 1 else slowest(training_rows(rows))
-    if slow is not None:
-        lines.append("  slow one: %s (it waits least, so the others wait for it)" % slow["host"])
-    if any(row["run"].get("identical") is False for row in rows):
-        lines.append("  " + identical_text(rows))
-    for row in rows:
-        if row.get("problem"):
-            lines.append("  %s: %s" % (row["host"], row["problem"]))
-    lines += ["  %s: %s" % told for told in standing.own_errors(runs).items()]
-    if marked or any(state_of(row["run"]) == "crashed" for row in rows):
-        lines.append("  the playbook nanochat.ddp.doctor finds out why")
-    return "\n".join(lines)
+    screen = status_screen(rows, stall_factor)
+    table = fitting_table(screen.heads, screen.cells, width)
+    return "\n".join([screen.headline, *table, *("  " + line for line in screen.sentences)])
 
 
 def status_data(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, object]:

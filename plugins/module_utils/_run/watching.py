@@ -62,7 +62,7 @@ LOST_SECONDS = 600.0  # a host may give no answer for this long
 
 
 class Observation(NamedTuple):
-    """What is known of one host: the last answer, and how old everything is."""
+    """One host as the watch knows it: the last answer, and how old everything is."""
 
     run: Mapping[str, Any]
     age: float = 0.0  # seconds since it was first looked at
@@ -202,7 +202,7 @@ def _where(run: Mapping[str, Any]) -> str:
 
 
 def _lost(own: Observation) -> str:
-    return "has given no answer for %.0f s; it was %s with %s then, and training there does not need this machine" % (
+    return "has not answered for %.0f s; it was %s with %s then, and continues without this machine" % (
         own.silent,
         own.run.get("state") or "not yet seen",
         _where(own.run),
@@ -248,13 +248,13 @@ def _stalled(host: str, seen: Mapping[str, Observation], limits: Limits) -> Opti
 def _stalled_text(host: str, own: Observation, away: Any, limits: Limits) -> str:
     run = own.run
     if host in away:
-        return "gave no answer for %.0f s, and the others make no progress" % own.silent
+        return "has not answered for %.0f s, and the others make no progress" % own.silent
     if has_no_heartbeat(own.rank, limits):
         return "has no heartbeat for %.0f s (%s)" % (run["heartbeat_age"], _where(run))
     if is_mute(run):
         what = "waits for %s, which gives no answer" % ", ".join(away) if away else "waits at the rendezvous"
         return "%s (%.0f s since it was started)" % (what, own.rank.age)
-    return "makes no progress for %.0f s in phase %s%s (%s; a step usually takes %s)" % (
+    return "has made no progress for %.0f s in phase %s%s (%s; a step usually takes %s)" % (
         run.get("idle_seconds") or 0.0,
         run.get("phase") or "unknown",
         " (collective %s)" % run["collective"] if run.get("collective") else "",

@@ -45,7 +45,7 @@ class BootError(Exception):
 
 
 class Entry(NamedTuple):
-    """What is to be started, and where the entries about it lie."""
+    """The session to start at boot, and where the entries about it lie."""
 
     name: str  # of the session
     program: str
@@ -106,13 +106,13 @@ def entered(run: Run, entry: Entry) -> str:
 
 
 def possible(run: Run, user: str, cron_runs: bool, dry: bool) -> Tuple[str, str]:
-    """What would start it, and what was seen where nothing does. The user is let linger for it, unless this is to change nothing."""
+    """How it would start at boot, and what was seen where nothing does. Enables lingering for the user, unless only checking."""
     seen = "its systemd does not answer this user"
     if run(["systemctl", "--user", "show-environment"])[0] == 0:
         lingers = "Linger=yes" in run(["loginctl", "show-user", user, "-p", "Linger"])[1].split()
         if lingers or dry or run(["loginctl", "enable-linger", user])[0] == 0:
             return SYSTEMD, ""
-        seen = "its systemd starts nothing for %s before a login, and may be told to only by root" % user
+        seen = "its systemd starts nothing for %s before a login, and only root may change that" % user
     if run(["crontab", "-l"])[0] == 127:
         return NONE, seen + ", and there is no crontab"
     return (CRON, "") if cron_runs else (NONE, seen + ", and no cron is running")
@@ -153,7 +153,7 @@ def _crontab(run: Run) -> List[str]:
     """The lines of the crontab; BootError where it cannot be read."""
     code, out, err = run(["crontab", "-l"])
     if code and not any(words in err for words in NO_CRONTAB):
-        raise BootError("`crontab -l` failed, so nothing was written over it: %s" % (err.strip() or "code %d" % code))
+        raise BootError("`crontab -l` failed, so the crontab was not changed: %s" % (err.strip() or "code %d" % code))
     return [] if code else out.splitlines()
 
 
@@ -193,7 +193,7 @@ def cron_is_running() -> bool:
 
 
 def launch_of(run_dir: str) -> Launch:
-    """What the last start was given."""
+    """Arguments of the last start."""
     return launch_in(os.path.join(run_dir, SESSION_FILES, LAUNCH))
 
 

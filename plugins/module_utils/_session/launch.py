@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a launch has to do, decided once for all nodes: a run lives or ends as a whole."""
+"""Decide once for all nodes whether a launch starts the run: it lives or ends as a whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def launch_action(
         # A host that was away at the end has nothing left to do either.
         return {
             "action": KEEP,
-            "reason": "it has finished under this very plan; -e ddp_fresh=true trains it from scratch",
+            "reason": "it has finished with this same plan; -e ddp_fresh=true trains it from scratch",
         }
     if restart:
         return {"action": START, "reason": "a restart was asked for"}

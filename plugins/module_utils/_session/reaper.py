@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.05
 
 
 class Session(NamedTuple):
-    """What identifies a session's processes on this host, in this boot."""
+    """Identifies a session's processes on this host, in this boot."""
 
     id: str
     uid: int
@@ -40,7 +40,7 @@ def runner_alive(session: Session) -> bool:
 def members(session: Session) -> dict[int, processes_utils.Process]:
     """The session's living processes by pid, without its runner."""
     table = processes_utils.processes()
-    roots = {one.pid for one in table.values() if one.uid == session.uid and one.marker == session.id}
+    roots = {pid for pid in processes_utils.marked(table, session.id) if table[pid].uid == session.uid}
     found = set(roots)
     runner = table.get(session.runner[0]) if session.runner is not None else None
     if runner is not None and (runner.pid, runner.start) == session.runner:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is written down of a session: what it was given (launch.json), and what became of it (session.json)."""
+"""The records of a session: how it was started (launch.json), and what became of it (session.json)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def label_of(state_dir: str) -> str:
 
 
 class Given(TypedDict):
-    """What a start was given, with digests in the place of the environment's values."""
+    """Arguments of a start, with digests in place of the environment's values."""
 
     argv: List[str]
     chdir: str
@@ -41,7 +41,7 @@ class Given(TypedDict):
 
 
 class Launch(TypedDict, total=False):
-    """What the last start was given, for its runner; empty where there was none."""
+    """Arguments of the last start, for its runner; empty where there was none."""
 
     id: str
     session: str
@@ -85,7 +85,7 @@ class Status(Record, total=False):
 
 
 def launch_in(path: str) -> Launch:
-    """What the last start was given, by its file; what cannot be of it is left out, and all if it has no id."""
+    """Read the arguments of the last start; invalid fields are left out, and everything if there is no id."""
     found = _fitting(read_object(path))
     given = section(found, "given")
     texts = [given.get("chdir"), given.get("log"), *section(given, "env").values(), *words(given, "argv")]
@@ -104,7 +104,7 @@ def cut_short(exit_code: Optional[int]) -> bool:
 
 
 def record_in(path: str) -> Record:
-    """What became of a session, by its file; what cannot be of it is left out."""
+    """Read the record of a session; invalid fields are left out."""
     return cast(Record, _fitting(read_object(path)))
 
 

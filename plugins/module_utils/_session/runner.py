@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What runs inside the tmux pane of a session: starts the run script, logs what it says and writes down how it ended.
+"""Runs inside the tmux pane of a session: starts the run script, logs its output and records how it ended.
 
 Python 3.8 and its standard library, copied to the host beside processes.py and reaper.py. It is told what to run by
-launch.json in the folder that is its only argument, and writes session.json (docs/architecture.md says what is in it).
+launch.json in the folder that is its only argument, and writes session.json (docs/contract.md says what is in it).
 Everything that the job starts stays below this process, or comes back to it when its parent ends, so nothing
 outlives the job. SIGTERM, SIGHUP (the host goes down, or tmux was killed) and Ctrl-C in the pane stop the job gently; a second
 Ctrl-C at once. Only Ctrl-C means that a user stops the run. A job that is to be revived is started again when it dies.
@@ -39,7 +39,7 @@ _REVIVE_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 
 
 def base_environment(session_id: str, restarted: bool = False) -> dict[str, str]:
-    """What the job gets before its own env file: nothing of the terminal or of a tmux server that was there before."""
+    """The job's environment before its own env file: nothing of the terminal or of a tmux server that was there before."""
     user = pwd.getpwuid(os.getuid())
     return {
         "HOME": user.pw_dir,

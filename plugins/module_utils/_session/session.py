@@ -56,7 +56,7 @@ class SessionError(Exception):
 
 
 class Spec(NamedTuple):
-    """What a session is to run."""
+    """The job of a session."""
 
     argv: tuple[str, ...]
     chdir: str
@@ -88,7 +88,7 @@ class Session:
     # -- what is there ------------------------------------------------------------------------------------------------
 
     def launch(self) -> Launch:
-        """What the last start was given; empty where there was none."""
+        """Arguments of the last start; empty where there was none."""
         return launch_in(os.path.join(self.folder, LAUNCH))
 
     def recorded(self) -> Record:
@@ -120,7 +120,7 @@ class Session:
         return bool(launch) and launch.get("session") == self.name and launch.get("given") == _given(spec, launch["id"])
 
     def describe(self, spec: Spec | None, state: str) -> str:
-        """What the session was given last, or is given now, as text for a diff; of the environment only names."""
+        """Arguments of a start as text for a diff; of the environment only names."""
         launch = self.launch()
         last = launch.get("given")
         given = last if spec is None else _given(spec, str(launch.get("id")))
@@ -180,7 +180,9 @@ class Session:
         if identity is None or not (reaper.runner_alive(identity) or reaper.members(identity)):
             return
         if identity.runner is not None and identity.runner[0] in reaper.own_line(processes.processes()):
-            raise SessionError(f"session {self.name}: what is to stop it runs inside the session; do it from outside")
+            raise SessionError(
+                f"session {self.name}: the command that should stop it runs inside the session; stop it from outside"
+            )
         if os.path.isdir(self.folder):
             write_whole(os.path.join(self.folder, "stop"), f"{time.time()}\n".encode(), 0o644)
         left = reaper.end(identity, timeout)
@@ -318,13 +320,13 @@ def spec_from(
     name: str,
     revive: bool = False,
 ) -> Spec:
-    """What a session is to run, from a module's options."""
+    """The job of a session, from a module's options."""
     if not argv or not argv[0] or argv[0].startswith("-"):
         raise SessionError(
             f"session {name}: argv must begin with a program, not with {repr(argv[0]) if argv else 'nothing'}"
         )
     if any("\0" in word for word in argv):
-        raise SessionError(f"session {name}: a word of argv holds a NUL byte, which no argument can hold")
+        raise SessionError(f"session {name}: an argument of argv contains a NUL byte")
     base = os.path.abspath(state_dir)
     return Spec(
         tuple(argv),
@@ -336,7 +338,7 @@ def spec_from(
 
 
 def _given(spec: Spec, salt: str) -> Given:
-    """What a start is given, with digests for the environment's values; the salt makes them useless elsewhere."""
+    """Arguments of a start, with digests for the environment's values; the salt makes them useless elsewhere."""
     data = (env_file_utils.read(spec.env_file) if spec.env_file else b"") or b""
     env = env_file_utils.parse(data)
     values = {"(the whole file)": data} if env is None else {name: os.fsencode(text) for name, text in env.items()}
@@ -368,7 +370,7 @@ def _with_start(pid: int | None) -> tuple[int, int] | None:
 
 
 def user_scope(kills: bool, lingers: bool) -> list[str]:
-    """What starts a process outside the login that we came by, where logging out would kill it."""
+    """Command prefix that starts a process outside our own login, where logging out would kill it."""
     program = shutil.which("systemd-run")
     if not (kills and lingers and program and os.environ.get("XDG_RUNTIME_DIR")):
         return []

@@ -23,7 +23,7 @@ class TmuxError(Exception):
 def check_name(name: str) -> str:
     """The name if tmux can address it without doubt: to tmux '.' and ':' separate windows and panes."""
     if not _NAME.match(name):
-        raise TmuxError(f"{name!r} is no name for a session: it takes letters, digits, '_' and '-', and no '-' first")
+        raise TmuxError(f"{name!r} is not a session name: use letters, digits, '_' and '-', not starting with '-'")
     return name
 
 
@@ -43,7 +43,7 @@ class Tmux:
         return code == 0
 
     def label(self, name: str) -> str:
-        """What start() was told to label the session with; empty for a session that somebody else started."""
+        """The label that start() gave the session; empty for a session that somebody else started."""
         return self._option(name, _LABEL)
 
     def folder(self, name: str) -> str:
@@ -78,7 +78,7 @@ class Tmux:
                 raise
 
     def screen(self, name: str) -> str:
-        """What the pane shows, for error messages."""
+        """The text in the pane, for error messages."""
         code, out, dummy = self._run([self._path, "capture-pane", "-p", "-S", "-", "-t", f"={name}:"])
         return "\n".join(line for line in out.splitlines() if line.strip()) if code == 0 else ""
 

@@ -41,7 +41,7 @@ ERRORS = (session_utils.SessionError, tmux_utils.TmuxError, env_file_utils.EnvFi
 
 
 def decide(session: session_utils.Session, params: Mapping[str, Any], spec: Optional[session_utils.Spec]) -> str:
-    """What has to be done to bring the session into the wanted state."""
+    """The action that brings the session into the wanted state."""
     status, wanted = session.status()["state"], params["state"]
     running = status == session_utils.RUNNING
     if wanted == "restarted":
@@ -71,7 +71,7 @@ def carry_out(session: session_utils.Session, action: str, spec: Optional[sessio
 
 
 def difference(session: session_utils.Session, action: str, spec: Optional[session_utils.Spec]) -> Dict[str, str]:
-    """What the session was given and is given, before anything is done."""
+    """The session before and after, for the diff."""
     status = session.status()["state"]
     before = session.describe(None, status)
     after = before

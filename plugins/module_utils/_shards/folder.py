@@ -253,7 +253,7 @@ def check_space(folder: str, need: int, host: str) -> None:
 
 
 def free_bytes(folder: str) -> int:
-    """What this user may still write; the folder need not exist yet."""
+    """Bytes that this user may still write; the folder need not exist yet."""
     while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
     found = os.statvfs(folder)
@@ -303,7 +303,7 @@ def is_link_to(source: str, target: str) -> bool:
 
 
 class Linking(NamedTuple):
-    """What stands between a run's folders and exactly the manifest's files."""
+    """Links to make and files to remove so that a run has exactly the manifest's files."""
 
     make: list[str]
     remove: list[str]

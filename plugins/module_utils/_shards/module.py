@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the modules for folders of shards have in common: options, the checked request, and the result."""
+"""Shared by the modules for folders of shards: options, the checked request, and the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Request(NamedTuple):
 
 
 class Outcome:
-    """What the module returns, the same keys whether or not something changed."""
+    """The module's result, with the same keys whether or not something changed."""
 
     def __init__(self) -> None:
         self.changed = False

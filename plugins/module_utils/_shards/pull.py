@@ -74,7 +74,7 @@ class Job(NamedTuple):
 
 
 class Swarm:
-    """What this host still lacks and what the others are known to have; all threads share one."""
+    """The files that this host lacks and those that the others are known to have; all threads share one."""
 
     def __init__(self, wanted: list[Entry], peers: list[Peer], patience: float) -> None:
         self.todo: dict[str, Entry] = {one.path: one for one in wanted}
@@ -177,7 +177,7 @@ class Swarm:
 
 
 def _offered(one: Any) -> Offered | None:
-    """What a peer says of a file; None where that makes no sense."""
+    """A peer's offer of a file; None where that makes no sense."""
     try:
         return {
             "bytes": told.whole(one["bytes"]), "sha256": told.sha256(one["sha256"]), "times": told.whole(one.get("times", 0))
@@ -344,7 +344,7 @@ class Puller:
             )
         return (
             f"{self.host}: {plural(len(names), 'file')} could not be had ({some}); asked {asked}: {seen}. "
-            "What has arrived is kept, and the next try goes on from there"
+            "What has arrived is kept, and the next attempt continues from there"
         )
 
 
@@ -390,7 +390,7 @@ def told_disk(why: BaseException) -> str:
 
 
 def part_bytes(folder: str, wanted: list[Entry]) -> int:
-    """What cut transfers have brought already."""
+    """Bytes that interrupted transfers have brought already."""
     total = 0
     for entry in wanted:
         with contextlib.suppress(OSError):

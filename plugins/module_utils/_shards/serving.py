@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import
 
 
 def serve_or_stop(request: Request) -> Outcome:
-    """What the option state asks for."""
+    """Start or stop the server, as the option state says."""
     return stop(request) if request.options["state"] == "stopped" else serve(request)
 
 

@@ -28,7 +28,7 @@ START_SECONDS = 15
 
 
 class Offer(NamedTuple):
-    """What a server is started with."""
+    """The settings of a server."""
 
     host: str
     folder: str
@@ -42,7 +42,7 @@ class Offer(NamedTuple):
 
 
 class ServerState(TypedDict, total=False):
-    """What a server writes down of itself; empty where there is none."""
+    """The state file of a server; empty where there is none."""
 
     pid: int
     pid_start: int

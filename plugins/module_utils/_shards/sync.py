@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the modules for shards do to a folder, one function each: describe, import, fetch, bring in line, link."""
+"""Describe a folder of shards, import it, fetch it, bring it in line with other hosts, link it into a run; one function each."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def sync(request: Request) -> Outcome:
     if manifest is None:
         if not request.check:
             raise ShardsError(f"{request.host}: there is no manifest to bring {request.path} in line with")
-        outcome.msg = "the files are not known before they are made on the first host"
+        outcome.msg = "the files are unknown until the first host has made them"
         return outcome
     outcome.manifest = manifest
     wanted = entries(manifest)
@@ -295,7 +295,7 @@ def link_run(request: Request) -> Outcome:
     manifest = request.manifest or load_manifest(request.path)
     if manifest is None:
         if request.check:
-            outcome.msg = "the files are not known before they are made on the first host"
+            outcome.msg = "the files are unknown until the first host has made them"
             return outcome
         raise ShardsError(f"{request.host}: {request.path} has no {MANIFEST}; sync the data set first (--tags data)")
     outcome.manifest = manifest
@@ -329,3 +329,14 @@ def _require_right(request: Request, wanted: list[Entry]) -> None:
             f"{request.host}: {plural(len(wrong), 'file')} of {request.path} not as the manifest says ({some}); "
             "sync the data set first (--tags data)"
         )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The states of the module shard_folder.
+
+STATES = {"imported": import_folder, "fetched": fetch, "described": make_manifest, "linked": link_run}
+
+
+def to_state(request: Request) -> Outcome:
+    """Bring the folder to the state that is asked for."""
+    return STATES[request.options["state"]](request)

@@ -45,7 +45,7 @@ class Collection(NamedTuple):
 
 
 class Promised(TypedDict):
-    """What a server says of a file; an empty digest where it says none."""
+    """Size and digest of a file by the word of its server; the digest may be empty."""
 
     size: int
     sha256: str
@@ -115,7 +115,7 @@ def _fetch(
             time.sleep(min(pause * 2**attempt, 60))
     raise ShardsError(
         f"{collection.host}: {url} could not be fetched in {retries} tries, the last one ended with: {seen}. "
-        "What has arrived is kept, and the next try goes on from there"
+        "What has arrived is kept, and the next attempt continues from there"
     )
 
 
@@ -154,7 +154,7 @@ class Download:
             if total == str(begin):
                 return
             os.unlink(self.path)
-            raise PassingError("the server's file is shorter than what an earlier try had brought")
+            raise PassingError("the server's file is shorter than what an earlier attempt downloaded")
         if why.code in (401, 403, 404, 410):
             raise FinalError(f"the server answered {why.code} {why.reason}; is the base URL right?")
         raise PassingError(f"the server answered {why.code} {why.reason}")
@@ -184,7 +184,7 @@ class Download:
         known = _read(self.path + ".etag")
         if begin and response.status == 206 and known and tag and known != tag:
             os.unlink(self.path)
-            raise PassingError("the file has changed on the server since the last try; starting over")
+            raise PassingError("the file changed on the server since the last attempt; starting over")
         if response.status != 206:
             begin = 0
         with open(self.path + ".etag", "w", encoding="utf-8") as file:
@@ -219,11 +219,11 @@ def parquet_problem(path: str) -> str:
         file.seek(max(0, size - 8))
         tail = file.read(8)
     if head != MAGIC:
-        return f"not a parquet file: it starts with {head!r} (an error page in place of the file?)"
+        return f"not a parquet file: it starts with {head!r} (an error page instead of the file?)"
     if size < 12 or tail[4:] != MAGIC:
-        return f"not a whole parquet file: it ends with {tail[4:]!r} after {bytes_text(size)}"
+        return f"not a complete parquet file: it ends with {tail[4:]!r} after {bytes_text(size)}"
     if int.from_bytes(tail[:4], "little") > size - 12:
-        return "not a whole parquet file: its footer is said to be longer than the file"
+        return "not a complete parquet file: its footer claims to be longer than the file"
     return ""
 
 

@@ -20,7 +20,7 @@ PARAMETERS = {
 
 
 def problems(folder: str, flags: Sequence[str], module: str = BASE_TRAIN) -> dict[str, list[str]]:
-    """What stands against training with a script of a checkout, as ends of sentences: whether its ranks are joined or not, and only if
+    """Why a script of a checkout cannot train, as ends of sentences: whether its ranks are joined or not, and only if
     they are."""
     folder, name = os.path.abspath(os.path.expanduser(folder)), module.replace(".", os.sep) + ".py"
     script = _read(os.path.join(folder, name))

@@ -31,7 +31,7 @@ class TreeError(Exception):
 
 
 class Difference(NamedTuple):
-    """What must be done to a folder."""
+    """Changes to make in a folder."""
 
     write: list[str]
     remove: list[str]
@@ -75,7 +75,7 @@ def digest_of(digests: Mapping[str, str]) -> str:
 
 
 def compare(folder: str, wanted: Mapping[str, str]) -> Difference:
-    """What differs from the wanted digests; only files that were deployed earlier are ever removed."""
+    """Compare a folder with the wanted digests; only files that were deployed earlier are ever removed."""
     write = [path for path, digest in sorted(wanted.items()) if _digest_at(os.path.join(folder, path)) != digest]
     stale = [path for path in _recorded(folder) if path not in wanted and os.path.lexists(os.path.join(folder, path))]
     return Difference(write, sorted(stale))

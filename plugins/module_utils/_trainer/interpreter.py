@@ -52,7 +52,7 @@ class Interpreter(NamedTuple):
 
     @property
     def tags(self) -> dict[str, str]:
-        """What wheels must match."""
+        """The tags that wheels must match."""
         kind = f"{self.minor}-{self.machine}"
         return {"python": self.minor, "machine": self.machine, "libc": self.libc, "kind": kind}
 
@@ -79,7 +79,7 @@ def find_interpreter(run: Run, find: Callable[[str], str | None], wanted: str, m
 
 
 def ask_interpreter(run: Run, path: str) -> Interpreter | None:
-    """What a Python says of itself; None of what is none, or does not run."""
+    """Ask a Python about itself; None if it is none, or does not run."""
     rc, out, _err = run([path, "-c", ASK_INTERPRETER])
     try:
         told = json.loads(out) if rc == 0 else None

@@ -41,7 +41,7 @@ def make(run: RunWith, folder: str, wheels: str, host: str, mirror: str, lacking
     write_json(os.path.join(folder, PYTHON_MARK), {"made_by": UV, "python": MADE_PYTHON})
     if lacking:
         raise VenvError(
-            f"{host} has no Python that is new enough, and uv, which would make one, is not available: {lacking}. {by_hand()}",
+            f"{host} has no Python that is new enough, and uv, which would install one, is not available: {lacking}. {by_hand()}",
             "network",
         )
     tool = unpack(wheels, folder, host)
@@ -86,7 +86,7 @@ def refusal(host: str, folder: str, words: str) -> str:
     download = next((line for line in lines if "download" in line and "://" in line), "")
     said = ": ".join(dict.fromkeys(line for line in (download, lines[-1] if lines else "it said nothing") if line))
     return (
-        f"{host} has no Python that is new enough, and uv could not make one in {folder}: {said}. uv takes it from GitHub: connect "
+        f"{host} has no Python that is new enough, and uv could not install one in {folder}: {said}. uv takes it from GitHub: connect "
         f"the host, or name a mirror of https://github.com/astral-sh/python-build-standalone/releases/download in ddp_python_mirror, "
         f"as a URL or as file:///FOLDER of that host. {by_hand()}"
     )

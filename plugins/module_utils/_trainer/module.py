@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What trainer_venv and trainer_wheels have in common: options, pip's environment, the lock, and how a failure is told."""
+"""Shared by trainer_venv and trainer_wheels: options, pip's environment, the lock, and how a failure is reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
     VenvError,
     find_interpreter,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv, building
 
 SPEC: dict[str, dict[str, object]] = {
@@ -36,37 +36,39 @@ Make = Callable[[Any, Venv], Mapping[str, object]]
 def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: bool = True) -> None:
     """From the options to the result of `make`; to remove an environment takes no Python that could make one."""
     given = module.params
-    wish = wish_of(given)
+    wanted = wanted_of(given)
     run, base = runner(module), NO_PYTHON
     tags: dict[str, str] | None = None
     try:
-        if has_credentials(wish.torch_index):
-            raise VenvError(f"{wish.host}: torch_index is {NO_CREDENTIALS}", "requirement")
+        if has_credentials(wanted.torch_index):
+            raise VenvError(f"{wanted.host}: torch_index is {NO_CREDENTIALS}", "requirement")
         if not removes:
-            base = find_interpreter(run, module.get_bin_path, given["python"] or "", given["python_minimum"], wish.host)
+            base = find_interpreter(
+                run, module.get_bin_path, given["python"] or "", given["python_minimum"], wanted.host
+            )
         tags = base.tags
-        venv = Venv(wish, run, base)
+        venv = Venv(wanted, run, base)
         # An environment of somebody else's is only read, and may lie where this user cannot even put a lock.
         if module.check_mode or (leaves_foreign and venv.place() == "foreign"):
             result = make(module, venv)
         else:
-            with building(wish.path, wish.host, given["lock_seconds"]):
+            with building(wanted.path, wanted.host, given["lock_seconds"]):
                 result = make(module, venv)
     except VenvError as why:
         module.fail_json(msg=str(why), reason=why.reason, tags=tags)
     except told.Untrue as why:
-        module.fail_json(msg=f"{wish.host}: {why}", reason="other", tags=tags)
+        module.fail_json(msg=f"{wanted.host}: {why}", reason="other", tags=tags)
     except OSError as why:
-        message = f"{wish.host}: {why.filename or wish.path}: {why.strerror or why}"
+        message = f"{wanted.host}: {why.filename or wanted.path}: {why.strerror or why}"
         module.fail_json(msg=message, reason="folder", tags=tags)
-    module.exit_json(venv=wish.path, python=venv.python, python_version=base.minor, tags=tags, **result)
+    module.exit_json(venv=wanted.path, python=venv.python, python_version=base.minor, tags=tags, **result)
 
 
-def wish_of(given: Mapping[str, Any]) -> Wish:
-    """What the options ask for."""
+def wanted_of(given: Mapping[str, Any]) -> Wanted:
+    """The wanted environment, from the module's options."""
     requirements = tuple(one.strip() for one in given["requirements"] if one.strip())
     path, wheels = given["path"].rstrip("/"), given["wheels_dir"] or ""
-    return Wish(
+    return Wanted(
         given["host"] or platform.node(), path, requirements, given["torch_index"], wheels, given.get("offline", False)
     )
 

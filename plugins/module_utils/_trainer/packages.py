@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Mapping, NamedTuple, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import VENV_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_json, read_text, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
@@ -26,13 +27,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ANSWER_SECONDS = 4
 LONGEST_PAGE = 64 * 1024 * 1024
-SPACE_FOR_TORCH = 1_500_000_000
 CUDA_DOWNLOAD = 3_000_000_000
 CUDA_DISK = 8_000_000_000
 
 
-class Wish(NamedTuple):
-    """What the environment should be."""
+class Wanted(NamedTuple):
+    """The wanted environment."""
 
     host: str
     path: str
@@ -60,8 +60,8 @@ def meets(requirement: str, version: str | None) -> bool:
     pinned = re.match(r"[^=<>!~;@\[]+(?:\[[^\]]*\])?\s*==\s*([^\s;,*]+)\s*(?:;.*)?$", requirement)
     if not pinned:
         return True
-    wanted = pinned.group(1)
-    return wanted == version or ("+" not in wanted and wanted == version.split("+")[0])
+    pin = pinned.group(1)
+    return pin == version or ("+" not in pin and pin == version.split("+")[0])
 
 
 def applying(requirements: Sequence[str], minor: str) -> tuple[str, ...]:
@@ -77,32 +77,32 @@ def applying(requirements: Sequence[str], minor: str) -> tuple[str, ...]:
 
 
 def choose_index(
-    wish: Wish, run: Run, pip: Sequence[str], warnings: list[str], target: Sequence[str] = ()
+    wanted: Wanted, run: Run, pip: Sequence[str], warnings: list[str], target: Sequence[str] = ()
 ) -> tuple[str, list[str]]:
     """PyTorch's own index beside the user's if it answers: its builds (+cpu) outrank those of the default index.
 
     `target` are pip's options for another Python or architecture than its own.
     """
-    url = CPU_INDEX if wish.torch_index == "auto" else wish.torch_index
+    url = CPU_INDEX if wanted.torch_index == "auto" else wanted.torch_index
     if url in ("", "default") or os.environ.get("PIP_NO_INDEX"):
         return "default", []
     if answers(url, pip_settings(run, pip)):
         return url, ["--extra-index-url", url]
-    if wish.torch_index == "auto":
-        refuse_cuda(wish, run, pip, target)
+    if wanted.torch_index == "auto":
+        refuse_cuda(wanted, run, pip, target)
     else:
         warnings.append(
-            f"{wish.host}: {url} does not answer within {ANSWER_SECONDS} s, so torch comes from the default index"
+            f"{wanted.host}: {url} does not answer within {ANSWER_SECONDS} s, so torch comes from the default index"
         )
     return "default", []
 
 
-def refuse_cuda(wish: Wish, run: Run, pip: Sequence[str], target: Sequence[str]) -> None:
+def refuse_cuda(wanted: Wanted, run: Run, pip: Sequence[str], target: Sequence[str]) -> None:
     """A build for CUDA is several times as large and of no use to a CPU, so it is never taken silently."""
-    torch = [one for one in wish.requirements if name_of(one) == "torch"]
+    torch = [one for one in wanted.requirements if name_of(one) == "torch"]
     asked = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--no-input", "--quiet", "--report", "-"]
     # pip wants a folder beside the options of another target, though a dry run leaves it alone.
-    elsewhere = ["--only-binary=:all:", *target, "--target", wish.path + ".none"] if target else []
+    elsewhere = ["--only-binary=:all:", *target, "--target", wanted.path + ".none"] if target else []
     rc, out, err = run([*pip, *asked, *elsewhere, *torch])
     try:
         installs = json.loads(out)["install"] if rc == 0 else []
@@ -113,7 +113,7 @@ def refuse_cuda(wish: Wish, run: Run, pip: Sequence[str], target: Sequence[str])
         return
     why = "which has only a build for CUDA" if installs else last_line(err or out)
     raise VenvError(
-        f"{wish.host}: no CPU build of torch is available there: {CPU_INDEX} does not answer within {ANSWER_SECONDS} s, and neither "
+        f"{wanted.host}: no CPU build of torch is available there: {CPU_INDEX} does not answer within {ANSWER_SECONDS} s, and neither "
         f"does the default index help ({why}). Connect the host, let another one hand its packages on, or name a Python of that host "
         "for which there is one (ddp_python). "
         f"`ddp_torch_index: default` takes the build for CUDA all the same: about {bytes_text(CUDA_DOWNLOAD)} to download and "
@@ -137,7 +137,7 @@ def answers(url: str, settings: Mapping[str, str]) -> bool:
 
 
 def page_of(url: str, project: str, settings: Mapping[str, str]) -> str | None:
-    """What an index says about a project, asked the way pip would (proxies, certificates); None where it does not answer."""
+    """An index's page about a project, asked the way pip would (proxies, certificates); None where it does not answer."""
     # Only here: whoever just looks at an environment needs none of it, and it takes longer to load than the look.
     import http.client
     import urllib.parse
@@ -184,12 +184,12 @@ NO_MATCH = re.compile(r"No matching distribution found for ([^\s(]+)")
 NEEDS_PYTHON = re.compile(r"(\S+) Requires-Python (>=[\d.]+)|requires a different Python: \S+ not in '([^']+)'")
 
 
-def explain(wish: Wish, base: Interpreter, text: str) -> VenvError:
-    """What pip said, as one sentence with what to do."""
-    who = f"{wish.host}: the packages could not be installed in {wish.path}"
+def explain(wanted: Wanted, base: Interpreter, text: str) -> VenvError:
+    """Turn pip's output into one sentence with what to do."""
+    who = f"{wanted.host}: the packages could not be installed in {wanted.path}"
     if re.search(r"No space left on device|Disk quota exceeded", text):
         return VenvError(
-            f"{who}: the disk is full ({free_text(wish.path)}); make room there (pip also needs some in TMPDIR), or "
+            f"{who}: the disk is full ({free_text(wanted.path)}); make room there (pip also needs some in TMPDIR), or "
             "give another folder (ddp_venv_dir)",
             "disk",
         )
@@ -200,10 +200,10 @@ def explain(wish: Wish, base: Interpreter, text: str) -> VenvError:
             "network",
         )
     missing = NO_MATCH.search(text)
-    if wish.offline:
+    if wanted.offline:
         lacking = missing.group(1) if missing else last_line(text)
         return VenvError(
-            f"{who}: the wheels in {wish.wheels} do not fit Python {base.minor} on {base.machine}: {lacking}; wheels must "
+            f"{who}: the wheels in {wanted.wheels} do not fit Python {base.minor} on {base.machine}: {lacking}; wheels must "
             "be fetched for the same Python and architecture",
             "wheels",
         )
@@ -262,21 +262,21 @@ def platforms(machine: str) -> list[str]:
     return [f"manylinux_2_{minor}_{machine}" for minor in range(36, 16, -1)] + [f"manylinux2014_{machine}"]
 
 
-def wheels_ready(wish: Wish, target: dict[str, str]) -> bool:
+def wheels_ready(wanted: Wanted, target: dict[str, str]) -> bool:
     """Whether the folder of wheels was filled for these requirements and this target."""
-    return bool(read_json(os.path.join(wish.wheels, ".wheels.json")) == wheels_stamp(wish, target))
+    return bool(read_json(os.path.join(wanted.wheels, ".wheels.json")) == wheels_stamp(wanted, target))
 
 
-def wheels_stamp(wish: Wish, target: dict[str, str]) -> dict[str, object]:
-    """What a folder of wheels was filled for."""
-    return {"requirements": sorted(wish.requirements), "target": target, "index": wish.torch_index}
+def wheels_stamp(wanted: Wanted, target: dict[str, str]) -> dict[str, object]:
+    """The record of a folder of wheels: for which requirements it was filled."""
+    return {"requirements": sorted(wanted.requirements), "target": target, "index": wanted.torch_index}
 
 
-def fetch_wheels(wish: Wish, run: Run, base: Interpreter, pip: list[str], target: dict[str, str]) -> None:
+def fetch_wheels(wanted: Wanted, run: Run, base: Interpreter, pip: list[str], target: dict[str, str]) -> None:
     """Fills the folder of wheels for hosts with the target's Python and architecture."""
-    fresh = wish.wheels.rstrip("/") + ".part"
+    fresh = wanted.wheels.rstrip("/") + ".part"
     shutil.rmtree(fresh, ignore_errors=True)
-    check_room(fresh, SPACE_FOR_TORCH // 3, wish.host)
+    check_room(fresh, VENV_BYTES // 3, wanted.host)
     argv = [*pip, "download", "--no-input", "--disable-pip-version-check", "--retries", "2", "--only-binary=:all:"]
     other = []
     if [target["python"], target["machine"], "Linux"] != [base.minor, base.machine, base.system]:
@@ -284,11 +284,11 @@ def fetch_wheels(wish: Wish, run: Run, base: Interpreter, pip: list[str], target
         other = ["--python-version", target["python"], "--implementation", "cp"]
         other += [part for abi in (tag, "abi3", "none") for part in ("--abi", abi)]
         other += [part for name in platforms(target["machine"]) for part in ("--platform", name)]
-    argv += ["--dest", fresh, *choose_index(wish, run, pip, [], other)[1], *other]
+    argv += ["--dest", fresh, *choose_index(wanted, run, pip, [], other)[1], *other]
     # pip itself comes along for hosts whose Python has no ensurepip.
-    rc, out, err = run([*argv, *applying(wish.requirements, target["python"]), "pip"])
+    rc, out, err = run([*argv, *applying(wanted.requirements, target["python"]), "pip"])
     if rc != 0:
-        raise explain(wish._replace(path=wish.wheels), base, out + "\n" + err)
-    write_json(os.path.join(fresh, ".wheels.json"), wheels_stamp(wish, target))
-    shutil.rmtree(wish.wheels, ignore_errors=True)
-    os.replace(fresh, wish.wheels)
+        raise explain(wanted._replace(path=wanted.wheels), base, out + "\n" + err)
+    write_json(os.path.join(fresh, ".wheels.json"), wheels_stamp(wanted, target))
+    shutil.rmtree(wanted.wheels, ignore_errors=True)
+    os.replace(fresh, wanted.wheels)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Mapping, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import VENV_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
@@ -28,8 +29,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
     install_hint,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import (
-    SPACE_FOR_TORCH,
-    Wish,
+    Wanted,
     applying,
     check_room,
     choose_index,
@@ -93,12 +93,12 @@ class Installed(_Damaged):
 class Venv:
     """One environment on this host, and what is to be done about it."""
 
-    def __init__(self, wish: Wish, run: Run, interpreter: Interpreter) -> None:
+    def __init__(self, wanted: Wanted, run: Run, interpreter: Interpreter) -> None:
         # Packages that were handed on lie in a folder for each Python and architecture.
-        handed_on = os.path.join(wish.wheels, interpreter.tags["kind"]) if wish.offline else ""
-        self.wish = wish._replace(
-            wheels=handed_on if os.path.isdir(handed_on) else wish.wheels,
-            requirements=applying(wish.requirements, interpreter.minor),
+        handed_on = os.path.join(wanted.wheels, interpreter.tags["kind"]) if wanted.offline else ""
+        self.wanted = wanted._replace(
+            wheels=handed_on if os.path.isdir(handed_on) else wanted.wheels,
+            requirements=applying(wanted.requirements, interpreter.minor),
         )
         self.run = run
         self.base = interpreter
@@ -107,15 +107,15 @@ class Venv:
 
     @property
     def python(self) -> str:
-        return os.path.join(self.wish.path, "bin", "python")
+        return os.path.join(self.wanted.path, "bin", "python")
 
     def stamp(self) -> Document:
-        """What the environment was made from; empty if it was never finished."""
-        return read_object(os.path.join(self.wish.path, STAMP))
+        """The stamp of the environment; empty if it was never finished."""
+        return read_object(os.path.join(self.wanted.path, STAMP))
 
     def place(self) -> str:
-        """What the folder tells without anything being run: absent, occupied, foreign, broken (left half-built) or made."""
-        path = self.wish.path
+        """State of the folder, without running anything: absent, occupied, foreign, broken (left half-built) or made."""
+        path = self.wanted.path
         if not os.path.lexists(path):
             return "absent"
         if not os.path.isdir(path) or (os.listdir(path) and not self._looks_like_venv()):
@@ -146,7 +146,7 @@ class Venv:
         stamp = self.stamp()
         if found.get("python") != stamp.get("python"):
             return "broken"
-        if stamp.get("digest") != self.wish.digest(self.base.minor):
+        if stamp.get("digest") != self.wanted.digest(self.base.minor):
             return "other"
         if found.get("damaged"):
             return "broken"
@@ -157,78 +157,78 @@ class Venv:
         return state == "ready" or (state == "foreign" and found is not None and not self.lacking(found["packages"]))
 
     def _looks_like_venv(self) -> bool:
-        return any(os.path.exists(os.path.join(self.wish.path, name)) for name in ("pyvenv.cfg", STAMP, MARK))
+        return any(os.path.exists(os.path.join(self.wanted.path, name)) for name in ("pyvenv.cfg", STAMP, MARK))
 
     def build(self, state: str) -> None:
         """Makes or renews the environment; the stamp comes last."""
         self._refuse(state)
         self.refuse_in_use()
-        parent = os.path.dirname(self.wish.path)
-        check_room(parent, SPACE_FOR_TORCH if self._wants("torch") else 0, self.wish.host)
+        parent = os.path.dirname(self.wanted.path)
+        check_room(parent, VENV_BYTES if self._wants("torch") else 0, self.wanted.host)
         # A finished environment of the same Python is brought up to date, anything else is made from nothing.
         fresh = state != "other" or self.stamp().get("python") != self.base.minor or not self._has_pip()
         if fresh:
             self.discard()
-        os.makedirs(self.wish.path, exist_ok=True)
-        with open(os.path.join(self.wish.path, MARK), "w", encoding="utf-8") as file:
+        os.makedirs(self.wanted.path, exist_ok=True)
+        with open(os.path.join(self.wanted.path, MARK), "w", encoding="utf-8") as file:
             file.write(f"{os.getpid()}\n")
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.wish.path, STAMP))
+            os.unlink(os.path.join(self.wanted.path, STAMP))
         pip = self._make() if fresh else self._pip()
         self._install(pip)
         self._write_stamp()
-        os.unlink(os.path.join(self.wish.path, MARK))
+        os.unlink(os.path.join(self.wanted.path, MARK))
 
     def _has_pip(self) -> bool:
         return self.run([*self._pip(), "--version"])[0] == 0
 
     def discard(self) -> None:
         """Removes the environment. It loses its name at once: one that is half removed must not look like somebody else's."""
-        trash = self.wish.path + ".trash"
+        trash = self.wanted.path + ".trash"
         shutil.rmtree(trash, ignore_errors=True)
-        if not os.path.lexists(self.wish.path):
+        if not os.path.lexists(self.wanted.path):
             return
         try:
-            os.rename(self.wish.path, trash)
+            os.rename(self.wanted.path, trash)
         except OSError:  # a file system of its own is mounted there
-            with open(os.path.join(self.wish.path, MARK), "w", encoding="utf-8"):
+            with open(os.path.join(self.wanted.path, MARK), "w", encoding="utf-8"):
                 pass
-            for name in sorted(os.listdir(self.wish.path), key=lambda name: name in (MARK, STAMP)):
-                one = os.path.join(self.wish.path, name)
+            for name in sorted(os.listdir(self.wanted.path), key=lambda name: name in (MARK, STAMP)):
+                one = os.path.join(self.wanted.path, name)
                 shutil.rmtree(one) if os.path.isdir(one) and not os.path.islink(one) else os.unlink(one)
             return
         shutil.rmtree(trash)
 
     def refuse_in_use(self) -> None:
         """Files are not exchanged under a training that runs from them."""
-        inside = os.path.join(self.wish.path, "bin", "")
+        inside = os.path.join(self.wanted.path, "bin", "")
         users = [
             one for one in processes.processes().values() if one.marker and "".join(one.argv[:1]).startswith(inside)
         ]
         if users:
             raise VenvError(
-                f"{self.wish.host}: {self.wish.path} is to be changed, but a run trains with it (process {users[0].pid} of "
-                f"{users[0].user}: {users[0].command[:80]}); end it first with `ansible-playbook nanochat.ddp.stop`",
+                f"{self.wanted.host}: {self.wanted.path} is to be changed, but a run trains with it (process {users[0].pid} of "
+                f"{users[0].user}: {users[0].command[:80]}); stop it first with `ansible-playbook nanochat.ddp.stop`",
                 "in-use",
             )
 
     def _refuse(self, state: str) -> None:
         if state == "occupied":
             raise VenvError(
-                f"{self.wish.host}: {self.wish.path} is there and is no virtual environment, so it is left alone; "
+                f"{self.wanted.host}: {self.wanted.path} exists and is not a virtual environment, so it was not touched; "
                 "give another folder (ddp_venv_dir)",
                 "occupied",
             )
         if state == "foreign":
             lacking = ", ".join(self.lacking(self.packages()["packages"]))
             raise VenvError(
-                f"{self.wish.host}: {self.wish.path} is a virtual environment that was not made by this collection, so it "
+                f"{self.wanted.host}: {self.wanted.path} is a virtual environment that was not made by this collection, so it "
                 f"is left alone, but it lacks {lacking}; install that there, or give another folder (ddp_venv_dir)",
                 "occupied",
             )
 
     def _wants(self, name: str) -> bool:
-        return any(name_of(one) == name for one in self.wish.requirements)
+        return any(name_of(one) == name for one in self.wanted.requirements)
 
     def _make(self) -> list[str]:
         """Creates the bare environment; returns how pip is called for it."""
@@ -236,11 +236,11 @@ class Venv:
             raise self._no_pip()
         bare = not self.base.has_ensurepip
         pip = self._pip() if not bare else self._foreign_pip()
-        argv = [self.base.path, "-m", "venv", *(["--without-pip"] if bare else []), self.wish.path]
+        argv = [self.base.path, "-m", "venv", *(["--without-pip"] if bare else []), self.wanted.path]
         rc, out, err = self.run(argv)
         if rc != 0:
             raise VenvError(
-                f"{self.wish.host}: {self.base.path} could not make a virtual environment in {self.wish.path}: "
+                f"{self.wanted.host}: {self.base.path} could not make a virtual environment in {self.wanted.path}: "
                 f"{last_line(err or out)}",
                 "venv",
             )
@@ -264,14 +264,14 @@ class Venv:
     def _pip_wheels(self) -> list[str]:
         """Wheels of pip itself: a wheel can be run as it is."""
         try:
-            names = os.listdir(self.wish.wheels) if self.wish.wheels else []
+            names = os.listdir(self.wanted.wheels) if self.wanted.wheels else []
         except OSError:
             names = []
-        return sorted(os.path.join(self.wish.wheels, name) for name in names if re.match(r"pip-\d.*\.whl$", name))
+        return sorted(os.path.join(self.wanted.wheels, name) for name in names if re.match(r"pip-\d.*\.whl$", name))
 
     def _no_pip(self) -> VenvError:
         return VenvError(
-            f"{self.wish.host}: {self.base.path} (Python {self.base.minor}) comes without ensurepip, so no virtual "
+            f"{self.wanted.host}: {self.base.path} (Python {self.base.minor}) comes without ensurepip, so no virtual "
             f"environment can be made with it. {install_hint('venv', self.base.minor)}, then run this again",
             "venv",
         )
@@ -280,56 +280,58 @@ class Venv:
         """From the package index, or from wheels where there is no way to one."""
         argv = [*pip, "install", "--no-input", "--disable-pip-version-check", "--prefer-binary", "--retries", "2"]
         argv += self._sources(pip)
-        rc, out, err = self.run([*argv, *self.wish.requirements])
+        rc, out, err = self.run([*argv, *self.wanted.requirements])
         if rc != 0:
-            raise explain(self.wish, self.base, out + "\n" + err)
+            raise explain(self.wanted, self.base, out + "\n" + err)
 
     def _sources(self, pip: list[str]) -> list[str]:
-        if self.wish.offline:
-            if not self.wish.wheels or not os.path.isdir(self.wish.wheels):
+        if self.wanted.offline:
+            if not self.wanted.wheels or not os.path.isdir(self.wanted.wheels):
                 raise VenvError(
-                    f"{self.wish.host}: packages are to be installed without a package index, but the folder of wheels "
-                    f"{self.wish.wheels or '(none given)'} is not there",
+                    f"{self.wanted.host}: packages are to be installed without a package index, but the folder of wheels "
+                    f"{self.wanted.wheels or '(none given)'} is not there",
                     "network",
                 )
-            self.index = self.wish.wheels
-            return ["--no-index", "--find-links", self.wish.wheels]
+            self.index = self.wanted.wheels
+            return ["--no-index", "--find-links", self.wanted.wheels]
         if not self._wants("torch"):
             self.index = "default"
             return []
-        self.index, argv = choose_index(self.wish, self.run, pip, self.warnings)
+        self.index, argv = choose_index(self.wanted, self.run, pip, self.warnings)
         return argv
 
     def packages(self) -> Installed:
         """The installed versions of what was required, and what torch was built for."""
-        names = [name_of(one) for one in self.wish.requirements]
+        names = [name_of(one) for one in self.wanted.requirements]
         rc, out, err = self.run([self.python, "-I", "-c", ASK_PACKAGES, json.dumps(names)])
         try:
             told = json.loads(out)
         except ValueError:
             told = None
         if not isinstance(told, dict) or not isinstance(told.get("packages"), dict):
-            raise VenvError(f"{self.wish.host}: {self.python} does not run ({rc}): {last_line(err or out)}")
+            raise VenvError(f"{self.wanted.host}: {self.python} does not run ({rc}): {last_line(err or out)}")
         return cast(Installed, told)
 
     def lacking(self, packages: Mapping[str, str | None]) -> list[str]:
         """The requirements that the installed versions do not meet."""
-        return [one for one in self.wish.requirements if not meets(one, packages.get(name_of(one)))]
+        return [one for one in self.wanted.requirements if not meets(one, packages.get(name_of(one)))]
 
     def _write_stamp(self) -> None:
         found = self.packages()
         lacking = self.lacking(found["packages"])
         if lacking:
-            raise VenvError(f"{self.wish.host}: pip reported success, but {self.wish.path} lacks {', '.join(lacking)}")
+            raise VenvError(
+                f"{self.wanted.host}: pip reported success, but {self.wanted.path} lacks {', '.join(lacking)}"
+            )
         stamp = {
-            "digest": self.wish.digest(self.base.minor),
-            "requirements": sorted(self.wish.requirements),
+            "digest": self.wanted.digest(self.base.minor),
+            "requirements": sorted(self.wanted.requirements),
             "index": self.index,
             "packages": found.get("packages"),
             "cuda": found.get("cuda"),
             "python": found.get("python"),
         }
-        write_json(os.path.join(self.wish.path, STAMP), stamp)
+        write_json(os.path.join(self.wanted.path, STAMP), stamp)
 
 
 @contextlib.contextmanager

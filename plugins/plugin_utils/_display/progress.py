@@ -29,7 +29,7 @@ class Watched(TypedDict):
 
 
 def row_of(host: str, seen: Mapping[str, Any], first: float) -> Watched:
-    """What run_watch tells of a host, which is watched since `first`."""
+    """A host's row from the result of run_watch; `first` is when watching it began."""
     return {
         "host": host,
         "first": first,
@@ -57,7 +57,7 @@ def is_due(line: str, before: str, since: float, begun: float) -> bool:
 
 
 class Progress:
-    """What run_watch returned last of each host."""
+    """The last result of run_watch of each host."""
 
     def __init__(self, terminal: Terminal, steps: Steps) -> None:
         self.rows: dict[str, Watched] = {}

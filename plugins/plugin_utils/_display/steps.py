@@ -55,7 +55,7 @@ class Steps:
             self._terminal.show(self._task_line)
 
     def start_task(self, task: Any) -> None:
-        """What is being done now, on the live line."""
+        """Show the current task on the live line."""
         name = task_name(task)
         self._task_begun, self._task = time.monotonic(), "" if name.startswith(CHECKED_ARGUMENTS) else name
         self._terminal.show(self._task_line)
@@ -94,7 +94,7 @@ class Steps:
         self._terminal.say("\n".join(indent + line if line else "" for line in text.split("\n")), color)
 
     def _task_line(self, width: int) -> str:
-        """What is being done, and for how long already."""
+        """The current task and its age."""
         took = time.monotonic() - self._task_begun
         ticking = f"  {whole_seconds(took)}" if took >= LONG_TASK[0] else ""
         return f"  {self.current or '':<10} {self._task}"[: max(0, width - len(ticking))] + ticking

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the display says of a task, a finding, an error and the end of a play. Pure functions of what Ansible hands over."""
+"""Texts of the display for a task, a finding, an error and the end of a play. Pure functions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def error_text(result: Any, seen: Mapping[str, Any], text: str, mark: str) -> st
 
 
 def _error_lines(result: Any, text: str, mark: str) -> list[str]:
-    """What is done once for all hosts is no fault of the one on which it is done."""
+    """Leave out the host where a task is done once for all of them."""
     task = task_name(result.task)
     if not result.task.run_once:
         return [f"{mark} {result.host.get_name()}: {task}", text]
@@ -105,5 +105,5 @@ def closing_text(stats: Any, failed: set[str], took: str, checking: bool) -> str
 
 
 def changes_word(checking: bool) -> str:
-    """What was done to the hosts, or would be."""
+    """The changes of the play, done or predicted."""
     return "would change" if checking else "changed"

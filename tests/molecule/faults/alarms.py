@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run without any fault was told: one line of JSON, and exit code 1 if something of it is a false alarm.
+"""The findings of a run without any fault: one line of JSON, and exit code 1 if one of them is a false alarm.
 
 python3 alarms.py RESULTS SECONDS EXIT_CODE
 """

@@ -44,7 +44,7 @@ def podman(*argv: str) -> None:
 
 
 def limit_cores(host: str, cores: float) -> None:
-    """What the host's processes may use of the processors; 0 for all of them. A limit once made cannot be unmade, only widened."""
+    """Limit the CPU of the host's processes; 0 for all. A limit cannot be removed later, only raised."""
     podman("update", "--cpus", str(cores or os.cpu_count()), f"ddp-faults-{host}")
 
 
@@ -60,7 +60,7 @@ def until(what: str, true: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 class Played:
-    """What a playbook said, and in what time."""
+    """A playbook's output, and the time it took."""
 
     def __init__(self, code: int, output: str, seconds: float) -> None:
         self.code, self.output, self.seconds = code, output, seconds
@@ -171,7 +171,7 @@ class Training:
         self.fault_at = time.monotonic()
 
     def verdict(self, seconds: float = 120.0) -> tuple[dict[str, Any], float]:
-        """What the doctor said when watch sent for it, and the seconds since the fault."""
+        """The doctor's verdict when watch called it, and the seconds since the fault."""
 
         def there() -> bool:
             return self.verdict_file.exists() and self.verdict_file.stat().st_size > 0

@@ -66,7 +66,7 @@ def rows(results: list[dict]) -> list[str]:
 
 
 def runs_text(runs: list[dict]) -> str:
-    """What runs without any fault were told, one line a run."""
+    """Findings of runs without any fault, one line per run."""
     lines = [
         f"| {number} | {run['seconds']} | {'; '.join(run['alarms']) or 'none'} | {'; '.join(run['surroundings'])} |"
         for number, run in enumerate(runs, 1)

@@ -128,8 +128,8 @@ def test_field_25_a_link_as_slow_as_a_radio_is_told(detour, found):
 
 @pytest.fixture(scope="module")
 def other_files(lab):
-    """What lies on the worker is not what the master has; what preflight says of it."""
-    code, data = f"{BASE['laptop']}/trainer/nanochat/common.py", f"{BASE['laptop']}/data"
+    """Preflight's finding when the worker's files differ from the master's."""
+    code, data = f"{BASE['laptop']}/trainer/nanochat/kit/common.py", f"{BASE['laptop']}/data"
     shard = on("laptop", f"ls {data}/*/shard_00001.parquet").strip()
     on("laptop", f"cp -p {code} /root/code && echo '# repaired by hand' >>{code} && mv {shard} /root/shard")
     try:
@@ -306,7 +306,7 @@ def test_field_17_a_limit_that_holds_a_rank_back_is_named(lab, alive, found):
     assert played.code == 0, played.output
     assert one["code"] in ("healthy-slow", "rank-slow")
     # On a machine that others use, too, it may get so little of the processors that the limit itself is never met.
-    reason = r"a limit of its control group holds it back|it waits for a core"
+    reason = r"the CPU limit of its control group stops it|it waits for a core"
     assert re.search(rf"rank 1 \(laptop\).*({reason}) .*%", one["seen"]), one
     goes_on(alive)
     found("a limit of its control group leaves the worker a tenth of a core", one["code"], played.seconds, "doctor")
@@ -451,7 +451,7 @@ import gc, sys, threading, time
 def flip():
     while True:
         time.sleep(0.05)
-        model = sys.modules.get("nanochat.model")
+        model = sys.modules.get("nanochat.model.gpt")
         for one in gc.get_objects() if model and hasattr(model, "GPT") else ():
             if type(one) is model.GPT and one.lm_head.weight.device.type == "cpu":
                 time.sleep(3)

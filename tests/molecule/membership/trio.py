@@ -51,7 +51,7 @@ def mend(host: str) -> None:
 
 
 def start_cron(host: str) -> None:
-    """What the init of a machine does at boot; the file by which cron knows that it is none lies in memory there."""
+    """Act as a machine's init at boot; the file by which cron recognises a boot lives in memory there."""
     on(host, "rm -f /run/crond.reboot /run/crond.pid; cron")
 
 
@@ -69,7 +69,7 @@ def boot(host: str) -> None:
 
 
 def shut_down(host: str) -> None:
-    """What an init does: all processes are asked to end and have some time, then the machine is off."""
+    """Act as an init at shutdown: ask all processes to end, give them some time, then switch off."""
     # As this user the numbers reach the whole of its processes, and not sshd, with which the container would end.
     on(host, "kill -TERM -1; kill -HUP -1", user=HOSTS[host])
     time.sleep(10)
@@ -88,7 +88,7 @@ class Trio(Lab):
         return ["ansible-playbook", playbook, "-i", str(HERE.parent / SCENARIO / "inventory"), "-e", given, *words]
 
     def played(self, playbook: str, *words: str, **settings: Any) -> str:
-        """What a playbook said that went well."""
+        """The output of a playbook, which must succeed."""
         done = self.play(playbook, *words, **settings)
         assert done.code == 0, done.output
         return done.output

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows base_train: begins with its model and momentum, learns some of the targets, and knows its end only as it comes."""
+"""The stage after base_train: starts from its model and momentum, learns some of the targets, and meets its end unannounced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import argparse
 
 import torch
 import torch.distributed as dist
-
 from nanochat.checkpoint_manager import load_model, load_optimizer_state, save_checkpoint
 from nanochat.common import compute_cleanup, compute_init, get_base_dir, print0
 from nanochat.dataloader import batches

@@ -63,7 +63,7 @@ class Host:
         return dict(state["served"]) if state else {}
 
     def pull(self, manifest: dict, peers: list[Peer], patience: float = 10.0) -> list:
-        """What this host lacks, from the peers."""
+        """Fetch the shards that this host lacks from the peers."""
         digests = Digests(str(self.folder))
         wanted = [one for one in entries(manifest) if digests.of(one.path) != one]
         return Puller(self.folder.name, digests, peers, SECRET, "127.0.0.1").pull(wanted, patience)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the campaign of random faults reads out of a playbook's words, and the page that it writes."""
+"""The campaign of random faults parses a playbook's output and writes its page."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_is_advised_is_played_before_the_training() -> None:
 
 
 def test_rounds_are_added_to_those_that_the_page_has(tmp_path: Path) -> None:
-    """What stands around the table stays, and the summary counts all rounds."""
+    """The text around the table stays, and the summary counts all rounds."""
     page = tmp_path / "page.md"
     page.write_text("# Page\n\nWords.\n", encoding="utf-8")
     add(page, [Round(1, 1, "train, half", "3 s", "kill -9 | of a rank", "0 s", "", "train", KEPT)])
@@ -84,7 +84,7 @@ def asked(rounds: int, second_try: bool = False, report: Path | None = None) -> 
 
 
 def test_a_round_that_failed_is_played_once_more_where_that_is_asked_for(tmp_path: Path) -> None:
-    """What it came to then counts; the page keeps both."""
+    """The second result counts; the page keeps both."""
 
     def play(number: int) -> Round:
         calls.append(number)

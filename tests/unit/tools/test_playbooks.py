@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What holds for all playbooks and roles, read from their files."""
+"""Rules for all playbooks and roles, checked on their files."""
 
 from __future__ import annotations
 
@@ -50,16 +50,30 @@ def test_field_41_looks_at_hosts_that_may_be_frozen_have_a_limit():
         (path, task)
         for path, task in tasks()
         if path.startswith("roles/doctor/")
-        or path.endswith(("launch/tasks/stop.yml", "launch/tasks/ours.yml", "plan/tasks/probe.yml"))
+        or path.endswith(
+            ("find_run/tasks/main.yml", "launch/tasks/stop.yml", "launch/tasks/ours.yml", "plan/tasks/probe.yml")
+        )
     ]
-    looks += [(name, task) for name, play in plays() if name == "status.yml" for task in play["tasks"]]
     looks = [(path, task) for path, task in looks if wanted & set(task)]
-    assert {path.split("/")[-1] for path, dummy in looks} >= {"status.yml", "stop.yml", "probe.yml"}
+    assert {path.split("/")[-1] for path, dummy in looks} >= {"main.yml", "stop.yml", "probe.yml"}
     assert [(path, task["name"]) for path, task in looks if "timeout" not in task] == []
 
 
 def test_no_play_makes_everything_root():
     assert {name for name, play in plays() if play["vars"]["ansible_become"] is not False} == set()
+
+
+def test_playbooks_do_not_have_arguments_checked_for_every_host():
+    """See the rules in CONTRIBUTING.md."""
+    found = []
+    for name, play in plays():
+        parts = [part for task in play["tasks"] for part in task.get("block", [task])]
+        found += [
+            (name, part["ansible.builtin.import_role"]) for part in parts if "ansible.builtin.import_role" in part
+        ]
+    checked = [(name, role["name"]) for name, role in found if role.get("rolespec_validate") is not False]
+    assert len(found) > 20
+    assert checked == []
 
 
 def test_a_task_that_needs_root_says_so_by_the_variable_that_wins():

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nanochat.comm import Comm, Pending
-from nanochat.wire import BLOCK, LEAST_BLOCK, WIRES, Plain, Wire
+from nanochat.parallel.comm import Comm, Pending
+from nanochat.parallel.wire import WIRES, Plain, Wire
+from nanochat.rules.ways import BLOCK, LEAST_BLOCK
 
 NAMES = (
     "all_reduce",
@@ -66,7 +67,7 @@ class Collectives:
         self.comm, self.alone = comm, comm.world == 1
         # Between two steps a rank may evaluate for much longer than another.
         self.patient = True
-        self.wire, self.row_wire = WIRES.get(sync, WIRES["exact"])
+        self.wire, self.row_wire, dummy = WIRES.get(sync, WIRES["exact"])
         self._feedback: dict[Any, Tensor] = {}
         self._step: tuple[Any, int] = (None, 0)
         self.others = [rank for rank in range(comm.world) if rank != comm.rank]

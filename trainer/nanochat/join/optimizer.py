@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat.common import UserError
 from nanochat.join.collectives import Collectives, Work, in_blocks
-from nanochat.optim_file import ADAMW, MUON, OptimizerLayout, Unusable
-from nanochat.wire import BLOCK
+from nanochat.kit.common import UserError
+from nanochat.kit.expected import count
+from nanochat.rules.ways import BLOCK
+from nanochat.run.optim_file import ADAMW, MUON, OptimizerLayout, Unusable
 
 SMALL = 1024
 FILES_KEY = "nanochat_ddp_files"
@@ -177,15 +178,15 @@ class Joined:
                 total.index_add_(0, place, part.float())
             table.grad.index_copy_(0, union, total.div_(comm.world).to(table.grad.dtype))
 
-    def _agreed(self, count: int) -> int:
-        counts = self.comm.exchange("the tokens of a step", count)
+    def _agreed(self, tokens: int) -> int:
+        counts = self.comm.exchange("the tokens of a step", tokens, fits=count())
         if len(set(counts)) > 1:
             listed = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(counts))
             raise UserError(
                 f"the ranks read different numbers of tokens in a step ({listed}); set ddp_sync to dense, "
                 "or start every rank with the same --device-batch-size."
             )
-        return count
+        return tokens
 
     # -- saving and loading
 

@@ -21,19 +21,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat import checkpoint_manager as checkpoints
-from nanochat.agreement import check_identical, start_alike
-from nanochat.causes import Cause
-from nanochat.checkpoint_manager import NotSaved
-from nanochat.comm import Comm
-from nanochat.common import UserError
 from nanochat.join.collectives import Collectives
 from nanochat.join.optimizer import FILES_KEY, Joined, Touched
-from nanochat.journal import Journal
-from nanochat.lineage import META_KEY
-from nanochat.optim_file import OptimizerLayout
-from nanochat.resume import folder_leader
-from nanochat.train import due, goes_on_without, write
+from nanochat.kit.common import UserError
+from nanochat.kit.expected import matching
+from nanochat.parallel.agreement import check_identical, start_alike
+from nanochat.parallel.comm import Comm
+from nanochat.record.journal import Journal
+from nanochat.rules.causes import Cause
+from nanochat.run import checkpoint_manager as checkpoints
+from nanochat.run.checkpoint_manager import NotSaved
+from nanochat.run.lineage import META_KEY
+from nanochat.run.loop import due
+from nanochat.run.optim_file import OptimizerLayout
+from nanochat.run.resume import folder_leader
+from nanochat.run.saving import goes_on_without, write
 
 EVERY = ("eval_every", "core_metric_every", "sample_every", "save_every", "chatcore_every")
 SAVE_PARAMETERS = ["checkpoint_dir", "step", "model_data", "optimizer_data", "meta_data", "rank"]
@@ -200,7 +202,8 @@ class Script:
         counts = model.num_scaling_params() if hasattr(model, "num_scaling_params") else {}
         counts = counts if isinstance(counts, dict) else {}
         self.journal.heartbeat.steps = self.steps
-        attempt = self.comm.exchange("the name of this attempt", secrets.token_hex(8), patient=True)[0]
+        drawn, fits = secrets.token_hex(8), matching("[0-9a-f]{16}")
+        attempt = self.comm.exchange("the name of this attempt", drawn, patient=True, fits=fits)[0]
         self.journal.open_tracker(self.resumed_from is not None)
         self.journal.record(
             "start", self.step, rank=self.comm.rank, world=self.comm.world, run=self.journal.settings.run,

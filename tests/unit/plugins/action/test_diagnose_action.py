@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.action import diagnose
+from ansible_collections.nanochat.ddp.plugins.action import judge as action
 
 PLAN = {
     "run": "d4",
@@ -25,11 +25,19 @@ DONE = {"evidence": {"run": {"state": "finished", "step": 9, "last_lines": ["log
 
 
 def judge(monkeypatch, evidence, **options):
-    given = {"plan": PLAN, "evidence": evidence, "stall_factor": 5.0, "secrets": [], "file": None, **options}
+    given = {
+        "plan": PLAN,
+        "evidence": evidence,
+        "stall_factor": 5.0,
+        "secrets": [],
+        "file": None,
+        **options,
+        "of": "verdict",
+    }
     monkeypatch.setattr(ActionBase, "run", lambda self, tmp, task_vars: {})
     monkeypatch.setattr(ActionBase, "validate_argument_spec", lambda self, spec: (None, given))
-    action = diagnose.ActionModule(SimpleNamespace(check_mode=False), None, None, None, None, None)
-    return action.run(task_vars={})
+    task = SimpleNamespace(check_mode=False, args=given)
+    return action.ActionModule(task, None, None, None, None, None).run(task_vars={})
 
 
 def test_the_verdict_is_returned_and_all_of_it_kept_without_secrets(monkeypatch, tmp_path):

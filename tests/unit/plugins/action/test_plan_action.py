@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.nanochat.ddp.plugins.action import plan as action
+from ansible_collections.nanochat.ddp.plugins.action.judge import ActionModule
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import plan as action
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 
 
@@ -23,8 +24,8 @@ def run(
     whole: bool = False,
 ) -> dict[str, Any]:
     task = SimpleNamespace(
-        action="nanochat.ddp.plan",
-        args=arguments,
+        action="nanochat.ddp.judge",
+        args={"of": "plan", **arguments},
         async_val=0,
         check_mode=check,
         diff=False,
@@ -33,7 +34,7 @@ def run(
     )
     context = SimpleNamespace(check_mode=check, become=False, remote_user="me", diff=False, no_log=False)
     connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="unused"))
-    made = action.ActionModule(task, connection, context, None, None, None)
+    made = ActionModule(task, connection, context, None, None, None)
     return made.run(task_vars=variables if whole else {"hostvars": variables})
 
 
@@ -93,7 +94,7 @@ def test_a_host_that_the_inventory_does_not_have(monkeypatch):
 def test_questions_come_before_any_probe(monkeypatch):
     known = {name: {"ansible_host": f"{name}.lan"} for name in BOTH}
     known["laptop"]["ansible_connection"] = "local"
-    result = run(monkeypatch, {"hosts": BOTH, "stage": "questions"}, known)
+    result = run(monkeypatch, {"hosts": BOTH, "of": "questions"}, known)
     assert result["questions"]["laptop"]["peers"] == ["desktop.lan"]
     assert result["questions"]["desktop"]["peers"] == []
 
@@ -104,7 +105,9 @@ def test_the_plan_is_kept_in_a_file(monkeypatch, tmp_path):
     assert not file.exists()
     result = run(monkeypatch, {"hosts": BOTH, "file": str(file)}, variables())
     assert result["changed"] is True
-    assert json.loads(file.read_text()) == {"plan": result["plan"], "findings": []}
+    kept = json.loads(file.read_text())
+    assert kept == {"plan": result["plan"], "findings": [], "decided": result["decided"]}
+    assert kept["decided"]["sync"] == {"value": "exact", "by": "default", "why": ""}
     assert run(monkeypatch, {"hosts": BOTH, "file": str(file)}, variables())["changed"] is False
 
 
@@ -120,7 +123,7 @@ def test_a_file_that_cannot_be_written_is_said_in_one_sentence(monkeypatch, tmp_
 def test_what_is_printed(monkeypatch, show, part):
     printed: list[str] = []
     monkeypatch.setattr(action.display, "display", printed.append)
-    monkeypatch.setattr(action.constants, "DEFAULT_STDOUT_CALLBACK", "default", raising=False)
+    monkeypatch.setattr(action._configuration.constants, "DEFAULT_STDOUT_CALLBACK", "default", raising=False)
     run(monkeypatch, {"hosts": BOTH, "show": show}, variables())
     assert part in "".join(printed) and bool(printed) == (show != "none")
 
@@ -129,7 +132,7 @@ def test_what_is_printed(monkeypatch, show, part):
 def test_findings_are_printed_once(monkeypatch, callback, shown):
     printed: list[str] = []
     monkeypatch.setattr(action.display, "display", printed.append)
-    monkeypatch.setattr(action.constants, "DEFAULT_STDOUT_CALLBACK", callback, raising=False)
+    monkeypatch.setattr(action._configuration.constants, "DEFAULT_STDOUT_CALLBACK", callback, raising=False)
     result = run(monkeypatch, {"hosts": BOTH, "show": "text"}, variables(ddp_threads=99))
     assert len(result["findings"]) == 2
     assert ("threads-over-cores" in "".join(printed)) is shown
@@ -153,10 +156,10 @@ def test_a_repository_is_asked_before_a_start_only(monkeypatch, tmp_path):
 
 
 def test_the_controllers_settings_are_checked_without_a_plan(monkeypatch):
-    told = run(monkeypatch, {"hosts": BOTH, "stage": "settings"}, variables(ddp_stall_factor="7", watch="no"))
+    told = run(monkeypatch, {"hosts": BOTH, "of": "settings"}, variables(ddp_stall_factor="7", watch="no"))
     assert told["controller"]["stall_factor"] == 7.0 and told["controller"]["watch"] is False
     assert "plan" not in told
-    refused = run(monkeypatch, {"hosts": BOTH, "stage": "settings"}, variables(ddp_stall_factor="often"))
+    refused = run(monkeypatch, {"hosts": BOTH, "of": "settings"}, variables(ddp_stall_factor="often"))
     assert refused["failed"] is True and refused["problems"][0]["code"] == "setting-refused"
 
 

@@ -1,13 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the judgement reads of the results that the role's tasks left on the hosts."""
+"""The judgement's input: results that the role's tasks left on the hosts."""
 
 from __future__ import annotations
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.action import preflight
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 
 OK = {"ok": True, "torch": "2.13.0", "bandwidth_mbit": 900.0}

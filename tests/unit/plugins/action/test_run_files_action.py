@@ -71,7 +71,7 @@ def test_a_host_writes_nothing_outside_its_folder(collect, tmp_path, kind, path,
     offered = piece(path) if kind == "pieces" else {"path": path, "size": 4, "mtime": 5}
     host = Host(**{kind: [offered]})
     told = collect(host, check)
-    assert told["failed"] and "node1" in told["msg"] and "which is no file of a run" in told["msg"]
+    assert told["failed"] and "node1" in told["msg"] and "which is not a file of a run" in told["msg"]
     assert (written(tmp_path), host.fetched) == ([], [])
 
 

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 MODULES = (
     "doctor_info", "env_file", "host_info", "made_python", "peer_check", "peer_firewall", "peer_responder", "purge", "report", "run_files",
     "run_folder", "run_info",
-    "run_log", "session_boot", "setup_info", "shard_fetch", "shard_import", "shard_links", "shard_manifest", "shard_server", "shard_sync",
+    "run_log", "session_boot", "setup_info", "shard_folder", "shard_server", "shard_sync",
     "tmux_session", "trainer_files", "trainer_venv", "trainer_wheels",
 )  # fmt: skip
 # What programs of the host say to a module that runs some: nothing, what fits, and what no such program says.
@@ -107,7 +107,7 @@ TREE = st.recursive(
 
 
 def fitting(option: dict[str, Any], folder: Path) -> st.SearchStrategy[Any]:
-    """What is right for an option, as far as its type goes, and at times something odd in its place."""
+    """A valid value for an option's type, or now and then an odd one."""
     kind = option.get("type", "str")
     if "choices" in option:
         return st.sampled_from(option["choices"]) | ODD

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What doctor_info gathers, from a run folder and a process of this machine."""
+"""The evidence of doctor_info, from a run folder and a process of this machine."""
 
 from __future__ import annotations
 

@@ -120,6 +120,11 @@ def test_a_file_of_another_kind_is_replaced_without_being_shown(run_module, path
     assert env_file_utils.parse(path.read_bytes()) == {"A": "1"}
 
 
+def test_assignments_of_another_hand_are_read_too():
+    assert env_file_utils.parse(b"A='b'\nKEY='it'\\''s'\n") == {"A": "b", "KEY": "it's"}
+    assert env_file_utils.parse(b"A=b\n") is None
+
+
 def test_absent_removes_it_once(run_module, path):
     run_module(env_file, path=str(path), env=ENV)
 

@@ -80,7 +80,7 @@ def test_a_failure_names_the_download_the_mirror_and_what_to_type(run_module: An
         (
             None,
             "the controller: no package index answers",
-            "uv, which would make one, is not available: the controller: no package",
+            "uv, which would install one, is not available: the controller: no package",
         ),
     ],
 )

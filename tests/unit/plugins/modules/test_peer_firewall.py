@@ -112,7 +112,11 @@ def test_a_tool_that_says_yes_and_does_nothing_is_found_out(run_module, iptables
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [({"peers": ["laptop"]}, "'laptop' is no IPv4"), ({"ports": ["x"]}, "'x' is no port"), ({"name": "a b"}, "'a b'")],
+    [
+        ({"peers": ["laptop"]}, "'laptop' is not an IPv4"),
+        ({"ports": ["x"]}, "'x' is neither a port"),
+        ({"name": "a b"}, "'a b'"),
+    ],
 )
 def test_bad_input_is_named(run_module, iptables, wrong, words):
     assert words in run_module(peer_firewall, **dict(OPEN, **wrong))["msg"]

@@ -10,10 +10,7 @@ import os
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import folder as shards_utils
 from ansible_collections.nanochat.ddp.plugins.modules import (
-    shard_fetch,
-    shard_import,
-    shard_links,
-    shard_manifest,
+    shard_folder,
     shard_server,
     shard_sync,
 )
@@ -137,10 +134,10 @@ def test_run_reads_exactly_the_shards_of_the_plan(sync, run_module, tmp_path):
     (run / "data/shard_00150.parquet").write_bytes(b"left by another plan")
     options = {"path": str(tmp_path / "store"), "dest": str(run)}
 
-    checked = run_module(shard_links, _check_mode=True, **options)
+    checked = run_module(shard_folder, state="linked", _check_mode=True, **options)
     assert names(run / "data") == ["shard_00150.parquet"]
-    done = run_module(shard_links, **options)
-    again = run_module(shard_links, **options)
+    done = run_module(shard_folder, state="linked", **options)
+    again = run_module(shard_folder, state="linked", **options)
 
     assert names(run / "data") == ALL[:3]
     assert names(run / "tokenizer") == ["token_bytes.pt", "tokenizer.pkl"]
@@ -153,7 +150,9 @@ def test_run_is_not_given_a_broken_shard(sync, run_module, tmp_path):
     sync()
     (tmp_path / "store/shard_00001.parquet").write_bytes(b"PAR1")
 
-    result = run_module(shard_links, path=str(tmp_path / "store"), dest=str(tmp_path / "run"), host="worker")
+    result = run_module(
+        shard_folder, state="linked", path=str(tmp_path / "store"), dest=str(tmp_path / "run"), host="worker"
+    )
 
     assert result["failed"]
     assert "worker: 1 file of " in result["msg"] and "(shard_00001.parquet truncated)" in result["msg"]
@@ -163,12 +162,12 @@ def test_manifest_is_made_once_and_stays_the_truth(run_module, tmp_path):
     store = fill(tmp_path / "books")
     options = {"path": str(store)}
 
-    checked = run_module(shard_manifest, _check_mode=True, **options)
+    checked = run_module(shard_folder, state="described", _check_mode=True, **options)
     assert not (store / "manifest.json").exists()
-    made = run_module(shard_manifest, **options)
+    made = run_module(shard_folder, state="described", **options)
     (store / "shard_00001.parquet").write_bytes(b"PAR1 broken")
-    kept = run_module(shard_manifest, **options)
-    rebuilt = run_module(shard_manifest, **options, refresh=True)
+    kept = run_module(shard_folder, state="described", **options)
+    rebuilt = run_module(shard_folder, state="described", **options, refresh=True)
 
     assert [one["changed"] for one in (checked, made, kept, rebuilt)] == [True, True, False, True]
     assert checked["manifest"] == made["manifest"] == kept["manifest"] != rebuilt["manifest"]
@@ -188,7 +187,7 @@ def test_folder_that_is_no_data_set_is_told_what_it_lacks(run_module, tmp_path, 
     for path in remove:
         (store / path).unlink()
 
-    result = run_module(shard_manifest, path=str(store), host="desktop")
+    result = run_module(shard_folder, state="described", path=str(store), host="desktop")
 
     assert result["failed"]
     assert result["msg"].startswith("desktop: ") and told in result["msg"]
@@ -201,10 +200,10 @@ def test_field_07_existing_folder_is_cut_to_the_plan_and_not_copied(run_module, 
         (source / path).unlink()
     options = {"path": str(tmp_path / "store"), "source": str(source), "shards": 3}
 
-    checked = run_module(shard_import, _check_mode=True, **options)
+    checked = run_module(shard_folder, state="imported", _check_mode=True, **options)
     assert not (tmp_path / "store").exists()
-    done = run_module(shard_import, **options)
-    again = run_module(shard_import, **options)
+    done = run_module(shard_folder, state="imported", **options)
+    again = run_module(shard_folder, state="imported", **options)
 
     store = tmp_path / "store"
     assert sorted(path.name for path in store.glob("*.parquet")) == [f"shard_0000{n}.parquet" for n in (0, 1, 8)]
@@ -216,14 +215,14 @@ def test_field_07_existing_folder_is_cut_to_the_plan_and_not_copied(run_module, 
 def test_shards_that_were_made_again_under_the_same_names_are_seen(run_module, tmp_path):
     source = fill(tmp_path / "own", shards=3)
     options = {"path": str(tmp_path / "cache"), "source": str(source)}
-    run_module(shard_import, **options)
+    run_module(shard_folder, state="imported", **options)
     fresh = source / "fresh"
     fresh.write_bytes(b"other words")
     fresh.replace(source / "shard_00000.parquet")
     (source / "shard_00001.parquet").unlink()
 
-    checked = run_module(shard_import, _check_mode=True, **options)
-    done = run_module(shard_import, **options)
+    checked = run_module(shard_folder, state="imported", _check_mode=True, **options)
+    done = run_module(shard_folder, state="imported", **options)
 
     assert checked["moved"] == done["moved"] == ["shard_00000.parquet"]
     assert sorted(path.name for path in (tmp_path / "cache").glob("*.parquet")) == [
@@ -232,12 +231,14 @@ def test_shards_that_were_made_again_under_the_same_names_are_seen(run_module, t
     ]
     assert (tmp_path / "cache/shard_00000.parquet").read_bytes() == b"other words"
     assert (tmp_path / "cache/tokenizer/tokenizer.pkl").is_file()
-    assert run_module(shard_import, **options)["changed"] is False
+    assert run_module(shard_folder, state="imported", **options)["changed"] is False
 
 
 def test_too_few_shards_are_said(run_module, tmp_path):
     source = fill(tmp_path / "few")
-    result = run_module(shard_import, path=str(tmp_path / "s"), source=str(source), shards=8, host="desktop")
+    result = run_module(
+        shard_folder, state="imported", path=str(tmp_path / "s"), source=str(source), shards=8, host="desktop"
+    )
 
     assert result["failed"]
     assert f"desktop: {source} holds 3 shards (*.parquet), but 8 are wanted" in result["msg"]
@@ -246,7 +247,12 @@ def test_too_few_shards_are_said(run_module, tmp_path):
 def test_tokenizer_that_is_not_where_it_is_said_to_be(run_module, tmp_path):
     source = fill(tmp_path / "few")
     result = run_module(
-        shard_import, path=str(tmp_path / "s"), source=str(source), tokenizer="/nowhere", host="desktop"
+        shard_folder,
+        state="imported",
+        path=str(tmp_path / "s"),
+        source=str(source),
+        tokenizer="/nowhere",
+        host="desktop",
     )
 
     assert result["failed"]
@@ -276,7 +282,7 @@ def test_serves_once_and_stops_what_it_started(run_module, tmp_path):
     assert started["changed"] and not again["changed"]
     assert started["server"] == again["server"] and started["server"]["port"] > 0
     assert [one["changed"] for one in (would, ended, gone)] == [True, True, False]
-    assert ended["pid"] == started["pid"]
+    assert would["pid"] == ended["pid"] == started["pid"]
     assert not (store / ".share").exists()
     assert SECRET not in str([started, again, ended])
 
@@ -289,8 +295,8 @@ def test_needs_a_secret_to_serve(run_module, tmp_path):
 def test_dead_url_is_named(run_module, tmp_path):
     options = {"path": str(tmp_path / "s"), "url": "http://127.0.0.1:1/main", "shards": 2}
 
-    checked = run_module(shard_fetch, _check_mode=True, **options)
-    failed = run_module(shard_fetch, **options, retries=1, host="desktop")
+    checked = run_module(shard_folder, state="fetched", _check_mode=True, **options)
+    failed = run_module(shard_folder, state="fetched", **options, retries=1, host="desktop")
 
     assert checked["changed"] and checked["moved"] == ["shard_00000.parquet", "shard_06542.parquet"]
     assert failed["failed"]

@@ -212,7 +212,7 @@ def test_the_environments_values_are_never_shown(play, tmp_path):
 def test_refuses_names_that_tmux_would_read_otherwise(play, name):
     result = play(name=name)
 
-    assert result["failed"] and f"{name!r} is no name for a session" in result["msg"]
+    assert result["failed"] and f"{name!r} is not a session name" in result["msg"]
 
 
 @pytest.mark.parametrize("state", ["started", "restarted"])

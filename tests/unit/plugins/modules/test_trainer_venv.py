@@ -26,7 +26,7 @@ INTERPRETER = {
 
 
 class Tools:
-    """What python, venv and pip do and say on this host."""
+    """Scripted python, venv and pip of this host."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +65,7 @@ def tools(tmp_path, monkeypatch):
 
     monkeypatch.setattr(basic.AnsibleModule, "run_command", run_command)
     monkeypatch.setattr(basic.AnsibleModule, "get_bin_path", lambda self, name, *dummy: f"/usr/bin/{name}")
-    monkeypatch.setattr(venv, "SPACE_FOR_TORCH", 0)
+    monkeypatch.setattr(venv, "VENV_BYTES", 0)
     return found
 
 

@@ -82,7 +82,7 @@ def test_a_refusal_says_what_was_seen_and_what_to_do():
     own = finding("disk-short", "laptop", "laptop has 3 GB free", remedy="Use another disk.")
     assert sentence(own) == "laptop has 3 GB free; use another disk."
     usual = finding("folder-read-only", "laptop", "it cannot be written")
-    assert sentence(usual) == "it cannot be written; set ddp_base_dir to a folder of that user."
+    assert sentence(usual) == "it cannot be written; set ddp_base_dir to a folder that this user can write to."
     # Of a setting it is said in the sentence what it must be.
     setting = finding("setting-refused", "", "ddp_depth is x; it must be a whole number")
     assert sentence(setting) == "ddp_depth is x; it must be a whole number."

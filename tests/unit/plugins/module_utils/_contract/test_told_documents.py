@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> dict[str, Any]:
-    """What this very machine tells, as it would arrive."""
+    """The answer of this machine, as it would arrive."""
     base = tmp_path_factory.mktemp("base")
     (base / "data/books-1").mkdir(parents=True)
     (base / "data/books-1/manifest.json").write_text('{"format": 1, "id": "books-1", "shards": []}')
@@ -99,6 +99,11 @@ HOSTILE = [
 @pytest.mark.parametrize("changes", HOSTILE, ids=lambda change: ascii(change)[:60])
 def test_a_plan_that_cannot_be_is_not_believed(changes):
     assert believed_plans([deployed(**changes), None, [], "plan", deployed()], ["a", "b"]) == [deployed()]
+
+
+def test_a_plan_is_believed_though_a_host_of_it_has_left_the_inventory():
+    assert believed_plans([deployed()], ["a"]) == [deployed()]
+    assert believed_plans([deployed()], ["c"]) == []
 
 
 def test_the_plan_that_most_hosts_have_comes_first():

@@ -55,6 +55,5 @@ def test_hosts_that_differ_are_told_without_them():
 
 
 def test_a_secret_variable_may_hold_one():
-    assert resolve([("desktop", {"ddp_secret_env": {"HTTPS_PROXY": WITH[0]}})])[0]["ddp_secret_env"] == {
-        "HTTPS_PROXY": WITH[0]
-    }
+    asked = resolve([("desktop", {"ddp_secret_env": {"HTTPS_PROXY": WITH[0]}})])
+    assert asked.run.secret_env == {"HTTPS_PROXY": WITH[0]}

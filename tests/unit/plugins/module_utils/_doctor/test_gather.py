@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the doctor's evidence says of files of /proc and /sys as kernels write them."""
+"""The doctor's evidence from files of /proc and /sys as kernels write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAR = "0B01A8C0"  # 192.168.1.11
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the files hold; all others are empty."""
+    """Contents of the files; all others are empty."""
     found: dict[str, str] = {}
     monkeypatch.setattr(gather, "read_text", lambda path: found.get(path, ""))
     return found

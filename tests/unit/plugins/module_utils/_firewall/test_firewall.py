@@ -9,8 +9,9 @@ import json
 import os
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall import backend as interface
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall import firewalld, iptables, nftables, rules, ufw
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, carry_out_step, settle
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, apply, carry_out_step
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Step
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import Packets
 from hypothesis import given
@@ -53,13 +54,13 @@ def test_ranges_that_touch_become_one():
 
 @pytest.mark.parametrize("ports", ["0", "65536", "20-10", "http", "1-2-3", "", "-5"])
 def test_what_is_no_port_is_refused_by_name(ports):
-    with pytest.raises(rules.FirewallError, match="is no port"):
+    with pytest.raises(rules.FirewallError, match="is neither a port"):
         rules.port_range(ports)
 
 
 @pytest.mark.parametrize("peer", ["laptop", "192.168.1", "10.0.0.0/8", "fe80::zz"])
 def test_what_is_no_address_is_refused_by_name(peer):
-    with pytest.raises(rules.FirewallError, match="is no IPv4 or IPv6 address"):
+    with pytest.raises(rules.FirewallError, match="is not an IPv4 or IPv6 address"):
         rules.wanted_rules([peer], [1])
 
 
@@ -130,24 +131,24 @@ def test_field_01_nftables_names_the_rule_that_blocks():
     chains = [{"chain": {"family": "inet", "table": "owner", "name": "bad"}}, base("i", table="owner")]
     drops = {"rule": {"family": "inet", "table": "owner", "chain": "i", "handle": 1, "expr": [{"drop": None}]}}
     run = script(nft_version="1.0.6", nft_j=json.dumps({"nftables": [*chains, drops]}), nft_list=LISTED)
-    assert nftables.Nftables(run, MARK).walls([FOUR]) == ["inet owner i: tcp dport 1-65535 reject"]
+    assert nftables.Nftables(run, MARK).blocking_rules([FOUR]) == ["inet owner i: tcp dport 1-65535 reject"]
     closed = script(
         nft_version="1.0.6",
         nft_j=json.dumps({"nftables": [base("i", "drop", "owner")]}),
         nft_list=LISTED.replace("y accept", "y drop").replace("1-65535", "22"),
     )
-    assert nftables.Nftables(closed, MARK).walls([FOUR]) == ["inet owner i: policy drop"]
+    assert nftables.Nftables(closed, MARK).blocking_rules([FOUR]) == ["inet owner i: policy drop"]
 
 
 def test_field_01_iptables_and_ufw_name_the_rule_that_blocks():
     listing = "-P INPUT DROP\n-N bad\n-A INPUT -p tcp -j bad\n-A bad -s 192.168.1.11/32 -j REJECT\n"
-    assert iptables.Iptables(script(iptables_w_S=listing), MARK).walls([FOUR]) == [
+    assert iptables.Iptables(script(iptables_w_S=listing), MARK).blocking_rules([FOUR]) == [
         "-A bad -s 192.168.1.11/32 -j REJECT"
     ]
-    assert iptables.Iptables(script(iptables_w_S="-P INPUT DROP\n"), MARK).walls([FOUR]) == ["-P INPUT DROP"]
+    assert iptables.Iptables(script(iptables_w_S="-P INPUT DROP\n"), MARK).blocking_rules([FOUR]) == ["-P INPUT DROP"]
     told = "Status: active\nDefault: deny (incoming), allow (outgoing)\n"
     run = script(ufw_version="0.36", ufw_show_added="ufw allow 22/tcp\n", ufw_status_verbose=told)
-    assert ufw.Ufw(run, MARK).walls([FOUR]) == ["Default: deny (incoming)"]
+    assert ufw.Ufw(run, MARK).blocking_rules([FOUR]) == ["Default: deny (incoming)"]
 
 
 # ufw
@@ -255,7 +256,7 @@ def test_field_30_iptables_blocks_only_where_the_peers_packets_may_end(listing, 
 
 def test_field_30_a_ban_of_fail2bans_is_told_and_left_alone():
     listing = F2B.replace("-m multiport --dports 22 ", "") + "-A f2b-sshd -s 192.168.1.11/32 -j REJECT\n"
-    result = settle(script(iptables_w_S=listing), request())
+    result = apply(script(iptables_w_S=listing), request())
     assert (result["changed"], result["commands"]) == (False, [])
     assert result["foreign"] == ["iptables -A f2b-sshd -s 192.168.1.11/32 -j REJECT"]
 
@@ -437,7 +438,7 @@ def test_field_30_tables_of_other_programs_are_left_alone(table, hook):
     objects = [base("chain", table=table, hook=hook), nft_rule({"drop": None}, chain="chain", table=table)]
     assert ruleset(*objects).blocking([PACKETS]) == []
     assert ruleset(*objects).blocking([PACKETS], of_others=True) == [("inet", table, "chain")]
-    told = settle(script(nft=json.dumps({"nftables": objects})), request())
+    told = apply(script(nft=json.dumps({"nftables": objects})), request())
     assert (told["changed"], told["foreign"]) == (False, [f"nft chain inet {table} chain"])
 
 
@@ -457,7 +458,7 @@ def test_a_table_of_iptables_is_opened_by_the_tool_that_keeps_it(version, opened
         for asked, told in (("version", version), ("w_S", "-P INPUT DROP\n"))
     }
     nft = json.dumps({"nftables": [base("INPUT", "drop", "filter", "ip")]})
-    assert settle(script(nft=nft, **answers), request())["backend"] == opened
+    assert apply(script(nft=nft, **answers), request())["backend"] == opened
 
 
 @pytest.mark.parametrize("iptables", [True, False])
@@ -573,7 +574,7 @@ def test_firewalld_puts_a_rule_in_the_zone_of_the_interface_now_and_for_good():
 def test_a_firewalld_that_runs_is_opened():
     zones = {"firewallcmd_listallzones": ZONES, "firewallcmd_permanent_listallzones": ZONES}
     run = script(firewallcmd_state="running\n", firewallcmd_getdefaultzone="public\n", **zones)
-    result = settle(run, request())
+    result = apply(run, request())
     assert (result["backend"], result["active"], len(result["commands"])) == ("firewalld", True, 2)
 
 
@@ -649,12 +650,12 @@ def left_over(**more):
 def test_field_29_the_rules_of_earlier_runs_go_and_those_of_a_live_one_stay():
     e5 = own_line(WIDE).replace("d4", "e5")
     host = Host(ADDED, "-P INPUT DROP\n" + own_line(FOUR) + e5 + "-A INPUT -i lo -j ACCEPT\n")
-    result = settle(host, left_over(keep=("e5",)))
+    result = apply(host, left_over(keep=("e5",)))
     assert (result["changed"], result["closed"]) == (True, ["d4"])
     assert "nanochat.ddp:e5'" in host.added
     assert host.listing == "-P INPUT DROP\n" + e5 + "-A INPUT -i lo -j ACCEPT\n"
-    assert not settle(host, left_over(keep=("e5",)))["changed"]
-    assert settle(host, left_over())["closed"] == ["e5"]
+    assert not apply(host, left_over(keep=("e5",)))["changed"]
+    assert apply(host, left_over())["closed"] == ["e5"]
     assert "nanochat.ddp" not in host.added + host.listing
     assert "hi there" in host.added
 
@@ -662,9 +663,9 @@ def test_field_29_the_rules_of_earlier_runs_go_and_those_of_a_live_one_stay():
 def test_field_29_a_firewalld_is_asked_for_the_jobs_that_are_known():
     answers = {"firewallcmd_state": "running\n", "firewallcmd_listallzones": with_rich(FOUR)}
     run = script(**answers, firewallcmd_getdefaultzone="public\n", firewallcmd_permanent_listallzones=with_rich(FOUR))
-    found = settle(run, left_over(check=True, known=("d8", "d4")))
+    found = apply(run, left_over(check=True, known=("d8", "d4")))
     assert (found["closed"], len(found["commands"])) == (["d4"], 2)
-    assert not settle(run, left_over(check=True, known=("d8",)))["changed"]
+    assert not apply(run, left_over(check=True, known=("d8",)))["changed"]
 
 
 def test_field_29_blocks_of_all_jobs_are_found_in_the_file_that_is_loaded_at_boot(tmp_path):
@@ -687,7 +688,7 @@ def request(**more):
 
 
 def test_nothing_is_done_where_nothing_blocks():
-    result = settle(script(nft=nft_input("accept"), iptables_w_S="-P INPUT ACCEPT\n"), request())
+    result = apply(script(nft=nft_input("accept"), iptables_w_S="-P INPUT ACCEPT\n"), request())
     assert (result["backend"], result["active"], result["changed"], result["commands"]) == ("none", False, False, [])
     assert "nothing on this host blocks" in result["message"]
 
@@ -700,7 +701,7 @@ def test_a_native_drop_beside_ufw_is_opened_too():
         nft=nft_input("drop"),
         iptables_w_S="-P INPUT DROP\n",
     )
-    result = settle(run, request())
+    result = apply(run, request())
     assert result["backend"] == "ufw+nftables"
     assert len(result["commands"]) == 2
 
@@ -708,7 +709,7 @@ def test_a_native_drop_beside_ufw_is_opened_too():
 def test_field_02_without_root_nothing_is_changed_and_the_owner_gets_the_commands(monkeypatch):
     monkeypatch.setattr(ufw.Ufw, "suspected", lambda self: True)
     run = script()
-    result = settle(run, request(root=False, check=False))
+    result = apply(run, request(root=False, check=False))
     assert not result["changed"]
     assert result["needs_root"]
     assert result["commands"] == [
@@ -721,16 +722,16 @@ def test_field_02_without_root_nothing_is_changed_and_the_owner_gets_the_command
     ("tool", "command"), [("nft", "sudo nft insert rule "), ("iptables", "sudo iptables -I INPUT 1 ")]
 )
 def test_field_02_where_no_firewall_shows_itself_the_owner_gets_the_commands_for_closed_ports(tool, command):
-    result = settle(script(**{f"{tool}_version": "1"}), request(root=False))
+    result = apply(script(**{f"{tool}_version": "1"}), request(root=False))
     assert not result["needs_root"] and result["commands"] == []
     assert result["if_closed"][0].startswith(command)
-    assert settle(script(), request(root=False))["if_closed"] == []
+    assert apply(script(), request(root=False))["if_closed"] == []
 
 
 def test_field_02_a_root_that_may_not_is_treated_as_none(monkeypatch):
     monkeypatch.setattr(nftables.Nftables, "suspected", lambda self: True)
     run = script(nft___version="nftables", nft=(1, "", "Operation not permitted (you must be root)"))
-    result = settle(run, request(check=False))
+    result = apply(run, request(check=False))
     assert result["needs_root"]
     assert "not permitted" in result["message"]
     assert result["commands"][0].startswith("sudo nft insert rule ")
@@ -738,7 +739,7 @@ def test_field_02_a_root_that_may_not_is_treated_as_none(monkeypatch):
 
 def test_field_02_without_root_the_owner_gets_the_commands_that_close_again(monkeypatch):
     monkeypatch.setattr(ufw.Ufw, "suspected", lambda self: True)
-    result = settle(script(), request(root=False, present=False))
+    result = apply(script(), request(root=False, present=False))
     assert result["commands"] == ["sudo ufw delete allow from 192.168.1.11 to any port 29500 proto tcp"]
 
 
@@ -767,3 +768,61 @@ def test_a_file_that_cannot_be_replaced_stays_and_is_named(tmp_path, monkeypatch
         carry_out_step(script(), Step(["sh"], str(path), "new\n"))
     assert path.read_text() == "old\n"
     assert list(tmp_path.iterdir()) == [path]
+
+
+# The recipe of CONTRIBUTING.md
+
+
+def test_a_new_backend_is_one_class(monkeypatch):
+    monkeypatch.setattr(interface.Backend, "kinds", dict(interface.Backend.kinds))
+
+    class Gate(interface.Backend):
+        """A made-up firewall that holds one rule a line."""
+
+        name = "gate"
+        order = 15
+        writes = ("iptables",)
+
+        def in_force(self, wanted):
+            return self.there("gate")
+
+        def lines(self):
+            return self.tool("gate", "list").split()
+
+        def change(self, wanted):
+            after = [f"{rule.peer}:{rule.low}" for rule in wanted]
+            steps = [Step(["gate", "open", line]) for line in after if line not in self.lines()]
+            return rules.Change(steps, self.lines(), after, True)
+
+        def blocking_rules(self, wanted):
+            return ["gate is shut"]
+
+        def names(self, known):
+            return set(known)
+
+        def suspected(self):
+            return True
+
+        def suggested(self, wanted, present):
+            return self.change(wanted).steps
+
+    held: list[str] = []
+
+    def run(argv):
+        if argv[0] == "iptables":
+            return 0, "-P INPUT DROP\n", ""
+        if argv[0] != "gate":
+            return 127, "", ""
+        if argv[1] == "open":
+            held.append(argv[2])
+        return 0, " ".join(held), ""
+
+    result = apply(run, Request(MARK, [FOUR], present=True))
+    assert (result["changed"], result["backend"], result["blocking"]) == (True, "gate", ["gate is shut"])
+    assert held == ["192.168.1.11:29500"] and not apply(run, Request(MARK, [FOUR], present=True))["changed"]
+    assert apply(run, Request(MARK, [FOUR], present=True, backend="gate", root=False))["commands"] == []
+
+
+def test_a_backend_that_is_not_known_is_refused_with_those_that_are():
+    with pytest.raises(rules.FirewallError, match=r"backend is gate; it must be one of: auto, .*ufw.*, none"):
+        apply(script(), Request(MARK, [FOUR], present=True, backend="gate"))

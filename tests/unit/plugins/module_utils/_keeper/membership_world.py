@@ -72,7 +72,7 @@ class Host:
 
 
 class Checks:
-    """What must never happen, by name."""
+    """Invariants, by name."""
 
     def __init__(self, rules):
         self.rules = rules
@@ -360,11 +360,11 @@ class World:
         return True
 
     def asked(self, host):
-        if host.own.word.state in m.OVER or host.own.then in m.OVER:
+        if host.own.word.state in m.OVER or host.own.after_ending in m.OVER:
             return ""
         order = ""
         for name, state in (("stop", m.STOPPED), ("leave", m.LEFT)):
-            if name in host.files and host.own.then not in m.OVER and host.own.word.state not in m.OVER:
+            if name in host.files and host.own.after_ending not in m.OVER and host.own.word.state not in m.OVER:
                 host.own, order = m.asked_to_end(host.own, host.clock, state, name)
         return order
 

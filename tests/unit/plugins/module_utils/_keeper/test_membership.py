@@ -71,6 +71,7 @@ def test_only_with_at_most_half_of_the_hosts_may_two_parts_train():
 
 def test_a_host_taken_out_by_hand_is_not_waited_for():
     assert m.may_train(RULES._replace(least=2), ("desktop",), left=("laptop",))
+    assert not m.may_train(RULES, (), left=("desktop", "laptop"))
     assert not m.may_train(RULES._replace(least=2), ("desktop",))
 
 
@@ -85,6 +86,14 @@ def test_a_generation_is_offered_promised_and_begun():
     assert (a.word.state, order, a.word.go) == (m.TRAINING, m.START, True)
     b, order = m.decide(RULES, b, heard(now, a.word), now)
     assert (b.word.state, order, b.word.started) == (m.TRAINING, m.START, a.word.started)
+
+
+def test_an_offer_is_promised_once():
+    offer = m.Generation(5, ("desktop", "laptop"))
+    caller = m.Word("desktop", m.OFFERED, offer, promised=5, hears=("laptop",))
+    for promised, state in ((4, m.PROMISED), (5, m.IDLE)):
+        own = m.Own(m.Word("laptop", promised=promised))
+        assert m.decide(RULES, own, heard(5, caller), 5.0)[0].word.state == state
 
 
 def test_the_first_generation_waits_for_all_hosts():
@@ -124,7 +133,7 @@ def test_of_two_parts_the_one_with_fewer_steps_gives_way():
     desktop = desktop._replace(word=desktop.word._replace(hears=("laptop",)))
     laptop = laptop._replace(word=laptop.word._replace(hears=("desktop",)))
     desktop, order = m.decide(RULES, desktop, heard(50, laptop.word), 50.0)
-    assert (order, desktop.word.over) == ("", 3)
+    assert (order, desktop.word.outranked) == ("", 3)
     laptop, order = m.decide(RULES, laptop, heard(51, desktop.word), 51.0)
     assert (order, laptop.word.apart, laptop.word.why) == (m.FINISH_STEP, True, "desktop has more steps")
 
@@ -178,6 +187,12 @@ def test_a_rank_that_fails_by_itself_time_and_again_is_given_up(steps):
     assert died(RULES, joined, 9, steps[-1], 10.0, told=[m.Word("desktop")], by_itself=True).word.state == m.FAILED
     over, dummy = m.decide(RULES._replace(least=2), other, heard(1000, own.word), 1000.0)
     assert (over.word.state, over.word.why) == (m.FAILED, "laptop gave up: " + own.word.why)
+
+
+def test_deaths_within_an_hour_count_however_long_the_machine_runs():
+    died = [m.deaths.Death(1e6 + number, number, ("laptop",)) for number in range(4)]
+    assert m.deaths.reason_to_give_up(died, "laptop", 3, 1e6 + 10).startswith("the rank of laptop died 4 times")
+    assert not m.deaths.reason_to_give_up(died, "laptop", 3, 1e6 + 3700)
 
 
 def test_deaths_of_long_ago_do_not_count():
@@ -277,10 +292,11 @@ def test_a_rank_that_ends_in_order_is_cut_off_once_another_is_lost():
     assert m.decide(RULES, laptop, {"desktop": m.Heard(word, 109, 0)}, 117.0)[1] == m.SAVE
 
 
-def test_who_is_not_asked_to_stop_yet_waits_for_its_rank_to_end_with_the_others():
-    laptop, order = m.asked_to_end(trains(RULES, "laptop", ("desktop", "laptop")), 110.0, m.STOPPED, "it was stopped")
+@pytest.mark.parametrize("number", [1, 2])
+def test_who_is_not_asked_to_stop_yet_waits_for_its_rank_to_end_with_the_others(number):
+    laptop, order = m.asked_to_end(trains(RULES, "laptop", BOTH, number), 110.0, m.STOPPED, "it was stopped")
     assert (laptop.word.state, order) == (m.ENDING, m.FINISH_STEP)
-    desktop, order = m.decide(RULES, trains(RULES, "desktop", ("desktop", "laptop")), heard(110, laptop.word), 110.0)
+    desktop, order = m.decide(RULES, trains(RULES, "desktop", BOTH, number), heard(110, laptop.word), 110.0)
     assert (desktop.word.state, order) == (m.TRAINING, "")
     desktop = m.rank_ended(desktop, 112.0, 20, m.STOPPED)
     laptop = m.rank_ended(laptop, 112.0, 20, m.STOPPED)
@@ -364,7 +380,7 @@ def test_a_link_that_is_cut_one_way_counts_as_none():
     deaf = m.Word("c", m.IDLE, hears=())
     own = m.Own(m.Word("a"), since=0.0)
     words = heard(1, m.Word("b", hears=("a",)), deaf)
-    assert m.circle_around(THREE, own, m.present(own, m.fresh(THREE, words, 1))) == ("a", "b")
+    assert m.clique_around(THREE, own, m.present(own, m.fresh(THREE, words, 1))) == ("a", "b")
 
 
 def test_numbers_are_unique_to_who_offers():

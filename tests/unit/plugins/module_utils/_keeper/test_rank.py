@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import json
 import subprocess
@@ -14,9 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, rank
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import command
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    hosts,
+)
 
 PATIENCE = 120
 
@@ -50,7 +58,7 @@ def test_what_a_part_made_that_lost_is_put_aside_each_time_into_a_folder_of_its_
 def test_the_step_of_a_split_is_known_however_long_ago_it_was(tmp_path: Path) -> None:
     one = a_rank(tmp_path)
     write_events(tmp_path, {"kind": "start", "resumed_from": 10})
-    one._begun = one._size()
+    one._metrics_begin = one._size()
     assert one.resumed_from() is None
     write_events(tmp_path, {"kind": "start", "resumed_from": 500}, *({"kind": "step", "step": n} for n in range(3000)))
     assert one.resumed_from() == 500
@@ -84,7 +92,17 @@ def test_an_agent_whose_rank_has_ended_is_not_waited_for(tmp_path: Path) -> None
         assert time.monotonic() - begun < PATIENCE
         time.sleep(0.1)
         how = one.ended()
-    assert how == membership.STOPPED and time.monotonic() - begun < 30
+    assert how == states.STOPPED and time.monotonic() - begun < 30
+
+
+def test_a_rank_that_failed_after_its_last_word_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = a_rank(tmp_path)
+    monkeypatch.setattr(rank, "command", lambda *told: [sys.executable, "-c", "raise SystemExit(3)"])
+    one.start(membership.Generation(1, ("desktop",)))
+    write_events(tmp_path, {"kind": "end", "reason": "stopped", "time": time.time() + 1})
+    assert one.process is not None
+    one.process.wait()
+    assert one.ended() == states.FAILED
 
 
 RANK = """
@@ -117,7 +135,7 @@ def test_a_rank_whose_agent_is_killed_has_its_time_to_save(tmp_path: Path, monke
             how = one.ended()
     finally:
         ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
-    assert how == membership.FAILED and (tmp_path / "saved").exists()
+    assert how == states.FAILED and (tmp_path / "saved").exists()
 
 
 def test_a_rank_that_cannot_be_killed_is_told_and_nothing_waits_for_it(
@@ -132,21 +150,54 @@ def test_a_rank_that_cannot_be_killed_is_told_and_nothing_waits_for_it(
     begun = time.monotonic()
     assert [one.ended() for dummy in range(3)] == [None] * 3
     assert list(one.stuck) == [found.pid] and time.monotonic() - begun < 5
-    monkeypatch.undo()
-    one.process.kill()
+    # Its agent is gone, and it is still there.
+    agent, one.process = one.process, subprocess.Popen(["true"])
     one.process.wait()
-    assert one.ended() == membership.FAILED and not one.stuck
+    one.stuck = {}
+    assert one.ended() is None
+    monkeypatch.undo()
+    agent.kill()
+    agent.wait()
+    assert one.ended() == states.FAILED and not one.stuck
 
 
 def test_the_rows_of_a_step_are_dealt_again_among_those_present():
-    node = {
-        "argv": ["python", "-m", "torch.distributed.run", "--nnodes=3", "--", "--rank-rows=4,2,2"],
-        "address": "10.0.0.1",
-    }
+    node = {"flags": {"rank-rows": [4, 2, 2]}, "address": "10.0.0.1", "venv_dir": "/v", "tools_dir": "/t"}
     plan = {
+        "timeout_seconds": 60,
+        "master": {"host": "a", "address": "10.0.0.1", "port": 29500},
+        "trainer": {"source": "ours", "script": "scripts.base_train"},
         "training": {"rows": [4, 2, 2], "device_batch": 2},
-        "nodes": [{**node, "host": host, "rows": rows} for host, rows in (("a", 4), ("b", 2), ("c", 2))],
+        "nodes": [
+            {**node, "host": host, "rank": rank, "rows": rows}
+            for rank, (host, rows) in enumerate((("a", 4), ("b", 2), ("c", 2)))
+        ],
     }
     for members, rows in ((("a", "b", "c"), "4,2,2"), (("a", "c"), "6,2"), (("b", "c"), "4,4"), (("b",), "8")):
         argv = rank.command(plan, members[-1], membership.Generation(3, members))
+        assert argv[argv.index("--") + 1].startswith("--rank-rows")
         assert [word for word in argv if word.startswith("--rank-rows")] == [f"--rank-rows={rows}"]
+
+
+def test_the_command_of_a_generation_is_the_planned_one_with_its_members():
+    plan = make_plan(hosts({"ddp_restarts": 3, "ddp_min_hosts": 1})).plan
+    before = copy.deepcopy(plan)
+    argv = command(plan, "laptop", Generation(3, ("laptop",)))
+    planned, rows = plan["nodes"][1]["argv"], sum(plan["training"]["rows"])
+    own = {"--nnodes=1", "--node-rank=0", "--master-addr=192.168.1.11", "--rdzv-id=generation-3"}
+    assert set(argv) - set(planned) == {*own, f"--rank-rows={rows}"}
+    assert own < set(argv[: argv.index("--")]) and {"--save-on-loss", "--tracker=none"} < set(argv)
+    changed = ("--nnodes", "--node-rank", "--master-addr", "--rank-rows", "--tracker")
+    kept = [word for word in planned if not word.startswith(changed)]
+    assert [word for word in argv if word in kept] == kept
+    assert plan == before
+
+
+def test_parts_of_the_head_are_dealt_again_among_those_who_are_there():
+    settings = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_head": "shared", "ddp_extra_args": ["--head-shares=3,1"]}
+    plan = make_plan(hosts(settings)).plan
+    both = command(plan, "laptop", Generation(2, ("desktop", "laptop")))
+    assert "--head-shares=3,1" in both
+    alone = command(plan, "laptop", Generation(3, ("laptop",)))
+    assert "--head-shares=1" in alone
+    assert "--head=shared" in alone

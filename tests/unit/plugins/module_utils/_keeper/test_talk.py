@@ -1,14 +1,16 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What keepers tell each other over real sockets, and what they tell nobody else."""
+"""Keepers talk to each other over real sockets, and to nobody else."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import socket
+import threading
 import time
+from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk
@@ -75,7 +77,7 @@ def test_a_keeper_that_hangs_is_not_heard(monkeypatch):
     told.start()
     try:
         assert until_answered(asker, told.me).host == "desktop"
-        monkeypatch.setattr(talk, "FRESH", -1.0)
+        monkeypatch.setattr(talk, "FRESH_SECONDS", -1.0)
         assert asker._hear(told.me) == "the keeper of desktop hangs"
     finally:
         told.close()
@@ -121,7 +123,7 @@ def test_strangers_are_bounded_and_keep_no_peer_out():
 
 
 def test_a_port_that_is_taken_is_waited_for(monkeypatch):
-    monkeypatch.setattr(talk, "AGAIN", 0.1)
+    monkeypatch.setattr(talk, "RETRY_SECONDS", 0.1)
     told, asker = two_talks()
     told.say(membership.Word("desktop"))
     with socket.socket() as holder:
@@ -139,9 +141,57 @@ def test_a_port_that_is_taken_is_waited_for(monkeypatch):
         told.close()
 
 
-def test_an_address_that_comes_late_is_listened_on_already():
-    late = talk.Peer("desktop", "203.0.113.7", free_port())  # which no host has
-    told = talk.Talk(late, (talk.Peer("laptop", "127.0.0.1", free_port()),), SECRET, LAUNCH)
+@pytest.mark.parametrize(("address", "other"), [("203.0.113.7", "127.0.0.1"), ("2001:db8::7", "::1")])
+def test_an_address_that_comes_late_is_listened_on_already(address, other):
+    if other == "::1" and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    late = talk.Peer("desktop", address, free_port())  # which no host has
+    told = talk.Talk(late, (talk.Peer("laptop", other, free_port()),), SECRET, LAUNCH)
     with talk._Server(told) as server:
-        assert server.server_address == ("203.0.113.7", late.port)
-    assert told._hear(told.others[0]) == "this host does not have its address 203.0.113.7 yet"
+        assert server.server_address[:2] == (address, late.port)
+    assert told._hear(told.others[0]) == f"this host does not have its address {address} yet"
+
+
+def test_why_a_peer_is_not_heard_is_told_until_it_is_heard():
+    told, asker = two_talks()
+    asker.every = 0.1
+    told.say(membership.Word("desktop"))
+    with contextlib.ExitStack() as stack:
+        stack.callback(told.close)
+        stack.callback(asker.close)
+        asker.start()
+        until = time.monotonic() + PATIENCE
+        while "desktop" not in asker.silent:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        told.start()
+        assert asker.heard.get(timeout=PATIENCE).host == "desktop"
+        while "desktop" in asker.silent:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+def answered_by(reply):
+    """The outcome of a talk with a peer that answers so."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = talk.Peer("desktop", "127.0.0.1", server.getsockname()[1])
+        asker = talk.Talk(talk.Peer("laptop", "127.0.0.1", free_port()), (peer,), SECRET, LAUNCH)
+
+        def serve():
+            link = server.accept()[0]
+            link.recv(4096)
+            reply(link)
+            link.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        said = asker._hear(peer)
+        thread.join()
+        return said
+
+
+def test_what_is_no_keeper_is_told_as_such(monkeypatch):
+    assert answered_by(lambda link: link.sendall(b"220 smtp\n")) == "desktop gives no answer that a keeper would give"
+    monkeypatch.setattr(talk, "SECONDS", 0.3)
+    # One that takes its time does not hold a thread for longer.
+    assert answered_by(lambda link: time.sleep(0.6)) == "desktop does not answer"

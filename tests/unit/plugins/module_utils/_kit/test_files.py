@@ -20,7 +20,15 @@ def test_a_file_gets_content_and_mode(tmp_path):
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("KEY=1\n", 0o600)
     files.write_whole(str(path), b"\xff", 0o644, durable=True)
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"\xff", 0o644)
+    files.write_whole(str(path), "")
+    assert path.stat().st_mode & 0o777 == 0o644
     assert [one.name for one in tmp_path.iterdir()] == ["secret"]
+
+
+def test_a_small_file_is_read_whatever_is_in_it(tmp_path):
+    (tmp_path / "file").write_bytes(b"a\xff")
+    assert (files.read_text(f"{tmp_path}/file"), files.read_bytes(f"{tmp_path}/file")) == ("a\ufffd", b"a\xff")
+    assert (files.read_text(f"{tmp_path}/none"), files.read_bytes(f"{tmp_path}/none")) == ("", b"")
 
 
 def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
@@ -36,6 +44,16 @@ def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path, monke
     assert error.value.filename == str(path)
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
+
+    def of_another(*dummy):
+        raise OSError(errno.EACCES, "no", "/elsewhere")
+
+    monkeypatch.setattr(os, "replace", of_another)
+    with pytest.raises(OSError, match="elsewhere"):
+        files.write_whole(str(path), "new")
+    with pytest.raises(OSError, match="none") as error:
+        files.write_whole(str(tmp_path / "none/plan.json"), "new")
+    assert str(error.value.filename).startswith(str(tmp_path / "none/.plan.json"))
 
 
 def test_json_is_read_as_it_was_written(tmp_path):

@@ -21,7 +21,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 
 
 def told(module, params):
-    """What the module's program answers, from a Python that has nothing but its own library."""
+    """The answer of the module's program, from a Python with only its standard library."""
     text = host_code.program(module.__name__, "say", "mark ", params)
     answer = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True)
     assert answer.stdout.startswith("mark ")
@@ -43,7 +43,7 @@ def test_a_host_is_probed_and_looked_over_without_a_module(tmp_path, monkeypatch
 
 
 def wish(module, check=False, **given):
-    """What a module's options come to, and whether it may only say what it would do."""
+    """A module's parsed options, and whether it runs in check mode."""
     return {**{name: option.get("default") for name, option in module.OPTIONS.items()}, "check": check, **given}
 
 

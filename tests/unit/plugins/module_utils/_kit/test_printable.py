@@ -52,6 +52,12 @@ def test_a_program_in_which_somebody_types_may_edit_its_line_only(sent, shown, s
     assert b"".join([*pieces, stream.clean(b"", final=True)]).decode() == shown
 
 
+def test_a_sequence_that_is_whole_is_not_kept_back():
+    stream = Stream()
+    assert stream.clean(b"> \x1b[C") == b"> \x1b[C"
+    assert (stream.clean(b"\x1b["), stream.clean(b"K")) == (b"", b"\x1b[K")
+
+
 def test_a_sequence_without_an_end_is_not_kept_back_for_ever():
     stream = Stream()
     shown = b"".join(stream.clean(b"\x1b]0;" + b"x" * 3000) for dummy in range(3))

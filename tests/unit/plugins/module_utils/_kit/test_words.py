@@ -19,6 +19,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import words
         (2_500_000, "2.5 MB"),
         (3e9, "3.0 GB"),
         (4e12, "4.0 TB"),
+        (99.9e6, "99.9 MB"),
+        (123.4e6, "123 MB"),
     ],
 )
 def test_bytes(count, text):
@@ -39,6 +41,21 @@ def test_bytes(count, text):
 )
 def test_seconds(seconds, text):
     assert words.seconds_text(seconds) == text
+
+
+def test_figures_are_as_exact_as_is_of_use():
+    assert [words.speed_text(one) for one in (None, 99.96, 1234.5)] == ["-", "100.0", "1234"]
+    assert [words.share_text(one) for one in (None, 0.04, 0.33)] == ["-", "4.0 %", "33 %"]
+    assert [words.loss_text(one) for one in (None, 3.14159)] == ["-", "3.1416"]
+
+
+def test_of_many_rows_those_that_are_alike_share_one():
+    rows = [(f"h{number:02d}", "running", f"{number}.0 GB") for number in range(1, 18)]
+    assert words.alike(rows[:16], measured=[2]) == rows[:16]
+    assert words.alike([*rows, ("last", "crashed", "-")], measured=[2]) == [
+        ["h01 ... h17 (17)", "running", "1.0 GB ... 17.0 GB"],
+        ["last", "crashed", "-"],
+    ]
 
 
 def test_columns_are_as_wide_as_their_widest_cell():

@@ -8,6 +8,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import flag_words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
+
 GIGA = 10**9
 
 
@@ -147,3 +153,30 @@ def one_machine(count: int = 2, run: dict[str, Any] | None = None) -> list[dict[
         seen.update(base_dir=base, disk={**seen["disk"], "path": base, "real_path": base})
         found.append({"name": f"node{number}", "settings": {**(run or {}), "ddp_base_dir": base}, "probe": seen})
     return found
+
+
+def planned(run: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The plan of the two machines at home."""
+    return make_plan(hosts(run)).plan  # type: ignore[return-value]
+
+
+def refusal(known: list[dict[str, Any]], **options: Any) -> list[str]:
+    with pytest.raises(PlanError) as caught:
+        make_plan(known, **options)
+    return [sentence(found) for found in caught.value.findings]
+
+
+def codes(outcome: Outcome) -> list[tuple[str, str]]:
+    return [(found["code"], found["host"]) for found in outcome.findings]
+
+
+def flag(node: dict[str, Any], name: str) -> object:
+    """A flag of the trainer, as the command has it, too."""
+    value = node["flags"].get(name)
+    words = flag_words({name: value}) if value is not None else []
+    assert words == [word for word in node["argv"] if word.split("=")[0] == f"--{name}"], name
+    return value
+
+
+def node(outcome: Outcome, name: str) -> dict[str, Any]:
+    return next(entry for entry in outcome.plan["nodes"] if entry["host"] == name)  # type: ignore[misc]

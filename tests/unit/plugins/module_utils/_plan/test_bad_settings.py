@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import SETTINGS, TABLE
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import rows
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError, questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
@@ -79,7 +79,7 @@ ODD = st.sampled_from(
         ],
     ]
 )
-CHOSEN = st.dictionaries(st.sampled_from(sorted(TABLE)), ODD, max_size=3)
+CHOSEN = st.dictionaries(st.sampled_from(sorted(rows())), ODD, max_size=3)
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def plan(known: list[dict[str, Any]]) -> None:
             assert "Traceback" not in str(error)
 
 
-@pytest.mark.parametrize("name", [setting.name for setting in SETTINGS])
+@pytest.mark.parametrize("name", list(rows()))
 def test_each_setting_takes_or_refuses_every_odd_value(name: str) -> None:
     @settings(
         max_examples=max(4, EXAMPLES // 10),

@@ -7,26 +7,23 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import (
-    Asked,
     Batch,
     BatchError,
-    head_shares,
+    Wanted,
     plan_batch,
-    share,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-SMOKE = Asked(512, 2048, 2, False, False)
+SMOKE = Wanted(512, 2048, 2, False, False)
 
 
 def told(total=None, device=None):
-    return Asked(512, total or 2048, device or 2, total is not None, device is not None)
+    return Wanted(512, total or 2048, device or 2, total is not None, device is not None)
 
 
 def test_equal_shares():
     assert plan_batch(told(2048, 2), [1.0, 1.0], True) == Batch([2, 2], 2, 2048)
-    assert share(4, [1, 1]) == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -48,33 +45,20 @@ def test_field_34_rows_are_shared_out_by_speed_and_each_share_goes_through_in_on
 
 def test_a_pass_is_never_larger_than_a_share():
     # The trainer refuses a total batch of less than one pass on every rank.
-    assert plan_batch(Asked(128, 1024, 8, True, True), [1.0, 1.0]) == Batch([4, 4], 4, 1024)
+    assert plan_batch(Wanted(128, 1024, 8, True, True), [1.0, 1.0]) == Batch([4, 4], 4, 1024)
 
 
 def test_passes_of_unequal_hosts_have_a_limit():
-    found = plan_batch(Asked(512, 512 * 64, 8, True, False), [3.0, 1.0])
+    found = plan_batch(Wanted(512, 512 * 64, 8, True, False), [3.0, 1.0])
     assert (found.rows, found.device_batch) == ([48, 16], 16)
-    assert plan_batch(Asked(512, 512 * 64, 2, True, True), [3.0, 1.0]).device_batch == 2
-
-
-def test_parts_of_the_head_are_finer_than_rows():
-    assert head_shares([3.0, 1.0]) == [750, 250]
-    assert head_shares([1.0, 1.0]) == [500, 500]
-    assert head_shares([10000.0, 1.0]) == [1000, 1]
-
-
-@pytest.mark.parametrize("speeds", [[3.0, 1.0], [10.0, 1.0], [1.0, 1.0, 1.0], [4.0, 2.0, 1.0], [7.0, 11.0]])
-def test_the_plan_shares_out_as_the_trainer_does(trainers_own, speeds):
-    theirs = trainers_own("balance")
-    begun = theirs.Shares([12, *[0] * (len(speeds) - 1)], [1] * len(speeds))
-    assert theirs.fitting(begun, speeds) == (share(12, speeds), head_shares(speeds))
+    assert plan_batch(Wanted(512, 512 * 64, 2, True, True), [3.0, 1.0]).device_batch == 2
 
 
 def test_a_run_keeps_the_shares_that_it_has_had():
-    assert plan_batch(SMOKE, [1.0, 1.0], deployed=[3, 1]).rows == [3, 1]
-    assert plan_batch(SMOKE, [3.0, 1.0], deployed=[2, 2]) == Batch([2, 2], 2, 2048)
-    assert plan_batch(told(device=2), [3.0, 1.0], deployed=[3, 1]) == Batch([3, 1], 2, 2048)
-    assert plan_batch(told(total=4096), [3.0, 1.0], deployed=[3, 1]).rows == [6, 2]
+    assert plan_batch(SMOKE, [1.0, 1.0], kept=[3, 1]).rows == [3, 1]
+    assert plan_batch(SMOKE, [3.0, 1.0], kept=[2, 2]) == Batch([2, 2], 2, 2048)
+    assert plan_batch(told(device=2), [3.0, 1.0], kept=[3, 1]) == Batch([3, 1], 2, 2048)
+    assert plan_batch(told(total=4096), [3.0, 1.0], kept=[3, 1]).rows == [6, 2]
 
 
 @given(
@@ -87,18 +71,12 @@ def test_a_run_keeps_the_shares_that_it_has_had():
 )
 def test_nothing_that_was_not_asked_for_is_ever_refused(sequence, wanted, device, told_device, weights, equal):
     weights = [1.0] * len(weights) if equal else weights
-    found = plan_batch(Asked(sequence, sequence * wanted, device, False, told_device), weights, equal)
+    found = plan_batch(Wanted(sequence, sequence * wanted, device, False, told_device), weights, equal)
     assert found.total_batch == sum(found.rows) * sequence
     assert all(rows > 0 for rows in found.rows)
     assert 1 <= found.device_batch <= max(found.rows)
     assert found.device_batch <= device or not told_device
     assert len(set(found.rows)) == 1 or not equal
-
-
-def test_field_17_faster_hosts_take_more_rows():
-    assert share(6, [8, 4]) == [4, 2]
-    assert share(16, [3.0, 1.0]) == [12, 4]
-    assert share(8, [100, 1]) == [7, 1]
 
 
 @pytest.mark.parametrize(
@@ -118,20 +96,3 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(total, devic
     with pytest.raises(BatchError) as caught:
         plan_batch(told(total, device), [1.0] * world, equal)
     assert sentence in str(caught.value)
-
-
-@given(
-    weights=st.lists(st.floats(0.01, 1000), min_size=1, max_size=12),
-    more=st.integers(0, 60),
-)
-def test_shares_add_up_and_none_could_end_sooner(weights, more):
-    rows = len(weights) + more
-    shares = share(rows, weights)
-    assert sum(shares) == rows
-    assert min(shares) >= 1
-    slowest = max(range(len(weights)), key=lambda at: shares[at] / weights[at])
-    if shares[slowest] > 1:
-        # Handing one row of the slowest to any other would make that one at least as slow.
-        time = shares[slowest] / weights[slowest]
-        others = [(shares[at] + 1) / weights[at] for at in range(len(weights)) if at != slowest]
-        assert all(other >= time * (1 - 1e-9) for other in others)

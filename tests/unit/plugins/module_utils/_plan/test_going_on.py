@@ -20,7 +20,7 @@ SHARDS = {"ddp_data_source": "host", "ddp_data_paths": ["~/shards"]}
 
 
 def trained(known: list[dict[str, Any]], where: tuple[str, ...] = ("desktop", "laptop")) -> dict[str, Any]:
-    """What a run under the plan of these hosts leaves there, as the probes tell it; returns that plan."""
+    """Give the probes the traces of a run under the plan of these hosts; returns that plan."""
     plan = make_plan(known).plan
     for host in known:
         if host["name"] in where:

@@ -5,46 +5,56 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import STEPS, Way, choose_way, chosen
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import (
+    STEPS,
+    SyncChoice,
+    choose_way,
+    chosen,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    BY_EXACTNESS,
+    Job,
     Link,
     Speed,
     choose_sync,
+    job_of,
     mean_step,
     predict,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 
 ROWS = (8, 8)
 BOTH = [Speed("desktop", 0.3, 0.02, 0.1), Speed("laptop", 0.3, 0.02, 0.1)]
-KINDS = BY_EXACTNESS
-LEAST = BY_EXACTNESS[-1]
+KINDS = list(WAYS)
+LEAST = KINDS[-1]
 ENOUGH = 0.95
 
 
-def plan(sync: str = "auto", iterations: int = 4000, local_steps: str = "auto") -> dict[str, Any]:
+def job(sync: str = "auto", iterations: int = 4000, local_steps: str = "auto") -> Job:
     shape = Shape(4, 64, 64, 512, "SSSL", 32768)
     training = {"total_batch": sum(ROWS) * shape.sequence, "device_batch": 2, "iterations": iterations}
     asked = {"sync": sync, "head": "auto", "local_steps": local_steps}
-    return {
-        "world": 2,
-        "model": describe(shape),
-        "training": {**training, "sync": "exact" if sync == "auto" else sync, "asked": asked},
-        "nodes": [{"host": one.host, "rows": rows} for one, rows in zip(BOTH, ROWS, strict=True)],
-    }
+    return job_of(
+        {
+            "model": describe(shape),
+            "training": {**training, "sync": "exact" if sync == "auto" else sync, "asked": asked},
+            "nodes": [{"host": one.host, "rows": rows} for one, rows in zip(BOTH, ROWS, strict=True)],
+        }
+    )
 
 
-def way(mbit: float, **settings: Any) -> Way:
-    return choose_way(plan(**settings), BOTH, Link(mbit, 1.0), ROWS)
+def way(mbit: float, **settings: Any) -> SyncChoice:
+    return choose_way(job(**settings), BOTH, Link(mbit, 1.0), ROWS)
 
 
 def keeps(mbit: float, count: int, kind: str = LEAST, **settings: Any) -> float:
-    """What the hosts keep of their own speed with so many steps apart."""
-    document = plan(**settings)
+    """The share of their own speed that hosts keep with this many local steps."""
+    document = job(**settings)
     alone = predict(document, BOTH, None, ROWS, kind, 1).seconds
     return alone / predict(document, BOTH, Link(mbit, 1.0), ROWS, kind, count).seconds
 
@@ -63,12 +73,12 @@ def test_the_fewest_steps_apart_that_are_enough_are_taken(sync, mbit, steps):
     assert found.local_steps == steps
     assert keeps(mbit, steps, kind, sync=sync) >= ENOUGH
     assert all(keeps(mbit, count, kind, sync=sync) < ENOUGH for count in [0, *STEPS[: STEPS.index(steps)]])
-    assert found.sync == (choose_sync(plan(), BOTH, Link(mbit, 1.0), ROWS, steps) if sync == "auto" else sync)
+    assert found.sync == (choose_sync(job(), BOTH, Link(mbit, 1.0), ROWS, steps) if sync == "auto" else sync)
 
 
 def test_where_no_distance_is_enough_the_longest_is_taken_and_what_it_keeps_is_told():
     found = way(0.3)
-    document, link = plan(), Link(0.3, 1.0)
+    document, link = job(), Link(0.3, 1.0)
     assert found.local_steps == 100 and keeps(0.3, 100) < ENOUGH
     alone = predict(document, BOTH, None, ROWS, LEAST, 1).seconds
     apart, whole = (step(document, BOTH, link, ROWS, found.sync, 100).seconds for step in (predict, mean_step))
@@ -86,15 +96,10 @@ def test_a_run_has_at_least_ten_meetings(iterations, steps):
 
 @pytest.mark.parametrize(("world", "steps"), [(2, 100), (3, 30), (4, 30), (5, 0)])
 def test_the_more_hosts_the_more_often_they_meet(world, steps):
-    more, document = world - 2, plan()
-    document["nodes"] = [
-        *document["nodes"],
-        *[{**document["nodes"][1], "host": f"c{number}"} for number in range(more)],
-    ]
-    rows = [*ROWS, *[ROWS[1]] * more]
-    document = {**document, "world": world, "training": {**document["training"], "rows": rows}}
-    hosts = [*BOTH, *[BOTH[1]._replace(host=f"c{number}") for number in range(more)]]
-    found = choose_way(document, hosts, Link(0.3, 1.0), rows)
+    hosts = [*BOTH, *[BOTH[1]._replace(host=f"c{number}") for number in range(world - 2)]]
+    rows = (*ROWS, *[ROWS[1]] * (world - 2))
+    larger = dataclasses.replace(job(), hosts=tuple(one.host for one in hosts), rows=rows)
+    found = choose_way(larger, hosts, Link(0.3, 1.0), rows)
     assert found.local_steps == steps
     assert steps or "with 5 hosts steps apart would cost the model more than they bring" in found.why
 
@@ -121,11 +126,10 @@ def test_a_way_that_was_asked_for_is_kept(kind):
 
 def test_nothing_is_chosen_that_was_set_or_where_there_is_no_link():
     link = Link(5.0, 1.0)
-    assert chosen(plan(), BOTH, None, ROWS) is None
-    assert chosen({**plan(), "world": 1}, BOTH[:1], link, ROWS[:1]) is None
-    assert chosen(plan(sync="bf16", local_steps="0"), BOTH, link, ROWS) is None
-    assert chosen(plan(local_steps="30"), BOTH, link, ROWS) == Way(LEAST, 0)
-    document = plan(local_steps="30")
-    document["training"]["local_steps"] = 30
-    assert chosen(document, BOTH, link, ROWS) == Way(choose_sync(document, BOTH, link, ROWS, 30), 30)
-    assert chosen(plan(), BOTH, link, ROWS) == choose_way(plan(), BOTH, link, ROWS)
+    assert chosen(job(), BOTH, None, ROWS) is None
+    assert chosen(dataclasses.replace(job(), hosts=("desktop",), rows=ROWS[:1]), BOTH[:1], link, ROWS[:1]) is None
+    assert chosen(job(sync="bf16", local_steps="0"), BOTH, link, ROWS) is None
+    assert chosen(job(local_steps="30"), BOTH, link, ROWS) == SyncChoice(LEAST, 0)
+    document = dataclasses.replace(job(local_steps="30"), local_steps=30)
+    assert chosen(document, BOTH, link, ROWS) == SyncChoice(choose_sync(document, BOTH, link, ROWS, 30), 30)
+    assert chosen(job(), BOTH, link, ROWS) == choose_way(job(), BOTH, link, ROWS)

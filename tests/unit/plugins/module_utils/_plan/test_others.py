@@ -36,5 +36,5 @@ def test_other_training_of_ours_is_stopped_by_its_playbook():
     ours = {**PROCESS, "run": "books"}
     found = other_training("alpha", [ours, {**ours, "pid": 1481, "parent": 1480}])
     assert found["seen"] == "the run books of anna trains there (process 1480)"
-    assert "ddp_run=books" in found["remedy"] and "only ends what it started" not in found["remedy"]
-    assert "only ends what it started itself" in other_training("alpha", [ours, {**PROCESS, "pid": 2}])["remedy"]
+    assert "ddp_run=books" in found["remedy"] and "stops only what it started" not in found["remedy"]
+    assert "stops only what it started itself" in other_training("alpha", [ours, {**PROCESS, "pid": 2}])["remedy"]

@@ -11,24 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
-    PlanError,
     controller_questions,
     questions,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as host_facts
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import sources
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import venv as venv_utils
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import GIGA, hosts, laptop
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    GIGA,
+    hosts,
+    laptop,
+    refusal,
+)
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import fill
-
-
-def refusal(known: list[dict[str, Any]], here: dict[str, Any] | None = None) -> list[str]:
-    with pytest.raises(PlanError) as caught:
-        make_plan(known, here=here)
-    return [sentence(found) for found in caught.value.findings]
 
 
 def facts(**changes: Any) -> dict[str, Any]:
@@ -108,7 +105,7 @@ def test_folders_of_data_that_will_not_do(source, seen, sentence):
     run = {"ddp_data_source": source, "ddp_data_paths": ["/srv/x"]}
     folders = {"/srv/x": facts(**seen)}
     known = hosts(run, {"folders": {} if source == "controller" else folders})
-    (problem,) = refusal(known, {"folders": folders if source == "controller" else {}})
+    (problem,) = refusal(known, here={"folders": folders if source == "controller" else {}})
     assert sentence in problem
 
 
@@ -138,7 +135,7 @@ def test_what_a_data_set_was_made_of_may_be_gone():
     ],
 )  # fmt: skip
 def test_what_is_wrong_on_the_controller(source, here, sentence):
-    (problem,) = refusal(hosts({"ddp_trainer_source": source}), here)
+    (problem,) = refusal(hosts({"ddp_trainer_source": source}), here=here)
     assert sentence in problem
 
 
@@ -283,3 +280,21 @@ def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, t
     # A repository that is gone keeps nobody from training with what was cloned.
     bare.rename(tmp_path / "gone.git")
     assert [code for code, dummy in told(f"file://{bare}")] == ["trainer-commit"]
+
+
+def test_a_checkout_of_other_calls_is_refused_before_anything_starts():
+    here = {
+        "folders": {"/home/me/nanochat": {"path": "/home/me/nanochat", "kind": "folder", "trainer": True}},
+        "checkout": {
+            "script": ["has a scripts/base_train.py that knows no --depth"],
+            "join": ["has no save_checkpoint"],
+        },
+    }
+    settings = {"ddp_trainer_source": "/home/me/nanochat"}
+    problems = refusal(hosts(settings), here=here)
+    assert len(problems) == 2 and "knows no --depth; a commit of nanochat that has them" in problems[0]
+    assert (
+        "has no save_checkpoint, so its ranks cannot be joined; take another commit, or ddp_trainer_join=false"
+        in problems[1]
+    )
+    assert len(refusal(hosts({**settings, "ddp_trainer_join": False}), here=here)) == 1

@@ -104,7 +104,7 @@ def test_an_evaluation_has_no_keepers():
 @pytest.mark.parametrize("stage", ["sft", "eval"])
 def test_without_a_base_model_nothing_starts(stage):
     told = refusal(having_trained(stage, where=()))
-    assert f"no host has a checkpoint of the run d4, which ddp_stage {stage} needs; train it first" in told
+    assert f"no host has a checkpoint of the run d4, which ddp_stage {stage} needs; train one first" in told
 
 
 def test_a_base_model_of_another_vocabulary_is_refused():

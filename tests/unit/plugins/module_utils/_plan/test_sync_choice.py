@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ddp_sync auto comes to in a plan: by what was measured, and for a run that has begun what it began with."""
+"""ddp_sync auto in a plan follows the measurements, or the value that the run started with."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products, speeds_together
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import BY_EXACTNESS, steps_together, subject
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import desktop, hosts, laptop
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    desktop,
+    flag,
+    hosts,
+    laptop,
+)
 
 # What rounds most of all that auto may take.
-LAST = BY_EXACTNESS[-1]
+LAST = list(WAYS)[-1]
 AUTO = {"ddp_sync": "auto"}
 
 
 def measured(mbit: float, **settings: Any) -> dict[str, Any]:
-    """What a rehearsal of a plan with these settings leaves on a host."""
+    """The measurements that a rehearsal with these settings leaves on a host."""
     plan = make_plan(hosts({**AUTO, **settings})).plan
     training = plan["training"]
     return {
@@ -129,7 +135,7 @@ LOCAL = {"ddp_local_steps": "auto", "ddp_iterations": 1000}
 
 
 def way(settings: dict[str, Any], mbit: float | None = None, run: Any = None) -> tuple[str, int, list[str]]:
-    """What the plan makes of ddp_sync and ddp_local_steps, and why; mbit: of the measured link."""
+    """The plan's ddp_sync and ddp_local_steps, and the reason; mbit: of the measured link."""
     found = measured(mbit, **settings) if mbit else None
     facts = [{"measured": found, **({"run": run} if run else {})}] * 2
     outcome = make_plan(hosts({**AUTO, **settings}, *facts))
@@ -147,14 +153,8 @@ def test_local_steps_are_as_many_as_the_measured_link_needs():
     by_link = [way(LOCAL, mbit)[1] for mbit in (50.0, 30.0, 3.0)]
     assert 0 < by_link[0] < by_link[1] <= by_link[2] <= 85
     sync, steps, (why,) = way(LOCAL, 10.0)
-    assert sync in BY_EXACTNESS
+    assert sync in WAYS
     assert f"with {steps} steps apart ({sync}) " in why
-
-
-@pytest.mark.parametrize("steps", [1, 2, 10, 19, 20, 21, 199, 1000, 1010, 10000])
-def test_the_plan_counts_the_steps_together_as_the_trainer_makes_them(trainers_own, steps):
-    apart = trainers_own("schedule").steps_apart(steps)
-    assert steps_together(steps) == steps - len(apart)
 
 
 def test_a_run_that_is_too_short_for_meetings_makes_its_steps_together():
@@ -187,7 +187,7 @@ def test_the_same_job_has_the_same_plan_after_its_start():
 
 
 def with_products(fp32: float, bf16: float) -> dict[str, Any]:
-    """What a rehearsal leaves that measured a step with both."""
+    """Measurements of a rehearsal that timed a step with both."""
     of_both = {
         "fp32": {"tokens_per_second": fp32, "matmul": "fp32"},
         "bf16": {"tokens_per_second": bf16, "matmul": "bf16"},
@@ -201,7 +201,7 @@ FASTER, SLOWER = with_products(1000.0, 1600.0), with_products(1000.0, 700.0)
 def products(
     settings: dict[str, Any], native: tuple[bool, bool], run: Any = None, found: tuple[Any, Any] = (FASTER, FASTER)
 ) -> str:
-    """What the plan makes of ddp_matmul with CPUs that have bf16 or not, by what was measured."""
+    """The plan's ddp_matmul by measurements, for CPUs with and without bf16."""
     facts = [
         {"cpu": {**machine()["cpu"], "native_bf16": able}, "measured": measured, **({"run": run} if run else {})}
         for machine, able, measured in zip((desktop, laptop), native, found, strict=True)
@@ -274,3 +274,17 @@ def test_what_is_to_be_measured_does_not_depend_on_what_was_taken():
 
     assert tried() == tried(run={"rows": {}, "matmul": "bf16"}) == ["fp32", "bf16"]
     assert tried(ddp_matmul="bf16") == ["bf16"] and tried(ddp_matmul="fp32") == ["fp32"]
+
+
+def test_the_head_is_shared_out_where_that_sends_less():
+    def heads(**settings):
+        training = make_plan(hosts(settings)).plan
+        return training["training"]["head"], flag(training["nodes"][0], "head")
+
+    assert heads() == ("shared", "shared")
+    assert heads(ddp_head="whole") == ("whole", "whole")
+    # More tokens in a step than there are in the vocabulary of the trial.
+    assert heads(ddp_total_batch=8192) == ("whole", "whole")
+    assert heads(ddp_total_batch=8192, ddp_head="shared") == ("shared", "shared")
+    assert heads(ddp_sync="dense") == ("whole", "whole")
+    assert "sync exact (auto), head shared" in render(make_plan(hosts()).plan)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What people read of a plan: its lines one by one."""
+"""The text of a plan, line by line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import text
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render, render_findings
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    hosts,
+    nic,
+    route,
+)
 
 
 def training(**more: Any) -> dict[str, Any]:
@@ -89,3 +94,30 @@ def test_a_data_set_of_a_url_is_told_and_planned_by_it():
     assert plan["data"]["url"] == "https://example.org/shards" and plan["data"]["names"]
     assert text.data_rows(plan)[0][1].endswith("the last for validation, from https://example.org/shards")
     assert make_plan(hosts()).plan["data"]["url"] is None
+
+
+def test_the_disk_that_the_python_takes_is_said():
+    outcome = make_plan(hosts())
+    assert "once on each machine: about 1.6 GB of disk besides" in render(outcome.plan)
+
+
+def test_field_15_the_text_says_how_big_it_is_before_anything_starts():
+    outcome = make_plan(hosts({"ddp_profile": "real"}))
+    text = render(outcome.plan)
+    for part in (
+        "125,829,354 parameters",
+        "20.5M tokens",
+        "0.1628 per parameter",
+        "5.6e+15 FLOPs",
+        "enp4s0",
+        "192.168.1.11",
+        "29500",
+    ):
+        assert part in text, part
+    assert max(len(line) for line in text.splitlines()) < 200
+
+
+def test_field_25_the_text_says_who_is_on_the_radio():
+    seen = {"nics": [nic("wlp3s0", "wifi", "192.168.1.11/24")], "routes": [route("x", "wlp3s0", "192.168.1.11")]}
+    outcome = make_plan(hosts(two=seen))
+    assert "WARNING nic-wifi laptop: wlp3s0 is a Wi-Fi interface." in render_findings(outcome.findings)

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe, head_work
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe, head_work
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import measured, predict, rates
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 
 D4 = Shape(4, 64, 64, 512, "SSSL", 32768)
 D8 = Shape(8, 64, 128, 1024, "SSSL", 32768)
@@ -54,7 +56,7 @@ def speeds(*pass_seconds: float) -> list[Speed]:
     ],
 )
 def test_bytes_of_a_step_are_those_that_were_measured(shape, sync, megabytes):
-    assert step_model.bytes_sent(plan(shape, sync)) / 1e6 == pytest.approx(megabytes, rel=0.06)
+    assert step_model.bytes_sent(step_model.job_of(plan(shape, sync))) / 1e6 == pytest.approx(megabytes, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +65,11 @@ def test_bytes_of_a_step_are_those_that_were_measured(shape, sync, megabytes):
 def test_a_shared_head_sends_hidden_states_instead_of_its_gradient(shape, sync, megabytes):
     document = plan(shape, sync)
     document["training"]["head"] = "shared"
-    assert step_model.bytes_sent(document) / 1e6 == pytest.approx(megabytes, rel=0.06)
+    assert step_model.bytes_sent(step_model.job_of(document)) / 1e6 == pytest.approx(megabytes, rel=0.06)
     # Local steps have no use for it.
-    assert step_model.bytes_sent(document, local=10) == step_model.bytes_sent(plan(shape, sync), local=10)
+    assert step_model.bytes_sent(step_model.job_of(document), local=10) == step_model.bytes_sent(
+        step_model.job_of(plan(shape, sync)), local=10
+    )
 
 
 def test_among_many_ranks_the_owner_of_the_largest_matrix_sends_most():
@@ -74,7 +78,7 @@ def test_among_many_ranks_the_owner_of_the_largest_matrix_sends_most():
         document["nodes"] = [{"host": f"h{rank}", "rows": 2, "address": f"10.0.0.{rank}"} for rank in range(world)]
         return {**document, "world": world}
 
-    sent = {world: step_model.bytes_sent(many(world), local=0) for world in (2, 12, 13, 101)}
+    sent = {world: step_model.bytes_sent(step_model.job_of(many(world)), local=0) for world in (2, 12, 13, 101)}
     rows = {world: step_model.touched_rows(32768, 2048 // world) * 256 * 3 * (world - 1) * 4 for world in sent}
     matrices = D4_MATRICES * 4
     head = describe(D4)["parameters"]["lm_head"] * 4
@@ -93,11 +97,13 @@ def test_at_a_meeting_of_local_steps_all_weights_travel_alike(world):
     tables = (counts["wte"] + counts["value_embeds"]) // counts["wte"]
     rows = step_model.touched_rows(model["vocab_size"], tokens) * model["n_embd"] * tables * (world - 1)
     weights = (counts["lm_head"] + counts["scalars"] + counts["transformer_matrices"]) * 2 * (world - 1) / world
-    assert step_model.bytes_sent(document, "exact", apart) == pytest.approx(4 * (weights + rows) / apart, rel=1e-6)
+    assert step_model.bytes_sent(step_model.job_of(document), "exact", apart) == pytest.approx(
+        4 * (weights + rows) / apart, rel=1e-6
+    )
 
 
 def test_one_rank_sends_nothing():
-    assert step_model.bytes_sent(plan(rows=(4,))) == 0
+    assert step_model.bytes_sent(step_model.job_of(plan(rows=(4,)))) == 0
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 10000])
@@ -121,26 +127,28 @@ def test_field_16_a_step_is_expected_as_it_was_measured(shape, one, mbit, measur
     link = Link(0.957 * mbit, 0.1)
     for kind, seconds in measured_seconds.items():
         document = plan(shape, kind)
-        step = step_model.predict(document, [one._replace(host="desktop"), one._replace(host="laptop")], link, (2, 2))
+        step = step_model.predict(
+            step_model.job_of(document), [one._replace(host="desktop"), one._replace(host="laptop")], link, (2, 2)
+        )
         assert step.seconds == pytest.approx(seconds, rel=0.1), kind
 
 
 def test_the_slower_host_waits_less():
-    step = step_model.predict(plan(), speeds(0.5, 1.0), GIGABIT, (2, 2))
+    step = step_model.predict(step_model.job_of(plan()), speeds(0.5, 1.0), GIGABIT, (2, 2))
     assert step.wait_seconds["desktop"] - step.wait_seconds["laptop"] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_parts_of_the_head_make_up_for_rows_that_are_coarser_than_the_speeds():
     document, each = plan(rows=(3, 1)), speeds(0.5, 1.0)
-    rows_alone = step_model.predict(document, each, None, (3, 1))
+    rows_alone = step_model.predict(step_model.job_of(document), each, None, (3, 1))
     of_head = head_work(document["model"])
     slow = 1000 * (1 / 3 - (1 - of_head) / 4) / of_head
     document["training"] |= {"rows": [3, 1], "head_shares": [round(1000 - slow), round(slow)]}
-    step = step_model.predict(document, each, None, (3, 1))
+    step = step_model.predict(step_model.job_of(document), each, None, (3, 1))
     # Four rows in passes of two at two passes a second and one: two thirds of a second, by rows alone three quarters.
     assert rows_alone.seconds - step.seconds == pytest.approx(0.75 - 2 / 3, abs=0.01)
     # Of other rows than the plan's nothing is known of the head.
-    assert step_model.passes_of(document, (2, 2)) == [1.0, 1.0]
+    assert step_model.passes_of(step_model.job_of(document), (2, 2)) == [1.0, 1.0]
 
 
 def codes(predicted: dict[str, Any], document: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -190,7 +198,7 @@ def test_field_25_local_steps_are_advised_where_the_link_is_the_limit_and_nowher
     predicted = predict.outlook(document, speeds(0.3, 0.3), Link(95.0, 2.0))
     assert "use-local-steps" not in codes(predicted, document)
     # With the steps that are made together all the same.
-    assert predicted["bytes_sent"] < step_model.bytes_sent(plan(rows=(8, 8))) / 3
+    assert predicted["bytes_sent"] < step_model.bytes_sent(step_model.job_of(plan(rows=(8, 8)))) / 3
 
 
 def test_field_25_a_cable_is_advised_for_a_host_on_the_radio():
@@ -228,13 +236,22 @@ def test_the_slowest_direction_counts_and_gloos_own_rate_of_a_fast_line():
     fast = {"a": {"links": [{"bandwidth_mbit": 30000.0, "latency_ms": 0.1}]}}
     assert rates.slowest_link(fast, 9800.0) == Link(10000.0, 0.1)
     assert rates.slowest_link({"a": {"links": [{"bandwidth_mbit": None}]}}) is None
+    rough = {"host": "b", "bandwidth_mbit": 94.26, "latency_ms": None}
+    assert rates.slowest_link({"a": {"links": [rough]}}) == rates.by_peer([rough])["b"] == Link(94.3, 0.0)
+
+
+def test_links_to_hosts_that_share_an_address_are_nobody_s():
+    nodes = [
+        {"host": host, "address": address}
+        for host, address in (("a", "10.0.0.1"), ("b", "10.0.0.2"), ("c", "10.0.0.2"))
+    ]
+    assert measured.host_by_address({"nodes": nodes}) == {"10.0.0.1": "a"}
 
 
 def test_without_every_hosts_step_there_is_no_prediction():
-    document = plan()
     step = {"pass_seconds": 1.0, "adamw_seconds": 0.1, "muon_seconds": 0.1}
-    assert step_model.speeds_of(document, {"desktop": step}) == []
-    assert len(step_model.speeds_of(document, {"desktop": step, "laptop": step})) == 2
+    assert step_model.speeds_of(("desktop", "laptop"), {"desktop": step}) == []
+    assert len(step_model.speeds_of(("desktop", "laptop"), {"desktop": step, "laptop": step})) == 2
 
 
 def test_the_text_shows_one_host_against_all():
@@ -284,21 +301,24 @@ def auto(document: dict[str, Any], taken: str = "exact") -> dict[str, Any]:
 def test_auto_takes_what_rounds_least_of_what_the_link_hides():
     one = Speed("desktop", 1.0, 0.02, 0.1)
     both = [one, one._replace(host="laptop")]
-    taken = [step_model.choose_sync(auto(plan()), both, Link(mbit, 0.2), (2, 2)) for mbit in (9400.0, 940.0, 30.0, 3.0)]
-    order = [step_model.BY_EXACTNESS.index(way) for way in taken]
+    taken = [
+        step_model.choose_sync(step_model.job_of(auto(plan())), both, Link(mbit, 0.2), (2, 2))
+        for mbit in (9400.0, 940.0, 30.0, 3.0)
+    ]
+    order = [list(WAYS).index(way) for way in taken]
     assert order[0] == 0
     assert order == sorted(order)
-    assert order[-1] == len(step_model.BY_EXACTNESS) - 1
+    assert order[-1] == len(WAYS) - 1
     steps = {
-        way: step_model.predict(auto(plan()), both, Link(30.0, 0.2), (2, 2), way).seconds
-        for way in step_model.BY_EXACTNESS
+        way: step_model.predict(step_model.job_of(auto(plan())), both, Link(30.0, 0.2), (2, 2), way).seconds
+        for way in WAYS
     }
-    assert steps[taken[2]] * step_model.ALIKE <= min(steps.values())
+    assert steps[taken[2]] * step_model.NEARLY_AS_FAST <= min(steps.values())
 
 
 def test_auto_leaves_models_alone_that_cannot_be_packed():
     odd = auto(plan(Shape(3, 10, 10, 512, "L", 32768)))
-    assert step_model.eligible(odd) == ["exact", "bf16"]
+    assert step_model.eligible(step_model.job_of(odd)) == ["exact", "bf16"]
 
 
 def test_why_auto_took_a_way_is_told():
@@ -322,10 +342,13 @@ def test_why_auto_took_a_way_is_told():
 @pytest.mark.parametrize("kind", ["exact", "int8", "ddp", "dense"])
 def test_what_a_link_takes_to_answer_is_never_hidden(kind):
     document, both = plan(rows=(8, 8)), speeds(0.3, 0.3)
-    near, far = (step_model.predict(document, both, Link(1000.0, late), (8, 8), kind, 0) for late in (0.0, 10.0))
+    near, far = (
+        step_model.predict(step_model.job_of(document), both, Link(1000.0, late), (8, 8), kind, 0)
+        for late in (0.0, 10.0)
+    )
     assert far.seconds - near.seconds == pytest.approx(step_model.ROUNDS * 0.01)
-    apart = step_model.predict(document, both, Link(1000.0, 10.0), (8, 8), kind, 40)
-    without = step_model.predict(document, both, Link(1000.0, 0.0), (8, 8), kind, 40)
+    apart = step_model.predict(step_model.job_of(document), both, Link(1000.0, 10.0), (8, 8), kind, 40)
+    without = step_model.predict(step_model.job_of(document), both, Link(1000.0, 0.0), (8, 8), kind, 40)
     assert apart.seconds - without.seconds == pytest.approx(step_model.ROUNDS * 0.01 / 40)
 
 
@@ -336,7 +359,7 @@ def test_of_a_meeting_waits_what_does_not_hide_behind_the_steps_after_it():
 
     def seconds(mbit: float | None) -> float:
         link = Link(mbit, 0.0) if mbit else None
-        return step_model.predict(document, both, link, (8, 8), "int8", 20).seconds
+        return step_model.predict(step_model.job_of(document), both, link, (8, 8), "int8", 20).seconds
 
     alone = seconds(None)
     wire = seconds(1.0) - 0.5 * alone  # at 1 Mbit/s
@@ -345,15 +368,19 @@ def test_of_a_meeting_waits_what_does_not_hide_behind_the_steps_after_it():
     assert seconds(1000.0) - alone == pytest.approx(step_model.FELT_SHARE * wire / 1000)
     training.update(eval_every=50, save_every=61)
     # Of each twelve meetings the third, fourth, sixth and so on: all wait for the checkpoint or the evaluation after it.
-    assert step_model.waited_share({**training, "iterations": 240}, 20) == pytest.approx(6 / 12)
+    assert step_model.waited_share(
+        step_model.job_of({**document, "training": {**training, "iterations": 240}}), 20
+    ) == pytest.approx(6 / 12)
     training["iterations"] = 240
     assert seconds(4.0) - alone == pytest.approx(0.5 * wire / 4 + 0.5 * (wire / 4 - 0.5 * alone))
 
 
 def test_a_run_with_local_steps_takes_the_mean_of_its_steps_together_and_apart():
     document, both = plan(rows=(8, 8)), speeds(0.3, 0.3)
-    together, alone = (step_model.predict(document, both, Link(20.0, 1.0), (8, 8), "int8", n) for n in (0, 50))
-    whole = step_model.mean_step(document, both, Link(20.0, 1.0), (8, 8), "int8", 50)
+    together, alone = (
+        step_model.predict(step_model.job_of(document), both, Link(20.0, 1.0), (8, 8), "int8", n) for n in (0, 50)
+    )
+    whole = step_model.mean_step(step_model.job_of(document), both, Link(20.0, 1.0), (8, 8), "int8", 50)
     assert whole.seconds == pytest.approx(0.15 * together.seconds + 0.85 * alone.seconds)
     assert together.bytes_sent > whole.bytes_sent > alone.bytes_sent
     assert [step_model.steps_together(steps) for steps in (1, 10, 12, 1000, 10000)] == [1, 2, 3, 150, 150]
@@ -386,11 +413,11 @@ def test_where_both_ends_share_the_air_a_step_has_half_the_rate():
 def test_the_head_is_shared_out_or_not_with_each_way_by_itself():
     document = auto(plan(rows=(24, 24)))
     document["training"]["head"] = "whole"
-    assert step_model.head_of(document, "exact") == "whole"
-    told = {way: step_model.head_of(document, way) for way in ("bf16", "int8", "int4", "dense")}
+    assert step_model.head_of(step_model.job_of(document), "exact") == "whole"
+    told = {way: step_model.head_of(step_model.job_of(document), way) for way in ("bf16", "int8", "int4", "dense")}
     assert told == {"bf16": "shared", "int8": "whole", "int4": "whole", "dense": "whole"}
     document["training"]["asked"]["head"] = "whole"
-    assert step_model.head_of(document, "bf16") == "whole"
+    assert step_model.head_of(step_model.job_of(document), "bf16") == "whole"
 
 
 def test_a_measured_step_is_kept_with_its_link_and_model():
@@ -453,7 +480,7 @@ def test_why_products_were_taken_is_told():
         "products": {"fp32": 1985.0, "bf16": 1419.0},
     }
     assert (
-        "ddp_matmul auto takes fp32: without the optimizer all hosts by themselves come to fp32 1985 tok/s, bf16 1419 tok/s"
+        "ddp_matmul auto takes fp32: measured without the optimizer, all hosts together: fp32 1985 tok/s, bf16 1419 tok/s"
         in (predict.prediction_text(document, told))
     )
     told["products"]["bf16"] = 4000.0
@@ -462,5 +489,5 @@ def test_why_products_were_taken_is_told():
     )
     # A plan of before the measurement is no run.
     first = predict.prediction_text(document, told)
-    assert "began" not in first and "ddp_matmul auto is fp32 in this plan" in first and "a start takes bf16" in first
+    assert "began" not in first and "ddp_matmul auto is fp32 in this plan" in first and "a start uses bf16" in first
     assert "ddp_matmul" not in predict.prediction_text(document, {**told, "products": {}})

@@ -33,7 +33,7 @@ def port(number: int, error: str = "") -> dict[str, Any]:
 
 
 def link(host: str, peer: str, closed: str = "", **changes: Any) -> dict[str, Any]:
-    """What `host` sees of `peer`; closed: how its data ports fail."""
+    """The checks from `host` to `peer`; closed: how its data ports fail."""
     measured = {
         "host": peer,
         "address": ADDRESS[peer],
@@ -165,9 +165,9 @@ def test_field_02_without_sudo_an_open_way_is_no_finding():
 
 def test_what_blocks_between_the_hosts_is_not_blamed_on_them():
     known = evidence(two={"sudo": "passwordless"}, tried=BLOCKED)
-    assert "look at the network between" in found(known)["port-blocked"]["seen"]
+    assert "check the network between" in found(known)["port-blocked"]["seen"]
     known = evidence(two={"sudo": "none"}, tried=BLOCKED)
-    assert "look at the network between" not in found(known)["port-blocked"]["seen"]
+    assert "check the network between" not in found(known)["port-blocked"]["seen"]
 
 
 def test_all_ports_closed_is_no_way():
@@ -545,7 +545,7 @@ def test_the_texts_hold_what_a_person_needs():
     assert "desktop -> laptop" in text_utils.links_text(known)
     assert "2 of 3 closed" in text_utils.links_text(known)
     assert "1 error" in text_utils.summary(findings)
-    assert "nothing" in text_utils.findings_text([])
+    assert "no obstacle" in text_utils.findings_text([])
 
 
 def test_what_was_found_of_many_hosts_alike_takes_a_few_lines():

@@ -14,7 +14,7 @@ OURS: dict[str, Any] = {"trainer": {"source": "ours"}}
 
 
 def seen(part: str = "", **changes: Any) -> dict[str, Any]:
-    """What setup_info returns of a host that has everything, with changes to one part."""
+    """setup_info's answer for a host that has everything, with one part changed."""
     packages = {"torch": "2.13.0"}
     host: dict[str, dict[str, Any]] = {
         "files": {"ready": True, "digest": "f"},

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each host is worth, before a run and while it trains."""
+"""Each host's contribution, before a run and while it trains."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.filter import run_tables
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import Shape, describe
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, predict
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, job_of, predict
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import predict as prediction
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import worth
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import by_peer, slowest_between
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
 D4 = Shape(4, 256, 64, 512, "L", 32768)
@@ -55,7 +56,7 @@ def test_without_one_of_two_hosts_the_other_has_all_rows_and_sends_nothing() -> 
 def test_without_one_of_three_the_rest_is_what_a_plan_of_two_expects() -> None:
     document, each = plan({"a": 6, "b": 3, "c": 3}), speeds(a=0.5, b=1.0, c=1.0)
     found = worth.without_each(document, each, links("abc"), [6, 3, 3])
-    two = predict(plan({"a": 8, "b": 4}), each[:2], CABLE, [8, 4])
+    two = predict(job_of(plan({"a": 8, "b": 4})), each[:2], CABLE, [8, 4])
     assert found["c"] == pytest.approx(two.tokens_per_second, rel=1e-3)
     assert found["a"] < found["b"] == found["c"]
 
@@ -133,7 +134,7 @@ def test_links_are_known_by_the_peer() -> None:
 
 
 def runs(document: dict[str, Any], **seconds: float) -> dict[str, dict[str, Any]]:
-    """What run_info tells of hosts that compute so long on a pass of two rows."""
+    """run_info's answers for hosts that take this long for a pass of two rows."""
     among = links("".join(seconds), "c")
     found: dict[str, dict[str, Any]] = {}
     for node in document["nodes"]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ GIGA = 2**30
 
 @pytest.fixture
 def files(monkeypatch):
-    """What the files of /proc and /sys hold; all others are empty."""
+    """Contents of files of /proc and /sys; all others are empty."""
     found: dict[str, str] = {}
     monkeypatch.setattr(machine, "read", lambda path, default="": found.get(path, default))
     return found
@@ -274,7 +275,7 @@ def test_field_06_the_holder_of_another_user_is_named_where_root_is_to_be_had():
     (named,) = leftovers.name_by_root([dict(unseen)], run, lambda name: f"/bin/{name}", ["sudo", "-n"])
 
     assert named["pid"] == os.getpid()
-    assert "pytest" in named["command"]
+    assert Path("/proc/self/cmdline").read_text().split("\0")[0] in named["command"]
     assert asked == [["sudo", "-n", "/bin/ss", "-Hltnp", "sport", "=", ":29500"]]
 
 
@@ -351,3 +352,27 @@ def test_the_processors_of_an_earlier_plan_are_those_of_hosts_that_were_pinned()
     nodes = [{"host": "desktop", "cores": [0, 2]}, {"host": "laptop", "cores": None}, {"host": "odd", "cores": "x"}, 7]
     assert leftovers.cores_of({"nodes": nodes}) == {"desktop": [0, 2]}
     assert leftovers.cores_of({"nodes": 3}) == {}
+
+
+def test_the_room_of_a_disk_is_what_others_find_there(tmp_path):
+    found, known = machine.disk(str(tmp_path)), shutil.disk_usage(tmp_path)
+    assert found["free"] == pytest.approx(known.free, rel=0.2) and found["total"] == known.total
+
+
+def test_a_link_is_told_by_where_it_leads(tmp_path):
+    (tmp_path / "driver").symlink_to("/drivers/e1000e")
+    assert (machine.link(str(tmp_path / "driver")), machine.link(str(tmp_path))) == ("/drivers/e1000e", "")
+
+
+def test_a_data_set_is_called_by_its_manifest(tmp_path):
+    for folder, manifest in (("folder-1", {"id": "text-1"}), ("folder-2", {})):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        (tmp_path / "data" / folder / "manifest.json").write_text(json.dumps(manifest))
+    assert [one["id"] for one in leftovers.data_sets(str(tmp_path))] == ["text-1", "folder-2"]
+
+
+def test_python_3_10_is_new_enough(monkeypatch):
+    monkeypatch.setattr(info, "python_paths", lambda find, wanted, base: ["/old", "/enough"])
+    seen = {"/old": (0, "3.9.18", ""), "/enough": (0, "3.10.0", "")}
+    found = info.pythons(lambda argv: seen[argv[0]], lambda name: None, None, "/nowhere")
+    assert [one["executable"] for one in found["candidates"]] == ["/enough"]

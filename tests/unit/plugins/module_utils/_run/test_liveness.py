@@ -210,7 +210,7 @@ def test_use_of_cpu_counts_from_when_it_was_last_seen() -> None:
 
 def test_every_phase_of_the_trainer_has_its_patience() -> None:
     folder = Path(__file__).resolve().parents[5] / "trainer" / "nanochat"
-    source = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")))
     told = set(re.findall(r"\.enter\(\"(\w+)\"", source))
     assert {"head", "forward_backward", "save"} < told
     assert {"start", *told} == {phase for phase in PATIENCE if phase}

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is told of a run by a trainer that writes no metrics, but nanochat's line of every step."""
+"""A run whose trainer writes no metrics is read from nanochat's line of every step."""
 
 from __future__ import annotations
 

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import json
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
-    LAST_WORDS,
-    STATES,
     absences,
     given_up,
     kept_apart,
@@ -71,19 +68,6 @@ def test_the_folders_of_what_gave_way_are_found(tmp_path):
     (tmp_path / "apart/generation-5").mkdir(parents=True)
     (tmp_path / "apart/generation-5/meta_002300.json").touch()
     assert kept_apart(str(tmp_path)) == [{"path": f"{tmp_path}/apart/generation-5", "checkpoint": 2300}]
-
-
-def test_what_keepers_say_is_known_here():
-    assert set(membership.OVER) <= set(LAST_WORDS)
-    known = (
-        membership.IDLE,
-        membership.OFFERED,
-        membership.PROMISED,
-        membership.TRAINING,
-        membership.ENDING,
-        membership.ASKING,
-    )
-    assert set(known) <= set(STATES)
 
 
 def test_the_reason_of_a_state_is_not_that_of_a_later_event(tmp_path):

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.filter.newest_model import newest_model, one_run
+from ansible_collections.nanochat.ddp.plugins.filter.newest_model import newest_model, newest_plans, one_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import collected_model, newest_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import newest_checkpoint
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
@@ -39,6 +39,16 @@ def test_a_command_is_about_one_run_on_all_hosts():
     assert one_run({"desktop": seen(1, 5, run="trial", started=2.0), "laptop": seen(1, 5, run="precious")}) == "trial"
     assert one_run({"desktop": seen(1, None, run="new", started=None), "laptop": seen(1, 5)}) == "d4"
     assert one_run({"desktop": {"msg": "gone"}}) == ""
+
+
+def test_the_plan_of_the_newest_training_comes_first():
+    looks = {
+        "away": {**seen(1, 900, started=9.0), "plan": {"digest": "old"}},
+        "desktop": {**seen(2, 6, started=3.0), "plan": {"digest": "new"}},
+        "laptop": {**seen(2, 6, started=2.0), "plan": {"digest": "earlier"}},
+        "off": {"unreachable": True},
+    }
+    assert [plan["digest"] for plan in newest_plans(looks)] == ["new", "earlier", "old"]
 
 
 def collect(folder: Path, number: int, step: int, started: float, plan: str = "") -> Path:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import load_run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import now_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.modules import report as module
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
@@ -330,8 +332,8 @@ def test_new_shares_and_what_each_host_was_worth_are_in_the_page(tmp_path: Path)
     data = report.page_data(load_run(str(path)), (), worth)
     assert [rank["summary"]["rows"] for rank in data["ranks"]] == [6, 2]  # type: ignore[attr-defined]
     assert data["ranks"][1]["columns"]["rows"] == [4] * 20 + [2] * 20
-    told = [one["text"] for one in data["happenings"] if one["text"].startswith("rows of")]  # type: ignore[attr-defined]
-    assert told == ["rows of the ranks are now 6, 2 (before: 4, 4) since they work at speeds of 75, 25 % of all"]
+    told = [one["text"] for one in data["happenings"] if one["text"].startswith("the ranks now")]  # type: ignore[attr-defined]
+    assert told == ["the ranks now take 6, 2 rows (before: 4, 4), following their shares of the speed: 75, 25 %"]
     assert data["worth"] == [["node2", 400.0, data["ranks"][0]["summary"]["tokens_per_second"]]]
     assert seen[0]["node2"]["rows_changed"] == 20
 
@@ -353,10 +355,65 @@ def test_module_says_what_is_missing(run_module: Any, tmp_path: Path) -> None:
     assert f"There is no folder {tmp_path}/nix" in told["msg"]
     (tmp_path / "empty").mkdir()
     told = run_module(module, runs=[str(tmp_path / "empty")], page=PAGE, dest=str(tmp_path / "r.html"))
-    assert "holds metrics or a session" in told["msg"]
+    assert "has metrics or a session" in told["msg"]
 
 
 def test_marks_in_the_data_are_left_alone() -> None:
     page = report.render({"run": "{{ STYLE }}", "x": "{{ DATA }}"}, PARTS)
     assert page.startswith(" STYLE  - training report|css|js|")
     assert '"x":"{{ DATA }}"' in page
+
+
+def running(host: str, rank: int, **more: Any) -> dict[str, Any]:
+    run = {
+        "state": "running",
+        "run": "d4",
+        "rank": rank,
+        "step": 12,
+        "done": 13,
+        "steps": 40,
+        "loss": 4.5,
+        "rows": 6 - 2 * rank,
+    }
+    return {
+        "host": host,
+        "run": {**EMPTY, **run, "eta_seconds": 90.0, "wait_share": 0.4 * rank, **more},
+        "reachable": True,
+    }
+
+
+def test_the_live_page_is_the_report_with_what_the_hosts_do_now(tmp_path: Path) -> None:
+    run = collected(tmp_path)
+    now = now_of([running("node2", 1), running("node1", 0)], 1.7e9)
+    live = data_of(report.make_report([str(run)], PAGE, live=now))
+    assert {**live, "live": None} == data_of(report.make_report([str(run)], PAGE))
+    told = live["live"]
+    assert [cells[:2] for cells in told["cells"]] == [["node1", "0"], ["node2", "1"]]
+    assert told["shares"] == [["node1", 6], ["node2", 4]]
+    assert (told["left"], told["ended"], told["made"]) == (90.0, False, 1.7e9)
+    assert told["sentences"] == ["slow one: node1 (it waits least, so the others wait for it)"]
+
+
+def test_a_page_is_live_until_no_host_trains_and_none_is_unknown() -> None:
+    ended = running("node1", 0, state="finished")
+    assert now_of([ended, running("node2", 1, state="crashed")], 1.0)["ended"] is True
+    assert now_of([ended, running("node2", 1)], 1.0)["ended"] is False
+    silent = now_of([ended, running("node2", 1, state=None)], 1.0)
+    assert (silent["ended"], silent["left"]) == (False, None)
+
+
+def test_what_a_host_tells_cannot_leave_the_data_of_a_live_page(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    now = now_of([running("node1", 0, state="crashed", error=evil, phase=evil), running(evil, 1)], 1.0)
+    page = report.make_report([str(collected(tmp_path))], PAGE, live=now)
+    assert any(evil in sentence for sentence in now["sentences"])
+    assert evil not in page
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert page.count("</script>") == 2
+
+
+def test_module_makes_a_live_page(run_module: Any, tmp_path: Path) -> None:
+    page, now = tmp_path / "live.html", {**now_of([running("node1", 0)], 1.0)}
+    assert run_module(module, runs=[str(collected(tmp_path))], page=PAGE, dest=str(page), live=now)["changed"] is True
+    assert data_of(page.read_text())["live"]["left"] == 90.0

@@ -33,7 +33,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def copy(there: Path, here: Path, room: int = 10**6, checkpoints: bool = False) -> list[dict[str, Any]]:
-    """What the action plugin does, without the way between."""
+    """Copy as the action plugin does, without a connection."""
     rounds = []
     for dummy in range(100):
         have = {path: run_files.Have(**known) for path, known in run_files.have_of(str(here)).items()}
@@ -120,7 +120,7 @@ def test_a_piece_that_does_not_fit_changes_nothing(there: Path, here: Path) -> N
 
 def test_no_piece_leads_out_of_the_folder(here: Path) -> None:
     part = run_files.piece("../evil", b"x", None, 99)
-    with pytest.raises(run_files.CopyError, match="is no file of a run"):
+    with pytest.raises(run_files.CopyError, match="is not a file of a run"):
         run_files.apply_piece(str(here), part)
 
 

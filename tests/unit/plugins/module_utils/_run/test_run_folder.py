@@ -17,19 +17,19 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import clo
 from ansible_collections.nanochat.ddp.plugins.modules import run_folder
 
 
-def plan(shards: int = 3, depth: int = 4, *words: str) -> dict[str, Any]:
-    argv = ["python", "-m", "scripts.base_train", *(words or ["--resume"])]
+def plan(shards: int = 3, depth: int = 4, resume: bool = True, **flags: object) -> dict[str, Any]:
     return {
         "run": "d4",
         "digest": f"{depth}-{shards}",
         "model": {"depth": depth},
         "data": {"id": f"text-{shards}", "source": "text", "shards": shards},
-        "nodes": [{"host": "node1", "argv": argv}],
+        "training": {"resume": resume},
+        "nodes": [{"host": "node1", "flags": flags}],
     }
 
 
 def train(run: Path, step: int | None = 10) -> None:
-    """What a run leaves; without a step, one that died before its first checkpoint."""
+    """Make a run's files; without a step, of a run that died before its first checkpoint."""
     (run / "log").mkdir(parents=True, exist_ok=True)
     (run / "log" / "rank0.log").write_text(f"to step {step}")
     (run / "metrics-rank0.jsonl").write_text(f"{step}")
@@ -102,8 +102,10 @@ def test_a_run_without_checkpoints_makes_way(tmp_path):
 def test_a_trainer_that_is_not_told_to_go_on_does_not_write_over_checkpoints(tmp_path):
     folder.prepare(str(tmp_path), plan(), False, False)
     train(tmp_path)
-    anew = plan(3, 4, "--depth=4")
-    assert folder.prepare(str(tmp_path), plan(3, 4, "--resume-from-step=10"), False, False)["set_aside"] == []
+    anew = plan(3, 4, False)
+    assert (
+        folder.prepare(str(tmp_path), plan(3, 4, False, **{"resume-from-step": "10"}), False, False)["set_aside"] == []
+    )
     assert folder.prepare(str(tmp_path), anew, False, False)["checkpoint"] == 10
     assert folder.prepare(str(tmp_path), anew, False, False)["set_aside"] == []
 
@@ -151,10 +153,10 @@ def test_a_folder_is_made_ready_without_a_change_to_what_is_in_it(tmp_path, monk
 
 def test_a_keeper_s_secret_is_nobody_else_s_to_read(tmp_path):
     folder.prepare(str(tmp_path), plan(), False, False, folder.Keeper("node1", "s" * 20, "print()"))
-    kept = [tmp_path / folder.KEEPER, *(tmp_path / folder.KEEPER).iterdir()]
+    kept = [tmp_path / folder.KEEPER_FOLDER, *(tmp_path / folder.KEEPER_FOLDER).iterdir()]
     assert [path.stat().st_mode & 0o077 for path in kept] == [0] * 3
     folder.prepare(str(tmp_path), plan(), False, False)
-    assert not (tmp_path / folder.KEEPER).exists()
+    assert not (tmp_path / folder.KEEPER_FOLDER).exists()
 
 
 def test_its_place_is_said_at_the_end(tmp_path):

@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as 
 
 
 def session(**more: Any) -> dict[str, Any]:
-    """What a runner writes; by default this very process is the runner."""
+    """session.json as a runner writes it; by default this process is the runner."""
     return {
         "id": "1",
         "session": "nanochat-d4-rank0",
@@ -95,6 +95,25 @@ def test_a_folder_without_session_is_prepared(folder: Folder) -> None:
     folder.put("plan.json", {"digest": "abc", "world": 2, "training": {"iterations": 10}})
     run = folder.read()
     assert (run["state"], run["steps"], run["plan_digest"], run["done"]) == ("prepared", 10, "abc", 0)
+
+
+def test_a_heartbeat_of_an_earlier_start_says_nothing_of_the_steps_now(folder: Folder) -> None:
+    folder.put("plan.json", {"training": {"iterations": 120}})
+    folder.put("session.json", session(started=2000.0))
+    folder.metrics(start(), step(59))
+    folder.put("heartbeat-rank0.json", {"time": 1070.0, "steps": 60})
+    assert folder.read()["steps"] == 120
+
+
+def test_of_long_metrics_the_first_start_does_not_say_the_steps_of_the_newest(folder: Folder) -> None:
+    folder.put("session.json", session(started=900.0))
+    first, more = (
+        [step(n, note="x" * size) for n in range(*steps)] for size, steps in ((10_000, (10,)), (200, (10, 1000)))
+    )
+    folder.metrics(start(), *first, start(steps=1000), *more)
+    folder.put("heartbeat-rank0.json", {"time": 2500.0, "steps": 1000})
+    run = folder.read(limit=150_000)
+    assert (run["sampled"], run["done"], run["steps"]) == (True, 1000, 1000)
 
 
 def test_a_living_runner_is_running_with_its_figures(folder: Folder) -> None:

@@ -236,15 +236,16 @@ def test_a_narrow_screen_gets_a_column_for_each_host() -> None:
 
 
 def test_the_status_tells_errors_and_other_runs_and_hosts_out_of_reach() -> None:
-    crashed = row("b", 1, state="crashed", exit_code=1, error="rank 0 did not come", run="d4-old")
+    crashed = row("b", 1, state="crashed", exit_code=1, error="rank 0 did not come")
     results = {
-        "a": {"run": row("a", 0)["run"]},
-        "b": {"run": crashed["run"]},
+        "a": {"run": row("a", 0)["run"], "newest_run": "d4"},
+        "b": {"run": crashed["run"], "newest_run": "d4-other"},
         "c": {"unreachable": True, "msg": "Failed to connect\nmore"},
     }
     text = FilterModule().filters()["status_table"](results)
     assert "b: rank 0 did not come" in text
-    assert "b: the newest run there is d4-old, not d4 (-e ddp_run=d4-old shows that one)" in text
+    assert "b: the newest run there is d4-other (-e ddp_run=d4-other shows that one)" in text
+    assert "a: the newest run" not in text
     assert "no answer" in text and "run None" not in text
     assert "c: Failed to connect" in text
     data = FilterModule().filters()["status_data"](results)
@@ -253,16 +254,20 @@ def test_the_status_tells_errors_and_other_runs_and_hosts_out_of_reach() -> None
     json.dumps(data, allow_nan=False)
 
 
-def test_hosts_that_tell_of_different_runs_are_not_one_run() -> None:
-    """The headline is that of the run that was started last, with its own times, and nobody waits for a host of another run."""
+def test_a_host_with_an_older_training_is_not_part_of_the_newest() -> None:
+    """The headline has the times of the newest training, and nobody waits for a host of another one, nor has other weights."""
     now = time.time()
+    old, new = ({"id": "0" * 16, "number": one, "begun": 1} for one in (1, 2))
     rows = [
-        row("a", 0, run="a-old", started=now - 90000, ended=now - 86000, state="finished", wait_share=0.0),
-        row("b", 1, run="d4", started=now - 7200, ended=now - 3600, state="finished", wait_share=0.5),
-    ]
+        row("a", 0, training=old, started=now - 90000, ended=now - 86000, state="finished", wait_share=0.0, saved=1200, digest="x"),
+        row("b", 1, training=new, started=now - 7200, ended=now - 3600, state="finished", wait_share=0.5, digest="y", identical=False),
+    ]  # fmt: skip
     lines = run_table.status_table(rows).splitlines()
     assert re.fullmatch(r"run d4, took 1 h 00 min, ended .*\d\d:\d\d, 1 h 00 min ago", lines[0])
-    assert "  a: the newest run there is a-old, not d4 (-e ddp_run=a-old shows that one)" in lines
+    told = (
+        "  a: its training of this run is an older one, with checkpoints up to step 1200; the next start sets it aside"
+    )
+    assert told in lines
     assert not any("slow one" in line for line in lines)
 
 
@@ -313,6 +318,11 @@ def test_the_live_line_goes_by_the_slowest_rank_and_tells_all_shares() -> None:
     assert live_line(rows, len(words) + 12, unicode=False) == "[####....]  " + words
     assert live_line(rows, len(words) + 12) == "█████░░░░░  " + words
     assert live_line(rows, 300).startswith("█" * 15 + "░" * 15 + "  step")
+
+
+def test_no_step_is_shown_beyond_the_last_where_a_host_was_seen_before_the_run_got_more() -> None:
+    rows = [row("a", 0, step=None, done=60, steps=60), row("b", 1, step=60, done=61, steps=120)]
+    assert "step 61/120  loss" in live_line(rows, 60)
 
 
 def test_who_was_seen_before_its_first_step_does_not_set_the_live_line_back() -> None:
@@ -423,5 +433,5 @@ def test_rows_have_a_column_and_a_change_has_a_line() -> None:
     ]
     for text in (run_table.status_table(rows), run_table.closing_table(rows)):
         assert "rows" in text.splitlines()[1].split()
-        assert "  rows were changed while training, last at step 20: a 4 -> 6, b 4 -> 2" in text.splitlines()
+        assert "  shares of rows changed while training, last at step 20: a 4 -> 6, b 4 -> 2" in text.splitlines()
     assert "changed" not in run_table.status_table([row("a", 0, rows=2), row("b", 1, rows=2)])

@@ -63,7 +63,7 @@ def test_a_dead_keeper_is_named_by_itself_and_by_who_waits_for_it() -> None:
     [
         (None, "waits for laptop, which does not answer"),
         (run_of(None, state="prepared"), "waits for laptop, where nothing was started"),
-        (run_of(keeper("idle", 1)), "which is not heard though its keeper runs"),
+        (run_of(keeper("idle", 1)), "which cannot be heard although its keeper runs"),
     ],
 )
 def test_for_whom_a_keeper_waits(laptop: dict[str, Any] | None, words: str) -> None:
@@ -117,7 +117,7 @@ def test_why_it_ended_on_a_host(state: str, word: dict[str, Any], words: str) ->
 
 def test_a_keeper_that_was_started_again_is_told() -> None:
     said = told(desktop=run_of(TOGETHER, revived=2, died_of="signal 9"), laptop=run_of(TOGETHER))
-    assert "the keeper of desktop was started again 2 times; last it died of signal 9" in said
+    assert "the keeper of desktop was restarted 2 times; it last died of signal 9" in said
 
 
 def test_the_error_that_a_rank_only_heard_of_is_not_told_in_its_name() -> None:

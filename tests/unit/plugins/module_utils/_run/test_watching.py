@@ -136,7 +136,7 @@ def test_field_12_a_host_out_of_reach_while_the_others_go_on_is_given_time() -> 
 def test_field_19_a_host_out_of_reach_that_the_others_miss_is_no_matter_of_ten_minutes() -> None:
     away, still = Observation(running(), silent=21), Observation(running(idle_seconds=46.0))
     assert verdict("a", a=away, b=still) == verdict("b", a=away, b=still) == "stalled"
-    assert "gave no answer for 21 s, and the others make no progress" in sentence("a", a=away, b=still)
+    assert "has not answered for 21 s, and the others make no progress" in sentence("a", a=away, b=still)
 
 
 def test_field_20_a_rank_that_waits_at_the_rendezvous_for_a_host_out_of_reach() -> None:

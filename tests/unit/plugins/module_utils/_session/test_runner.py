@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What becomes of a job's output, with pipes for the job and the pane, and a clock that the test sets.
+"""The path of a job's output, with pipes for the job and the pane, and a clock that the test sets.
 
 Whole sessions are tried in tests/integration/test_tmux_session.py.
 """

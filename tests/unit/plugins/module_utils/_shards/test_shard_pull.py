@@ -12,8 +12,10 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import pull
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server as shard_server
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share as shard_share
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests, ShardsError, entries
@@ -240,6 +242,12 @@ def test_server_gives_nothing_but_described_files(master, path):
     assert ask(master.peer, path, SECRET) == 404
 
 
+def test_a_range_beyond_the_end_is_refused(master):
+    size = (master.folder / "shard_00000.parquet").stat().st_size
+    for begin, status in ((size - 1, 206), (size + 1, 416)):
+        assert ask(master.peer, "/files/shard_00000.parquet", SECRET, Range=f"bytes={begin}-") == status
+
+
 def test_server_hangs_up_on_strangers(tmp_path):
     fill(tmp_path / "a")
     describe(tmp_path / "a")
@@ -365,3 +373,17 @@ def test_digests_learnt_while_pulling_are_kept(master, hosts):
     digests = Digests(str(other.folder))
     assert [digests.of(one.path) for one in entries(master.manifest)] == entries(master.manifest)
     assert digests.hashed_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("over", "news", "least", "most"), [(False, False, 0.5, 5), (True, False, 0, 0.4), (False, True, 0.1, 0.45)]
+)
+def test_peers_are_asked_again_after_a_while_and_sooner_where_there_is_news(monkeypatch, over, news, least, most):
+    monkeypatch.setattr(pull, "ASK_SOON_SECONDS", 0.1)
+    swarm = SimpleNamespace(is_over=lambda: over, news_wanted=threading.Event())
+    if news:
+        swarm.news_wanted.set()
+    begun = time.monotonic()
+    pull._wait(swarm, 0.5)
+    assert least <= time.monotonic() - begun < most
+    assert not swarm.news_wanted.is_set()

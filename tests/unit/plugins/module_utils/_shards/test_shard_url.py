@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import pa
 
 
 class Site:
-    """What the server has, what it does to the next requests of a path, and what it was asked."""
+    """The server's files, its behaviour for the next requests of a path, and the requests it got."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

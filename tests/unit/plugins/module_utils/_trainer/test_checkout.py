@@ -30,23 +30,13 @@ def edit(folder, name, before, after):
 
 def test_one_that_fits(folder):
     assert checkout.problems(str(folder), FLAGS) == {"script": [], "join": []}
-    argv = ["python", "torchrun.py", "--nnodes=2", "join.py", "--", "--sync=exact", "scripts.base_train", "--depth=4"]
-    assert checkout_problems(str(folder), argv) == {"script": [], "join": []}
+    assert checkout_problems(str(folder), {"depth": 4}, "scripts.base_train") == {"script": [], "join": []}
 
 
 def test_a_script_that_follows_the_base_model(folder):
-    argv = [
-        "python",
-        "torchrun.py",
-        "join.py",
-        "--",
-        "--sync=exact",
-        "scripts.chat_sft",
-        "--model-tag=d4",
-        "--chatcore-every=-1",
-    ]
-    assert checkout_problems(str(folder), argv) == {"script": [], "join": []}
-    found = checkout_problems(str(folder), [*argv, "--depth=4"])
+    flags = {"model-tag": "d4", "chatcore-every": -1}
+    assert checkout_problems(str(folder), flags, "scripts.chat_sft") == {"script": [], "join": []}
+    found = checkout_problems(str(folder), {**flags, "depth": 4}, "scripts.chat_sft")
     assert found["script"] == ["has a scripts/chat_sft.py that knows no --depth"]
     assert checkout.problems(str(folder), [], "scripts.mid_train")["script"] == [
         "has no scripts/mid_train.py that can be read"
@@ -54,7 +44,7 @@ def test_a_script_that_follows_the_base_model(folder):
 
 
 def test_a_flag_that_the_script_does_not_know(folder):
-    found = checkout_problems(str(folder), ["scripts.base_train", "--", "--depth=4", "--twist=3", "--dept=4"])
+    found = checkout_problems(str(folder), {"depth": 4, "twist": 3, "dept": 4}, "scripts.base_train")
     assert found["script"] == ["has a scripts/base_train.py that knows no --twist, --dept"]
 
 

@@ -8,15 +8,15 @@ import json
 
 import pytest
 from ansible.module_utils import urls
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import interpreter, packages
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import interpreter, packages, venv
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import Interpreter, VenvError
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wish
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wanted
 
 BASE = Interpreter("/usr/bin/python3.11", (3, 11, 2), "x86_64", True, True, True, "glibc-2.36")
 
 
-def wish(**changes) -> Wish:
-    given = Wish("worker", "/base/venv", ("torch==2.13.0", "numpy==2.4.6"), "auto", "/base/wheels", False)
+def wanted_environment(**changes) -> Wanted:
+    given = Wanted("worker", "/base/venv", ("torch==2.13.0", "numpy==2.4.6"), "auto", "/base/wheels", False)
     return given._replace(**changes)
 
 
@@ -42,6 +42,12 @@ def host_with(**versions: str):
 def test_first_suitable_interpreter_is_taken():
     run, find = host_with(python3="3.9.2", python3_12="3.12.3", python3_13="")
     assert interpreter.find_interpreter(run, find, "", "3.10", "worker").minor == "3.12"
+
+
+@pytest.mark.parametrize(("says", "taken"), [("/usr/bin/python3.12", "/usr/bin/python3.12"), ("", "/shims/python3")])
+def test_the_python_behind_a_shim_is_the_one_that_is_taken(says, taken):
+    found = interpreter.ask_interpreter(lambda argv: (0, told("3.12.1", executable=says), ""), "/shims/python3")
+    assert found is not None and found.path == taken
 
 
 def test_too_old_python_is_named_with_its_version():
@@ -98,6 +104,28 @@ def test_installed_version_is_held_against_the_pin(requirement, version, met):
     assert packages.meets(requirement, version) is met
 
 
+@pytest.mark.parametrize(
+    ("has_pip", "says", "fills"),
+    [
+        (True, "pip 22.3 from", True),
+        (True, "pip 22.2.9 from", False),
+        (True, "no", False),
+        (False, "pip 25.0 from", False),
+    ],
+)
+def test_where_ensurepip_is_missing_a_newer_pip_from_elsewhere_fills_the_environment(tmp_path, has_pip, says, fills):
+    made = venv.Venv(
+        wanted_environment(wheels=str(tmp_path)), lambda argv: (0, says, ""), BASE._replace(has_pip=has_pip)
+    )
+    if fills:
+        assert made._foreign_pip() == [BASE.path, "-m", "pip", "--python", made.python]
+    else:
+        with pytest.raises(VenvError, match="comes without ensurepip"):
+            made._foreign_pip()
+    (tmp_path / "pip-25.0-py3-none-any.whl").touch()
+    assert made._foreign_pip()[:2] == [BASE.path, f"{tmp_path}/pip-25.0-py3-none-any.whl/pip"]
+
+
 @pytest.mark.parametrize(("name", "canonical"), [("Torch==1", "torch"), ("mlflow_skinny>=3", "mlflow-skinny")])
 def test_names_are_spelt_as_the_metadata_does(name, canonical):
     assert packages.name_of(name) == canonical
@@ -129,7 +157,7 @@ def test_names_are_spelt_as_the_metadata_does(name, canonical):
     ],
 )
 def test_pip_s_words_become_one_sentence(said, reason, sentence):
-    found = packages.explain(wish(), BASE, said)
+    found = packages.explain(wanted_environment(), BASE, said)
 
     assert found.reason == reason
     assert str(found).startswith("worker: the packages could not be installed in /base/venv: ")
@@ -138,14 +166,16 @@ def test_pip_s_words_become_one_sentence(said, reason, sentence):
 
 
 def test_wheels_of_another_python_are_told_as_such():
-    found = packages.explain(wish(offline=True), BASE, "ERROR: No matching distribution found for torch==2.13.0")
+    found = packages.explain(
+        wanted_environment(offline=True), BASE, "ERROR: No matching distribution found for torch==2.13.0"
+    )
 
     assert found.reason == "wheels"
     assert "do not fit Python 3.11 on x86_64: torch==2.13.0" in str(found)
 
 
 class Pip:
-    """What pip says of torch in the default index, and of its settings."""
+    """Scripted answers of pip about torch in the default index, and about its settings."""
 
     def __init__(self, requires=(), rc=0, settings=""):
         self.requires, self.rc, self.settings, self.asked = requires, rc, settings, []
@@ -164,7 +194,7 @@ NOWHERE = "http://127.0.0.1:1/whl/cpu"
 def test_index_that_does_not_answer_is_passed_over_with_a_warning():
     warnings: list = []
 
-    index, argv = packages.choose_index(wish(torch_index=NOWHERE), Pip(), ["pip"], warnings)
+    index, argv = packages.choose_index(wanted_environment(torch_index=NOWHERE), Pip(), ["pip"], warnings)
 
     assert (index, argv) == ("default", [])
     assert warnings == [
@@ -176,7 +206,7 @@ def test_index_that_does_not_answer_is_passed_over_with_a_warning():
 def test_field_37_a_build_for_cuda_is_never_taken_without_a_word(monkeypatch, pip):
     monkeypatch.setattr(packages, "CPU_INDEX", NOWHERE)
     with pytest.raises(VenvError, match="no CPU build of torch is available there") as why:
-        packages.choose_index(wish(), pip, ["pip"], [])
+        packages.choose_index(wanted_environment(), pip, ["pip"], [])
     assert why.value.reason == "network"  # so that another host hands its packages on
     assert "8.0 GB of disk" in str(why.value) and "ddp_torch_index: default" in str(why.value)
     assert all("--dry-run" in argv for argv in pip.asked if "install" in argv)
@@ -187,7 +217,7 @@ def test_field_37_a_build_for_cuda_is_not_handed_to_another_python_either(monkey
     pip = Pip(["cuda-toolkit==13.0.3; platform_system == 'Linux'"])
     with pytest.raises(VenvError, match="no CPU build of torch is available there"):
         packages.fetch_wheels(
-            wish(wheels=str(tmp_path / "w")), pip, BASE, ["pip"], {"python": "3.12", "machine": "x86_64"}
+            wanted_environment(wheels=str(tmp_path / "w")), pip, BASE, ["pip"], {"python": "3.12", "machine": "x86_64"}
         )
     (asked,) = [argv for argv in pip.asked if "install" in argv]
     # It is asked for the Python that gets the wheels, not for the one that fetches them.
@@ -197,16 +227,19 @@ def test_field_37_a_build_for_cuda_is_not_handed_to_another_python_either(monkey
 
 def test_a_default_index_that_has_a_cpu_build_serves_as_well(monkeypatch):
     monkeypatch.setattr(packages, "CPU_INDEX", NOWHERE)
-    assert packages.choose_index(wish(), Pip(["filelock"]), ["pip"], []) == ("default", [])
+    assert packages.choose_index(wanted_environment(), Pip(["filelock"]), ["pip"], []) == ("default", [])
 
 
 def test_index_that_answers_stands_beside_the_default(tmp_path):
     url = tmp_path.as_uri()
-    assert packages.choose_index(wish(torch_index=url), Pip(), ["pip"], []) == (url, ["--extra-index-url", url])
+    assert packages.choose_index(wanted_environment(torch_index=url), Pip(), ["pip"], []) == (
+        url,
+        ["--extra-index-url", url],
+    )
 
 
 def test_default_index_asks_nobody_else():
-    assert packages.choose_index(wish(torch_index="default"), Pip(), ["pip"], []) == ("default", [])
+    assert packages.choose_index(wanted_environment(torch_index="default"), Pip(), ["pip"], []) == ("default", [])
 
 
 def test_the_index_is_asked_through_pip_s_own_proxy(monkeypatch):
@@ -231,9 +264,9 @@ def test_requirements_hold_for_the_python_that_they_name():
 
 
 def test_environment_is_named_by_all_that_goes_into_it():
-    one = wish()
-    assert one.digest("3.11") == wish(requirements=one.requirements[::-1]).digest("3.11")
-    others = [wish(requirements=("torch==2.12.0",)), wish(torch_index="default")]
+    one = wanted_environment()
+    assert one.digest("3.11") == wanted_environment(requirements=one.requirements[::-1]).digest("3.11")
+    others = [wanted_environment(requirements=("torch==2.12.0",)), wanted_environment(torch_index="default")]
     assert len({one.digest("3.11"), one.digest("3.12"), *(other.digest("3.11") for other in others)}) == 4
 
 
@@ -246,7 +279,7 @@ def test_wheels_for_another_python_and_machine_are_asked_for_by_tag(tmp_path):
         return 0, "", ""
 
     target = {"python": "3.12", "machine": "aarch64"}
-    wanted = wish(wheels=str(tmp_path / "wheels"), torch_index="default")
+    wanted = wanted_environment(wheels=str(tmp_path / "wheels"), torch_index="default")
     packages.fetch_wheels(wanted, run, BASE, ["pip"], target)
 
     line = " ".join(asked[0])
@@ -265,7 +298,7 @@ def test_a_mac_fetches_wheels_for_linux(tmp_path):
         (tmp_path / "wheels.part").mkdir(exist_ok=True)
         return 0, "", ""
 
-    wanted = wish(wheels=str(tmp_path / "wheels"), torch_index="default")
+    wanted = wanted_environment(wheels=str(tmp_path / "wheels"), torch_index="default")
     target = {"python": BASE.minor, "machine": BASE.machine}
     packages.fetch_wheels(wanted, run, BASE._replace(system="Darwin"), ["pip"], target)
     assert "manylinux_2_28_x86_64" in asked[0]

@@ -1,0 +1,49 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Everything that is decided once for all hosts: on the controller, from what their tasks registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import hosts, plan, preflight, verdict
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import Asked, Options
+
+
+class Judgement(NamedTuple):
+    """Its options beside `of`, and the function that judges."""
+
+    options: Options
+    judge: Callable[[Asked], dict[str, object]]
+
+
+JUDGEMENTS = {
+    "settings": Judgement(plan.HOSTS, plan.judge_settings),
+    "questions": Judgement(plan.TOLERANT, plan.judge_questions),
+    "plan": Judgement(plan.OPTIONS, plan.judge_plan),
+    "setup": Judgement(hosts.SETUP, hosts.judge_setup),
+    "sameness": Judgement(hosts.SAMENESS, hosts.judge_sameness),
+    "launch": Judgement(hosts.LAUNCH, hosts.judge_launch),
+    "preflight": Judgement(preflight.OPTIONS, preflight.judge_preflight),
+    "verdict": Judgement(verdict.OPTIONS, verdict.judge_verdict),
+}
+
+
+class ActionModule(ActionBase):
+    """Checks the options of the judgement that is asked for, and returns what it returns; no host is asked."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_diff = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
+        result: dict[str, object] = super().run(tmp, task_vars)
+        judgement = JUDGEMENTS.get(str(self._task.args.get("of")))
+        of = {"of": {"type": "str", "choices": list(JUDGEMENTS), "required": True}}
+        options = self.validate_argument_spec({**of, **(judgement.options if judgement else {})})[1]
+        asked = Asked(options, task_vars or {}, self._task.check_mode)
+        return {**result, "changed": False, **JUDGEMENTS[options["of"]].judge(asked)}

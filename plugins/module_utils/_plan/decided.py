@@ -1,0 +1,211 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The decisions that the settings leave open (auto, empty, or ruled out by a stage or a trainer), each with who made it.
+
+The settings themselves stay as the user wrote them; the plan document is made from both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, Generic, Sequence, Tuple, TypeVar
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
+    AUTO,
+    PREFIX,
+    RunSettings,
+    find,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import products, stages
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
+
+T = TypeVar("T")
+
+# Who makes a decision.
+USER = "user"
+DEFAULT = "default"
+PROFILE = "profile"
+STAGE = "stage"
+TRAINER = "trainer"  # the one that is driven knows nothing else
+KEPT = "run that goes on"
+MEASURED = "measured"
+HOSTS = "hosts"  # their number, cores or devices
+
+# Ways of ddp_batch_split by which shares follow the speeds.
+FOLLOWING = (AUTO, "speed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision(Generic[T]):
+    """A value, who decided it, and why where that is not plain."""
+
+    value: T
+    by: str
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Basis:
+    """The decisions that depend on no batch and no link."""
+
+    name: str  # of the run
+    stage: str
+    ours: bool  # whether this collection's own trainer trains
+    joined: bool  # whether the launcher joins the ranks of a nanochat checkout to one training
+    device: Decision[str]
+    dtype: Decision[str]
+    matmul: Decision[str]
+    matmul_tried: Tuple[str, ...]  # measured by the rehearsal, where the choice is left to it
+    iterations: Decision[int]
+    restarts: Decision[int]
+    min_hosts: Decision[int]
+    survive_reboot: Decision[bool]
+    batch_split: Decision[str]
+
+    @property
+    def together(self) -> bool:
+        """Whether the ranks train one model also on CPUs."""
+        return self.ours or self.joined
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the trainer finds the newest checkpoint by itself, and removes older ones."""
+        return self.ours or (self.joined and self.stage == stages.BASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decided(Basis):
+    """All decisions of a plan."""
+
+    total_batch: Decision[int]
+    device_batch: Decision[int]
+    rows: Tuple[int, ...]  # of a step, by rank
+    head_parts: Tuple[int, ...]  # weights of the parts of a shared head, by rank
+    sync: Decision[str]
+    local_steps: Decision[int]
+    head: Decision[str]
+    head_open: bool  # whether another way of ddp_sync may have another head
+    rebalance: Decision[bool]
+    save_minutes: Decision[int]
+
+    @property
+    def head_shares(self) -> Tuple[int, ...]:
+        """The weights of the parts where there are unequal parts."""
+        return self.head_parts if self.head.value == "shared" and len(set(self.head_parts)) > 1 else ()
+
+    def reasons(self) -> Dict[str, Dict[str, object]]:
+        """Every decision for people and programs: {name: {value, by, why}}."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: dataclasses.asdict(one) for name, one in found.items() if isinstance(one, Decision)}
+
+
+def all_decided(basis: Basis, **rest: Any) -> Decided:
+    """The basis with the other decisions."""
+    return Decided(**{field.name: getattr(basis, field.name) for field in dataclasses.fields(basis)}, **rest)
+
+
+def as_set(asked: Asked, field: str, value: T) -> Decision[T]:
+    """The decision that is no more than the value of a setting. An inventory that repeats a default decides nothing."""
+    row = find(PREFIX + field)
+    is_set = row.name in asked.given and value != row.default
+    return Decision(value, USER if is_set else PROFILE if row.from_profile else DEFAULT)
+
+
+def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
+    """Decide everything that depends on no batch and no link. A GPU decides nothing unless the settings ask for it."""
+    run = asked.run
+    ours = run.trainer_source == "ours"
+    device = as_set(asked, "device", run.device)
+    if device.value == AUTO:
+        all_have = all(host.fact("gpus") and neighbours(host, hosts) == 1 for host in hosts)
+        device = Decision("cuda" if all_have else "cpu", HOSTS)
+    dtype = as_set(asked, "dtype", run.dtype)
+    if dtype.value == AUTO:
+        dtype = Decision("bfloat16" if device.value == "cuda" else "float32", DEFAULT, f"on {device.value}")
+    tried = _tries_products(run, device.value, dtype.value, hosts)
+    restarts, min_hosts, survive_reboot = _keepers(asked, ours)
+    return Basis(
+        name=stages.run_name(run),
+        stage=run.stage,
+        ours=ours,
+        # On GPUs a checkout joins its ranks itself.
+        joined=not ours and device.value == "cpu" and run.trainer_join,
+        device=device,
+        dtype=dtype,
+        matmul=_matmul(asked, dtype.value, tried, hosts),
+        matmul_tried=products.TRIED if tried else (_matmul(asked, dtype.value, tried, hosts).value,),
+        iterations=iterations(asked),
+        restarts=restarts,
+        min_hosts=min_hosts,
+        survive_reboot=survive_reboot,
+        batch_split=_batch_split(asked, ours),
+    )
+
+
+def _tries_products(run: RunSettings, device: str, dtype: str, hosts: Sequence[Host]) -> bool:
+    """Whether the rehearsal measures several precisions of the matrix products."""
+    able = run.trainer_source == "ours" and device == "cpu" and dtype == "float32"
+    return able and run.matmul == AUTO and all(host.fact("cpu", "native_bf16") for host in hosts)
+
+
+def _matmul(asked: Asked, dtype: str, tried: bool, hosts: Sequence[Host]) -> Decision[str]:
+    if asked.run.matmul != AUTO:
+        return as_set(asked, "matmul", asked.run.matmul)
+    if not tried:
+        return Decision("bf16" if dtype == "bfloat16" else "fp32", DEFAULT, f"activations are {dtype}")
+    kept = products.begun_with([host.kept.get("matmul") for host in hosts])
+    if kept:
+        return Decision(kept, KEPT)
+    speeds = products.speeds_together([host.measured for host in hosts])
+    return Decision(products.fastest(speeds), MEASURED if speeds else DEFAULT)
+
+
+def iterations(asked: Asked) -> Decision[int]:
+    """Steps of this stage."""
+    if asked.run.stage == stages.EVAL:
+        return Decision(1, STAGE, "an evaluation trains nothing")
+    if asked.run.stage == stages.SFT:
+        return as_set(asked, "sft_iterations", asked.run.sft_iterations)
+    return as_set(asked, "iterations", asked.run.iterations)
+
+
+def _keepers(asked: Asked, ours: bool) -> Tuple[Decision[int], Decision[int], Decision[bool]]:
+    """(restarts, min_hosts, survive_reboot)."""
+    run = asked.run
+    if run.stage == stages.EVAL:
+        why = "an evaluation is over in minutes and keeps nothing to go on from"
+        return Decision(0, STAGE, why), Decision(0, STAGE, why), Decision(False, STAGE, why)
+    restarts = as_set(asked, "restarts", run.restarts)
+    if restarts.by != USER and not (ours and run.resume):
+        restarts = Decision(0, TRAINER, "without ddp_resume and this collection's trainer nothing could go on")
+    return restarts, as_set(asked, "min_hosts", run.min_hosts), as_set(asked, "survive_reboot", run.survive_reboot)
+
+
+def _batch_split(asked: Asked, ours: bool) -> Decision[str]:
+    """Only our own trainer knows unequal shares."""
+    split = as_set(asked, "batch_split", asked.run.batch_split)
+    return Decision("equal", TRAINER) if split.value == AUTO and not ours else split
+
+
+def may_lose_hosts(basis: Basis, hosts: int) -> bool:
+    """Whether the run is to go on with fewer hosts than it has."""
+    return bool(basis.restarts.value and 0 < basis.min_hosts.value < hosts)
+
+
+def decide_rebalance(asked: Asked, basis: Basis, hosts: int, local_steps: int) -> Decision[bool]:
+    """Decide whether the shares follow the speeds during training."""
+    able = basis.ours and basis.device.value == "cpu" and hosts > 1 and not local_steps
+    if asked.run.rebalance and not (able and basis.batch_split.value in FOLLOWING):
+        return Decision(
+            False, HOSTS, "shares that may change take several hosts, common steps and ddp_batch_split auto or speed"
+        )
+    return as_set(asked, "rebalance", asked.run.rebalance)
+
+
+def decide_save_minutes(asked: Asked, basis: Basis, local_steps: int) -> Decision[int]:
+    """Decide the minutes without a checkpoint after which one is due; 0 where steps alone say when."""
+    if basis.ours and not local_steps:
+        return as_set(asked, "save_minutes", asked.run.save_minutes)
+    return Decision(0, TRAINER, "a checkpoint by time takes steps that all ranks make together")

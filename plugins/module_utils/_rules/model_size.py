@@ -1,0 +1,1 @@
+../../../trainer/nanochat/rules/model_size.py

@@ -1,0 +1,1 @@
+../../../trainer/nanochat/rules/ways.py

@@ -1,0 +1,51 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The parts that all judgements share: what they are asked, and the evidence of all hosts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ansible.errors import AnsibleError
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
+
+Options = Mapping[str, Mapping[str, object]]
+SHOW: Mapping[str, object] = {"type": "str", "choices": ["text", "json", "none"]}
+EVIDENCE: Mapping[str, object] = {"type": "dict", "required": True}
+
+
+class Asked(NamedTuple):
+    """The checked options of the task, the variables of the play, and whether nothing may be written."""
+
+    options: Mapping[str, Any]
+    variables: Mapping[str, Any]
+    check: bool
+
+
+def evidence_of(hosts: Iterable[str], evidence: Mapping[str, Any], *keys: str) -> dict[str, Mapping[str, Any]]:
+    """The evidence of every host; that there is none of one, or that it lacks a key, is an error and never "nothing found"."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for host in hosts:
+        seen = evidence.get(host)
+        lacking = [key for key in keys if not isinstance(seen, Mapping) or key not in seen]
+        if not isinstance(seen, Mapping) or lacking:
+            what = f" about {', '.join(lacking)}" if lacking else ", not even a failed one,"
+            raise AnsibleError(
+                f"There is no evidence{what} of {host}; run the play again without --limit and --start-at-task."
+            )
+        found[host] = dict(seen)
+    return found
+
+
+def keep(path: str | None, document: Any, what: str, mode: int = 0o644) -> None:
+    """Keep a document as JSON on the controller."""
+    if path:
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(document, indent=2) + "\n", mode)
+        except OSError as error:
+            raise AnsibleError(f"{what} could not be written to {path} on the controller: {error.strerror}.") from None

@@ -1,0 +1,62 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judgements over all hosts of a job: whether they hold the same, what they lack, and whether the run is started."""
+
+from __future__ import annotations
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.agreement import disagreements
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup import what_is_there
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.launch import launch_action
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
+    EVIDENCE,
+    Asked,
+    Options,
+    evidence_of,
+)
+
+OF_PLAN: Options = {"plan": {"type": "dict", "required": True}, "evidence": EVIDENCE}
+SETUP = OF_PLAN
+LAUNCH: Options = {
+    **OF_PLAN,
+    "restart": {"type": "bool", "default": False},
+    "fresh": {"type": "bool", "default": False},
+}
+# The keys that the evidence of each part must have.
+KEYS = {
+    "files": ("digest",),
+    "venv": ("venv", "torch", "packages", "python_version"),
+    "data": ("digest",),
+}
+SAMENESS: Options = {
+    "hosts": {"type": "list", "elements": "str", "required": True},
+    "master": {"type": "str"},
+    **{part: {"type": "dict"} for part in KEYS},
+}
+
+
+def judge_setup(asked: Asked) -> dict[str, object]:
+    """Which steps have nothing to bring."""
+    plan = asked.options["plan"]
+    hosts = [node["host"] for node in plan["nodes"]]
+    return {**what_is_there(plan, evidence_of(hosts, asked.options["evidence"], "files", "venv", "data"))}
+
+
+def judge_launch(asked: Asked) -> dict[str, object]:
+    """Whether the run is left alone or started, and why."""
+    options = asked.options
+    plan = options["plan"]
+    seen = evidence_of((node["host"] for node in plan["nodes"]), options["evidence"], "run")
+    runs = [one["run"] for one in seen.values()]
+    decided = launch_action(runs, plan["digest"], options["restart"], options["fresh"])
+    return {"decision": decided["action"], "reason": decided["reason"]}
+
+
+def judge_sameness(asked: Asked) -> dict[str, object]:
+    """Fails with a sentence for each host whose trainer, packages or data differ from those of the master, or of the first host."""
+    options = asked.options
+    hosts = dict.fromkeys([options["master"] or options["hosts"][0], *options["hosts"]])
+    given = {part: options[part] for part in KEYS if options[part] is not None}
+    found = {part: evidence_of(hosts, given[part], *KEYS[part]) for part in given}
+    differing = list(disagreements(found))
+    return {"failed": bool(differing), "msg": "\n".join(differing)}

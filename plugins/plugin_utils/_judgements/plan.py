@@ -1,0 +1,211 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The settings of all hosts, and the plan made from them; the reasoning is in module_utils/_plan/planner.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.utils.display import Display
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Given
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES, NOT_SETTINGS
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
+    PlanError,
+    controller_questions,
+    controller_settings,
+    questions,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.so_far import so_far
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import (
+    render,
+    render_findings,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import Here, look
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems as checkout_problems
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import SHOW, Asked, Options
+
+display = Display()
+REQUIREMENTS = Path(__file__).parents[3] / "trainer" / "requirements.txt"
+
+
+HOSTS: Options = {"hosts": {"type": "list", "elements": "str", "required": True}}
+TOLERANT: Options = {**HOSTS, "tolerant": {"type": "bool", "default": False}}
+OPTIONS: Options = {
+    **TOLERANT,
+    "measured": {"type": "dict", "default": {}},
+    "show": {**SHOW, "default": "none"},
+    "file": {"type": "path"},
+}
+
+
+def judge_settings(asked: Asked) -> dict[str, object]:
+    """The settings of what the controller does, or the wrong ones among all settings."""
+    try:
+        return {"controller": controller_settings(hosts_of(asked))}
+    except PlanError as error:
+        return refused(error)
+
+
+def judge_questions(asked: Asked) -> dict[str, object]:
+    """The options of host_info for each host."""
+    try:
+        hosts = hosts_of(asked)
+        refuse_limit(asked)
+        tell_what_is_lacking(len(hosts))
+        return {"questions": questions(hosts)}
+    except PlanError as error:
+        return refused(error)
+
+
+def judge_plan(asked: Asked) -> dict[str, object]:
+    """The plan, or what stands against it."""
+    tolerant = asked.options["tolerant"]
+    try:
+        hosts = hosts_of(asked)
+        refuse_limit(asked)
+        here = seen_on_the_controller(hosts, tolerant)
+        outcome = make_plan(hosts, requirements(), tolerant, here, asked.options["measured"])
+    except PlanError as error:
+        return refused(error)
+    text = render(outcome.plan)
+    probes = {host["name"]: host.get("probe") for host in hosts}
+    told = {"plan": outcome.plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
+    document = json.dumps(told, indent=2) + "\n"
+    show(asked.options["show"], document, text, outcome.findings)
+    return {
+        "changed": write(asked.options["file"], document, asked.check),
+        **told,
+        "ranks": {node["host"]: node["rank"] for node in outcome.plan["nodes"]},
+        "controller": outcome.controller,
+        # Drawn here, as the same job has the same plan tomorrow.
+        "training": {
+            **outcome.training,
+            "id": outcome.training["id"] or secrets.token_hex(8),
+            "begun": outcome.training["begun"] or int(time.time()),
+        },
+        "so_far": so_far(outcome.plan["digest"], probes, bool(outcome.controller["fresh"])),
+        "text": text,
+    }
+
+
+def refused(error: PlanError) -> dict[str, object]:
+    """A failed task with everything that is wrong."""
+    return {"failed": True, "msg": str(error), "problems": error.findings}
+
+
+def seen_on_the_controller(hosts: list[Given], tolerant: bool) -> Here:
+    """Files and repositories that the plan depends on."""
+    asked = controller_questions(hosts)
+    # A repository may take its time to answer, and looking at a run or stopping it needs none.
+    here = look({**asked, "git": None} if tolerant else asked, os.environ)
+    if asked["trainer"]:
+        here["checkout"] = checkout_problems(asked["trainer"], asked["flags"], asked["script"])
+    if asked["conversations"] is not None:
+        here["conversations"] = conversations.facts(asked["conversations"], os.environ)
+    if asked["held_out"] is not None:
+        here["held_out"] = conversations.facts(asked["held_out"], os.environ)
+    return here
+
+
+def show(how: str, document: str, text: str, findings: list[Finding]) -> None:
+    """Print the plan for people, or as JSON for programs."""
+    if how == "json":
+        display.display(document)
+    elif how == "text":
+        display.display(printable(f"\n{text}\n"))
+        # The progress display of this collection shows findings by itself.
+        if findings and not _configuration.display_is_ours():
+            display.display(printable(render_findings(findings)) + "\n")
+
+
+def write(path: str | None, document: str, check: bool) -> bool:
+    """Keep the plan in a file of the controller; whether that changes anything."""
+    if not path:
+        return False
+    file = Path(path)
+    try:
+        if file.exists() and file.read_text(encoding="utf-8") == document:
+            return False
+        if not check:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(document, encoding="utf-8")
+    except OSError as error:
+        raise AnsibleError(f"The plan could not be written to {path} on the controller: {error.strerror}.") from None
+    return True
+
+
+def tell_what_is_lacking(hosts: int) -> None:
+    """Said once by the first play: what no play can set."""
+    said = _configuration.lacking(
+        hosts, _configuration.forks(), _configuration.display_is_chosen(), _configuration.facts_are_variables()
+    )
+    if said:
+        display.display(said, stderr=True)
+
+
+def refuse_limit(asked: Asked) -> None:
+    """With --limit the other ranks would be missing; only looking at a run and stopping it make sense then."""
+    playing = asked.variables.get("ansible_play_hosts_all")
+    left_out = [host for host in asked.options["hosts"] if playing is not None and host not in playing]
+    if left_out and not asked.options["tolerant"]:
+        seen = (
+            f"{', '.join(left_out)} is left out by --limit, but a run is of all its hosts; "
+            f"run without --limit, or name the run's hosts in its place: -e target={','.join(playing or [])}"
+        )
+        raise PlanError([finding("setting-refused", left_out[0], seen)])
+
+
+def hosts_of(asked: Asked) -> list[Given]:
+    """Settings and probe of every host."""
+    return [host_of(name, asked.variables) for name in asked.options["hosts"]]
+
+
+def host_of(name: str, variables: Mapping[str, Any]) -> Given:
+    """One host for make_plan: its settings, and its probe if it was probed."""
+    known = variables["hostvars"].get(name)
+    if known is None:
+        raise PlanError([finding("setting-refused", name, f"{name} is not a host of the inventory")])
+    # The facts of earlier steps hold all hosts: reading them for each would grow with the square of their number.
+    named = [key for key in known if (key.startswith("ddp_") and key not in NOT_SETTINGS) or key in ALIASES]
+    settings = {key: value_of(name, known, key) for key in named}
+    return {
+        "name": name,
+        "settings": settings,
+        "probe": known.get("ddp_probe"),
+        "error": known.get("ddp_probe_error") or None,
+        "reach": reach(name, known),
+    }
+
+
+def reach(name: str, known: Mapping[str, Any]) -> str | None:
+    """By which name or address the other hosts would try this one; a local connection says nothing about that."""
+    if known.get("ansible_connection") in ("local", "ansible.builtin.local"):
+        return None
+    return str(known.get("ansible_host") or name)
+
+
+def value_of(host: str, known: Mapping[str, Any], name: str) -> Any:
+    try:
+        return known[name]
+    except AnsibleError as error:
+        seen = f"{name} of {host} cannot be worked out: {error}"
+        raise PlanError([finding("setting-refused", host, seen.rstrip("."))]) from error
+
+
+def requirements() -> list[str]:
+    """The pinned packages of this collection's trainer."""
+    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

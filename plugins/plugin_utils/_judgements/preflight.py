@@ -1,0 +1,221 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The judgement on all that preflight tried, once and on the controller; the reasoning is in module_utils/_preflight/judge.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ansible.utils.display import Display
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products, speeds_together
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, with_hosts
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import (
+    Outlook,
+    advice,
+    outlook,
+    prediction_text,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import by_peer, slowest_link
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.text import findings_text, links_text, summary
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._configuration import display_is_ours
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
+    EVIDENCE,
+    SHOW,
+    Asked,
+    Options,
+    keep,
+)
+
+display = Display()
+
+
+OPTIONS: Options = {
+    "plan": {"type": "dict", "required": True},
+    "evidence": EVIDENCE,
+    "probes": {"type": "dict", "default": {}},
+    "plan_findings": {"type": "list", "elements": "dict", "default": []},
+    "before_network": {"type": "bool", "default": False},
+    "rehearsal": {"type": "bool", "default": False},
+    "running": {"type": "bool", "default": False},
+    "strict": {"type": "bool", "default": False},
+    "show": {**SHOW, "default": "text"},
+    "file": {"type": "path"},
+}
+
+
+def judge_preflight(asked: Asked) -> dict[str, object]:
+    """Findings, prediction and links; fails where the run must not start."""
+    options = asked.options
+    seen = with_probes(options["evidence"], options["probes"])
+    evidence = gather({**options, "evidence": seen})
+    findings = in_order([*judge(evidence), *missing(evidence.plan, seen), *unmeasured(evidence.plan, seen)])
+    predicted = predicted_by(evidence, seen)
+    if predicted:
+        findings = in_order([*findings, *advice(evidence.plan, predicted)])
+    document = {
+        "run": evidence.plan["run"],
+        "findings": findings,
+        "prediction": predicted,
+        "links": links_of(evidence),
+    }
+    show(options["show"], evidence, document)
+    # Kept for comparing with what happens.
+    keep(None if asked.check else options["file"], document, "The findings")
+    stopping = [one for one in findings if one["severity"] in ((ERROR, WARNING) if options["strict"] else (ERROR,))]
+    said = {"msg": summary(stopping)} if stopping else {}
+    return {**document, "failed": bool(stopping), **said}
+
+
+def show(how: str, evidence: Evidence, document: Mapping[str, Any]) -> None:
+    """Print a table for people, or JSON for programs."""
+    if how == "json":
+        display.display(json.dumps(document, indent=2))
+    elif how == "text":
+        # The collection's own display shows the findings of every result as they come.
+        told = display_is_ours()
+        parts = [links_text(evidence), "" if told else findings_text(document["findings"])]
+        if document["prediction"]:
+            parts.append(prediction_text(evidence.plan, document["prediction"]))
+        text = "\n\n".join(part for part in parts if part)
+        if text:
+            display.display(printable(text) + "\n")
+
+
+def with_probes(evidence: Mapping[str, Any], probes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The evidence of every host; where nothing was tried there is only what its probe told."""
+    return {
+        host: {**({"probe": probes[host]} if host in probes else {}), **(evidence.get(host) or {})}
+        for host in {**evidence, **probes}
+    }
+
+
+def gather(options: Mapping[str, Any]) -> Evidence:
+    """The evidence of every host in the shape that the judgement takes."""
+    plan, seen = options["plan"], options["evidence"]
+    hosts = [node["host"] for node in plan["nodes"]]
+    tries = {host: tried(piece(seen, host, "answering"), piece(seen, host, "links")) for host in hosts}
+    tries = {host: entry for host, entry in tries.items() if entry}
+    for host in tries:
+        tries[host]["links"] = with_hosts(plan, tries, host)
+    firewalls = {host: piece(seen, host, "firewall") for host in hosts}
+    return Evidence(
+        plan=plan,
+        probes={host: piece(seen, host, "probe") for host in hosts},
+        tries=tries,
+        firewalls={host: firewall for host, firewall in firewalls.items() if "commands" in firewall},
+        gloo={host: found for host in hosts if (found := spoken(piece(seen, host, "gloo")))},
+        manifests={host: manifest_digest(piece(seen, host, "manifest")) for host in hosts},
+        files={host: wrong_files(piece(seen, host, "files")) for host in hosts},
+        plan_findings=options["plan_findings"],
+        before_network=options["before_network"],
+        rehearsal=options["rehearsal"],
+        running=options["running"],
+    )
+
+
+def piece(seen: Mapping[str, Any], host: str, name: str) -> Mapping[str, Any]:
+    """One piece of a host's evidence; empty where it was not tried, which `missing` looks at."""
+    found = (seen.get(host) or {}).get(name)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def missing(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
+    """Findings about evidence that some hosts have and others lack: a missing check is not a passed check."""
+    tried_anywhere = {name for pieces in seen.values() for name in pieces or {}} | {"probe"}
+    found = []
+    for host in (node["host"] for node in plan["nodes"]):
+        lacking = sorted(tried_anywhere - set(seen.get(host) or {}))
+        if lacking:
+            text = f"nothing came back from {host} about: {', '.join(lacking)}"
+            found.append(finding("evidence-missing", host, text, facts={"pieces": lacking}))
+    return found
+
+
+def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, object]:
+    """The results of peer_responder and peer_check of a host; a failed module is an error of that host."""
+    if not answering or answering.get("skipped"):
+        return {}
+    entry = {name: answering.get(name) for name in ("responder", "holders", "error")}
+    if answering.get("failed") or links.get("failed"):
+        entry["error"] = str(answering.get("msg") or links.get("msg"))
+    entry["links"] = links.get("links") or []
+    return entry
+
+
+def spoken(result: Mapping[str, Any]) -> dict[str, object]:
+    """The one JSON object that a program of the trainer printed; its last words where it printed none."""
+    if not result or result.get("skipped"):
+        return {}
+    for line in reversed(str(result.get("stdout") or "").splitlines()):
+        if line.startswith("{"):
+            try:
+                return dict(json.loads(line))
+            except (ValueError, RecursionError):
+                break
+    words = str(result.get("stderr") or result.get("msg") or "it said nothing").strip().splitlines()
+    return {"ok": False, "phase": "start", "error": words[-1] if words else "it said nothing"}
+
+
+def manifest_digest(result: Mapping[str, Any]) -> str:
+    """Of a manifest that was read from a host; equal data have equal manifests."""
+    content = str(result.get("content") or "")
+    return hashlib.sha256(content.encode()).hexdigest()[:12] if content else ""
+
+
+def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
+    """Files of the data that shard_sync would have to bring or repair, and what is the matter with each."""
+    repaired = result.get("repaired") or {}
+    return {path: repaired.get(path, "missing") for path in result.get("moved") or []}
+
+
+def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
+    """The prediction, where every host's step and some link were measured."""
+    hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
+    measured = {host: piece(seen, host, "measured") for host in hosts}
+    speeds = speeds_of(hosts, {host: of_products(found, matmul) for host, found in measured.items()})
+    rates = [found["bandwidth_mbit"] for found in evidence.gloo.values() if found.get("bandwidth_mbit")]
+    link = slowest_link(evidence.tries, min(rates, default=None))
+    if not speeds or (link is None and len(hosts) > 1):
+        return None
+    nics = {node["host"]: node["nic"] for node in evidence.plan["nodes"]}
+    radio = [
+        host
+        for host in hosts
+        for nic in evidence.fact(host, "nics") or []
+        if nic["name"] == nics[host] and nic["kind"] == "wifi"
+    ]
+    links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
+    began = any(evidence.fact(host, "run", "sync") for host in hosts)
+    return outlook(evidence.plan, speeds, link, radio, links, speeds_together(list(measured.values())), began)
+
+
+def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
+    """Where the measuring of a step was tried and failed."""
+    found = []
+    for node in plan["nodes"]:
+        # One for each set of processors that was tried.
+        tries = piece(seen, node["host"], "step").get("results") or []
+        failed = [result for result in tries if result.get("rc") and "error" in spoken(result)]
+        if failed and len(failed) == len(tries):
+            found.append(finding("step-not-measured", node["host"], str(spoken(failed[0])["error"])))
+    return found
+
+
+def links_of(evidence: Evidence) -> list[dict[str, object]]:
+    """Every measured direction, for programs."""
+    keys = ("nic", "latency_ms", "bandwidth_mbit", "duplex_mbit", "mtu", "clock_offset")
+    return [
+        {"host": host, "peer": link["host"], **{key: link[key] for key in keys}}
+        for host, entry in evidence.tries.items()
+        for link in entry["links"]
+    ]

@@ -1,0 +1,46 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The doctor's verdict over the evidence of all ranks; the reasoning is in module_utils/_doctor/judge.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
+    EVIDENCE,
+    Asked,
+    Options,
+    evidence_of,
+    keep,
+)
+
+OPTIONS: Options = {
+    "plan": {"type": "dict", "required": True},
+    "evidence": EVIDENCE,
+    "stall_factor": {"type": "float", "default": 5.0},
+    "secrets": {"type": "list", "elements": "dict", "default": []},
+    "file": {"type": "path"},
+}
+
+
+def judge_verdict(asked: Asked) -> dict[str, object]:
+    """The one finding of the doctor with its evidence, all of which is kept in a file."""
+    options = asked.options
+    plan, evidence = options["plan"], options["evidence"]
+    told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence), options["stall_factor"])
+    summary = {"verdict": told["verdict"], "summary": told["evidence"]}
+    keep(options["file"], bundle(plan, evidence, options["secrets"], summary), "The evidence", 0o600)
+    return {**told, "text": printable(text_of(told, options["file"]))}
+
+
+def text_of(told: Mapping[str, Any], path: str | None) -> str:
+    """The verdict for people."""
+    verdict = told["verdict"]
+    lines = [f"{verdict['code']}: {verdict['seen']}", f"  why: {verdict['why']}", f"  do:  {verdict['remedy']}"]
+    lines += [f"  {line}" for line in told["evidence"]]
+    return "\n".join([*lines, *([f"  all of it: {path}"] if path else [])])

@@ -1,0 +1,64 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The live page of a run that is watched: brings what is new of the hosts' metrics, and makes the report of it with what they do now.
+
+Each host's process brings that host's files, to where `collect` keeps them. One of the processes writes the page, all at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.nanochat.ddp.plugins.action.run_files import ActionModule as RunFiles
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import plain_run_name
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_of_runs
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import ReportError
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import now_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import make_report
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import Ledger
+
+PAGE = str(Path(__file__).resolve().parents[2] / "roles" / "collect" / "files")
+LOOK_SECONDS = 4.0  # hosts are looked at so often while there is a page
+RENEW_SECONDS = 3.0
+SHARE = 0.1  # of the controller's time for making the page of a long run
+
+
+def bring(action: ActionBase, run_dir: str, folder: Path, host: str, variables: Mapping[str, Any]) -> None:
+    """Bring what is new of a host's metrics and log, by the action's connection."""
+    parts = (action._task, action._connection, action._play_context, action._loader, action._templar)
+    files = RunFiles(*parts, action._shared_loader_obj)
+    place = folder / host.replace("/", "_")
+    # What a host makes up is refused there and told by collect; the page goes on without it.
+    with contextlib.suppress(CopyError):
+        files.bring({"run_dir": run_dir, "dest": str(folder.parent)}, place, dict(variables))
+
+
+def run_folder(results: str, run_dir: str) -> Path:
+    """Where the results of a run are kept."""
+    return Path(results).expanduser().absolute() / plain_run_name(Path(run_dir).name)
+
+
+def renew(rows: Sequence[Mapping[str, Any]], folder: Path, ledger: Ledger, last: bool = False) -> bool:
+    """Write the page unless another process does, or has just done so; the last one waits for its turn."""
+    claim = ledger.claim("page", wait=last)
+    if claim is None:
+        return False
+    with claim:
+        before, now = ledger.read("page"), time.time()
+        pause = max(RENEW_SECONDS, (finite(before.get("took")) or 0.0) / SHARE)
+        if not last and now - (finite(before.get("at")) or 0.0) < pause:
+            return False
+        # As long as nothing was brought there is nothing to show.
+        with contextlib.suppress(ReportError, OSError):
+            write_whole(str(folder / "live.html"), make_report([str(folder)], PAGE, worth_of_runs, now_of(rows, now)))
+        ledger.write("page", {"at": time.time(), "took": time.time() - now})
+    return True

@@ -1,0 +1,127 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which run is meant where a host was away: the one that was started last on any host, in its newest training."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
+from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT
+
+LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+OFF = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_timeout": 5}
+
+
+class Hosts:
+    """Attic was away while desktop began d4 again: its older training of d4 came further, and it has tried something else since."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hosts: dict[str, dict[str, Any]] = {"attic": dict(LOCAL), "desktop": dict(LOCAL)}
+        now = time.time()
+        self.run("attic", "d4", 1, 1200, now - 9000)
+        self.run("attic", "trial", 7, 10, now - 8000)
+        self.run("desktop", "old", 1, 5, now - 99000)
+        self.run("desktop", "d4", 2, 40, now - 600)
+
+    def run(self, host: str, name: str, number: int, steps: int, began: float) -> None:
+        run = self.folder / host / "runs" / name
+        rank = sorted(self.hosts).index(host)
+        fake_run.write_history(run, fake_run.history(rank, 2, steps, began, 0.1, name), rank)
+        (run / f"log/rank{rank}.log").write_text(f"the log of {name} on {host}\n")
+        ended = fake_run.session_of(rank, began, name, ended=began + 0.1 * steps, exit_code=0)
+        fake_run.write_json(run / "session.json", ended)
+        fake_run.write_json(run / "training.json", {"id": f"{number:016x}", "number": number, "begun": 1})
+        places = [self.folder / one / "runs" / name for one in sorted(self.hosts)]
+        plan = fake_run.plan_for(places, steps, name)
+        plan["master"]["host"], plan["data_ports"] = "attic", {"low": 32768, "high": 60999}
+        for node, one in zip(plan["nodes"], sorted(self.hosts), strict=True):
+            node["host"] = one
+        del plan["digest"]
+        fake_run.write_json(run / "plan.json", {**plan, "digest": digest_of(plan)})
+        checkpoints = run / "base_checkpoints" / name
+        checkpoints.mkdir(parents=True)
+        for one in (f"model_{steps:06d}.pt", f"meta_{steps:06d}.json"):
+            (checkpoints / one).write_text("{}")
+
+    def book(self, name: str, *words: str, code: int = 0) -> str:
+        inventory = {
+            "trainers": {"hosts": self.hosts, "vars": {"ddp_base_dir": f"{self.folder}/{{{{ inventory_hostname }}}}"}}
+        }
+        (self.folder / "hosts.json").write_text(json.dumps(inventory))
+        environment: dict[str, Any] = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "NO_COLOR": "1",
+        }
+        settings = json.dumps({"ddp_results_dir": f"{self.folder}/results"})
+        done = subprocess.run(
+            ["ansible-playbook", "-i", self.folder / "hosts.json", ROOT / f"playbooks/{name}.yml", "-e", settings, *words],
+            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    return Hosts(tmp_path)
+
+
+def test_the_status_shows_one_run_on_all_hosts(hosts: Hosts) -> None:
+    told = hosts.book("status")
+    assert told.startswith("run d4, took ")
+    assert "attic: the newest run there is trial (-e ddp_run=trial shows that one)" in told
+    assert "attic: its training of this run is an older one, with checkpoints up to step 1200" in told
+    assert hosts.book("status", "-e", "ddp_run=trial").startswith("run trial, took ")
+
+
+def test_the_doctor_goes_by_the_plan_of_the_newest_training(hosts: Hosts) -> None:
+    hosts.book("doctor")
+    assert (hosts.folder / "results/d4/doctor.json").exists()
+    plan = json.loads((hosts.folder / "results/d4/doctor.json").read_text())["plan"]
+    assert plan["training"]["iterations"] == 40
+
+
+def test_the_doctor_does_without_a_host_that_has_left_the_inventory(hosts: Hosts) -> None:
+    del hosts.hosts["attic"]
+    told = hosts.book("doctor")
+    assert "rank 0 (attic) cannot be reached: it is not in this inventory" in told
+
+
+def test_the_logs_are_those_of_the_same_run(hosts: Hosts) -> None:
+    told = hosts.book("logs", "-e", "follow=false")
+    assert "the log of d4 on attic" in told and "the log of d4 on desktop" in told and "trial" not in told
+
+
+def test_who_joins_is_told_that_the_others_have_gone_on(hosts: Hosts) -> None:
+    told = hosts.book("join", "-e", "target=attic", code=2)
+    assert "attic: its newest run is trial, but on the other hosts it is d4; say which one is meant" in " ".join(
+        told.split()
+    )
+    told = hosts.book("join", "-e", "target=attic", "-e", "ddp_run=d4", code=2)
+    assert "attic: its training of the run d4 is older than that of the other hosts" in " ".join(told.split())
+
+
+def test_collect_brings_what_is_there_and_names_who_is_missing(hosts: Hosts) -> None:
+    hosts.book("collect")
+    brought = sorted(path.name for path in hosts.folder.glob("results/d4/**/model_*.pt"))
+    assert brought == ["model_000040.pt"]
+    hosts.hosts["attic"] = OFF
+    told = hosts.book("collect")
+    assert "attic: nothing was brought from there, since" in told and "report:" in told
+    hosts.hosts["desktop"] = OFF
+    told = hosts.book("collect", code=2)
+    assert "Nothing was collected: no host that answers has the run, and attic, desktop gave no answer." in " ".join(
+        told.split()
+    )

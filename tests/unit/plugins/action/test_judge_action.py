@@ -1,0 +1,150 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action that judges: missing evidence is an error, and differences are named."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible_collections.nanochat.ddp.plugins.action.judge import JUDGEMENTS, ActionModule
+from ansible_collections.nanochat.ddp.plugins.modules import judge as judge_module
+
+PLAN = {
+    "digest": "d1",
+    "master": {"host": "desktop"},
+    "nodes": [{"host": "desktop", "run_dir": "/d/runs/d4"}, {"host": "laptop", "run_dir": "/l/runs/d4"}],
+}
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    """The action with these options, without Ansible around it."""
+
+    def run(of: str, **options: Any) -> dict[str, Any]:
+        monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
+        module = ActionModule.__new__(ActionModule)
+        module._task = SimpleNamespace(args={"of": of, **options}, check_mode=False)
+        return dict(module.run(None, {}))
+
+    return run
+
+
+def run_of(state: str, digest: str = "d1") -> dict[str, Any]:
+    return {"run": {"state": state, "plan_digest": digest}}
+
+
+def test_a_run_under_the_same_plan_is_kept_and_any_other_started(judge):
+    both = {"desktop": run_of("running"), "laptop": run_of("running")}
+    assert judge("launch", plan=PLAN, evidence=both)["decision"] == "keep"
+    assert judge("launch", plan=PLAN, evidence=both, restart=True)["decision"] == "start"
+    other = {**both, "laptop": run_of("running", "d2")}
+    told = judge("launch", plan=PLAN, evidence=other)
+    assert (told["decision"], told["changed"]) == ("start", False) and "plan is new" in told["reason"]
+
+
+@pytest.mark.parametrize(
+    ("states", "options", "decision"),
+    [
+        (("finished", "finished"), {}, "keep"),
+        (("finished", "finished"), {"fresh": True}, "start"),
+        (("finished", "finished"), {"restart": True}, "keep"),
+        (("finished", "away"), {}, "keep"),
+        (("finished", "stopped"), {"restart": True}, "start"),
+        (("running", "running"), {"fresh": True}, "start"),
+        (("running", "crashed"), {}, "start"),
+        (("finished", "running"), {}, "start"),
+        (("absent", "absent"), {}, "start"),
+        (("stopped", "stopped"), {}, "start"),
+    ],
+)
+def test_only_what_runs_or_has_finished_on_every_host_is_left_alone(judge, states, options, decision):
+    evidence = {host: run_of(state) for host, state in zip(("desktop", "laptop"), states, strict=True)}
+    told = judge("launch", plan=PLAN, evidence=evidence, **options)
+    assert told["decision"] == decision
+    assert ("ddp_fresh=true" in told["reason"]) == (decision == "keep")
+
+
+@pytest.mark.parametrize("evidence", [{"desktop": run_of("running")}, {"desktop": run_of("running"), "laptop": {}}])
+def test_a_host_without_evidence_is_never_taken_for_one_where_nothing_was_found(judge, evidence):
+    with pytest.raises(AnsibleError, match=r"no evidence.* of laptop"):
+        judge("launch", plan=PLAN, evidence=evidence)
+    with pytest.raises(AnsibleError, match=r"no evidence.* of laptop"):
+        judge("sameness", hosts=["desktop", "laptop"], master="desktop", data={"desktop": {"digest": "x"}})
+
+
+def test_a_host_that_reads_other_files_is_named(judge):
+    same = {"desktop": {"digest": "x"}, "laptop": {"digest": "x"}}
+    assert not judge("sameness", hosts=["desktop", "laptop"], master="desktop", data=same)["failed"]
+    told = judge("sameness", hosts=["desktop", "laptop"], master="desktop", data={**same, "laptop": {"digest": "y"}})
+    assert told["failed"] and told["msg"].startswith(
+        "laptop reads other files than desktop: y in its run folder, x there."
+    )
+
+
+def venv(torch: str = "2.13.0+cpu", python: str = "3.11", **packages: str) -> dict[str, Any]:
+    return {"venv": "/venv", "torch": torch, "python_version": python, "packages": {"torch": torch, **packages}}
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (venv("2.13.0"), ""),
+        (
+            venv("2.12.0"),
+            "laptop has torch 2.12.0, desktop has torch 2.13.0; ranks of different versions would disagree.",
+        ),
+        (venv(pyarrow="25"), ""),
+        (venv(python="3.12", pyarrow="25"), ""),
+    ],
+)
+def test_hosts_need_the_same_packages(judge, other, message):
+    hosts = ["desktop", "laptop"]
+    files = {host: {"digest": "f"} for host in hosts}
+    told = judge("sameness", hosts=hosts, files=files, venv={"desktop": venv(), "laptop": other})
+    assert told["failed"] == bool(message) and str(told.get("msg", "")).startswith(message)
+
+
+def test_only_packages_of_which_versions_differ_are_told(judge):
+    hosts = ["desktop", "laptop"]
+    words = {"hosts": hosts, "files": {host: {"digest": "f"} for host in hosts}}
+    more = judge(
+        "sameness",
+        **words,
+        venv={"desktop": venv(numpy="2.4.6"), "laptop": venv(pyarrow="26.0.1", numpy="2.4.6")},
+    )
+    assert not more["failed"]
+    told = judge(
+        "sameness",
+        **words,
+        venv={"desktop": venv(numpy="2.4.6"), "laptop": venv(pyarrow="26.0.1", numpy="2.3.0")},
+    )
+    assert told["msg"].startswith("laptop has numpy 2.3.0, desktop has numpy 2.4.6; ranks of different versions")
+
+
+def test_hosts_need_the_same_trainer_files(judge):
+    hosts = ["desktop", "laptop"]
+    files = {"desktop": {"digest": "f"}, "laptop": {"digest": "g"}}
+    told = judge("sameness", hosts=hosts, files=files, venv={host: venv() for host in hosts})
+    assert told["failed"] and told["msg"].startswith("laptop has other trainer files than desktop")
+
+
+def test_the_documentation_has_every_judgement_and_its_options():
+    documented = yaml.safe_load(judge_module.DOCUMENTATION)["options"]
+    assert documented.pop("of")["choices"] == list(JUDGEMENTS)
+    options = {name: one for judgement in JUDGEMENTS.values() for name, one in judgement.options.items()}
+    assert {name: one["type"] for name, one in documented.items()} == {
+        name: one["type"] for name, one in options.items()
+    }
+
+
+def test_options_of_another_judgement_are_refused(judge):
+    with pytest.raises(AnsibleError, match=r"Unsupported parameters.*restart"):
+        judge("questions", hosts=["desktop"], restart=True)
+    with pytest.raises(AnsibleError, match=r"value of of must be one of: settings, .*, got: weather"):
+        judge("weather")

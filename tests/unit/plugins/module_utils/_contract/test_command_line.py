@@ -1,0 +1,28 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command of a rank, from the mappings of a plan."""
+
+from __future__ import annotations
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import argv_of, flag_words
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import planned
+
+
+def test_flags_become_words():
+    flags = {"depth": 4, "resume": True, "rank-rows": [3, 1], "base-checkpoints": ["/a", "/b"], "lr": "0.1"}
+    assert flag_words(flags) == [
+        "--depth=4",
+        "--resume",
+        "--rank-rows=3,1",
+        "--base-checkpoints=/a",
+        "--base-checkpoints=/b",
+        "--lr=0.1",
+    ]
+
+
+def test_the_command_of_the_plan_is_made_from_the_rest_of_it():
+    plan = planned()
+    for node in plan["nodes"]:
+        assert argv_of(plan, {**node, "argv": []}) == node["argv"]
+        assert all(isinstance(word, str) for word in node["argv"])

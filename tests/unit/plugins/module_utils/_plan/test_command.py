@@ -1,0 +1,185 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The flags and the environment of a rank, and its keeper."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import flag_words
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import questions
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    flag,
+    hosts,
+    one_machine,
+    refusal,
+)
+
+
+def test_the_command_is_complete():
+    one, two = make_plan(hosts()).plan["nodes"]
+    assert one["argv"][:3] == ["/home/lzw/nanochat-ddp/venv/bin/python", "-m", "scripts.torchrun"]
+    assert one["argv"][one["argv"].index("scripts.base_train") - 1] == "-m"
+    assert "--node-rank=0" in one["argv"] and "--node-rank=1" in two["argv"]
+    assert "--master-addr=192.168.1.10" in one["argv"] and "--master-addr=192.168.1.10" in two["argv"]
+    assert flag(one, "total-batch-size") == 2048 and flag(one, "timeout-seconds") == 300
+    assert flag(one, "resume") is True and flag(one, "rank-rows") is None
+    assert all(isinstance(word, str) for word in one["argv"])
+
+
+def test_field_08_both_environments_name_the_same_variables():
+    one, two = make_plan(hosts({"ddp_extra_env": {"MALLOC_ARENA_MAX": 2}})).plan["nodes"]
+    assert list(one["env"]) == list(two["env"])
+    assert one["env"]["NANOCHAT_DATA_DIR"] == "/home/lzw/nanochat-ddp/runs/d4/data"
+    assert two["env"]["NANOCHAT_BASE_DIR"] == "/home/xiaoxin/nanochat-ddp/runs/d4"
+    assert one["env"]["MALLOC_ARENA_MAX"] == "2"
+    assert all(isinstance(value, str) for value in one["env"].values())
+
+
+def test_field_09_the_ranks_differ_only_in_what_is_their_own():
+    one, two = make_plan(hosts()).plan["nodes"]
+    own = ("--node-rank", "--local-addr", "--run-dir")
+    assert [w for w in one["argv"][1:] if not w.startswith(own)] == [
+        w for w in two["argv"][1:] if not w.startswith(own)
+    ]
+
+
+def test_somebody_elses_trainer_gets_only_the_flags_that_it_knows():
+    apart = {"ddp_trainer_source": "https://github.com/karpathy/nanochat.git", "ddp_trainer_join": False}
+    outcome = make_plan(hosts(apart))
+    flags = set(outcome.plan["nodes"][0]["flags"])
+    assert not flags & {"sync", "matmul", "rank-rows", "run-dir", "timeout-seconds", "resume", "tracker"}
+    assert flag(outcome.plan["nodes"][0], "run") == "dummy"
+    assert outcome.plan["trainer"]["source"] == "git" and outcome.plan["training"]["sync"] == "upstream"
+    assert make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat"})).plan["trainer"]["source"] == "path"
+    problems = refusal(
+        hosts(
+            {**apart, "ddp_batch_split": "threads", "ddp_sync": "bf16", "ddp_matmul": "bf16", "ddp_tracker": "mlflow"}
+        )
+    )
+    assert len(problems) == 5 and "only this collection's own trainer knows" in problems[0]
+
+
+def test_field_21_the_ranks_of_a_checkout_are_joined():
+    plan = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "bf16"})).plan
+    words = plan["nodes"][1]["argv"]
+    tools = "/home/xiaoxin/nanochat-ddp/tools/scripts"
+    at = words.index(f"{tools}/join.py")
+    assert words[:2] == ["/home/xiaoxin/nanochat-ddp/venv/bin/python", f"{tools}/torchrun.py"]
+    end = words.index("scripts.base_train")
+    assert words[at + 1 : end] == [
+        "--",
+        "--run-dir=/home/xiaoxin/nanochat-ddp/runs/d4",
+        "--timeout-seconds=300",
+        "--sync=bf16",
+        "--keep-checkpoints=2",
+        "--resume",
+    ]
+    assert not set(plan["nodes"][1]["flags"]) & {"sync", "run-dir", "resume", "head"}
+    assert words[end + 1 :] == flag_words(plan["nodes"][1]["flags"])
+    assert all(re.search("[=<]", one) for one in plan["trainer"]["requirements"])
+    assert plan["trainer"]["joined"] and plan["training"]["resume"] and plan["training"]["sync"] == "bf16"
+    assert "nanochat of /home/me/nanochat, unchanged; its ranks are joined to train one model" in render(plan)
+    packed = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int8"})).plan
+    assert "--sync=int8" in packed["nodes"][0]["argv"]
+    assert packed["nodes"][0]["memory_bytes"] > plan["nodes"][0]["memory_bytes"]
+    problems = refusal(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int4"}))
+    assert len(problems) == 1 and "it must be exact or bf16 or int8 or dense" in problems[0]
+    with_mlflow = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_tracker": "mlflow"})).plan
+    assert with_mlflow["nodes"][0]["join_flags"]["tracker-uri"] == "http://127.0.0.1:5000"
+    on_cards = {"ddp_trainer_source": "/home/me/nanochat", "ddp_device": "cuda"}
+    plan = make_plan(hosts(on_cards, {"gpus": [{"model": "x"}]}, {"gpus": [{"model": "x"}]})).plan
+    assert "joined" not in plan["trainer"] and "torch.distributed.run" in plan["nodes"][0]["argv"]
+
+
+def test_field_25_local_steps_reach_the_trainer_and_the_plan_says_so():
+    outcome = make_plan(hosts({"ddp_local_steps": 10, "ddp_iterations": 500, "ddp_save_every": 50}))
+    assert flag(outcome.plan["nodes"][0], "local-steps") == 10
+    assert flag(outcome.plan["nodes"][0], "local-overlap") == 5
+    told = "sync exact (auto) every 10 steps (the mean travels behind the next 5), apart in between"
+    assert told in render(outcome.plan)
+    often = make_plan(hosts({"ddp_local_steps": 10, "ddp_iterations": 500, "ddp_save_every": 5}))
+    assert "every 10 steps, apart in between" in render(often.plan)  # since all wait before each checkpoint
+    apart, together = outcome.plan["nodes"][0], make_plan(hosts()).plan["nodes"][0]
+    assert apart["memory_bytes"] > together["memory_bytes"]
+    assert flag(together, "local-steps") == 0
+
+
+def test_further_arguments_come_last():
+    outcome = make_plan(hosts({"ddp_extra_args": ["--warmup-steps=5", "--matrix-lr", "0.01"]}))
+    assert all(entry["argv"][-2:] == ["--warmup-steps=5", "--matrix-lr=0.01"] for entry in outcome.plan["nodes"])
+    (problem,) = refusal(hosts({"ddp_extra_args": ["--warmup-steps=5", "0.01"]}))
+    assert problem == "ddp_extra_args holds '0.01', which belongs to no flag; write --name=value."
+
+
+def test_torchrun_keeps_its_hands_off_the_trainers_flags():
+    argv = make_plan(hosts()).plan["nodes"][0]["argv"]
+    assert argv[argv.index("scripts.base_train") + 1] == "--"
+
+
+def test_secrets_are_named_and_never_shown():
+    outcome = make_plan(hosts({"ddp_secret_env": {"WANDB_API_KEY": "hunter2"}}))
+    assert outcome.plan["nodes"][0]["env_secret"] == ["WANDB_API_KEY"]
+    assert "hunter2" not in repr(outcome)
+
+
+def test_another_trainer_is_not_compiled_on_cpus_unless_asked():
+    def of(**run):
+        return make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", **run})).plan["nodes"][0]["env"]
+
+    name = "TORCH_COMPILE_OVERRIDE_BACKENDS"
+    assert of()[name] == ">=0:eager"
+    assert of(ddp_extra_env={name: ""})[name] == ""
+    assert name not in make_plan(hosts()).plan["nodes"][0]["env"]
+
+
+@pytest.mark.parametrize(
+    ("bind", "uri"),
+    [("::", "http://[::1]:5000"), ("fd00::1", "http://[fd00::1]:5000"), ("0.0.0.0", "http://127.0.0.1:5000")],
+)
+def test_an_address_of_ipv6_stands_in_brackets(bind, uri):
+    made = make_plan(hosts({"ddp_tracker": "mlflow", "ddp_tracker_bind": bind})).plan
+    assert flag(made["nodes"][0], "tracker-uri") == uri
+
+
+def test_without_restarts_there_is_no_keeper():
+    plan = make_plan(hosts()).plan
+    assert "keeper" not in plan
+    assert all("keeper_port" not in one for one in plan["nodes"])
+
+
+def test_a_keeper_on_every_host():
+    asked = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_grace": 20}
+    outcome = make_plan(hosts(asked))
+    assert outcome.plan["keeper"] == {
+        "restarts": 3,
+        "min_hosts": 1,
+        "grace_seconds": 20,
+        "survive_reboot": False,
+    }
+    one, two = outcome.plan["nodes"]
+    assert one["open_ports"] == two["open_ports"] == [29500, 29501]
+    assert two["session_argv"] == [two["argv"][0], "-B", two["run_dir"] + "/.keeper/keeper.py"]
+    assert "port 29500, the keepers' port 29501 and ports" in render(outcome.plan)
+    assert make_plan(hosts({"ddp_restarts": 3})).plan["keeper"]["min_hosts"] == 2
+    assert make_plan(hosts({"ddp_restarts": 3, "ddp_survive_reboot": True})).plan["keeper"]["survive_reboot"]
+    shared = make_plan(one_machine(2, {"ddp_restarts": 3})).plan["nodes"]
+    # The rendezvous port of one machine is tried and opened once.
+    assert [one["open_ports"] for one in shared] == [[29500, 29501], [29502]]
+    # Those that follow leave out the run's other ports.
+    crowded = {"ddp_restarts": 3, "ddp_keeper_port": 29499, "ddp_tracker": "mlflow", "ddp_tracker_port": 29501}
+    assert [one["keeper_port"] for one in make_plan(one_machine(3, crowded)).plan["nodes"]] == [29499, 29502, 29503]
+    called = [{**host, "reach": None} for host in hosts(asked)]
+    assert questions(called)["laptop"]["ports"] == [29500, 29501, 29502]
+
+
+def test_checkpoints_by_time_are_for_steps_in_which_all_are_alike():
+    assert flag(make_plan(hosts({})).plan["nodes"][0], "save-minutes") == 30
+    for settings in ({"ddp_save_minutes": 0}, {"ddp_local_steps": 10}):
+        plan = make_plan(hosts(settings)).plan
+        assert plan["training"]["save_minutes"] == 0
+        assert flag(plan["nodes"][0], "save-minutes") is None

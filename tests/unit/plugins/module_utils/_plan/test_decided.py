@@ -1,0 +1,133 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The decisions beside the settings: their values, who made them, and that refusals blame nobody for them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import resolve
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import (
+    DEFAULT,
+    HOSTS,
+    KEPT,
+    PROFILE,
+    STAGE,
+    TRAINER,
+    USER,
+    Decided,
+    decide_basis,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, lan
+
+BEGUN = {"rows": {}, "sync": "int8", "local_steps": 30, "checkpoints": [5]}
+AUTO_STEPS = {"ddp_local_steps": "auto", "ddp_eval_every": -1}
+
+
+def decided(settings: dict[str, Any], run: dict[str, Any] | None = None) -> Decided:
+    facts = {"run": run} if run else {}
+    return make_plan(hosts(settings, facts, facts)).decided
+
+
+def makers(of: Decided, *names: str) -> dict[str, tuple[object, str]]:
+    return {name: (of.reasons()[name]["value"], str(of.reasons()[name]["by"])) for name in names}
+
+
+def test_each_decision_says_who_made_it():
+    names = ("device", "dtype", "iterations", "sync", "local_steps", "head", "total_batch")
+    assert makers(decided({"ddp_iterations": 20}), *names) == {
+        "device": ("cpu", DEFAULT),
+        "dtype": ("float32", DEFAULT),
+        "iterations": (20, USER),
+        "sync": ("exact", DEFAULT),
+        "local_steps": (0, DEFAULT),
+        "head": ("shared", HOSTS),
+        "total_batch": (2048, PROFILE),
+    }
+    kept = decided({**AUTO_STEPS, "ddp_iterations": 1000}, BEGUN)
+    assert makers(kept, "sync", "local_steps") == {"sync": ("int8", KEPT), "local_steps": (30, KEPT)}
+    assert decided({"ddp_sync": "bf16"}, BEGUN).sync.by == USER
+    found = make_plan(lan(3)).decided.total_batch
+    assert (found.value, found.by) == (3072, HOSTS)
+
+
+def test_a_stage_and_a_trainer_decide_too():
+    evaluation = decide_basis(resolve([("desktop", {"ddp_profile": "real", "ddp_stage": "eval"})]), ())
+    assert (evaluation.iterations.value, evaluation.iterations.by) == (1, STAGE)
+    assert (evaluation.restarts.value, evaluation.restarts.by) == (0, STAGE)
+    another = decided({"ddp_trainer_source": "/home/me/nanochat"})
+    assert (another.batch_split.value, another.batch_split.by) == ("equal", TRAINER)
+
+
+def test_decisions_and_what_they_are_made_from_stay_as_they_are():
+    known = hosts({**AUTO_STEPS, "ddp_iterations": 1000}, {"run": BEGUN}, {"run": BEGUN})
+    before = copy.deepcopy(known)
+    found = make_plan(known).decided
+    assert known == before
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.sync = found.head  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"ddp_timeout": 3}, {"ddp_head_dim": 63}, {"ddp_total_batch": 2500}, {"ddp_port_range": "29000-29999"}],
+)
+def test_a_refusal_names_what_the_user_wrote_and_not_what_was_kept(wrong):
+    """30 local steps, kept from the run that goes on, are more than the 20 steps that the user wants now."""
+    settings = {**AUTO_STEPS, "ddp_iterations": 20}
+    assert decided(settings, BEGUN).local_steps.value == 0
+    with pytest.raises(PlanError) as caught:
+        make_plan(hosts({**settings, **wrong}, {"run": BEGUN}, {"run": BEGUN}))
+    said = " ".join(sentence(found) for found in caught.value.findings)
+    assert "ddp_local_steps" not in said and " 30" not in said and "ddp_iterations" not in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "blamed"),
+    [
+        ({"ddp_local_steps": 30, "ddp_iterations": 20}, "20 steps (ddp_iterations)"),
+        ({"ddp_local_steps": 30}, "10 steps (ddp_iterations of the profile smoke)"),
+    ],
+)
+def test_a_refusal_says_which_figure_came_from_the_profile(settings, blamed):
+    with pytest.raises(PlanError) as caught:
+        make_plan(hosts(settings))
+    (problem,) = caught.value.findings
+    assert f"ddp_local_steps is 30, but the run has {blamed}" in problem["seen"]
+
+
+@pytest.mark.parametrize(
+    ("given", "restarts"),
+    [
+        ({}, 0),
+        ({"ddp_profile": "real"}, 3),
+        ({"ddp_profile": "real", "ddp_restarts": 0}, 0),
+        ({"ddp_restarts": 5}, 5),
+        ({"ddp_profile": "real", "ddp_resume": False}, 0),
+        ({"ddp_profile": "real", "ddp_trainer_source": "/srv/nanochat"}, 0),
+        # What somebody asks for stays, so that the plan can say why it cannot be.
+        ({"ddp_restarts": 5, "ddp_resume": False}, 5),
+    ],
+)
+def test_a_real_training_restarts_by_itself_where_its_trainer_can(given, restarts):
+    asked = resolve([("desktop", given), ("laptop", given)])
+    assert decide_basis(asked, ()).restarts.value == restarts
+
+
+def test_a_second_plan_goes_by_what_the_rehearsal_measured_and_changes_no_fact():
+    known = hosts({"ddp_batch_split": "auto"})
+    fast, slow = ({"tokens_per_second": speed} for speed in (900.0, 300.0))
+    before = copy.deepcopy(known)
+    assert make_plan(known).decided.rows == (2, 2)
+    assert make_plan(known, measured={"desktop": fast, "laptop": slow}).decided.rows == (3, 1)
+    assert known == before
+    # It wins over an earlier measurement that a host kept.
+    known[0]["probe"]["measured"], known[1]["probe"]["measured"] = slow, fast
+    assert make_plan(known, measured={"desktop": fast, "laptop": slow}).decided.rows == (3, 1)

@@ -1,0 +1,194 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hosts that cannot take part, and remarks about those that can."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    GIGA,
+    codes,
+    desktop,
+    hosts,
+    laptop,
+    node,
+    one_machine,
+    refusal,
+)
+
+
+def test_field_06_a_port_that_somebody_holds_is_refused_with_the_holder():
+    holder = {"port": 29500, "pid": 4711, "user": "eve", "command": "python old.py", "session": None, "run": None}
+    (problem,) = refusal(hosts(one={"ports": [holder]}))
+    assert problem.startswith("ddp_port 29500 is taken on desktop by process 4711 of eve (python old.py)")
+    (problem,) = refusal(hosts(one={"ports": [{**holder, "pid": None, "command": None}]}))
+    assert "by a process of eve, which this user may not look at; choose another port" in problem
+    # Only the master listens there.
+    assert make_plan(hosts(two={"ports": [holder]})).plan["world"] == 2
+
+
+def test_our_own_running_session_holds_its_port_rightly():
+    holder = {"port": 29500, "pid": 4711, "user": "lzw", "command": "torchrun", "session": "abc", "run": "d4"}
+    running = {"exists": True, "session": {"id": "abc"}, "checkpoints": []}
+    assert make_plan(hosts(one={"ports": [holder], "run": running})).findings == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"tmux": {"path": None, "version": None}}, "laptop has no tmux"),
+        (
+            {"memory": {"total": GIGA // 2, "available": GIGA // 2}},
+            "laptop has 500 MB of memory, but its rank needs about",
+        ),
+        (
+            {"disk": {**laptop()["disk"], "free": GIGA}},
+            "laptop has 1.0 GB free below /home/xiaoxin, but checkpoints, data and software",
+        ),
+        ({"disk": {**laptop()["disk"], "writable": False}}, "but xiaoxin cannot write in"),
+        (
+            {"transfer": {"folder": "/home/xiao xin/.ansible/tmp", "shell": "/bin/bash"}},
+            "ansible_remote_tmp: /var/tmp/ansible-xiaoxin",
+        ),
+        (
+            {"ddp_python": "/opt/python9"},
+            "ddp_python is /opt/python9 on laptop, which is no Python of 3.10 or newer there",
+        ),
+        ({"host": {**laptop()["host"], "arch": "riscv64"}}, "laptop is a machine of type riscv64"),
+        (
+            {"host": {**laptop()["host"], "arch": "aarch64"}},
+            "desktop is x86_64 but laptop is aarch64: they round differently",
+        ),
+    ],
+)
+def test_a_host_that_cannot_take_part_is_refused(change, sentence):
+    problems = refusal(hosts({}, two=change))
+    assert any(sentence in problem for problem in problems), problems
+
+
+def test_hosts_of_arm_alone_are_allowed():
+    one, two = ({"host": {**probe()["host"], "arch": "aarch64"}} for probe in (desktop, laptop))
+    assert "architecture-differs" not in {one["code"] for one in make_plan(hosts({}, one, two)).findings}
+
+
+def test_data_and_checkpoints_that_are_there_need_no_room_again():
+    little = {**laptop()["disk"], "free": int(0.05 * GIGA)}
+    plan = make_plan(hosts()).plan
+    there = {
+        "data": [{"id": plan["data"]["id"], "shards": 3, "bytes": 75_000_000}],
+        "run": {"exists": True, "session": None, "checkpoints": [5, 10, 15]},
+        "python": {**laptop()["python"], "venv": {"exists": True}},
+    }
+    assert make_plan(hosts({}, {"data": there["data"]}, {"disk": little, **there})).plan["digest"] == plan["digest"]
+
+
+def test_two_nodes_in_one_folder_are_refused():
+    known = one_machine()
+    for host in known:
+        host["probe"]["disk"]["real_path"] = "/home/lzw/same"
+    (problem,) = refusal(known)
+    assert "both nodes are on one machine" in problem and "{{ inventory_hostname }}" in problem
+
+
+def test_a_shared_home_on_a_file_server_is_refused():
+    nfs = {"real_path": "/home/me/nanochat-ddp", "network": True, "source": "server:/home", "free": 900 * GIGA}
+    known = hosts({}, {"disk": {**desktop()["disk"], **nfs}}, {"disk": {**laptop()["disk"], **nfs}})
+    (problem,) = refusal(known)
+    assert "both see the same folder" in problem and "server:/home" in problem
+
+
+def test_memory_of_a_machine_is_shared_by_its_nodes():
+    known = one_machine()
+    for host in known:
+        host["probe"]["memory"] = {"total": 1_400_000_000, "available": 1_300_000_000}
+    problems = refusal(known)
+    assert "but 2 nodes there need about 1." in problems[0]
+
+
+def test_the_system_keeps_some_memory_to_itself():
+    need = node(make_plan(hosts()), "laptop")["memory_bytes"]
+    with_room = hosts(two={"memory": {"total": int(need / 0.9), "available": need}})
+    assert "memory-short" not in [code for code, dummy in codes(make_plan(with_room))]
+    (problem,) = refusal(hosts(two={"memory": {"total": int(need / 0.95), "available": need}}))
+    assert problem.startswith("laptop has ")
+
+
+def test_remarks_that_do_not_stop_a_run():
+    busy = {
+        "ddp_threads": 99,
+        "memory": {"total": 32 * GIGA, "available": GIGA // 2},
+        "processes": [{"pid": 7, "user": "lzw", "command": "torchrun old.py", "session": None}],
+    }
+    assert {code for code, host in codes(make_plan(hosts(two=busy))) if host == "laptop"} == {
+        "threads-over-cores",
+        "memory-tight",
+        "other-training",
+    }
+
+
+@pytest.mark.parametrize(("threads", "severity"), [(4, None), (6, "info"), (8, "info"), (9, "warning")])
+def test_threads_are_held_against_cores_and_processors(threads, severity):
+    told = [
+        one for one in make_plan(hosts(two={"ddp_threads": threads})).findings if one["code"] == "threads-over-cores"
+    ]
+    assert [one["severity"] for one in told] == ([severity] if severity else [])
+
+
+def test_nobody_is_told_to_leave_threads_empty_who_did():
+    """Each node has a thread at least; on a machine with fewer processors than nodes that is too many."""
+    crowd = one_machine(3)
+    for host in crowd:
+        host["probe"]["cpu"].update(available=2, available_physical=2)
+    (told,) = [one for one in make_plan(crowd).findings if one["code"] == "threads-over-cores"]
+    assert told["seen"] == "3 threads on 2 processors"
+    assert told["remedy"] == "Let fewer than 3 nodes train on this machine."
+
+
+def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
+    known = hosts(one={"disk": {**desktop()["disk"], "free": 0}})
+    known[1].update(probe=None, error="ssh: connect to host 192.168.1.11 port 22: No route to host")
+    said = "laptop cannot be looked at (ssh: connect to host 192.168.1.11 port 22: No route to host); see"
+    assert any(problem.startswith(said) for problem in refusal(known))
+    outcome = make_plan(known, tolerant=True)
+    assert [entry["session"] for entry in outcome.plan["nodes"]] == ["nanochat-d4-rank0", "nanochat-d4-rank1"]
+    assert {found["code"] for found in outcome.findings} == {"host-down", "disk-short"}
+    assert render(outcome.plan)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            "Task failed: Failed to connect to the host via ssh: ssh: connect to host a port 22: No route to host",
+            "ssh: connect to host a",
+        ),
+        (
+            "Failed to connect to the host via ssh: me@a: Permission denied (publickey).",
+            "me@a: Permission denied (publickey)",
+        ),
+        ("The module interpreter '/nosuch' was not found.", "The module interpreter '/nosuch' was not found"),
+    ],
+)
+def test_tolerant_the_reason_is_in_the_words_of_ssh(error, reason):
+    known = [*hosts()[:1], {"name": "laptop", "settings": {}, "probe": None, "error": error}]
+    (problem,) = refusal(known)
+    assert problem.startswith(f"laptop cannot be looked at ({reason}")
+    assert ("install Python there" in problem) == ("interpreter" in error)
+
+
+def test_field_06_who_holds_the_port_of_a_keeper_is_named():
+    holder = {"port": 29501, "pid": 7, "user": "lzw", "command": "nc -l 29501", "session": None, "run": None}
+    (problem,) = refusal(hosts({"ddp_restarts": 3}, two={"ports": [holder]}))
+    assert problem.startswith("ddp_keeper_port 29501 is taken on laptop by process 7 of lzw (nc -l 29501)")
+
+
+def test_one_machine_under_two_names_is_told_where_it_is_reached_from_elsewhere():
+    known = one_machine(2)
+    assert "one-machine-twice" not in [one["code"] for one in make_plan(known).findings]
+    for host, reach in zip(known, ("192.168.1.10", "desktop.lan"), strict=True):
+        host["reach"] = reach
+    (told,) = [one for one in make_plan(known).findings if one["code"] == "one-machine-twice"]
+    assert told["seen"] == "node1 (reached at 192.168.1.10) and node2 (reached at desktop.lan) are one machine"

@@ -1,0 +1,167 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ranks, and the interface and address by which each host is reached."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import quicker
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    codes,
+    desktop,
+    hosts,
+    nic,
+    node,
+    one_machine,
+    refusal,
+    route,
+)
+
+
+def test_two_nodes_on_one_machine_use_loopback_and_share_the_cores():
+    outcome = make_plan(one_machine())
+    assert [(entry["nic"], entry["address"], entry["threads"]) for entry in outcome.plan["nodes"]] == [
+        ("lo", "127.0.0.1", 4)
+    ] * 2
+    assert all(entry["env"]["GLOO_SOCKET_IFNAME"] == "lo" and entry["peers"] == [] for entry in outcome.plan["nodes"])
+
+
+def test_a_rank_that_is_given_decides_the_master():
+    outcome = make_plan(hosts(two={"ddp_rank": 0}))
+    assert outcome.plan["master"]["host"] == "laptop"
+    assert [(entry["host"], entry["rank"]) for entry in outcome.plan["nodes"]] == [("laptop", 0), ("desktop", 1)]
+
+
+def test_ranks_that_clash_or_leave_a_gap_are_refused():
+    assert "ddp_rank is 0 on desktop and on laptop" in refusal(hosts({}, {"ddp_rank": 0}, {"ddp_rank": 0}))[0]
+    assert "ddp_rank is 2 on laptop, but the ranks of 2 hosts are 0 to 1" in refusal(hosts({}, two={"ddp_rank": 2}))[0]
+
+
+@pytest.mark.parametrize(
+    ("taken", "other", "faster"),
+    [
+        (("wifi", 400), ("wired", 100), True),  # a cable is steadier, whatever its speed
+        (("wifi", 400), ("wifi", 800), True),
+        (("wired", 1000), ("wired", 100), False),
+        (("wired", 100), ("wired", 1000), True),
+        (("wired", 100), ("wifi", 800), False),
+        (("wired", None), ("wired", 1000), False),
+        (("wired", 100), ("wired", None), False),
+    ],
+)
+def test_which_interface_would_be_quicker(taken, other, faster):
+    one, two = ({"kind": kind, "speed_mbit": speed} for kind, speed in (taken, other))
+    assert quicker(two, one) is faster
+
+
+def test_field_03_virtual_interfaces_are_not_taken_and_a_faster_one_is_named():
+    radio = [
+        nic("wlp3s0", "wifi", "192.168.1.11/24"),
+        nic("enp2s0", "wired", "10.9.9.2/24", speed=1000),
+        nic("docker0", "bridge", "172.17.0.1/16"),
+    ]
+    seen = {"nics": radio, "routes": [route("desktop", "wlp3s0", "192.168.1.11")]}
+    outcome = make_plan(hosts(two=seen))
+    assert node(outcome, "laptop")["nic"] == "wlp3s0"
+    assert codes(outcome) == [("nic-wifi", "laptop"), ("nic-faster-up", "laptop")]
+    assert "wlp3s0 (wifi) while enp2s0 (wired, 1000 Mbit/s) is up" in outcome.findings[1]["seen"]
+
+
+def test_field_03_an_interface_that_is_named_wins_and_an_unknown_or_dead_one_is_refused():
+    cards = [
+        nic("enp4s0", "wired", "192.168.1.10/24"),
+        nic("enp5s0", "wired", "192.168.2.10/24"),
+        nic("enp6s0", "wired", None, up=False),
+    ]
+    outcome = make_plan(hosts(one={"nics": cards, "ddp_nic": "enp5s0"}))
+    assert (node(outcome, "desktop")["nic"], node(outcome, "desktop")["address"]) == ("enp5s0", "192.168.2.10")
+    (problem,) = refusal(hosts(one={"nics": cards, "ddp_nic": "eth0"}))
+    assert (
+        problem
+        == "ddp_nic is eth0 on desktop, which has no such interface; it has enp4s0 (wired), enp5s0 (wired), enp6s0 (wired, down); "
+        "set ddp_nic to one of them."
+    )
+    (problem,) = refusal(hosts(one={"nics": cards, "ddp_nic": "enp6s0"}))
+    assert "ddp_nic is enp6s0 on desktop, but that interface is down" in problem
+
+
+def test_field_05_an_overlay_on_the_route_is_gone_around_or_refused():
+    overlay = nic("tailscale0", "overlay", "100.64.0.7/32")
+    way = [route("100.64.0.8", "tailscale0", "100.64.0.7")]
+    wired = nic("enp4s0", "wired", "192.168.1.10/24", speed=1000)
+    outcome = make_plan(hosts(one={"nics": [wired, overlay], "routes": way}))
+    assert node(outcome, "desktop")["nic"] == "enp4s0"
+    assert codes(outcome) == [("nic-route-overlay", "desktop")]
+    elsewhere = [nic("enp4s0", "wired", "10.1.1.1/24"), nic("wlan0", "wifi", "10.2.2.2/24"), overlay]
+    (problem,) = refusal(hosts(one={"nics": elsewhere, "routes": way}))
+    assert "desktop reaches its peers over tailscale0, which is an overlay network; name the interface" in problem
+    asked = make_plan(hosts(one={"nics": elsewhere, "routes": way, "ddp_nic": "tailscale0"}))
+    assert node(asked, "desktop")["address"] == "100.64.0.7"
+    assert ("nic-overlay", "desktop") in codes(asked)
+
+
+def test_without_names_the_common_network_decides():
+    cards = [
+        nic("eno1", "wired", "10.0.0.5/24"),
+        nic("eno2", "wired", "192.168.1.10/24"),
+        nic("wlan0", "wifi", "192.168.1.30/24"),
+    ]
+    outcome = make_plan(
+        hosts(
+            one={"nics": cards, "routes": [{"peer": "default", "address": "203.0.113.1", "nic": None, "source": None}]}
+        )
+    )
+    assert (node(outcome, "desktop")["nic"], node(outcome, "desktop")["address"]) == ("eno2", "192.168.1.10")
+
+
+def test_field_04_an_address_of_loopback_or_of_nobody_is_refused():
+    assert (
+        "which only desktop itself can reach"
+        in refusal(hosts(one={"ddp_address": "127.0.0.1", "nics": desktop()["nics"]}))[0]
+    )
+    problem = refusal(hosts(one={"ddp_address": "192.168.1.99"}))[0]
+    assert "none of its interfaces has that address" in problem and "192.168.1.10 on enp4s0" in problem
+    assert (
+        "ddp_address is desktop on desktop; it must be an IP address"
+        in refusal(hosts(one={"ddp_address": "desktop"}))[0]
+    )
+
+
+def test_two_machines_with_one_address_are_refused():
+    same = {"nics": [nic("eth0", "wired", "10.0.2.15/24")], "routes": [route("x", "eth0", "10.0.2.15")]}
+    (problem,) = refusal(hosts({}, same, same))
+    assert "different machines with the same address 10.0.2.15" in problem
+
+
+def test_ipv4_and_ipv6_do_not_mix_and_ipv6_alone_works():
+    six = {"nics": [nic("eth0", "wired", "fd00::5/64")], "routes": [route("x", "eth0", "fd00::5")]}
+    other = {"nics": [nic("eth0", "wired", "fd00::6/64")], "routes": [route("x", "eth0", "fd00::6")]}
+    assert "desktop would be reached by IPv4 but laptop by IPv6" in refusal(hosts({}, two=six))[0]
+    assert make_plan(hosts({}, six, other)).plan["master"]["address"] == "fd00::5"
+
+
+def test_a_host_without_any_network_is_refused():
+    assert (
+        "laptop has no interface that is up"
+        in refusal(hosts(two={"nics": [nic("eth0", "wired", None, up=False)], "routes": []}))[0]
+    )
+
+
+def test_containers_of_one_kernel_are_hosts_of_their_own():
+    known = hosts()
+    for number, host in enumerate(known):
+        host["probe"]["host"].update(boot_id="same", network_namespace=f"net:[{number}]")
+    outcome = make_plan(known)
+    assert [entry["address"] for entry in outcome.plan["nodes"]] == ["192.168.1.10", "192.168.1.11"]
+    # But they share the cores of the machine.
+    assert [entry["threads"] for entry in outcome.plan["nodes"]] == [4, 2]
+
+
+@pytest.mark.parametrize("claimed", ["224.0.0.1/4", "0.0.0.0/0", "255.255.255.255/32"])
+def test_an_address_of_many_machines_is_none_that_peers_let_in(claimed):
+    seen = {"nics": [nic("eth0", "wired", claimed)], "routes": [route("desktop", "eth0", claimed.split("/")[0])]}
+    with pytest.raises(PlanError, match="laptop reaches its peers over eth0"):
+        make_plan(hosts(two=seen))

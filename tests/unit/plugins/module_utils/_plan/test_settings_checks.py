@@ -1,0 +1,127 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Settings that do not go together are refused, with what would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    hosts,
+    refusal,
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ddp_head": "shared", "ddp_sync": "dense"}, "here they are cpu and dense"),
+        ({"ddp_head": "whole", "ddp_trainer_source": "/home/me/nanochat"}, "only this collection's own trainer knows"),
+    ],
+)
+def test_a_head_that_cannot_be_shared_out_is_refused(settings, words):
+    (problem,) = refusal(hosts(settings))
+    assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ddp_local_steps": 10, "ddp_sync": "dense"}, "ddp_sync dense does not go with local steps"),
+        ({"ddp_local_steps": 600, "ddp_iterations": 500}, "meet at its end only"),
+        ({"ddp_local_steps": 5, "ddp_trainer_source": "/home/me/nanochat"}, "only this collection's own trainer knows"),
+    ],
+)
+def test_local_steps_are_refused_where_they_make_no_sense(settings, words):
+    (problem,) = refusal(hosts(settings))
+    assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        ({"ddp_total_batch": 3000}, "ddp_total_batch 3000 is not a multiple of"),
+        ({"ddp_head_dim": 63}, "ddp_head_dim is 63; it must be even"),
+        ({"ddp_depth": 1, "ddp_aspect_ratio": 4, "ddp_head_dim": 8}, "makes a model 8 wide; it must be at least 24"),
+        (
+            {"ddp_depth": 3, "ddp_aspect_ratio": 10, "ddp_head_dim": 10, "ddp_sync": "int8"},
+            "a model 30 wide does not divide into blocks of 16; use exact or bf16",
+        ),
+        ({"ddp_local_steps": 2, "ddp_sync": "ddp"}, "ddp_sync ddp does not go with local steps; use exact, bf16"),
+        ({"ddp_eval_every": 0}, "ddp_eval_every is 0; it must be at least 1, or -1 for none."),
+        ({"ddp_keep_checkpoints": 0}, "ddp_keep_checkpoints is 0; it must be at least 1, or -1 for all."),
+        ({"ddp_port_range": "29000-29999"}, "ddp_port 29500 lies in ddp_port_range 29000-29999"),
+        ({"ddp_tracker": "mlflow", "ddp_tracker_port": 29500}, "ddp_tracker_port and ddp_port are both 29500"),
+        ({"ddp_data_source": "host"}, "ddp_data_source is host, but ddp_data_paths is empty"),
+        ({"ddp_secret_env": {"A": "x\0"}}, "ddp_secret_env cannot be passed on: the value of A holds a NUL byte"),
+        ({"ddp_extra_env": {"PWD": "/x"}}, "ddp_extra_env cannot be passed on: PWD cannot be set"),
+        ({"ddp_extra_env": {"A": "x" * 140000}}, "ddp_extra_env cannot be passed on: A is 140002 bytes long"),
+        ({"ddp_data_paths": ["texts"]}, "ddp_data_paths holds 'texts'; it must be an absolute path"),
+        ({"ddp_data_source": "controller"}, "it must name the folder of shards on the controller"),
+        (
+            {"ddp_data_source": "controller", "ddp_data_paths": ["/a", "/b", "/c"]},
+            "ddp_data_paths names 3 folders, but",
+        ),
+        (
+            {"ddp_data_host": "lptop"},
+            "ddp_data_host is lptop, which is no host of this job; use desktop or laptop.",
+        ),
+        ({"ddp_data_source": "url", "ddp_data_last_shard": 5, "ddp_data_shards": 9}, "the collection has 6"),
+        ({"ddp_dtype": "bfloat16"}, "the CPU of desktop and laptop has no instructions for it"),
+        ({"ddp_matmul": "bf16"}, "ddp_matmul is bf16"),
+        ({"ddp_dtype": "float16"}, "ddp_dtype is float16, which CPUs compute slowly"),
+        ({"ddp_extra_env": {"RANK": "1"}}, "ddp_extra_env sets RANK, which torchrun sets itself"),
+        (
+            {"ddp_secret_env": {"NANOCHAT_DATA_DIR": "/x"}},
+            "ddp_secret_env sets NANOCHAT_DATA_DIR, which the plan sets itself",
+        ),
+        ({"ddp_extra_args": ["--depth=9"]}, "ddp_extra_args holds --depth, which the plan sets itself"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(run, sentence):
+    problems = refusal(hosts(run))
+    assert any(sentence in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ddp_restarts": 3, "ddp_min_hosts": 3}, "ddp_min_hosts is 3, but this job has 2 hosts"),
+        ({"ddp_min_hosts": 1}, "ddp_min_hosts is set, but ddp_restarts is 0"),
+        ({"ddp_restarts": 3, "ddp_resume": False}, "ddp_restarts needs ddp_resume"),
+        ({"ddp_restarts": 3, "ddp_keeper_port": 29500}, "ddp_keeper_port and ddp_port are both 29500"),
+        (
+            {"ddp_restarts": 3, "ddp_tracker": "mlflow", "ddp_tracker_port": 29501},
+            "ddp_keeper_port and ddp_tracker_port are both 29501",
+        ),
+    ],
+)
+def test_what_does_not_go_with_keepers_is_refused(settings: dict[str, Any], words: str):
+    assert any(words in problem for problem in refusal(hosts(settings)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"ddp_tracker": "mlflow", "ddp_tracker_port": 29500},
+            "ddp_tracker_port and ddp_port are both 29500; they must differ.",
+        ),
+        (
+            {"ddp_tracker": "mlflow", "ddp_tracker_port": 29501, "ddp_restarts": 3},
+            "ddp_keeper_port and ddp_tracker_port are both 29501; they must differ.",
+        ),
+        (
+            {"ddp_tracker": "mlflow", "ddp_tracker_port": 40001, "ddp_port_range": "40000-40100"},
+            "ddp_tracker_port 40001 lies in ddp_port_range 40000-40100; use a port outside it.",
+        ),
+        (
+            {"ddp_restarts": 3, "ddp_keeper_port": 40001, "ddp_port_range": "40000-40100"},
+            "ddp_keeper_port 40001 lies in ddp_port_range 40000-40100; use a port outside it.",
+        ),
+    ],
+)
+def test_ports_of_the_job_that_are_the_same_are_refused(settings, said):
+    assert refusal(hosts(settings)) == [said]

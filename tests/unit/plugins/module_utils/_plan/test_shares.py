@@ -1,0 +1,159 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The shares of unequal hosts, by threads, by speed, and as a run has had them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    codes,
+    flag,
+    hosts,
+    lan,
+    one_machine,
+    refusal,
+)
+
+
+def test_field_17_rows_follow_threads_or_speed():
+    split = {"ddp_total_batch": 6144, "ddp_batch_split": "threads"}
+    outcome = make_plan(hosts(split))
+    assert [entry["rows"] for entry in outcome.plan["nodes"]] == [8, 4]
+    assert [entry["accumulation"] for entry in outcome.plan["nodes"]] == [1, 1]
+    assert [flag(entry, "rank-rows") for entry in outcome.plan["nodes"]] == [[8, 4]] * 2
+    speeds = {"ddp_total_batch": 8192, "ddp_batch_split": "speed"}
+    measured = make_plan(
+        hosts(speeds, {"measured": {"tokens_per_second": 900}}, {"measured": {"tokens_per_second": 300}})
+    )
+    assert measured.plan["training"]["rows"] == [12, 4]
+    told = make_plan(hosts(speeds, {"ddp_speed": 1, "measured": {"tokens_per_second": 900}}, {"ddp_speed": 1}))
+    assert told.plan["training"]["rows"] == [8, 8]
+    assert ("speed-unknown", "") in codes(make_plan(hosts(speeds)))
+    assert "of laptop no speed is known" in refusal(hosts(speeds, {"ddp_speed": 2}))[0]
+
+
+@pytest.mark.parametrize("split", [None, "auto", "equal", "threads", "speed"])
+@pytest.mark.parametrize("profile", ["smoke", "real"])
+@pytest.mark.parametrize("speeds", [(), (900.0, 300.0), (400.0, 200.0, 100.0)])
+def test_field_34_any_number_of_hosts_with_nothing_set_is_fine(profile, split, speeds):
+    for count in range(1, 13):
+        settings = {"ddp_profile": profile, **({"ddp_batch_split": split} if split else {})}
+        training = make_plan(lan(count, settings, speeds)).plan["training"]
+        sequence = 512 if profile == "smoke" else 1024
+        assert len(training["rows"]) == count
+        assert training["total_batch"] == sum(training["rows"]) * sequence
+        assert all(rows > 0 for rows in training["rows"]) and training["device_batch"] > 0
+        assert 4 / 1.5 <= sum(training["rows"]) <= max(6, count)
+
+
+def test_field_34_unequal_hosts_share_by_their_measured_speed_with_nothing_set():
+    outcome = make_plan(lan(2, speeds=(900.0, 300.0)))
+    assert (outcome.plan["training"]["rows"], outcome.plan["training"]["device_batch"]) == ([3, 1], 3)
+    assert [entry["accumulation"] for entry in outcome.plan["nodes"]] == [1, 1]
+    # Parts of the head are finer than rows.
+    assert outcome.plan["training"]["head_shares"] == [750, 250]
+    assert flag(outcome.plan["nodes"][0], "head-shares") == [750, 250]
+    assert flag(outcome.plan["nodes"][0], "rebalance") is True
+    assert flag(outcome.plan["nodes"][0], "rank-rows") == [3, 1]
+    assert flag(outcome.plan["nodes"][0], "device-batch-size") == 3
+    [said] = [found for found in outcome.findings if found["code"] == "batch-adapted"]
+    assert said["seen"] == "for 2 hosts ddp_device_batch 3 (the profile has 2): rows 3, 1"
+    # Alike, or measured beside each other on one machine.
+    assert make_plan(lan(2, speeds=(900.0, 850.0))).plan["training"]["rows"] == [2, 2]
+    beside = one_machine()
+    beside[0]["probe"]["measured"], beside[1]["probe"]["measured"] = {"tokens_per_second": 9}, {"tokens_per_second": 2}
+    assert make_plan(beside).plan["training"]["rows"] == [2, 2]
+    told = make_plan(lan(2, {"ddp_device_batch": 2}, (900.0, 300.0))).plan["training"]
+    assert (told["rows"], told["device_batch"]) == ([3, 1], 2)
+
+
+SETS = [{"name": "fast cores", "cpus": [0, 2]}, {"name": "all cores", "cpus": [0, 2, 4, 5]}]
+
+
+def on_hybrid(**changes: Any) -> list[dict[str, Any]]:
+    """Two hosts, the first with cores of two kinds."""
+    known = lan(2)
+    known[0]["settings"].update({key: value for key, value in changes.items() if key.startswith("ddp_")})
+    known[0]["probe"]["cpu"].update(sets=SETS, allowed=[0, 1, 2, 3, 4, 5])
+    known[0]["probe"].update({key: value for key, value in changes.items() if not key.startswith("ddp_")})
+    return known
+
+
+def test_field_33_the_processors_that_were_measured_fastest_are_taken():
+    before = make_plan(on_hybrid()).plan["nodes"][0]
+    assert (before["threads"], before["cores"], before["core_sets"]) == (2, None, SETS)
+    assert "NANOCHAT_CORES" not in before["env"]
+    measured = make_plan(on_hybrid(measured={"tokens_per_second": 9, "cores": [0, 2, 4, 5]})).plan["nodes"][0]
+    assert (measured["threads"], measured["cores"]) == (4, [0, 2, 4, 5])
+    assert (measured["env"]["NANOCHAT_CORES"], measured["env"]["OMP_NUM_THREADS"]) == ("0,2,4,5", "4")
+    elsewhere = make_plan(on_hybrid(measured={"cores": [7]})).plan["nodes"][
+        0
+    ]  # of another machine, or before an upgrade
+    assert elsewhere["cores"] is None
+
+
+def test_field_33_settings_win_over_what_was_measured():
+    fast = {"tokens_per_second": 9, "cores": [0, 2]}
+    told = make_plan(on_hybrid(measured=fast, ddp_cores="0-1,4")).plan["nodes"][0]
+    assert (told["threads"], told["cores"], told["core_sets"]) == (3, [0, 1, 4], [])
+    threads = make_plan(on_hybrid(measured=fast, ddp_threads=5)).plan["nodes"][0]
+    assert (threads["threads"], threads["cores"], threads["core_sets"]) == (5, None, [])
+    assert "ddp_cores of h0 names processor 6, which its user may not use" in refusal(on_hybrid(ddp_cores="0,6"))[0]
+
+
+def test_field_33_a_run_keeps_its_processors():
+    rows = {"h0": 2, "h1": 2}
+    run = {"exists": True, "session": None, "checkpoints": [5], "rows": rows, "cores": {"h0": [0, 2]}}
+    later = {"measured": {"tokens_per_second": 9, "cores": [0, 2, 4, 5]}}
+    assert make_plan(on_hybrid(run=run, **later)).plan["nodes"][0]["cores"] == [0, 2]
+    assert make_plan(on_hybrid(run={**run, "cores": {}}, **later)).plan["nodes"][0]["cores"] is None
+
+
+def test_another_trainer_shares_equally_by_itself():
+    outcome = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat"}, {"ddp_speed": 3}, {"ddp_speed": 1}))
+    assert outcome.plan["training"]["rows"] == [2, 2]
+
+
+def test_field_17_a_run_keeps_its_shares_whatever_is_measured_later():
+    split = {"ddp_total_batch": 8192, "ddp_batch_split": "speed"}
+    before = {"exists": True, "session": None, "checkpoints": [5], "rows": {"desktop": 10, "laptop": 6}}
+    fast = {"run": before, "measured": {"tokens_per_second": 900}}
+    slow = {"run": before, "measured": {"tokens_per_second": 300}}
+    assert make_plan(hosts(split, fast, slow)).plan["training"]["rows"] == [10, 6]
+    # Unless it is started anew, other speeds are given, the shares no longer fit, or the hosts are others.
+    for change in ({"ddp_fresh": True}, {"ddp_total_batch": 16384}):
+        assert make_plan(hosts({**split, **change}, fast, slow)).plan["training"]["rows"] not in ([10, 6], [6, 10])
+    assert make_plan(hosts(split, {**fast, "ddp_speed": 1}, {**slow, "ddp_speed": 1})).plan["training"]["rows"] == [
+        8,
+        8,
+    ]
+    torn = {**fast, "run": {**before, "rows": {}}}
+    assert make_plan(hosts(split, torn, slow)).plan["training"]["rows"] == [12, 4]
+
+
+def test_a_run_keeps_its_parts_of_the_head_and_rebalancing_can_be_switched_off():
+    shares = {"rows": {"desktop": 10, "laptop": 6}, "head_shares": {"desktop": 600, "laptop": 400}}
+    before = {"exists": True, "session": None, "checkpoints": [5], **shares}
+    each = [{"run": before, "measured": {"tokens_per_second": speed}} for speed in (900, 300)]
+    split = {"ddp_total_batch": 8192, "ddp_head": "shared"}
+    assert make_plan(hosts(split, *each)).plan["training"]["head_shares"] == [600, 400]
+    assert make_plan(hosts({**split, "ddp_fresh": True}, *each)).plan["training"]["head_shares"] == [750, 250]
+    assert "head_shares" not in make_plan(hosts({**split, "ddp_head": "whole"}, *each)).plan["training"]
+    off = (
+        {"ddp_rebalance": False},
+        {"ddp_batch_split": "equal"},
+        {"ddp_batch_split": "threads"},
+        {"ddp_local_steps": 2},
+    )
+    for settings in off:
+        assert "rebalance" not in make_plan(hosts(settings)).plan["nodes"][0]["flags"]
+
+
+def test_rows_go_with_the_rank_and_not_with_the_place_in_the_inventory():
+    outcome = make_plan(hosts({"ddp_total_batch": 6144, "ddp_batch_split": "threads"}, two={"ddp_rank": 0}))
+    assert [(entry["host"], entry["rows"]) for entry in outcome.plan["nodes"]] == [("laptop", 4), ("desktop", 8)]
+    assert flag(outcome.plan["nodes"][0], "rank-rows") == [4, 8]

@@ -1,0 +1,168 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Batches of conversations: whole ones packed into rows, of which only what the assistant says is to be learnt.
+
+    loader = ChatLoader(Talks(path, tokenizer), shares=lambda: [4, 4], rank=0, length=512)
+    pairs = loader.step([2, 2])  # this rank's micro-batches of the coming step
+    loader.last.counted          # the targets of the whole step, over all ranks
+    loader.position()            # all that is needed to go on
+
+Every rank packs the rows of all ranks and takes its own, since that costs next to nothing. So a step has the same rows for any
+number of ranks, and a place in the data is two numbers: the epoch, and how many of its conversations were read.
+A step takes the next conversations of the epoch's order for as long as each still fits into one of its rows, and puts
+each where it leaves the least room. Rows end with padding rather than with half a conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanochat.data import conversation
+from nanochat.data.dataloader import Cursor, Pair, in_passes
+from nanochat.data.tokenizer import Tokenizer
+from nanochat.kit.common import DataError
+from nanochat.model.ops import IGNORED
+from nanochat.rules.messages import Message
+
+START = {"pq_idx": 0, "rg_idx": 0, "epoch": 1}
+SEED = 42
+
+
+class Talks:
+    """The conversations of a file, each read and rendered when it is wanted."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
+        self.path, self.tokenizer = path, tokenizer
+        self.offsets = conversation.offsets(path)
+        self._order: tuple[int, list[int]] = (0, [])
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def messages(self, number: int) -> list[Message]:
+        """One conversation, counted from the top of the file."""
+        return conversation.read_at(self.path, self.offsets[number])
+
+    def order(self, epoch: int) -> list[int]:
+        """The order of one epoch, the same on every rank."""
+        if self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(SEED + epoch)
+            self._order = epoch, torch.randperm(len(self), generator=generator).tolist()
+        return self._order[1]
+
+    def rendered(self, number: int, most: int) -> tuple[Tensor, Tensor]:
+        """Tokens and what of them is to be learnt; of one that is too long, the beginning."""
+        try:
+            ids, said = conversation.render(self.tokenizer, self.messages(number))
+        except DataError as error:
+            raise DataError(f"conversation {number + 1} of {self.path}: {error}") from None
+        return torch.tensor(ids[:most]), torch.tensor(said[:most])
+
+
+class Packed(NamedTuple):
+    """Rows of one step, and where the next one goes on."""
+
+    inputs: Tensor
+    targets: Tensor
+    epoch: int
+    read: int
+
+
+def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: bool = False) -> Packed:
+    """The rows of one step; once: those of this epoch only."""
+    tokens = torch.full((rows, length + 1), talks.tokenizer.bos)
+    learnt = torch.zeros(rows, length + 1, dtype=torch.bool)
+    room, passed = [length + 1] * rows, 0
+    while True:
+        if index == len(talks):
+            if once:
+                break
+            epoch, index = epoch + 1, 0
+        ids, said = talks.rendered(talks.order(epoch)[index], length + 1)
+        if said[1:].any():
+            row = min((row for row in range(rows) if room[row] >= len(ids)), key=room.__getitem__, default=None)
+            if row is None:
+                break
+            begin = length + 1 - room[row]
+            tokens[row, begin : begin + len(ids)] = ids
+            learnt[row, begin : begin + len(ids)] = said
+            room[row] -= len(ids)
+            passed = -1
+        index, passed = index + 1, passed + 1
+        if passed == len(talks):
+            raise DataError(
+                f"no conversation of {talks.path} has a word of the assistant in its first {length + 1} tokens; give a larger "
+                "--max-seq-len, or shorter conversations."
+            )
+    targets = torch.where(learnt[:, 1:], tokens[:, 1:], IGNORED)
+    return Packed(tokens[:, :-1].contiguous(), targets, epoch, index)
+
+
+class ChatBatch(NamedTuple):
+    """What is known of the rows of one step: where the next ones are, and how many targets count on all ranks and here."""
+
+    cursor: Cursor
+    counted: int
+    counted_here: int
+
+
+class ChatLoader:
+    """One rank's micro-batches, step by step."""
+
+    def __init__(
+        self,
+        talks: Talks,
+        shares: Sequence[int],
+        rank: int,
+        length: int,
+        position: Mapping[str, int] | None = None,
+    ) -> None:
+        """shares: the rows of all ranks in a step."""
+        self.talks, self.shares, self.rank, self.length = talks, shares, rank, length
+        at = {**START, **(position or {})}
+        self._epoch, self._index = at["epoch"], at["rg_idx"]
+        if not (self._epoch >= 1 and 0 <= self._index <= len(talks)):
+            raise DataError(
+                f"the checkpoint's place in the conversations, {dict(at)}, does not exist in {talks.path}, which holds "
+                f"{len(talks)}; give the file that the run was started with."
+            )
+        self.last: ChatBatch | None = None
+
+    def step(self, passes: Sequence[int]) -> list[Pair]:
+        """The coming step's micro-batches of this rank, of so many rows each."""
+        shares = list(self.shares)
+        packed = pack(self.talks, self._epoch, self._index, sum(shares), self.length)
+        begin = sum(shares[: self.rank])
+        mine = slice(begin, begin + shares[self.rank])
+        counted = (packed.targets != IGNORED).sum(1)
+        self._epoch, self._index = packed.epoch, packed.read
+        cursor = Cursor(0, packed.read, packed.epoch, 0)
+        self.last = ChatBatch(cursor, int(counted.sum()), int(counted[mine].sum()))
+        return in_passes(packed.inputs[mine], packed.targets[mine], passes)
+
+    def position(self) -> dict[str, int]:
+        """Where the next step goes on, in the words of upstream's meta file; rg_idx counts conversations."""
+        return Cursor(0, self._index, self._epoch, 0).position()
+
+    def state(self, batch: Any = None) -> dict[str, Any]:
+        """The same for this rank's own file."""
+        cursor = batch.cursor if batch is not None else Cursor(0, self._index, self._epoch, 0)
+        return {"cursor": list(cursor[:4])}
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+def epoch_batches(talks: Talks, rows: int, length: int) -> Iterator[Pair]:
+    """All conversations, each once."""
+    index = 0
+    while index < len(talks):
+        packed = pack(talks, 1, index, rows, length, once=True)
+        index = packed.read
+        yield packed.inputs, packed.targets

@@ -1,0 +1,63 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Conversations: lists of {"role": ..., "content": ...}, their tokens, and which of these are the assistant's to say.
+
+A user's message stands between <|user_start|> and <|user_end|>, an assistant's between <|assistant_start|> and
+<|assistant_end|>; a system message in front joins the first one of the user.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+from nanochat.data.tokenizer import Tokenizer
+from nanochat.kit.common import DataError
+from nanochat.rules.messages import Message, parse, scan, told
+
+
+def offsets(path: Path) -> array[int]:
+    """Where each conversation of a file of JSON lines begins; a broken line is an error that names the file and the line."""
+    try:
+        found, wrong = scan(path)
+    except OSError as error:
+        raise DataError(f"cannot read the conversations of {path}: {error.strerror or error}.") from None
+    if wrong:
+        raise DataError(f"{told(wrong)}.")
+    return found
+
+
+def read_at(path: Path, offset: int) -> list[Message]:
+    """The conversation that begins there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return parse(file.readline().decode())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} was changed while it was read: {error}; start again.") from None
+
+
+def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+    """The tokens of a conversation from <|bos|> on, and for each whether the assistant is to learn to say it."""
+    ids, said = [tokenizer.bos], [False]
+    for message in merged(messages):
+        role, content = message["role"], tokenizer.encode(message["content"])
+        is_assistant = role == "assistant"
+        ids += [tokenizer.special(f"<|{role}_start|>"), *content, tokenizer.special(f"<|{role}_end|>")]
+        said += [False, *[is_assistant] * (len(content) + 1)]
+    return ids, said
+
+
+def merged(messages: Sequence[Message]) -> list[Message]:
+    """With a system message in front of the first one of the user."""
+    if messages and messages[0]["role"] == "system":
+        text = f"{messages[0]['content']}\n\n{messages[1]['content']}"
+        return [{**messages[1], "content": text}, *messages[2:]]
+    return list(messages)
+
+
+def to_answer(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    """The tokens after which the assistant is to speak."""
+    return [*render(tokenizer, messages)[0], tokenizer.special("<|assistant_start|>")]

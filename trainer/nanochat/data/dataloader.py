@@ -1,0 +1,476 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Batches of tokens: documents packed best-fit into rows that each begin with BOS.
+
+    loader = Loader(tokenizer, folder, "train", rows=2, length=512, rank=0, world=1)
+    x, y = loader.next_batch()
+    loader.position()        # upstream's three numbers, for the checkpoint's meta file
+    loader.state()           # all that is needed to go on bit-identically, for the rank's own file
+    loader.close()
+
+Rank r of W reads the row groups r, r+W, ... of each file, forever. When a run goes on with another number of ranks,
+`deal` shares out what the old ones have not read yet, so that no document comes twice and none is left out.
+A thread prepares the next batches while the model computes; what position() and state() say always belongs to the batch
+handed out last.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import math
+import operator
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from nanochat.data import dataset
+from nanochat.data.tokenizer import Tokenizer
+from nanochat.kit.common import DataError, UserError
+from nanochat.rules.causes import Cause
+
+DOCUMENTS_AT_ONCE = 128
+BUFFER_DOCUMENTS = 1000
+BATCHES_AHEAD = 2
+MOST_THREADS = 8
+# Reading is given up after so many seconds without progress, and so many after the run was asked to stop.
+PATIENCE_SECONDS, STOP_SECONDS, POLL_SECONDS = 300.0, 10.0, 0.5
+START = {"pq_idx": 0, "rg_idx": -1, "epoch": 1}
+
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
+
+
+# A row group, or what is left of it: epoch, file, group, and the first slice of 128 documents that was not read.
+Left = tuple[int, int, int, int]
+
+
+class Cursor(NamedTuple):
+    """The documents read last: file, row group, epoch, and which of the group's slices of 128 comes next.
+
+    After a change of ranks there may be groups of the old ones to read first; `then` is where this rank's own begin.
+    """
+
+    pq_idx: int
+    rg_idx: int
+    epoch: int
+    next_slice: int
+    ahead: Sequence[Left] = ()
+    then: Mapping[str, int] | None = None
+
+    def position(self) -> dict[str, int]:
+        """Upstream's three numbers."""
+        return {"pq_idx": self.pq_idx, "rg_idx": self.rg_idx, "epoch": self.epoch}
+
+
+class Batch(NamedTuple):
+    """One batch and the loader's whole state after it."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    cursor: Cursor
+    waiting: list[Tokens]
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def in_passes(inputs: torch.Tensor, targets: torch.Tensor, passes: Sequence[int]) -> list[Pair]:
+    """Rows as micro-batches of so many each; none where there are no rows."""
+    sizes = list(passes)
+    return list(zip(inputs.split(sizes), targets.split(sizes), strict=True)) if len(inputs) else []
+
+
+class BatchSource(Protocol):
+    """Where one rank's batches come from, as far as the training loop knows it."""
+
+    @property
+    def last(self) -> Any:
+        """The batch handed out last, with a cursor; None before the first and where there are none."""
+
+    def step(self, passes: Sequence[int]) -> list[Pair]:
+        """Inputs and targets of all micro-batches of this rank in the coming step, of so many rows each."""
+
+    def position(self) -> dict[str, int]:
+        """Where the batch handed out last was in the data, in upstream's three numbers."""
+
+    def state(self, batch: Any = None) -> dict[str, Any]:
+        """What going on bit-identically after a batch (the last one) needs."""
+
+    def close(self) -> None:
+        """Read no more."""
+
+
+class DocumentReader:
+    """This rank's documents, a slice of at most 128 at a time, epoch after epoch."""
+
+    def __init__(self, shards: Sequence[dataset.Shard], rank: int, world: int) -> None:
+        self.shards, self.rank, self.world = shards, rank, world
+
+    def groups(self, start: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
+        """(file, row group, epoch) from just after the given position, forever."""
+        first, epoch = start["pq_idx"], start["epoch"]
+        # Any rank may go on from any rank's position: its own first group of the round that comes next.
+        group = (start["rg_idx"] // self.world + 1) * self.world + self.rank if start["rg_idx"] >= 0 else self.rank
+        while True:
+            for index in range(first, len(self.shards)):
+                for one in range(group, len(self.shards[index].group_rows), self.world):
+                    yield index, one, epoch
+                group = self.rank
+            first, epoch = 0, epoch + 1
+
+    def slices(self, start: Mapping[str, int], within: Cursor | None = None) -> Iterator[tuple[list[str], Cursor]]:
+        """Texts and the cursor after them; with a cursor, first what its own row group and the old ranks' still hold."""
+        if within is not None:
+            ahead, then = [_left(left) for left in within.ahead], within.then
+            yield from self._cut((within.epoch, within.pq_idx, within.rg_idx, within.next_slice), ahead, then)
+            for number, left in enumerate(ahead, start=1):
+                yield from self._cut(left, ahead[number:], then)
+            start = then or start
+        for index, group, epoch in self.groups(start):
+            yield from self._cut((epoch, index, group, 0))
+
+    def _cut(
+        self, left: Left, ahead: Sequence[Left] = (), then: Mapping[str, int] | None = None
+    ) -> Iterator[tuple[list[str], Cursor]]:
+        epoch, index, group, first = left
+        texts = self._read(index, group)
+        for number in range(first, -(-len(texts) // DOCUMENTS_AT_ONCE)):
+            begin = number * DOCUMENTS_AT_ONCE
+            yield texts[begin : begin + DOCUMENTS_AT_ONCE], Cursor(index, group, epoch, number + 1, ahead, then)
+
+    def _read(self, index: int, group: int) -> list[str]:
+        path = self.shards[index].path
+        with dataset.open_shard(path) as file:
+            return dataset.read_group(file, path, group)
+
+
+class Waiting:
+    """The documents that wait for a row, by length and then by age."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[int, int]] = []
+        self.tokens: dict[int, Tokens] = {}
+        self.count = 0
+
+    def add(self, tokens: Tokens) -> None:
+        """Take one more document."""
+        bisect.insort(self.order, (len(tokens), self.count))
+        self.tokens[self.count] = tokens
+        self.count += 1
+
+    def take(self, room: int) -> Tokens:
+        """The longest that fits into the room (the oldest of equals), or else the shortest, to be cropped."""
+        end = bisect.bisect_left(self.order, (room + 1, -1))
+        at = bisect.bisect_left(self.order, (self.order[end - 1][0], -1)) if end else 0
+        dummy, number = self.order.pop(at)
+        return self.tokens.pop(number)
+
+    def oldest_first(self) -> list[Tokens]:
+        """All that waits, in the order of arrival."""
+        return list(self.tokens.values())
+
+
+class Packer:
+    """Reads, tokenizes and packs, one batch at a time; no thread of its own."""
+
+    def __init__(self, tokenizer: Tokenizer, reader: DocumentReader, rows: int, length: int, threads: int) -> None:
+        self.tokenizer, self.reader, self.rows, self.length, self.threads = tokenizer, reader, rows, length, threads
+        self.waiting = Waiting()
+        self.cursor = Cursor(0, 0, 1, 0)
+        self.slices = reader.slices(START)
+
+    def resume_near(self, position: Mapping[str, int]) -> None:
+        """Go on as upstream does: at the next row group, with nothing waiting."""
+        self.slices = self.reader.slices(position)
+
+    def resume_exactly(self, cursor: Cursor, waiting: Sequence[Tokens]) -> None:
+        """Go on as if there had been no interruption."""
+        self.cursor = cursor
+        self.slices = self.reader.slices(cursor.position(), within=cursor)
+        for tokens in waiting:
+            self.waiting.add(tokens)
+
+    def batch(self) -> Batch:
+        """The next batch: every row filled to the last token."""
+        rows = np.empty((self.rows, self.length + 1), dtype=np.int64)
+        for row in rows:
+            self._fill(row)
+        both = torch.from_numpy(rows)
+        return Batch(both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.waiting.oldest_first())
+
+    def _fill(self, row: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        filled = 0
+        while filled < len(row):
+            while len(self.waiting.order) < BUFFER_DOCUMENTS:
+                self._read_more()
+            tokens = self.waiting.take(len(row) - filled)[: len(row) - filled]
+            row[filled : filled + len(tokens)] = tokens
+            filled += len(tokens)
+
+    def _read_more(self) -> None:
+        texts, self.cursor = next(self.slices)
+        try:
+            encoded = self.tokenizer.encode_documents(texts, self.threads)
+        except DataError as error:
+            raise DataError(f"{self.place()}: {error}") from None
+        for ids in encoded:
+            self.waiting.add(np.array(ids, dtype=np.int32))
+
+    def place(self) -> str:
+        """Where this rank reads now."""
+        return f"row group {self.cursor.rg_idx} of {self.reader.shards[self.cursor.pq_idx].path}"
+
+
+class Loader:
+    """Batches for one rank, prepared ahead by a thread."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        folder: Path,
+        split: str,
+        rows: int,
+        length: int,
+        rank: int,
+        world: int,
+        position: Mapping[str, int] | None = None,
+        state: Mapping[str, Any] | None = None,
+        threads: int = 0,
+        patience: float = PATIENCE_SECONDS,
+        interrupted: Callable[[], bool] = lambda: False,
+        ahead: int = BATCHES_AHEAD,
+    ) -> None:
+        """patience: seconds without progress after which nothing more is expected; interrupted: whether to wait no more;
+        ahead: how many batches are kept ready."""
+        shards = dataset.inspect_split(folder, split, world)
+        self.rank, self.world, self.files = rank, world, [shard.path.name for shard in shards]
+        threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
+        packer = Packer(tokenizer, DocumentReader(shards, rank, world), rows, length, threads)
+        # Of a state of another rank, or over other files, only the position can be of use.
+        if state is not None and is_of(state, rank, world, self.files):
+            cursor = _cursor(state["cursor"])
+            _checked(cursor.position(), len(shards), folder)
+            packer.resume_exactly(cursor, _unflatten(state))
+        elif position is not None:
+            packer.resume_near(_checked(position, len(shards), folder))
+        self.last: Batch | None = None
+        self._ahead = _Ahead(packer, patience, interrupted, ahead)
+
+    def next_batch(self) -> Pair:
+        """Inputs and targets, int64 [rows, length]."""
+        self.last = self._ahead.take()
+        return self.last.inputs, self.last.targets
+
+    def position(self) -> dict[str, int]:
+        """The documents read last for the batch handed out last, in upstream's three numbers."""
+        return self._handed_out().cursor.position()
+
+    def state(self, batch: Batch | None = None) -> dict[str, Any]:
+        """All that bit-identical resumption after a batch (the last one) needs: tensors and plain values only."""
+        batch = batch or self._handed_out()
+        place = {"rank": self.rank, "world": self.world, "files": self.files}
+        return {**place, **_flatten(batch.cursor, batch.waiting)}
+
+    def _handed_out(self) -> Batch:
+        if self.last is None:
+            raise RuntimeError("no batch was taken yet")
+        return self.last
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._ahead.close()
+
+
+class NoRows:
+    """What stands for a loader where nothing is trained."""
+
+    last = None
+
+    def __init__(self, position: Mapping[str, int] | None = None) -> None:
+        self._position = dict(START if position is None else position)
+
+    def step(self, passes: Sequence[int]) -> list[Pair]:
+        if passes:
+            raise RuntimeError("this rank takes no rows")
+        return []
+
+    def position(self) -> dict[str, int]:
+        return self._position
+
+    def state(self, batch: Batch | None = None) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def position_of(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The place of the first rank that reads, of the states of all."""
+    cursor = next(state["cursor"] for state in states if "cursor" in state)
+    return Cursor(*cursor).position()
+
+
+def deal(states: Sequence[Mapping[str, Any]], shards: Sequence[dataset.Shard], rank: int, world: int) -> dict[str, Any]:
+    """The state from which one of `world` ranks goes on where a number of others were.
+
+    What the old ranks would still have read, up to the row group that the first of them has reached, is shared out as
+    whole groups, and so are the documents that waited for a row; beyond that group each new rank reads its own.
+    """
+    cursors = [Cursor(*state["cursor"]) for state in states]
+    own = [cursor.then or cursor.position() for cursor in cursors]  # where each one's own groups have come to
+    frontier = max(own, key=lambda at: (at["epoch"], at["pq_idx"], at["rg_idx"]))
+    reached = (frontier["epoch"], frontier["pq_idx"], frontier["rg_idx"])
+    lefts: list[Left] = []
+    for number, (cursor, begin) in enumerate(zip(cursors, own, strict=True)):
+        lefts.append((cursor.epoch, cursor.pq_idx, cursor.rg_idx, cursor.next_slice))
+        lefts += map(_left, cursor.ahead)
+        for index, group, epoch in DocumentReader(shards, number, len(states)).groups(begin):
+            if (epoch, index, group) > reached:
+                break
+            lefts.append((epoch, index, group, 0))
+    # The new ranks' own groups begin with a whole round; what lies before it is shared out too.
+    last = len(shards[frontier["pq_idx"]].group_rows) - 1
+    before = (frontier["rg_idx"] // world + 1) * world - 1
+    lefts += [(*reached[:2], group, 0) for group in range(frontier["rg_idx"] + 1, min(before, last) + 1)]
+    mine = sorted(lefts)[rank::world]
+    # With nothing left to read first it stands behind the last slice of a group.
+    group = min(frontier["rg_idx"], last)
+    at = mine[0] if mine else (*reached[:2], group, shards[reached[1]].group_rows[group])
+    cursor = Cursor(at[1], at[2], at[0], at[3], mine[1:], {**frontier, "rg_idx": before})
+    waiting = [tokens for state in states for tokens in _unflatten(state)][rank::world]
+    place = {"rank": rank, "world": world, "files": list(states[0]["files"])}
+    return {**place, **_flatten(cursor, waiting)}
+
+
+def replayed(tokenizer: Tokenizer, folder: Path, state: Mapping[str, Any], rows: int, length: int) -> dict[str, Any]:
+    """The state of a rank that nobody can ask any more: from its last one on, read so many rows as that rank has read them."""
+    rank, world = state["rank"], state["world"]
+    shards = dataset.inspect_split(folder, "train", world)
+    packer = Packer(tokenizer, DocumentReader(shards, rank, world), 1, length, min(MOST_THREADS, os.cpu_count() or 1))
+    if "cursor" in state:
+        packer.resume_exactly(Cursor(*state["cursor"]), _unflatten(state))
+    for dummy in range(rows):
+        packer.batch()
+    place = {"rank": rank, "world": world, "files": [shard.path.name for shard in shards]}
+    return {**place, **_flatten(packer.cursor, packer.waiting.oldest_first())}
+
+
+def _cursor(kept: Sequence[Any]) -> Cursor:
+    """A cursor as it comes back from a file; the place in the data must be whole numbers."""
+    pq_idx, rg_idx, epoch, next_slice = map(operator.index, kept[:4])
+    return Cursor(pq_idx, rg_idx, epoch, next_slice, *kept[4:])
+
+
+def _left(numbers: Sequence[int]) -> Left:
+    """Four numbers, as they come back from a file."""
+    epoch, index, group, first = numbers
+    return epoch, index, group, first
+
+
+def is_of(state: Mapping[str, Any], rank: int, world: int, files: Sequence[str]) -> bool:
+    """Whether a state was kept by this rank of so many over these files."""
+    same = (state.get("rank"), state.get("world"), list(state.get("files", ()))) == (rank, world, list(files))
+    return same and Cursor(*state["cursor"]).pq_idx < len(files)
+
+
+def _flatten(cursor: Cursor, waiting: Sequence[Tokens]) -> dict[str, Any]:
+    lengths = torch.tensor([len(tokens) for tokens in waiting], dtype=torch.int64)
+    tokens = torch.from_numpy(np.concatenate(waiting)) if waiting else torch.empty(0, dtype=torch.int32)
+    # Four numbers are all that there is to it, unless ranks have come or gone.
+    at = list(cursor) if cursor.then else list(cursor[:4])
+    return {"cursor": at, "lengths": lengths, "tokens": tokens}
+
+
+def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:
+    if not len(state["lengths"]):
+        return []
+    ends = np.cumsum(state["lengths"].numpy())[:-1]
+    return [piece.astype(np.int32) for piece in np.split(state["tokens"].numpy(), ends)]
+
+
+def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[str, int]:
+    missing = START.keys() - position.keys()
+    whole = not missing and all(isinstance(position[key], int) and not isinstance(position[key], bool) for key in START)
+    if not whole or not 0 <= position["pq_idx"] < files:
+        at = dict(position)
+        raise DataError(
+            f"the checkpoint's place in the data, {at}, does not exist in {folder}, which has {files} file(s)."
+        )
+    return position
+
+
+class _Ahead:
+    """Packs batches in a thread, keeping a few ready; however the thread ends, take() says so."""
+
+    def __init__(self, packer: Packer, patience: float, interrupted: Callable[[], bool], ahead: int) -> None:
+        self.packer, self.patience, self.interrupted = packer, patience, interrupted
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(ahead)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dataloader", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            made: Batch | BaseException
+            try:
+                made = self.packer.batch()
+            # Whatever ends this thread, the training thread must hear of it.
+            except BaseException as error:
+                made = error
+            self._put(made)
+            if isinstance(made, BaseException):
+                return
+
+    def _put(self, made: Batch | BaseException) -> None:
+        while not self._closed.is_set():
+            try:
+                self._ready.put(made, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def take(self) -> Batch:
+        """The next result."""
+        made = self._next()
+        if isinstance(made, BaseException):
+            # It stays at hand: the thread is gone, and whoever asks again must not wait forever.
+            self._ready.put(made)
+            raise made
+        return made
+
+    def _next(self) -> Batch | BaseException:
+        began = moved = time.monotonic()
+        cursor, asked = self.packer.cursor, math.inf
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._ready.get(timeout=POLL_SECONDS)
+            now = time.monotonic()
+            if self.packer.cursor != cursor:
+                cursor, moved = self.packer.cursor, now
+            asked = min(asked, now) if self.interrupted() else math.inf
+            if now - asked > STOP_SECONDS:
+                raise UserError(
+                    f"asked to stop while waiting for data, which has not come for {now - began:.0f} s from "
+                    f"{self.packer.place()}; the steps since the last checkpoint are not saved.",
+                    Cause.STOPPED,
+                )
+            if now - moved > self.patience:
+                raise DataError(
+                    f"no data came for {now - moved:.0f} s; the last that was read is {self.packer.place()}; "
+                    "look at that disk, then resume."
+                )
+            if not self._thread.is_alive() and self._ready.empty():
+                raise DataError(f"the thread that reads the data is gone; it was at {self.packer.place()}.")
+
+    def close(self) -> None:
+        """Stop making more."""
+        self._closed.set()
+        self._thread.join(10)

@@ -1,0 +1,125 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The parquet shards: which there are, which rank reads which row groups, and the texts in them.
+
+The files of a folder are taken in the order of their names; the last is validation, the rest is for training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyarrow import parquet as pq
+
+from nanochat.kit.common import DataError
+
+TEXT = "text"
+
+
+class Shard(NamedTuple):
+    """One parquet file and how many documents each of its row groups holds."""
+
+    path: Path
+    group_rows: tuple[int, ...]
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """All shards of a folder in training order."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.name.endswith(".parquet"))
+    except OSError as error:
+        raise DataError(f"cannot read the data folder {folder}: {error.strerror or error}.") from None
+    if not paths:
+        raise DataError(f"there are no parquet files in {folder}; python -m scripts.make_shards makes some from text.")
+    return paths
+
+
+def split_paths(folder: Path, split: str) -> list[Path]:
+    """The shards of "train" (all but the last) or "val" (the last)."""
+    paths = shard_paths(folder)
+    if len(paths) < 2:
+        raise DataError(
+            f"{folder} holds only {paths[0].name}, but the last file is validation; put at least two shards there."
+        )
+    return paths[:-1] if split == "train" else paths[-1:]
+
+
+def open_shard(path: Path) -> pq.ParquetFile:
+    """One shard, with its footer read; refuses what is no parquet file of texts."""
+    try:
+        file = pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} is not a whole parquet file ({first_line(error)}); copy or rebuild it.") from None
+    schema = file.schema_arrow
+    if TEXT not in schema.names:
+        raise DataError(f"{path} has no column named {TEXT}, only {', '.join(schema.names) or 'none at all'}.")
+    kind = schema.field(TEXT).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise DataError(f"the column {TEXT} of {path} holds {kind} and not strings.")
+    return file
+
+
+def read_group(file: pq.ParquetFile, path: Path, group: int) -> list[str]:
+    """The documents of one row group."""
+    try:
+        texts = file.read_row_group(group, columns=[TEXT]).column(TEXT).to_pylist()
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(
+            f"row group {group} of {path} cannot be read ({first_line(error)}); copy or rebuild the file."
+        ) from None
+    if None in texts:
+        raise DataError(f"row group {group} of {path} holds a document without text; rebuild the file.")
+    return [str(text) for text in texts]
+
+
+def first_line(error: BaseException) -> str:
+    """What a library said, short enough for one sentence of ours."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def inspect(paths: list[Path]) -> list[Shard]:
+    """Open every shard once, so that a bad one is named before training and not in its third hour."""
+    shards = []
+    for path in paths:
+        with open_shard(path) as file:
+            meta = file.metadata
+            shards.append(Shard(path, tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))))
+        if not sum(shards[-1].group_rows):
+            raise DataError(f"{path} holds no documents.")
+    return shards
+
+
+def check_shares(shards: list[Shard], split: str, world: int) -> None:
+    """Refuse data of which some rank would get nothing: it would look for its first document forever."""
+    for rank in range(world):
+        if not any(sum(shard.group_rows[rank::world]) for shard in shards):
+            most = max(len(shard.group_rows) for shard in shards)
+            raise DataError(
+                f"rank {rank} of {world} would get no {split} documents: {shards[0].path.parent} has at most {most} row "
+                f"group(s) in a {split} file; make shards with at least {world} row groups each (--docs-per-group)."
+            )
+
+
+def inspect_split(folder: Path, split: str, world: int) -> list[Shard]:
+    """The shards of a split, all found good for that many ranks.
+
+    Whoever asks for training data will evaluate later: a bad validation shard is refused now and not in hours.
+    """
+    shards = inspect(split_paths(folder, split))
+    check_shares(shards, split, world)
+    if split == "train":
+        inspect_split(folder, "val", 1)
+    return shards
+
+
+def texts(paths: list[Path]) -> Iterator[str]:
+    """Every document of the given shards, in order."""
+    for path in paths:
+        with open_shard(path) as file:
+            for group in range(file.metadata.num_row_groups):
+                yield from read_group(file, path, group)

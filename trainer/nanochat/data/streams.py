@@ -1,0 +1,70 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One rank's rows of the shards, whatever its share of a step is.
+
+Every rank reads the stream of its own number, whether or not it takes rows of it, and so keeps that stream's place in the data;
+besides, it reads the streams of others of which it takes rows (shares.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from nanochat.data.dataloader import Batch, Loader, Pair, in_passes
+from nanochat.rules.shares import Piece, pieces
+
+# Opens a stream: its number, and the rows that it gives to a step.
+Open = Callable[[int], Loader]
+
+
+class Streams:
+    """The streams that this rank reads, as a BatchSource."""
+
+    def __init__(self, rank: int, shares: Sequence[int], open_stream: Open) -> None:
+        self.rank = rank
+        self.loaders: dict[int, Loader] = {}
+        self._pieces: list[Piece] = []
+        self.deal(shares, open_stream)
+
+    def deal(self, shares: Sequence[int], open_stream: Open) -> None:
+        """From now on take this rank's share of the rows; streams that are read stay open."""
+        self._pieces = pieces(shares, self.rank)
+        wanted = {self.rank, *(piece.stream for piece in self._pieces)}
+        for stream in self.loaders.keys() - wanted:
+            self.loaders.pop(stream).close()
+        for stream in sorted(wanted - self.loaders.keys()):
+            self.loaders[stream] = open_stream(stream)
+
+    @property
+    def own(self) -> Loader:
+        return self.loaders[self.rank]
+
+    @property
+    def last(self) -> Batch | None:
+        return self.own.last
+
+    def step(self, passes: Sequence[int]) -> list[Pair]:
+        """This rank's rows of what the streams give to the coming step, pass by pass."""
+        drawn = {stream: loader.next_batch() for stream, loader in self.loaders.items()}
+        if not self._pieces:
+            return []
+        ids, targets = (
+            torch.cat([drawn[piece.stream][part][piece.start : piece.stop] for piece in self._pieces])
+            for part in (0, 1)
+        )
+        return in_passes(ids, targets, passes)
+
+    def position(self) -> dict[str, int]:
+        return self.own.position()
+
+    def state(self, batch: Any = None) -> dict[str, Any]:
+        """That of this rank's own stream."""
+        return self.own.state(batch)
+
+    def close(self) -> None:
+        for loader in self.loaders.values():
+            loader.close()

@@ -1,0 +1,201 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tokenizer: byte-pair encoding trained with rustbpe, used through tiktoken, kept in upstream's two files.
+
+tokenizer.pkl is a pickled tiktoken.Encoding; token_bytes.pt holds the bytes of each token (0 for special ones).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import rustbpe
+import tiktoken
+import torch
+
+from nanochat.data.dataset import first_line
+from nanochat.kit.common import DataError, UserError, disk_cause
+
+BOS = "<|bos|>"
+SPECIAL_TOKENS = (
+    BOS,
+    "<|user_start|>",
+    "<|user_end|>",
+    "<|assistant_start|>",
+    "<|assistant_end|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<|output_start|>",
+    "<|output_end|>",
+)
+# GPT-4's pattern, but at most two digits a piece: a small vocabulary should not be spent on numbers.
+SPLIT_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+PICKLE_NAME, BYTES_NAME = "tokenizer.pkl", "token_bytes.pt"
+
+
+class Tokenizer:
+    """Text to token ids and back."""
+
+    def __init__(self, encoding: tiktoken.Encoding) -> None:
+        self.encoding = encoding
+        self.bos = self.special(BOS)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, special ones included."""
+        return self.encoding.n_vocab
+
+    def special(self, name: str) -> int:
+        """The id of a special token."""
+        try:
+            return self.encoding.encode_single_token(name)
+        except KeyError:
+            raise DataError(f"the tokenizer has no special token {name}; train it with scripts.tok_train.") from None
+
+    def encode(self, text: str, bos: bool = False) -> list[int]:
+        """The ids of one text; special tokens written in it are plain text."""
+        [ids] = self._encoded([text], threads=1)
+        return [self.bos, *ids] if bos else ids
+
+    def encode_documents(self, texts: Sequence[str], threads: int) -> list[list[int]]:
+        """The ids of many texts, each with BOS in front."""
+        return [[self.bos, *ids] for ids in self._encoded(texts, threads)]
+
+    def _encoded(self, texts: Sequence[str], threads: int) -> list[list[int]]:
+        try:
+            if len(texts) == 1:
+                return [self.encoding.encode_ordinary(texts[0])]
+            return self.encoding.encode_ordinary_batch(list(texts), num_threads=threads)
+        except (MemoryError, KeyboardInterrupt):
+            raise
+        # tiktoken panics on some texts, such as a million blanks in a row, and a panic of Rust is no Exception.
+        except BaseException as error:
+            raise DataError(
+                f"a text cannot be tokenized ({type(error).__name__}: {first_line(error)}); cut it into shorter ones, "
+                "or leave it out."
+            ) from None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids; bytes that are no whole character become the replacement character."""
+        return self.encoding.decode(list(ids))
+
+    def token_bytes(self) -> torch.Tensor:
+        """Bytes of each token, 0 for special ones, so that a loss a byte does not depend on the vocabulary."""
+        special = {self.special(name) for name in self.encoding.special_tokens_set}
+        single = self.encoding.decode_single_token_bytes
+        sizes = [0 if i in special else len(single(i)) for i in range(self.vocab_size)]
+        return torch.tensor(sizes, dtype=torch.int32)
+
+
+class _EncodingState:
+    """Takes the place of tiktoken.Encoding while a tokenizer is unpickled: it only keeps what the pickle says."""
+
+    state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Admits one name, tiktoken's Encoding: a tokenizer that came from elsewhere must not be able to run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("tiktoken.core", "Encoding"):
+            return _EncodingState
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a tokenizer does not need")
+
+
+def _unpickle(data: bytes) -> tiktoken.Encoding:
+    found = _Unpickler(io.BytesIO(data)).load()
+    state = found.state if isinstance(found, _EncodingState) else None
+    if not isinstance(state, dict) or set(state) != {"name", "pat_str", "mergeable_ranks", "special_tokens"}:
+        raise pickle.UnpicklingError("it is not a tiktoken encoding with its ranks")
+    ranks, special = state["mergeable_ranks"], state["special_tokens"]
+    if not all(isinstance(key, bytes) and isinstance(value, int) for key, value in ranks.items()):
+        raise pickle.UnpicklingError("its ranks are not bytes to numbers")
+    ids = [*ranks.values(), *special.values()]
+    if sorted(ids) != list(range(len(ids))):
+        raise pickle.UnpicklingError("its token ids have gaps or doubles")
+    return tiktoken.Encoding(state["name"], pat_str=state["pat_str"], mergeable_ranks=ranks, special_tokens=special)
+
+
+def load(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder."""
+    path = folder / PICKLE_NAME
+    try:
+        return Tokenizer(_unpickle(path.read_bytes()))
+    except OSError as error:
+        why = error.strerror or error
+        raise DataError(f"cannot read the tokenizer {path}: {why}; python -m scripts.tok_train trains one.") from None
+    except UserError:
+        raise
+    # A damaged pickle may raise nearly anything, from EOFError to MemoryError; tiktoken raises ValueError.
+    except Exception as error:
+        raise DataError(
+            f"{path} is not a tokenizer: {error}; copy it again or train one with scripts.tok_train."
+        ) from None
+
+
+def load_token_bytes(folder: Path, vocab_size: int) -> torch.Tensor:
+    """Bytes of each token, as kept beside the tokenizer."""
+    path = folder / BYTES_NAME
+    try:
+        sizes = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise DataError(f"there is no {path}, which the evaluation needs; run python -m scripts.tok_train.") from None
+    except Exception as error:
+        raise DataError(
+            f"{path} cannot be read: {first_line(error)}; copy it again or run scripts.tok_train."
+        ) from None
+    if not isinstance(sizes, torch.Tensor) or sizes.ndim != 1 or len(sizes) != vocab_size:
+        raise DataError(
+            f"{path} does not match the tokenizer beside it, which has {vocab_size} tokens; copy both again."
+        )
+    return sizes
+
+
+def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn merges from texts."""
+    merges = vocab_size - len(SPECIAL_TOKENS)
+    if merges < 256:
+        raise DataError(
+            f"--vocab-size {vocab_size}: must be at least {256 + len(SPECIAL_TOKENS)} "
+            f"(256 bytes and {len(SPECIAL_TOKENS)} special tokens)."
+        )
+    learner = rustbpe.Tokenizer()
+    learner.train_from_iterator(iter(texts), merges, pattern=SPLIT_PATTERN)
+    ranks = {bytes(piece): rank for piece, rank in learner.get_mergeable_ranks()}
+    special = {name: len(ranks) + i for i, name in enumerate(SPECIAL_TOKENS)}
+    pattern = learner.get_pattern()
+    return Tokenizer(tiktoken.Encoding("rustbpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special))
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write both files; the folder appears, or is replaced, whole."""
+    fresh = folder.with_name(f".{folder.name}.new-{os.getpid()}")
+    former = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    try:
+        fresh.mkdir(parents=True)
+        (fresh / PICKLE_NAME).write_bytes(pickle.dumps(tokenizer.encoding))
+        # torch would tell of a full disk in words of its own.
+        sizes = io.BytesIO()
+        torch.save(tokenizer.token_bytes(), sizes)
+        (fresh / BYTES_NAME).write_bytes(sizes.getvalue())
+        if folder.exists():
+            folder.rename(former)
+        fresh.rename(folder)
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(f"cannot write the tokenizer to {folder}: {why}.", disk_cause(error)) from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)

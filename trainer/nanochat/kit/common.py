@@ -1,0 +1,234 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What everything else leans on: the one user error, the folders and ranks of the environment, device, dtype, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple, NoReturn
+
+import torch
+
+from nanochat.rules.causes import Cause
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# The names under which Linux lists instructions that multiply bfloat16 natively (x86, then Arm).
+BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+
+# The environment as it is when it is read; functions take another one in tests.
+ENVIRON: Mapping[str, str] = MappingProxyType(os.environ)
+
+
+class UserError(Exception):
+    """Something the user can put right; its text is one whole sentence and is all that they are shown.
+
+    blames: the ranks at fault, as far as is known; None stands for the rank that raises.
+    """
+
+    usual = Cause.BAD_SETTINGS
+
+    def __init__(self, text: str, cause: Cause | None = None, blames: Sequence[int] | None = None) -> None:
+        # It may quote a file or another rank, and goes to a terminal.
+        super().__init__("".join(character if character.isprintable() else " " for character in text))
+        self.cause, self.blames = cause or self.usual, blames
+
+
+class DataError(UserError):
+    """Shards or a tokenizer that cannot be used."""
+
+    usual = Cause.BAD_DATA
+
+
+class BadCheckpoint(UserError):
+    """A checkpoint that cannot be gone on from."""
+
+    usual = Cause.BAD_CHECKPOINT
+
+
+class Ranks(NamedTuple):
+    """This process's place in the job, as torchrun says it."""
+
+    rank: int
+    local_rank: int
+    world: int
+
+
+class DtypeChoice(NamedTuple):
+    """The compute dtype and the reason for it, which the start-up lines and metrics repeat."""
+
+    dtype: torch.dtype
+    name: str
+    reason: str
+
+
+def exit_code(main: Callable[[], int | None]) -> int:
+    """Run a command; a UserError becomes one line on stderr and code 2, never a traceback."""
+    try:
+        return main() or 0
+    except UserError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return 2
+    except KeyboardInterrupt:
+        # What a shell reports for a command that Ctrl-C ended.
+        return 130
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, now that all is written: to take down torch needs half a second of a core, and others wait for this end."""
+    for stream in (sys.stdout, sys.stderr):
+        # None where it was closed.
+        with contextlib.suppress(OSError, AttributeError):
+            stream.flush()
+    os._exit(code)
+
+
+def base_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
+    """The folder of tokenizer, checkpoints and reports."""
+    named = environ.get("NANOCHAT_BASE_DIR")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "nanochat"
+
+
+def data_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
+    """The folder of parquet shards."""
+    named = environ.get("NANOCHAT_DATA_DIR")
+    return Path(named).expanduser() if named else base_dir(environ) / "base_data_climbmix"
+
+
+def tokenizer_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
+    """The folder of tokenizer.pkl and token_bytes.pt."""
+    return base_dir(environ) / "tokenizer"
+
+
+def checkpoint_dir(tag: str, environ: Mapping[str, str] = ENVIRON, stage: str = "base_checkpoints") -> Path:
+    """The folder of one model's checkpoints of a stage."""
+    return base_dir(environ) / stage / tag
+
+
+def writable_folder(path: Path, what: str) -> Path:
+    """Make the folder if need be and prove that a file can be made in it, so that a run cannot fail at its first save."""
+    # Two containers may have equal process ids and one folder.
+    probe = path / f".writable-{secrets.token_hex(8)}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        cause = disk_cause(error)
+        raise UserError(f"cannot write to {path}, the folder for {what}: {error.strerror or error}.", cause) from None
+    return path
+
+
+def disk_cause(error: OSError) -> Cause:
+    """What a disk's error is called."""
+    return Cause.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Cause.DISK_FAILED
+
+
+def read_ranks(environ: Mapping[str, str] = ENVIRON) -> Ranks:
+    """RANK, LOCAL_RANK and WORLD_SIZE as torchrun sets them; one process alone is rank 0 of 1."""
+    try:
+        rank, local, world = (
+            int(environ.get(k, d)) for k, d in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
+        )
+    except ValueError as error:
+        raise UserError(f"RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers: {error}.") from None
+    if not 0 <= rank < world:
+        raise UserError(f"RANK={rank} does not lie within WORLD_SIZE={world}.")
+    return Ranks(rank, local, world)
+
+
+def choose_device(device_type: str) -> str:
+    """The device asked for, or the best there is when none was named."""
+    if device_type == "cpu":
+        return device_type
+    if device_type == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device-type cuda was asked for, but this torch sees no CUDA device; use --device-type cpu.")
+    if device_type == "mps":
+        raise UserError("--device-type mps: sums here need float64, which MPS does not have; use --device-type cpu.")
+    if device_type:
+        return device_type
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """The CPU's instruction set flags (empty where the system does not list them)."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    found = [line.split(":", 1)[1] for line in lines if line.lower().startswith(("flags", "features")) and ":" in line]
+    return frozenset(found[0].split()) if found else frozenset()
+
+
+def choose_dtype(device: str, environ: Mapping[str, str] = ENVIRON, flags: frozenset[str] | None = None) -> DtypeChoice:
+    """The compute dtype for this device: what NANOCHAT_DTYPE says, else what the device itself does well."""
+    wanted = environ.get("NANOCHAT_DTYPE", "")
+    if wanted and wanted not in DTYPES:
+        raise UserError(f"NANOCHAT_DTYPE={wanted} is not one of {', '.join(DTYPES)}.")
+    if wanted == "float16":
+        raise UserError(
+            "NANOCHAT_DTYPE=float16 is too coarse to train with; use float32, or bfloat16 where it is native."
+        )
+    if device == "cpu":
+        return _cpu_dtype(wanted, cpu_flags() if flags is None else flags)
+    if wanted:
+        return DtypeChoice(DTYPES[wanted], wanted, "set by NANOCHAT_DTYPE")
+    if device == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
+        return DtypeChoice(torch.bfloat16, "bfloat16", "this GPU multiplies bfloat16 natively")
+    return DtypeChoice(torch.float32, "float32", f"this {device} device has no native bfloat16")
+
+
+def check_matmul(device: str, matmul: str, flags: frozenset[str] | None = None) -> None:
+    """Refuse products in bfloat16 on a CPU that does not have them."""
+    if device == "cpu" and matmul == "bf16" and not (cpu_flags() if flags is None else flags) & set(BF16_CPU_FLAGS):
+        raise UserError(
+            f"--matmul bf16 would be many times slower than fp32 on this CPU, which has none of "
+            f"{', '.join(BF16_CPU_FLAGS)}; use fp32."
+        )
+
+
+def _cpu_dtype(wanted: str, flags: frozenset[str]) -> DtypeChoice:
+    native = [flag for flag in BF16_CPU_FLAGS if flag in flags]
+    if wanted == "bfloat16" and not native:
+        raise UserError(
+            "NANOCHAT_DTYPE=bfloat16 would be many times slower than float32 on this CPU, "
+            f"which has none of {', '.join(BF16_CPU_FLAGS)}; use float32."
+        )
+    if wanted:
+        by = f"set by NANOCHAT_DTYPE ({native[0]} present)" if wanted == "bfloat16" else "set by NANOCHAT_DTYPE"
+        return DtypeChoice(DTYPES[wanted], wanted, by)
+    why = f"{native[0]} is there, so --matmul bf16 is open to you" if native else "no native bfloat16"
+    return DtypeChoice(torch.float32, "float32", f"the device is a CPU; {why}")
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Bytes of memory that this process may use: the machine's, or its control group's if that is less."""
+    limits = []
+    try:
+        first = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()[0]
+        limits.append(int(first.split()[1]) * 1024)
+    except (OSError, ValueError, IndexError):
+        pass
+    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int((root / name).read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue
+    return min(limits) if limits else None
+
+
+def check_memory(needed: int, what: str, limit: int | None) -> None:
+    """Refuse a model that cannot fit before an hour is spent swapping (or the kernel ends it)."""
+    if limit is not None and needed > limit:
+        raise UserError(
+            f"{what} needs about {needed / 2**30:.1f} GiB for weights, gradients and optimizer, "
+            f"but this machine allows {limit / 2**30:.1f} GiB; lower --depth, --aspect-ratio or --device-batch-size.",
+            Cause.OOM,
+        )

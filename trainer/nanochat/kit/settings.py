@@ -1,0 +1,403 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every setting of a training run: one frozen dataclass, from which the command line is built.
+
+settings = parse(sys.argv[1:]) reads and checks; user_config(settings) is what a checkpoint's meta file keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+from nanochat.kit.common import UserError, checkpoint_dir
+from nanochat.rules import stages, ways
+
+Kind = TypeVar("Kind", bound="Settings")
+OfBase = TypeVar("OfBase", bound="BaseModelSettings")
+
+# Above these a figure is a slip of the keyboard, and working on would take all time or memory.
+LIMITS = {
+    "depth": 1024,
+    "aspect_ratio": 4096,
+    "head_dim": 8192,
+    "max_seq_len": 2**24,
+    "device_batch_size": 2**24,
+    "total_batch_size": 2**36,
+}
+MOST, LARGEST = 2**53, 1e30
+# Where each rank writes is its own affair; in all else the ranks of one job must agree.
+PER_RANK = ("run_dir", "conversations", "val_conversations", "base_checkpoints")
+
+
+def option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
+    """One setting: its default, its line in --help and, where they are few, its values."""
+    # Called in the body of the dataclass below, only through this function.
+    return dataclasses.field(default=default, metadata={"help": text, "choices": choices})  # pylint: disable=invalid-field-call
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The command line of scripts.base_train; a name's underscores are dashes there."""
+
+    script: ClassVar[str] = stages.BASE.script
+    purpose: ClassVar[str] = "Pretrain a nanochat model"
+
+    run: str = option("dummy", "name of the run, as trackers and metrics show it")
+    device_type: str = option(
+        "", "cpu or cuda; empty: cuda where there is one (mps is refused)", ("", "cpu", "cuda", "mps")
+    )
+    # Model
+    depth: int = option(20, "number of layers")
+    aspect_ratio: int = option(64, "width of the model = depth * aspect ratio, rounded up to whole heads")
+    head_dim: int = option(128, "width of one attention head")
+    max_seq_len: int = option(2048, "tokens in a row")
+    window_pattern: str = option("SSSL", "attention windows tiled over the layers: S a quarter of the row, L all of it")
+    # Horizon: the first that is given counts
+    num_iterations: int = option(-1, "optimizer steps; -1: from the two below")
+    target_flops: float = option(-1.0, "train for so many FLOPs; -1: from the ratio below")
+    target_param_data_ratio: float = option(12.0, "train for so many tokens a parameter")
+    # Optimization
+    device_batch_size: int = option(32, "rows in one forward and backward pass of one rank, at most")
+    total_batch_size: int = option(-1, "tokens in one optimizer step over all ranks; -1: from the scaling law")
+    embedding_lr: float = option(0.3, "learning rate of the embeddings (AdamW)")
+    unembedding_lr: float = option(0.008, "learning rate of the head (AdamW)")
+    weight_decay: float = option(0.28, "weight decay of the matrices (Muon)")
+    matrix_lr: float = option(0.02, "learning rate of the matrices (Muon)")
+    scalar_lr: float = option(0.5, "learning rate of the scalars (AdamW)")
+    warmup_steps: int = option(40, "steps of learning rate warm-up")
+    warmdown_ratio: float = option(0.65, "share of the steps in which the learning rate falls")
+    final_lr_frac: float = option(0.05, "learning rate at the end, as a share of the full one")
+    resume_from_step: int = option(-1, "resume from the checkpoint of this step")
+    # Evaluation, samples, checkpoints
+    eval_every: int = option(250, "steps between evaluations in bits per byte; 0 or -1: never")
+    eval_tokens: int = option(80 * 524288, "tokens in one evaluation")
+    core_metric_every: int = option(2000, "accepted for compatibility; CORE is not evaluated")
+    core_metric_max_per_task: int = option(500, "accepted for compatibility; CORE is not evaluated")
+    sample_every: int = option(2000, "steps between text samples; 0 or -1: never")
+    save_every: int = option(-1, "steps between checkpoints; 0 or -1: only at the end")
+    model_tag: str | None = option(None, "name of the checkpoint folder (default: d and the depth)")
+    # Ours
+    tracker: str = option("none", "where rank 0 sends its metrics besides the file", ("none", "mlflow", "wandb"))
+    tracker_uri: str = option("", "address of the tracking server (empty: the tracker's own default)")
+    sync: str = option(
+        "exact",
+        f"how gradients are averaged: {ways.TOLD}",
+        ways.NAMES,
+    )
+    local_steps: int = option(
+        0,
+        "for slow links: steps that each rank makes apart before all take the mean of their changes, but for the first tenth "
+        "and the last twentieth of the run, up to 100 and 50 steps; 0: together always",
+    )
+    local_overlap: int = option(
+        0,
+        "with --local-steps: steps that a rank goes on making while the mean of a meeting travels, where nothing needs all ranks "
+        "alike; 0: all wait for it",
+    )
+    head: str = option(
+        "auto",
+        "the head, where it is the largest matrix: whole (its gradient travels), shared (each rank has a part of the "
+        "vocabulary, and the hidden states travel), or auto (what sends fewer bytes a step)",
+        ("auto", "whole", "shared"),
+    )
+    head_shares: tuple[int, ...] = option(
+        (), 'parts of a shared head by rank, as in "3,1" for the faster of two (default: equal parts)'
+    )
+    matmul: str = option("auto", "matrix products: fp32, bf16, or auto (what the dtype says)", ("auto", "fp32", "bf16"))
+    rank_rows: tuple[int, ...] = option((), 'rows that each rank takes in a step, as in "6,2" (default: equal shares)')
+    rebalance: bool = option(
+        False, "share rows and head out again while training when ranks turn out to be faster or slower than thought"
+    )
+    run_dir: str = option("", "folder of metrics-rankN.jsonl and heartbeat-rankN.json (default: $NANOCHAT_BASE_DIR)")
+    timeout_seconds: float = option(300.0, "longest wait for another rank")
+    resume: bool = option(False, "resume from the newest checkpoint that any rank has, or start if there is none")
+    save_minutes: float = option(
+        -1.0, "also save after so many minutes without a checkpoint, unless --local-steps; -1: never"
+    )
+    save_on_loss: bool = option(
+        False, "when another rank is lost, save the last finished step with what this rank has of the optimizer"
+    )
+    keep_checkpoints: int = option(2, "checkpoints kept; older ones go when a newer one is whole; -1: all")
+
+    @property
+    def tag(self) -> str:
+        """The name of this model's checkpoint folder."""
+        return self.model_tag or f"d{self.depth}"
+
+
+@dataclasses.dataclass(frozen=True)
+class BaseModelSettings(Settings):
+    """What is said besides where a base model is there already."""
+
+    base_checkpoints: str = option("", "folder of the base model's checkpoints (default: base_checkpoints/TAG)")
+    model_step: int = option(-1, "step of the base model; -1: the newest")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSettings(BaseModelSettings):
+    """The command line of scripts.base_eval."""
+
+    script: ClassVar[str] = stages.EVAL.script
+    purpose: ClassVar[str] = "Evaluate a nanochat model in bits per byte"
+
+    num_iterations: int = option(1, "not used: nothing is trained")
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatSettings(BaseModelSettings):
+    """The command line of scripts.chat_sft: that of pretraining with other defaults, and what the fine-tuning is of."""
+
+    script: ClassVar[str] = stages.SFT.script
+    purpose: ClassVar[str] = "Fine-tune a nanochat model on conversations"
+
+    num_iterations: int = option(-1, "optimizer steps; -1: one epoch of the conversations")
+    weight_decay: float = option(0.0, "weight decay of the matrices (Muon)")
+    warmup_steps: int = option(0, "steps of learning rate warm-up")
+    warmdown_ratio: float = option(0.5, "share of the steps in which the learning rate falls")
+    final_lr_frac: float = option(0.0, "learning rate at the end, as a share of the full one")
+    conversations: str = option("", "file of conversations, a JSON list of role and content in each line")
+    val_conversations: str = option("", "the same, to evaluate on; empty: no evaluation")
+    load_optimizer: int = option(1, "begin with the momentum of the base model; 0: without")
+    init_lr_frac: float = option(0.8, "learning rate at the start, as a share of that of the pretraining")
+
+
+def parse(argv: Sequence[str]) -> Settings:
+    """The settings of a command line, checked as far as they can be before the data is seen."""
+    settings = _parsed(Settings, make_parser(), argv)
+    check(settings)
+    return settings
+
+
+Inherited = Callable[[Path, int], Mapping[str, Any]]
+
+
+def parse_chat(argv: Sequence[str], inherited: Inherited) -> ChatSettings:
+    """The settings of a fine-tuning; inherited: what base checkpoints say of those that were not given."""
+    settings = _of_base_model(ChatSettings, argv, inherited)
+    if not settings.conversations:
+        raise UserError(f"--conversations: name a file to learn from (python -m {settings.script} --help).")
+    if settings.init_lr_frac < 0:
+        refuse(settings, "init_lr_frac", "must not be negative")
+    if settings.load_optimizer not in (0, 1):
+        refuse(settings, "load_optimizer", "must be 0 or 1")
+    return settings
+
+
+def parse_eval(argv: Sequence[str], inherited: Inherited) -> EvalSettings:
+    """The same of an evaluation."""
+    return _of_base_model(EvalSettings, argv, inherited)
+
+
+def _of_base_model(kind: type[OfBase], argv: Sequence[str], inherited: Inherited) -> OfBase:
+    parser = make_parser(kind)
+    first = _parsed(kind, parser, argv)
+    folder = Path(first.base_checkpoints) if first.base_checkpoints else checkpoint_dir(first.tag)
+    parser.set_defaults(**inherited(folder, first.model_step))
+    settings = dataclasses.replace(_parsed(kind, parser, argv), base_checkpoints=str(folder))
+    check(settings)
+    if settings.total_batch_size == -1:
+        refuse(settings, "total_batch_size", "say how many tokens a step has, since no base checkpoint here does")
+    return settings
+
+
+def _parsed(kind: type[Kind], parser: argparse.ArgumentParser, argv: Sequence[str]) -> Kind:
+    values = vars(parser.parse_args(list(argv)))
+    for name, value in values.items():
+        # What argparse makes of --flag=--.
+        if isinstance(value, list):
+            raise UserError(f"{flag_of(name)}: needs a value (python -m {kind.script} --help lists every flag).")
+    return kind(**values)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is our one kind of user error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} ({self.prog} --help lists every flag).")
+
+
+def make_parser(kind: type[Settings] = Settings) -> argparse.ArgumentParser:
+    """The command line, one flag for each field."""
+    parser = _Parser(
+        prog=f"python -m {kind.script}",
+        description=f"{kind.purpose}, alone or under torchrun.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    readers: dict[str, Callable[[str], Any]] = {
+        "int": int,
+        "float": float,
+        "str": str,
+        "str | None": str,
+        "tuple[int, ...]": _by_rank,
+    }
+    for field in dataclasses.fields(kind):
+        flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"].replace("%", "%%")
+        if field.type == "bool":
+            parser.add_argument(flag, action="store_true", help=text)
+            continue
+        choices = field.metadata["choices"] or None
+        parser.add_argument(flag, type=readers[str(field.type)], default=field.default, choices=choices, help=text)
+    return parser
+
+
+def _by_rank(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a list of numbers by rank such as "6,2"') from None
+
+
+def flag_of(name: str) -> str:
+    """How a setting is spelled on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def refuse(settings: Settings, name: str, why: str) -> NoReturn:
+    """Refuse one setting by its flag and value."""
+    value = getattr(settings, name)
+    shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+    raise UserError(f"{flag_of(name)} {shown}: {why}.")
+
+
+def check(settings: Settings) -> None:
+    """Refuse what no machine and no data could make right."""
+    _check_numbers(settings)
+    _check_model(settings)
+    _check_head(settings)
+    if settings.num_iterations < 1 and settings.target_flops <= 0 and settings.target_param_data_ratio <= 0:
+        refuse(settings, "num_iterations", "nothing says how long to train; give a number of steps, FLOPs or a ratio")
+    if settings.total_batch_size == -1 and settings.target_param_data_ratio <= 0:
+        refuse(
+            settings, "target_param_data_ratio", "must be more than 0 where --total-batch-size is worked out from it"
+        )
+    if settings.local_steps and settings.sync in ways.WHOLE:
+        refuse(
+            settings,
+            "local_steps",
+            f"cannot go together with --sync {settings.sync}; take one of {', '.join(ways.WAYS)}",
+        )
+    if settings.local_overlap and settings.local_overlap >= settings.local_steps:
+        refuse(settings, "local_overlap", "must be less than --local-steps, from one meeting to the next")
+    if settings.rebalance and settings.local_steps:
+        refuse(
+            settings,
+            "local_steps",
+            "cannot go together with --rebalance, since ranks do not wait for each other in a step",
+        )
+    if settings.resume and settings.resume_from_step >= 0:
+        refuse(settings, "resume_from_step", "cannot go together with --resume, which finds the step by itself")
+    if settings.model_tag is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", settings.model_tag):
+        refuse(
+            settings, "model_tag", "is the name of a folder and takes letters, digits, dot, dash and underscore only"
+        )
+
+
+def _check_numbers(settings: Settings) -> None:
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            refuse(settings, field.name, "is not a finite number")
+        if isinstance(value, float) and abs(value) > LARGEST:
+            refuse(settings, field.name, f"is larger than {LARGEST:g}")
+        most = LIMITS.get(field.name, MOST)
+        if isinstance(value, int) and not isinstance(value, bool) and value > most:
+            refuse(settings, field.name, f"must be at most {most}")
+    for name in ("depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "eval_tokens"):
+        if getattr(settings, name) < 1:
+            refuse(settings, name, "must be at least 1")
+    for name in ("num_iterations", "total_batch_size", "keep_checkpoints"):
+        value = getattr(settings, name)
+        if value != -1 and value < 1:
+            refuse(settings, name, "must be at least 1, or -1")
+    for name in ("eval_every", "core_metric_every", "core_metric_max_per_task", "sample_every", "save_every"):
+        if getattr(settings, name) < -1:
+            refuse(settings, name, "must be at least 1, or 0 or -1 for never")
+    for name in (
+        "embedding_lr",
+        "unembedding_lr",
+        "weight_decay",
+        "matrix_lr",
+        "scalar_lr",
+        "warmup_steps",
+        "local_steps",
+        "local_overlap",
+    ):
+        if getattr(settings, name) < 0:
+            refuse(settings, name, "must not be negative")
+    for name in ("warmdown_ratio", "final_lr_frac"):
+        if not 0 <= getattr(settings, name) <= 1:
+            refuse(settings, name, "must lie between 0 and 1")
+    if settings.save_minutes != -1 and settings.save_minutes <= 0:
+        refuse(settings, "save_minutes", "must be more than 0, or -1")
+    if settings.timeout_seconds <= 0:
+        refuse(settings, "timeout_seconds", "must be more than 0")
+    if any(not 0 <= rows <= MOST for rows in settings.rank_rows):
+        refuse(settings, "rank_rows", "no rank can take fewer rows than none, or as many as that")
+
+
+def _check_model(settings: Settings) -> None:
+    if settings.head_dim % 2:
+        refuse(settings, "head_dim", "must be even, since rotary embeddings turn pairs")
+    heads = math.ceil(settings.depth * settings.aspect_ratio / settings.head_dim)
+    if heads * settings.head_dim < 24:
+        width = heads * settings.head_dim
+        refuse(settings, "depth", f"a model {width} wide does not fit: the smear gate alone reads 24 channels")
+    if not settings.window_pattern or set(settings.window_pattern.upper()) - set("SL"):
+        refuse(settings, "window_pattern", "takes the letters S and L only")
+
+
+def _check_head(settings: Settings) -> None:
+    if 0 in settings.rank_rows and (settings.head != "shared" or settings.local_steps):
+        refuse(settings, "rank_rows", "a rank without rows has work with --head shared only, and none in --local-steps")
+    if any(not 1 <= share <= MOST for share in settings.head_shares):
+        refuse(settings, "head_shares", "every rank must have a part of the vocabulary")
+    if settings.head_shares and settings.head == "whole":
+        refuse(settings, "head_shares", "says how to share out the head, but --head whole leaves it whole")
+    if settings.head == "shared" and settings.sync in ways.WHOLE:
+        refuse(settings, "head", f"cannot go together with --sync {settings.sync}, which sends every gradient whole")
+
+
+def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[int]:
+    """Rows that each rank takes in one optimizer step; refuses a batch that does not divide."""
+    length, micro = settings.max_seq_len, settings.device_batch_size
+    rows, rest = divmod(total_batch_size, length)
+    told = f"--total-batch-size {total_batch_size}"
+    if rest or rows < world:
+        raise UserError(f"{told}: is not a whole number of rows of --max-seq-len {length} for {world} rank(s).")
+    if settings.rank_rows:
+        return _given_shares(settings, rows, world)
+    if rows % (world * micro):
+        step = world * micro * length
+        raise UserError(
+            f"{told}: does not divide by {step} (--max-seq-len {length} * --device-batch-size {micro} * {world} rank(s)); "
+            f"the nearest that does is {max(1, round(total_batch_size / step)) * step}."
+        )
+    return [rows // world] * world
+
+
+def _given_shares(settings: Settings, rows: int, world: int) -> list[int]:
+    shares = list(settings.rank_rows)
+    if len(shares) != world:
+        refuse(settings, "rank_rows", f"names {len(shares)} rank(s), but this job has {world}")
+    if sum(shares) != rows:
+        want = f"a step of {rows * settings.max_seq_len} tokens has {rows} row(s)"
+        refuse(settings, "rank_rows", f"adds up to {sum(shares)} row(s), but {want}")
+    return shares
+
+
+def user_config(settings: Settings) -> dict[str, Any]:
+    """All settings by name, as a checkpoint's meta file and the metrics keep them."""
+    return dataclasses.asdict(settings)
+
+
+def shared_config(settings: Settings) -> dict[str, Any]:
+    """The settings in which all ranks must agree."""
+    return {name: value for name, value in user_config(settings).items() if name not in PER_RANK}

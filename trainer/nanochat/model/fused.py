@@ -1,0 +1,138 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The training pass: loss and gradients of one micro-batch at a time, written out by hand.
+
+    training = TrainingPass(model)
+    training.start_step(token_ids)                          # all ids of this step, of every rank
+    for ids, targets in micro_batches:
+        loss += training.forward_backward(ids, targets, scale, on_ready if it is the last else None)
+    training.gradients                                      # name -> tensor, see gradients.py
+
+`scale` is 1 / (targets of the whole step over all ranks): the losses and the gradients of all micro-batches and
+ranks are then simply summed.
+
+`on_ready(part, gradient)` is called during the last micro-batch as soon as a part of a gradient is complete, in the order
+of `training.ready_order`: the head first, block by block and before the gradient of what went into it, then the layers
+from the last to the first, the scalars and wte at the end.
+The dense tensors are the same objects in every step and may be summed in place, those of the tables too.
+
+matmul="bf16" makes the products of the linear layers from operands rounded to bfloat16; all else stays float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanochat.model.gpt import GPT
+from nanochat.model.gradients import HEAD, MATMUL_TYPES, WTE, unique_ids
+from nanochat.model.head import Head, HeadPart, WholeHead
+from nanochat.model.layers import LayerPass, OnReady, Shared, norm_backward_, norm_into
+from nanochat.rules.model_size import SMEAR_CHANNELS
+
+__all__ = ["MATMUL_TYPES", "OnReady", "TrainingPass", "unique_ids"]
+
+
+class TrainingPass:
+    """Buffers and gradients of the training of one model."""
+
+    def __init__(self, model: GPT, matmul: str = "fp32", shared_head: HeadPart | None = None) -> None:
+        self.model, self.shared_head = model, shared_head
+        self.shared = Shared(model, MATMUL_TYPES[matmul], without=(HEAD,) if shared_head else ())
+        self.step_gradients = self.shared.gradients
+        self.layers = [LayerPass(self.shared, model, layer) for layer in range(model.config.n_layer)]
+        whole = WholeHead(self.shared, model.lm_head.weight.detach(), model.config.vocab_size)
+        self.head: Head = shared_head or whole
+        self.h_factor = self.smear = torch.empty(0)
+
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        return self.step_gradients.tensors
+
+    @property
+    def ready_order(self) -> list[str]:
+        return self.step_gradients.ready_order
+
+    @property
+    def token_ids(self) -> Tensor:
+        return self.step_gradients.token_ids
+
+    @torch.no_grad()
+    def start_step(self, token_ids: Tensor) -> None:
+        """token_ids: sorted, unique, all ids of the coming step. The weights are those of the last step by now."""
+        self.step_gradients.start_step(token_ids)
+        resid, x0 = self.model.resid_lambdas.tolist(), self.model.x0_lambdas.tolist()
+        for layer, resid_lambda, x0_lambda in zip(self.layers, resid, x0, strict=True):
+            layer.refresh(resid_lambda, x0_lambda)
+        self.head.start_step()
+
+    @torch.no_grad()
+    def forward_backward(self, ids: Tensor, targets: Tensor, scale: float, on_ready: OnReady | None = None) -> Tensor:
+        """Add this micro-batch's gradients; the result is its share of the step's loss (scale * sum of losses)."""
+        self.shared.start_batch(ids, self.model.config.head_dim, on_ready)
+        self.head.start_pass()
+        backout_layer = self.layers[self.model.config.backout_layer]
+        x = start = backout = self._embed()
+        for layer in self.layers:
+            x = layer.forward(x, start)
+            if layer is backout_layer:
+                backout = x
+        loss, d, dbackout = self._head(x, backout, targets.flatten(), scale)
+        dstart = self.shared.buffers.get("dstart", *d.shape).zero_()
+        for layer in reversed(self.layers):
+            if layer is backout_layer:
+                d.add_(dbackout)
+            layer.backward(d, dstart)
+        self._lambdas_ready()
+        self._embed_backward(dstart.add_(d))
+        return loss
+
+    @torch.no_grad()
+    def join_pass(self, scale: float) -> None:
+        """A micro-batch of other ranks only: this one has no more rows, but its part of a head that is shared out."""
+        if self.shared_head is not None:
+            self.shared_head.start_pass()
+            self.shared_head.take_part(scale)
+
+    def _embed(self) -> Tensor:
+        """Normed embeddings, each with some of the one before."""
+        model, ids, get = self.model, self.shared.ids, self.shared.buffers.get
+        h = get("embedded", len(ids), model.config.n_embd)
+        self.h_factor = norm_into(torch.index_select(model.transformer.wte.weight, 0, ids), h)
+        h_BTC = h.unflatten(0, self.shared.batch)
+        self.smear = torch.sigmoid_(h_BTC[:, 1:, :SMEAR_CHANNELS] @ model.smear_gate.weight.t())
+        x = get("start", *h.shape).copy_(h)
+        x.unflatten(0, self.shared.batch)[:, 1:].addcmul_(h_BTC[:, :-1], self.smear * model.smear_lambda)
+        return x
+
+    def _embed_backward(self, dx: Tensor) -> None:
+        model, gradients, get = self.model, self.step_gradients, self.shared.buffers.get
+        h, dh = get("embedded", *dx.shape), get("dh", *dx.shape).copy_(dx)
+        dx_BTC, h_BTC, dh_BTC = (x.unflatten(0, self.shared.batch) for x in (dx, h, dh))
+        along = torch.linalg.vecdot(dx_BTC[:, 1:], h_BTC[:, :-1]).unsqueeze_(-1)
+        gradients.add("smear_lambda", (along * self.smear).sum(dtype=torch.float64))
+        dgate = along.mul_(model.smear_lambda).mul_(self.smear).mul_(1 - self.smear)
+        gradients.add("smear_gate.weight", (dgate * h_BTC[:, 1:, :SMEAR_CHANNELS]).sum((0, 1), dtype=torch.float64))
+        self.shared.ready("smear_lambda", "smear_gate.weight")
+        dh_BTC[:, :-1].addcmul_(dx_BTC[:, 1:], self.smear * model.smear_lambda)
+        dh_BTC[:, 1:, :SMEAR_CHANNELS].addcmul_(dgate, model.smear_gate.weight)
+        gradients.add_rows(WTE, self.shared.positions, norm_backward_(dh, h, self.h_factor))
+        self.shared.ready(WTE)
+
+    def _lambdas_ready(self) -> None:
+        dlambdas = torch.stack([layer.dlambdas for layer in self.layers])
+        for column, name in enumerate(("resid_lambdas", "x0_lambdas")):
+            self.gradients[name].copy_(dlambdas[:, column])
+            self.shared.ready(name)
+
+    def _head(self, x: Tensor, backout: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, and the gradients of x and of the backout."""
+        get, backout_lambda = self.shared.buffers.get, self.model.backout_lambda
+        y = get("y", *x.shape)
+        factor = norm_into(torch.addcmul(x, backout, backout_lambda, value=-1, out=get("z", *x.shape)), y)
+        loss, d = self.head.loss_and_gradient(y, targets, scale)
+        norm_backward_(d, y, factor)
+        self.step_gradients.add("backout_lambda", -torch.linalg.vecdot(d, backout).sum(dtype=torch.float64))
+        self.shared.ready("backout_lambda")
+        return loss, d, torch.mul(d, -backout_lambda, out=get("dbackout", *d.shape))

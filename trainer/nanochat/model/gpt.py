@@ -1,0 +1,293 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The model: its parameters, its sizes, and its forward pass for evaluation and generation.
+
+Training goes through nanochat/model/fused.py, which computes the same function with hand-written gradients.
+Shapes in names: B rows, T tokens, C = n_embd, H heads, D head_dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nanochat.model import ops
+from nanochat.model.attention import attend
+from nanochat.rules import model_size
+from nanochat.rules.model_size import GATE_CHANNELS, SMEAR_CHANNELS
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a checkpoint stores as model_config."""
+
+    sequence_len: int = 2048
+    vocab_size: int = 32768
+    n_layer: int = 12
+    n_head: int = 6
+    n_kv_head: int = 6
+    n_embd: int = 768
+    window_pattern: str = "SSSL"
+
+    @classmethod
+    def from_depth(
+        cls,
+        depth: int,
+        aspect_ratio: int = 64,
+        head_dim: int = 128,
+        sequence_len: int = 2048,
+        vocab_size: int = 32768,
+        window_pattern: str = "SSSL",
+    ) -> ModelConfig:
+        heads = model_size.heads(depth, aspect_ratio, head_dim)
+        return cls(sequence_len, vocab_size, depth, heads, heads, heads * head_dim, window_pattern)
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def kv_dim(self) -> int:
+        return self.n_kv_head * self.head_dim
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return model_size.padded(self.vocab_size)
+
+    @property
+    def backout_layer(self) -> int:
+        return self.n_layer // 2
+
+    def has_value_embeds(self, layer: int) -> bool:
+        return model_size.has_value_embeds(layer, self.n_layer)
+
+    def window(self, layer: int) -> int:
+        """How far back a query of this layer sees."""
+        return model_size.window(layer, self.n_layer, self.window_pattern, self.sequence_len)
+
+    def window_sizes(self) -> list[tuple[int, int]]:
+        """(keys before, keys after) for each layer."""
+        return [(self.window(layer), 0) for layer in range(self.n_layer)]
+
+
+class Weight(nn.Module):
+    """A matrix without a bias, left uninitialised: a linear layer or a table."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, columns))
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.c_q = Weight(config.n_embd, config.n_embd)
+        self.c_k = Weight(config.kv_dim, config.n_embd)
+        self.c_v = Weight(config.kv_dim, config.n_embd)
+        self.c_proj = Weight(config.n_embd, config.n_embd)
+        self.ve_gate = Weight(config.n_kv_head, GATE_CHANNELS) if config.has_value_embeds(layer) else None
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.c_fc = Weight(4 * config.n_embd, config.n_embd)
+        self.c_proj = Weight(config.n_embd, 4 * config.n_embd)
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attn = Attention(config, layer)
+        self.mlp = MLP(config)
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.wte = Weight(config.padded_vocab_size, config.n_embd)
+        self.h = nn.ModuleList([Block(config, layer) for layer in range(config.n_layer)])
+
+    def block(self, layer: int) -> Block:
+        block = self.h[layer]
+        assert isinstance(block, Block)
+        return block
+
+
+class KVCache:
+    """Keys and values of the tokens so far, for generation: `logits = model(ids, cache=cache)` appends ids.
+
+    One cache serves `rows` sequences of equal length of at most `capacity` tokens.
+    """
+
+    def __init__(self, model: GPT, rows: int, capacity: int) -> None:
+        config, device = model.config, model.lm_head.weight.device
+        shape = (config.n_layer, rows, capacity, config.n_kv_head, config.head_dim)
+        self.keys = torch.zeros(shape, device=device)
+        self.values = torch.zeros(shape, device=device)
+        self.capacity = capacity
+        self.length = 0
+        self.last_embedding: Tensor | None = None  # of the last token, before its smear
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep k, v [B, T, H, D] of the new tokens; give those of all tokens."""
+        end = self.length + k.size(1)
+        if end > self.capacity:
+            raise ValueError(f"the cache holds {self.capacity} tokens, {end} were to be kept")
+        self.keys[layer, :, self.length : end] = k
+        self.values[layer, :, self.length : end] = v
+        return self.keys[layer, :, :end], self.values[layer, :, :end]
+
+
+class GPT(nn.Module):
+    """Parameters as upstream names them. Uninitialised: call init_weights or load_state_dict."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.resid_lambdas = nn.Parameter(torch.empty(config.n_layer))
+        self.x0_lambdas = nn.Parameter(torch.empty(config.n_layer))
+        self.smear_lambda = nn.Parameter(torch.empty(1))
+        self.backout_lambda = nn.Parameter(torch.empty(1))
+        self.transformer = Transformer(config)
+        self.lm_head = Weight(config.padded_vocab_size, config.n_embd)
+        self.smear_gate = Weight(1, SMEAR_CHANNELS)
+        tables = {
+            str(layer): Weight(config.padded_vocab_size, config.kv_dim)
+            for layer in range(config.n_layer)
+            if config.has_value_embeds(layer)
+        }
+        self.value_embeds = nn.ModuleDict(tables)
+
+    def value_table(self, layer: int) -> Tensor:
+        table = self.value_embeds[str(layer)]
+        assert isinstance(table, Weight)
+        return table.weight
+
+    @torch.no_grad()
+    def init_weights(self, seed: int = 42) -> None:
+        """Fill every parameter; the same seed gives the same weights everywhere."""
+        generator = torch.Generator(device=self.lm_head.weight.device).manual_seed(seed)
+        bound = (3.0 / self.config.n_embd) ** 0.5
+
+        def uniform(weight: Tensor, low: float, high: float) -> None:
+            weight.uniform_(low, high, generator=generator)
+
+        self.transformer.wte.weight.normal_(0.0, 0.8, generator=generator)
+        self.lm_head.weight.normal_(0.0, 0.001, generator=generator)
+        for layer in range(self.config.n_layer):
+            block = self.transformer.block(layer)
+            for matrix in (block.attn.c_q, block.attn.c_k, block.attn.c_v):
+                uniform(matrix.weight, -bound, bound)
+            uniform(block.mlp.c_fc.weight, -0.4 * bound, 0.4 * bound)
+            block.attn.c_proj.weight.zero_()
+            block.mlp.c_proj.weight.zero_()
+        for table in self.value_embeds.parameters():
+            uniform(table, -bound, bound)
+        for layer in range(self.config.n_layer):
+            gate = self.transformer.block(layer).attn.ve_gate
+            if gate is not None:
+                uniform(gate.weight, 0.0, 0.02)
+        uniform(self.smear_gate.weight, 0.0, 0.02)
+        self._init_scalars()
+
+    def _init_scalars(self) -> None:
+        layers = self.config.n_layer
+        self.resid_lambdas.copy_(torch.linspace(1.15, 1.05, layers))
+        self.x0_lambdas.copy_(torch.linspace(0.20, 0.05, layers))
+        self.smear_lambda.fill_(0.0)
+        self.backout_lambda.fill_(0.2)
+
+    def parameter_counts(self) -> dict[str, int]:
+        matrices = sum(p.numel() for p in self.transformer.h.parameters())
+        counts = {
+            "wte": self.transformer.wte.weight.numel(),
+            "value_embeds": sum(p.numel() for p in self.value_embeds.parameters()),
+            "lm_head": self.lm_head.weight.numel(),
+            "transformer_matrices": matrices,
+        }
+        total = sum(p.numel() for p in self.parameters())
+        return {**counts, "scalars": total - sum(counts.values()), "total": total}
+
+    def flops_per_token(self) -> int:
+        config, counts = self.config, self.parameter_counts()
+        linear = counts["transformer_matrices"] + counts["lm_head"] + self.smear_gate.weight.numel()
+        seen = sum(min(config.window(layer), config.sequence_len) for layer in range(config.n_layer))
+        return 6 * linear + 12 * config.n_head * config.head_dim * seen
+
+    @torch.no_grad()
+    def forward(
+        self, ids: Tensor, targets: Tensor | None = None, reduction: str = "mean", cache: KVCache | None = None
+    ) -> Tensor:
+        """ids [B, T] -> logits [B, T, V]; with targets the loss: a mean, a "sum", or "none" ([B, T], 0 where ignored).
+
+        No gradients are kept: training is the matter of fused.TrainingPass.
+        """
+        x = self.hidden(ids, cache)
+        if targets is None:
+            return ops.logits(x, self.lm_head.weight, self.config.vocab_size)
+        losses = ops.token_losses(x.flatten(0, 1), self.lm_head.weight, self.config.vocab_size, targets.flatten())
+        if reduction == "none":
+            return losses.view_as(targets)
+        total = losses.sum()
+        return total if reduction == "sum" else total / (targets != ops.IGNORED).sum()
+
+    @torch.no_grad()
+    def hidden(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
+        """What the head sees: [B, T, C]."""
+        config = self.config
+        x = self._embed(ids, cache)
+        start = backout = x
+        for layer in range(config.n_layer):
+            x = self.resid_lambdas[layer] * x + self.x0_lambdas[layer] * start
+            x = self._layer(layer, x, ids, cache)
+            if layer == config.backout_layer:
+                backout = x
+        if cache is not None:
+            cache.length += ids.size(1)
+        return ops.norm(x - self.backout_lambda * backout)
+
+    def _embed(self, ids: Tensor, cache: KVCache | None) -> Tensor:
+        """Normed embeddings, each with some of the one before."""
+        x = ops.norm(self.transformer.wte.weight[ids])
+        before = torch.zeros_like(x)
+        before[:, 1:] = x[:, :-1]
+        if cache is not None:
+            if cache.last_embedding is not None:
+                before[:, 0] = cache.last_embedding
+            cache.last_embedding = x[:, -1].clone()
+        gate = torch.sigmoid(x[..., :SMEAR_CHANNELS] @ self.smear_gate.weight.t())
+        return x + self.smear_lambda * gate * before
+
+    def _layer(self, layer: int, x: Tensor, ids: Tensor, cache: KVCache | None) -> Tensor:
+        block = self.transformer.block(layer)
+        x = x + self._attention(layer, ops.norm(x), ids, cache)
+        hidden = torch.relu(ops.norm(x) @ block.mlp.c_fc.weight.t()).square()
+        return x + hidden @ block.mlp.c_proj.weight.t()
+
+    def _attention(self, layer: int, a: Tensor, ids: Tensor, cache: KVCache | None) -> Tensor:
+        attn, config = self.transformer.block(layer).attn, self.config
+        batch, tokens, width = a.shape
+        position = 0 if cache is None else cache.length
+        q = (a @ attn.c_q.weight.t()).view(batch, tokens, config.n_head, config.head_dim)
+        k = (a @ attn.c_k.weight.t()).view(batch, tokens, config.n_kv_head, config.head_dim)
+        v = (a @ attn.c_v.weight.t()).view(batch, tokens, config.n_kv_head, config.head_dim)
+        if attn.ve_gate is not None:
+            gate = 3 * torch.sigmoid(a[..., :GATE_CHANNELS] @ attn.ve_gate.weight.t())
+            v = v + gate.unsqueeze(-1) * self.value_table(layer)[ids].view_as(v)
+        cos, sin = ops.rotary_tables(position, tokens, config.head_dim, a.device)
+        q, k = ops.rotate_and_norm(q, cos, sin), ops.rotate_and_norm(k, cos, sin)
+        if cache is not None:
+            k, v = cache.append(layer, k, v)
+        y = attend(q, k, v, config.window(layer))
+        return y.reshape(batch, tokens, width) @ attn.c_proj.weight.t()
+
+
+def counted(config: ModelConfig) -> tuple[dict[str, int], int]:
+    """Parameter counts and FLOPs per token, without the memory."""
+    with torch.device("meta"):
+        model = GPT(config)
+    return model.parameter_counts(), model.flops_per_token()

@@ -1,0 +1,161 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The gradients of one step: where they lie, how they grow, and which are complete.
+
+A gradient is a tensor named like its parameter. All dense ones lie in `flat`, one after the other in `ready_order`;
+those of the embedding tables (wte and the value tables) hold rows only: row n belongs to table row `token_ids[n]`,
+and token_ids (sorted, unique) serves all tables. Ranks that started a step with the same token_ids can sum
+every gradient as it is.
+
+What becomes complete at once is a part: a whole gradient, or a block of rows of the head's, which is the largest by far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanochat.model.gpt import GPT
+
+WTE, HEAD = "transformer.wte.weight", "lm_head.weight"
+# Of a block of the head's gradient: enough that its product is made as fast as the whole one.
+BLOCK_BYTES = 2**22
+MATMUL_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the operands of products
+
+
+class Part(NamedTuple):
+    """Rows of the gradient of a parameter that are completed, and travel, together."""
+
+    name: str
+    start: int
+    stop: int
+    label: str  # what it is called in messages: the name, and the rows if they are not all
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+def is_table(name: str) -> bool:
+    """Whether the gradient of this parameter is rows."""
+    return name == WTE or name.startswith("value_embeds.")
+
+
+def unique_ids(batches: Sequence[Tensor]) -> Tensor:
+    """The token ids of a step's batches, each once, sorted."""
+    ids: Tensor = torch.unique(torch.cat([batch.flatten() for batch in batches]))
+    return ids
+
+
+def ready_order(model: GPT) -> list[str]:
+    """The names of all gradients, in the order in which the last micro-batch completes them."""
+    ordered = [HEAD, "backout_lambda"]
+    for layer in reversed(range(model.config.n_layer)):
+        block = f"transformer.h.{layer}"
+        ordered += [f"{block}.mlp.c_proj.weight", f"{block}.mlp.c_fc.weight", f"{block}.attn.c_proj.weight"]
+        ordered += [f"value_embeds.{layer}.weight", f"{block}.attn.ve_gate.weight"]
+        ordered += [f"{block}.attn.{part}.weight" for part in ("c_q", "c_k", "c_v")]
+    ordered += ["resid_lambdas", "x0_lambdas", "smear_lambda", "smear_gate.weight", WTE]
+    names = {name for name, dummy in model.named_parameters()}
+    return [name for name in ordered if name in names]
+
+
+def parts(name: str, shape: torch.Size) -> list[Part]:
+    """The head's gradient in blocks of rows, any other in one part."""
+    rows = shape[0]
+    size = max(1, BLOCK_BYTES // (4 * shape[1])) if name == HEAD else rows
+    if size >= rows:
+        return [Part(name, 0, rows, name)]
+    starts = range(0, rows, size)
+    return [Part(name, start, min(start + size, rows), f"{name} from row {start} on") for start in starts]
+
+
+def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
+    """out = a @ b, or out += that; a and b may be of a narrower type than out."""
+    if a.dtype != out.dtype:
+        result = torch.mm(a, b)
+        return out.add_(result) if add else out.copy_(result)
+    return torch.addmm(out, a, b, out=out) if add else torch.mm(a, b, out=out)
+
+
+class Gradients:
+    """Named gradients of one model, written again in every step and grown by each micro-batch."""
+
+    def __init__(self, model: GPT, without: Collection[str] = ()) -> None:
+        """without: parameters whose gradients are the matter of somebody else."""
+        self.ready_order = [name for name in ready_order(model) if name not in without]
+        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        device = model.lm_head.weight.device
+        self.parts = {name: parts(name, self._shapes[name]) for name in self.ready_order}
+        dense = [name for name in self.ready_order if not is_table(name)]
+        self.flat = torch.zeros(sum(self._shapes[name].numel() for name in dense), device=device)
+        self.token_ids = torch.empty(0, dtype=torch.int64, device=device)
+        self.tensors: dict[str, Tensor] = {}
+        self._starts: dict[str, int] = {}
+        self._rows: dict[str, Tensor] = {}
+        self._written: set[str] = set()  # labels of parts
+        start = 0
+        for name in dense:
+            size = self._shapes[name].numel()
+            self.tensors[name] = self.flat[start : start + size].view(self._shapes[name])
+            self._starts[name] = start
+            start += size
+
+    def start_step(self, token_ids: Tensor) -> None:
+        """Forget the last step; make room for the rows of token_ids."""
+        self._written.clear()
+        self.token_ids = token_ids
+        count = len(token_ids)
+        for name in filter(is_table, self.ready_order):
+            if name not in self._rows or len(self._rows[name]) < count:
+                self._rows[name] = torch.empty(count + count // 4, self._shapes[name][1], device=self.flat.device)
+            self.tensors[name] = self._rows[name][:count].zero_()
+
+    def of(self, part: Part) -> Tensor:
+        """The gradient of a part."""
+        return self.tensors[part.name][part.rows]
+
+    def positions(self, ids: Tensor) -> Tensor:
+        """Where the rows of these ids lie in the gradients of the tables."""
+        return torch.searchsorted(self.token_ids, ids.flatten())
+
+    def stacked(self, names: Sequence[str]) -> Tensor:
+        """Matrices that follow one another in `flat`, as one matrix."""
+        rows = sum(self._shapes[name][0] for name in names)
+        columns = self._shapes[names[0]][1]
+        start = self._starts[names[0]]
+        return self.flat[start : start + rows * columns].view(rows, columns)
+
+    def add_product(self, names: str | Sequence[str], a: Tensor, b: Tensor) -> None:
+        """Add a @ b to a gradient, or to several that follow one another."""
+        names = [names] if isinstance(names, str) else names
+        out = self.stacked(names) if len(names) > 1 else self.tensors[names[0]]
+        product(a, b, out, add=self._grown(names))
+
+    def add_head_product(self, part: Part, a: Tensor, b: Tensor) -> None:
+        """The same for the rows of a part of the head, of which a covers the real vocabulary only: the padding's
+        gradient stays zero."""
+        a = a[part.rows]
+        product(a, b, self.of(part)[: len(a)], add=self._grown([part.label]))
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add to a small gradient."""
+        target = self.tensors[name]
+        if self._grown([name]):
+            target.add_(value.view_as(target))
+        else:
+            target.copy_(value.view_as(target))
+
+    def add_rows(self, name: str, positions: Tensor, rows: Tensor) -> None:
+        """Add one row a token to the gradient of a table."""
+        self.tensors[name].index_add_(0, positions, rows)
+
+    def _grown(self, labels: Sequence[str]) -> bool:
+        """Whether these were written in this step before."""
+        known = labels[0] in self._written
+        self._written.update(labels)
+        return known

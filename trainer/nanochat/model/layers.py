@@ -1,0 +1,319 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The layers of the training pass: forward keeps what backward needs, and backward says which gradients are complete.
+
+Shapes in names: N = rows * tokens, C = n_embd, B rows, T tokens, M = rows * heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor
+
+from nanochat.model import ops
+from nanochat.model.attention import Triple, WindowAttention
+from nanochat.model.gpt import GPT, MLP
+from nanochat.model.gradients import Gradients, Part, product
+from nanochat.rules.model_size import GATE_CHANNELS
+
+OnReady = Callable[[Part, Tensor], None]
+
+
+class Buffers:
+    """Named tensors that keep their memory from step to step: fresh memory costs page faults."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._tensors: dict[str, Tensor] = {}
+
+    def get(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor with unknown contents, the same one as the last time if the shape is."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
+            tensor = self._tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
+        return tensor
+
+
+class Shared:
+    """What all layers of a pass have in common: the batch, the gradients, and buffers that no one keeps."""
+
+    def __init__(self, model: GPT, dtype: torch.dtype, without: Collection[str] = ()) -> None:
+        self.device = model.lm_head.weight.device
+        self.dtype = dtype  # of the operands of the large products
+        self.gradients = Gradients(model, without)
+        self.buffers = Buffers(self.device)
+        self.ids = self.positions = torch.empty(0)
+        self.batch = (0, 0)  # rows and tokens
+        self.rotary = (torch.empty(0), torch.empty(0))
+        self.on_ready: OnReady | None = None
+
+    def start_batch(self, ids: Tensor, head_dim: int, on_ready: OnReady | None) -> None:
+        self.on_ready = on_ready
+        self.batch, self.ids = (ids.size(0), ids.size(1)), ids.flatten()
+        self.positions = self.gradients.positions(ids)
+        if len(self.rotary[0]) != ids.size(1):
+            self.rotary = ops.rotary_tables(0, ids.size(1), head_dim, self.device)
+
+    def ready(self, *names: str) -> None:
+        """Say that these gradients are complete."""
+        for name in names:
+            for part in self.gradients.parts[name]:
+                self.part_ready(part)
+
+    def part_ready(self, part: Part) -> None:
+        if self.on_ready is not None:
+            self.on_ready(part, self.gradients.of(part))
+
+    def operand(self, x: Tensor, name: str, keep: Buffers | None = None) -> Tensor:
+        """x as the large products want it: itself, or rounded."""
+        if x.dtype == self.dtype:
+            return x
+        return (keep or self.buffers).get(name, *x.shape, dtype=self.dtype).copy_(x)
+
+
+def norm_into(x: Tensor, out: Tensor) -> Tensor:
+    """out = norm(x); gives the factors, one a row."""
+    factor = ops.norm_factor(x)
+    torch.mul(x, factor, out=out)
+    return factor
+
+
+def norm_backward_(dy: Tensor, y: Tensor, factor: Tensor, gain: float = 1.0) -> Tensor:
+    """The gradient of x in place of that of y = gain * norm(x); factor includes the gain."""
+    along = torch.linalg.vecdot(dy, y).unsqueeze_(-1).mul_(1 / (y.size(-1) * gain * gain))
+    return dy.sub_(y * along).mul_(factor)
+
+
+class MlpPass:
+    """u += c_proj(relu(c_fc(norm(u)))^2)."""
+
+    def __init__(self, shared: Shared, mlp: MLP, name: str) -> None:
+        self.shared, self.mlp = shared, mlp
+        self.fc_name, self.proj_name = f"{name}.c_fc.weight", f"{name}.c_proj.weight"
+        self.buffers = Buffers(shared.device)
+        self.normed = self.factor = self.operand = self.hidden = torch.empty(0)
+
+    def refresh(self) -> None:
+        """Take the weights as they are now."""
+        self.fc = self.shared.operand(self.mlp.c_fc.weight, "fc", self.buffers)
+        self.proj = self.shared.operand(self.mlp.c_proj.weight, "proj", self.buffers)
+
+    def forward(self, u: Tensor) -> None:
+        self.normed = self.buffers.get("normed", *u.shape)
+        self.factor = norm_into(u, self.normed)
+        self.operand = self.shared.operand(self.normed, "operand", self.buffers)
+        self.hidden = self.buffers.get("hidden", len(u), len(self.fc), dtype=self.operand.dtype)
+        torch.mm(self.operand, self.fc.t(), out=self.hidden).relu_()
+        product(self._square(), self.proj.t(), u, add=True)
+
+    def _square(self) -> Tensor:
+        """Made twice, rather than kept: it is the largest there is."""
+        square = self.shared.buffers.get("square", *self.hidden.shape, dtype=self.hidden.dtype)
+        return torch.mul(self.hidden, self.hidden, out=square)
+
+    def backward(self, d: Tensor) -> None:
+        """d, the gradient after it, becomes that before it."""
+        shared, get = self.shared, self.shared.buffers.get
+        d_operand = shared.operand(d, "d_operand")
+        shared.gradients.add_product(self.proj_name, d_operand.t(), self._square())
+        shared.ready(self.proj_name)
+        # The square's factor 2 is taken where there is least to multiply.
+        twice = torch.mul(d_operand, 2, out=get("twice", *d.shape, dtype=d_operand.dtype))
+        dhidden = get("square", *self.hidden.shape, dtype=self.hidden.dtype)
+        torch.mm(twice, self.proj, out=dhidden).mul_(self.hidden)
+        shared.gradients.add_product(self.fc_name, dhidden.t(), self.operand)
+        shared.ready(self.fc_name)
+        dnormed = product(dhidden, self.fc, get("dnormed", *d.shape))
+        d.add_(norm_backward_(dnormed, self.normed, self.factor))
+
+
+class AttentionPass:
+    """u += c_proj(attention(norm(u)))."""
+
+    def __init__(self, shared: Shared, model: GPT, layer: int) -> None:
+        self.shared, self.config = shared, model.config
+        self.attn = model.transformer.block(layer).attn
+        self.name, self.value_name = f"transformer.h.{layer}.attn", f"value_embeds.{layer}.weight"
+        self.qkv_names = [f"{self.name}.{part}.weight" for part in ("c_q", "c_k", "c_v")]
+        self.table = model.value_table(layer) if model.config.has_value_embeds(layer) else None
+        self.window = model.config.window(layer)
+        self.buffers = Buffers(shared.device)
+        self.scores: dict[int, WindowAttention] = {}  # by length of the sequences
+        # Both gains of q and k and the scale of the softmax: multiplied into q alone.
+        self.q_gain = ops.QK_SCALE**2 / math.sqrt(model.config.head_dim)
+        self.normed = self.factor = self.operand = self.out = torch.empty(0)
+        self.q_factor = self.k_factor = self.gate = self.values = torch.empty(0)
+
+    def refresh(self) -> None:
+        """Take the weights as they are now, those of q, k and v as one matrix."""
+        parts = [self.attn.c_q.weight, self.attn.c_k.weight, self.attn.c_v.weight]
+        shape = (sum(map(len, parts)), self.config.n_embd)
+        self.qkv_weight = self.buffers.get("qkv_weight", *shape, dtype=self.shared.dtype)
+        for target, part in zip(self._split(self.qkv_weight, 0), parts, strict=True):
+            target.copy_(part)
+        self.proj = self.shared.operand(self.attn.c_proj.weight, "proj", self.buffers)
+
+    def _split(self, qkv: Tensor, dim: int = 1) -> Triple:
+        q, k, v = qkv.split([self.config.n_embd, self.config.kv_dim, self.config.kv_dim], dim=dim)
+        return q, k, v
+
+    def _heads(self, x_NC: Tensor) -> Tensor:
+        """[N, heads * D] as [B, T, heads, D]."""
+        split: Tensor = x_NC.unflatten(1, (-1, self.config.head_dim)).unflatten(0, self.shared.batch)
+        return split
+
+    def _by_head(self, name: str, heads: int) -> Tensor:
+        """A buffer [B, heads, T, D], seen as [B, T, heads, D]."""
+        rows, tokens = self.shared.batch
+        return self.buffers.get(name, rows, heads, tokens, self.config.head_dim).transpose(1, 2)
+
+    def _qkv_by_head(self) -> Triple:
+        kv_heads = self.config.n_kv_head
+        return self._by_head("q", self.config.n_head), self._by_head("k", kv_heads), self._by_head("v", kv_heads)
+
+    def _grouped(self, x: Tensor) -> Tensor:
+        """[B, T, heads, D] as [M, T, D], the heads of k and v repeated for as many as q has."""
+        groups = self.config.n_head // x.size(2)
+        x = x.transpose(1, 2)
+        return (x.repeat_interleave(groups, dim=1) if groups > 1 else x).flatten(0, 1)
+
+    def _ungrouped(self, dx_MTD: Tensor, heads: int) -> Tensor:
+        """The gradient [M, T, D] as [B, T, heads, D]: what repeated heads got is summed."""
+        by_row: Tensor = dx_MTD.unflatten(0, (self.shared.batch[0], heads, -1))
+        return (by_row.sum(2) if by_row.size(2) > 1 else by_row[:, :, 0]).transpose(1, 2)
+
+    def forward(self, u: Tensor) -> None:
+        tokens = self.shared.batch[1]
+        self.normed = self.buffers.get("normed", *u.shape)
+        self.factor = norm_into(u, self.normed)
+        self.operand = self.shared.operand(self.normed, "operand", self.buffers)
+        qkv = product(self.operand, self.qkv_weight.t(), self.shared.buffers.get("qkv", len(u), len(self.qkv_weight)))
+        self._place_heads(*self._split(qkv))
+        if tokens not in self.scores:
+            self.scores[tokens] = WindowAttention(tokens, self.window, u.device)
+        q, k, v = map(self._grouped, self._qkv_by_head())
+        out = self._by_head("out", self.config.n_head)
+        self.scores[tokens].forward(q, k, v, self._grouped(out))
+        self.out = self.buffers.get("out_NC", *u.shape, dtype=self.shared.dtype)
+        self._heads(self.out).copy_(out)
+        product(self.out, self.proj.t(), u, add=True)
+
+    def _place_heads(self, q_NC: Tensor, k_NC: Tensor, v_NC: Tensor) -> None:
+        """From the products to what the scores are made of: gated, rotated, normed, by head."""
+        q, k, v = self._qkv_by_head()
+        self.q_factor = self._rotate(self._heads(q_NC), q, self.q_gain)
+        self.k_factor = self._rotate(self._heads(k_NC), k, 1.0)
+        self._add_values(v_NC)
+        v.copy_(self._heads(v_NC))
+
+    def _rotate(self, x: Tensor, out: Tensor, gain: float) -> Tensor:
+        """out = gain * norm(rotated x); gives the factors. Rotating does not change the norm."""
+        factor = ops.norm_factor(x).mul_(gain)
+        ops.rotate_into(x, *self.shared.rotary, out).mul_(factor)
+        return factor
+
+    def _rotate_backward(self, dy: Tensor, y: Tensor, factor: Tensor, gain: float, out: Tensor) -> None:
+        cos, sin = self.shared.rotary
+        ops.rotate_into(norm_backward_(dy, y, factor, gain), cos, -sin, out)
+
+    def _add_values(self, v: Tensor) -> None:
+        """v += 3 * sigmoid(gate) * value embedding, per kv head."""
+        if self.table is None or self.attn.ve_gate is None:
+            return
+        self.values = self._gathered(v)
+        self.gate = torch.sigmoid_(self.normed[:, :GATE_CHANNELS] @ self.attn.ve_gate.weight.t())
+        self._heads(v).addcmul_(self._heads(self.values), self._per_head(self.gate), value=3)
+
+    def _gathered(self, v: Tensor) -> Tensor:
+        assert self.table is not None
+        return torch.index_select(self.table, 0, self.shared.ids, out=self.buffers.get("values", *v.shape))
+
+    def _per_head(self, gate: Tensor) -> Tensor:
+        """[N, KV] as [B, T, KV, 1]."""
+        per_head: Tensor = gate.unflatten(0, self.shared.batch).unsqueeze(-1)
+        return per_head
+
+    def backward(self, d: Tensor) -> None:
+        """d, the gradient after it, becomes that before it."""
+        shared, get = self.shared, self.shared.buffers.get
+        d_operand = shared.operand(d, "d_operand")
+        shared.gradients.add_product(f"{self.name}.c_proj.weight", d_operand.t(), self.out)
+        shared.ready(f"{self.name}.c_proj.weight")
+        dout = product(d_operand, self.proj, get("dout", *d.shape))
+        dqkv = self._scores_backward(dout)
+        dqkv_operand = shared.operand(dqkv, "dqkv_operand")
+        dnormed = product(dqkv_operand, self.qkv_weight, get("dnormed", *d.shape))
+        self._values_backward(self._split(dqkv)[2], dnormed)
+        shared.gradients.add_product(self.qkv_names, dqkv_operand.t(), self.operand)
+        shared.ready(*self.qkv_names)
+        d.add_(norm_backward_(dnormed, self.normed, self.factor))
+
+    def _scores_backward(self, dout_NC: Tensor) -> Tensor:
+        """The gradients of the products q, k, v, side by side."""
+        config, get = self.config, self.shared.buffers.get
+        q, k, v = self._qkv_by_head()
+        qkv_MTD = self._grouped(q), self._grouped(k), self._grouped(v)
+        dout = self._by_head("out", config.n_head).copy_(self._heads(dout_NC))
+        dq, dk, dv = (get(f"d{name}", *x.shape) for name, x in zip("qkv", qkv_MTD, strict=True))
+        self.scores[self.shared.batch[1]].backward(self._grouped(dout), qkv_MTD, (dq, dk, dv))
+        dqkv = get("qkv", len(dout_NC), len(self.qkv_weight))
+        q_out, k_out, v_out = map(self._heads, self._split(dqkv))
+        self._rotate_backward(self._ungrouped(dq, config.n_head), q, self.q_factor, self.q_gain, q_out)
+        self._rotate_backward(self._ungrouped(dk, config.n_kv_head), k, self.k_factor, 1.0, k_out)
+        v_out.copy_(self._ungrouped(dv, config.n_kv_head))
+        return dqkv
+
+    def _values_backward(self, dv: Tensor, dnormed: Tensor) -> None:
+        """The gradients of the value embeddings and of the gate, and the gate's share of dnormed."""
+        if self.attn.ve_gate is None:
+            return
+        shared, gate_name = self.shared, f"{self.name}.ve_gate.weight"
+        dvalues = self._heads(dv) * self._per_head(self.gate).mul(3)
+        shared.gradients.add_rows(self.value_name, shared.positions, dvalues.flatten(2).flatten(0, 1))
+        shared.ready(self.value_name)
+        dgate = torch.linalg.vecdot(self._heads(dv), self._heads(self.values)).flatten(0, 1)
+        dgate.mul_(self.gate).mul_(1 - self.gate).mul_(3)
+        shared.gradients.add_product(gate_name, dgate.t(), self.normed[:, :GATE_CHANNELS])
+        shared.ready(gate_name)
+        dnormed[:, :GATE_CHANNELS].addmm_(dgate, self.attn.ve_gate.weight)
+
+
+class LayerPass:
+    """u = resid * x + x0 * start, then attention and MLP."""
+
+    def __init__(self, shared: Shared, model: GPT, layer: int) -> None:
+        self.attention = AttentionPass(shared, model, layer)
+        self.mlp = MlpPass(shared, model.transformer.block(layer).mlp, f"transformer.h.{layer}.mlp")
+        self.buffers = Buffers(shared.device)
+        self.x = self.start = torch.empty(0)
+        self.resid = self.x0 = 0.0
+        self.dlambdas = torch.zeros(2, device=shared.device)  # of resid and x0
+
+    def refresh(self, resid: float, x0: float) -> None:
+        """Begin a step with the weights and lambdas as they are now."""
+        self.resid, self.x0 = resid, x0
+        self.dlambdas.zero_()
+        self.attention.refresh()
+        self.mlp.refresh()
+
+    def forward(self, x_NC: Tensor, start_NC: Tensor) -> Tensor:
+        """The residual stream after this layer."""
+        self.x, self.start = x_NC, start_NC
+        u = self.buffers.get("u", *x_NC.shape)
+        torch.mul(x_NC, self.resid, out=u).add_(start_NC, alpha=self.x0)
+        self.attention.forward(u)
+        self.mlp.forward(u)
+        return u
+
+    def backward(self, d_NC: Tensor, dstart_NC: Tensor) -> None:
+        """d, the gradient after this layer, becomes that before it; dstart grows."""
+        self.mlp.backward(d_NC)
+        self.attention.backward(d_NC)
+        self.dlambdas[0] += torch.linalg.vecdot(d_NC, self.x).sum(dtype=torch.float64)
+        self.dlambdas[1] += torch.linalg.vecdot(d_NC, self.start).sum(dtype=torch.float64)
+        dstart_NC.add_(d_NC, alpha=self.x0)
+        d_NC.mul_(self.resid)

@@ -1,0 +1,99 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How float32 matrix products are made on this CPU, by MKL or by oneDNN, whichever is accurate and faster;
+and what becomes of freed memory.
+
+`setup()` decides once per process and sets the global switches; importing this file changes nothing. The two round
+differently, and on a busy machine either may win, so a checkpoint says which it was and `keep()` goes on with that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+
+from nanochat.model import ops
+
+ROUTES = {"mkl": "none", "onednn": "bf16"}  # torch's names of the two
+WORST_ERROR = 5e-6  # of 1, against float64; rounding to bf16 somewhere gives 1e-3
+TRIAL_SHAPE = (512, 256, 1024)
+MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_MAX = -1, -4  # from malloc.h
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One route measured."""
+
+    route: str
+    error: float
+    seconds: float
+
+
+def select_route(route: str) -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = ROUTES[route]  # type: ignore[attr-defined]
+
+
+def try_route(route: str) -> Trial:
+    """The worst relative error of a product, with and without the tanh in it, and the best of its times."""
+    rows, inner, columns = TRIAL_SHAPE
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(rows, inner, generator=generator) / math.sqrt(inner)
+    b = torch.randn(columns, inner, generator=generator)
+    exact = a.double() @ b.double().t()
+    select_route(route)
+    seconds = []
+    for dummy in range(8):
+        start = time.perf_counter()
+        product = a @ b.t()
+        seconds.append(time.perf_counter() - start)
+    errors = (product - exact).abs().max() / exact.abs().max(), (ops.tanh_product(a, b) - exact.tanh()).abs().max()
+    return Trial(route, float(max(errors)), min(seconds))
+
+
+def choose(trials: list[Trial]) -> Trial:
+    """The fastest of the accurate ones; MKL where none is."""
+    accurate = [trial for trial in trials if trial.error <= WORST_ERROR]
+    return min(accurate, key=lambda trial: trial.seconds) if accurate else trials[0]
+
+
+def route() -> str:
+    """The one that applies."""
+    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    return next((name for name, value in ROUTES.items() if value == precision), "mkl")
+
+
+def keep(wanted: str) -> bool:
+    """Take the route of a checkpoint, so that the bits go on as they would have, if it is accurate here, too."""
+    before = route()
+    if wanted == before or wanted not in ROUTES or not torch.backends.mkldnn.is_available():
+        return wanted == before
+    accurate = try_route(wanted).error <= WORST_ERROR
+    select_route(wanted if accurate else before)
+    return accurate
+
+
+def keep_freed_memory() -> bool:
+    """Have glibc keep what was freed instead of giving it back and taking it again: fresh pages cost a fault each.
+
+    GLIBC_TUNABLES can say the same before the start; where there is no glibc nothing happens.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    return bool(mallopt(MALLOPT_MMAP_MAX, 0) and mallopt(MALLOPT_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def setup() -> Trial:
+    """Keep freed memory; measure both routes and take the better one for the rest of the process."""
+    keep_freed_memory()
+    if not torch.backends.mkldnn.is_available():
+        return Trial("mkl", 0.0, 0.0)
+    best = choose([try_route(route) for route in ROUTES])
+    select_route(best.route)
+    return best

@@ -1,0 +1,440 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""AdamW for embeddings, head and scalars, Muon for the matrices of the layers.
+
+One rank on its own:
+
+    optimizer.prepare(token_ids)                # before the forward pass: the rows that it reads are made current
+    optimizer.step(gradients, token_ids, schedule)
+    optimizer.catch_up()                        # before evaluating or saving: all rows are made current
+
+Several ranks take a step apart, in any order once `start_step` was called, so that it overlaps with communication:
+
+    optimizer.start_step(schedule)
+    optimizer.update(name, gradient, token_ids) # AdamW; every rank, for all of every name in adamw_names
+    directions = optimizer.directions({name: gradient})     # Muon; the owner of a matrix computes its direction
+    optimizer.apply(name, direction)            # every rank, with the same bits of the direction
+
+The rows of an embedding table that a step does not touch have a zero gradient, but AdamW still decays them and moves
+them by their momentum. Those updates are made later, when the row is read or its turn comes (each row has one every
+REFRESH_STEPS steps), by the same kernel with the same numbers: the bits are those of a dense optimizer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat.model.gpt import GPT
+from nanochat.model.gradients import HEAD, MATMUL_TYPES, is_table
+from nanochat.rules.schedule import StepSchedule
+
+EPSILON = 1e-10
+FIXED_LR = 0.2  # of smear and backout, whatever the batch
+SECOND_MOMENT_BETA = 0.9
+REFRESH_STEPS = 32
+CATCH_UP_ROWS = 1024  # so few that they stay in the cache
+ALL_ROWS = slice(None)
+VECTOR = 16  # elements the AdamW kernel takes at once; a row that does not divide by it is never left behind
+ELONGATED = 2  # from this ratio of the sides on, Gram matrices are cheaper
+BATCH_ELEMENTS = 2**23  # of the matrices that go through Muon at once
+PolarCoefficients = Sequence[tuple[float, float, float]]
+POLAR_COEFFICIENTS: PolarCoefficients = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+@dataclass(frozen=True)
+class AdamWGroup:
+    """The constants of one parameter under AdamW."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """As given on the command line, times the batch scale."""
+
+    embedding: float = 0.3
+    unembedding: float = 0.008
+    matrix: float = 0.02
+    scalar: float = 0.5
+
+    def scaled(self, factor: float) -> LearningRates:
+        return LearningRates(
+            self.embedding * factor, self.unembedding * factor, self.matrix * factor, self.scalar * factor
+        )
+
+
+def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWGroup]:
+    """The AdamW constants by parameter name, in upstream's order; what is missing here belongs to Muon."""
+    width_scale = math.sqrt(768 / model.config.n_embd)
+    groups = {
+        "lm_head.weight": AdamWGroup(rates.unembedding * width_scale, 0.8, 0.96, 0.01),
+        "transformer.wte.weight": AdamWGroup(rates.embedding * width_scale, 0.8, 0.995, 0.001),
+    }
+    for layer in model.value_embeds:
+        groups[f"value_embeds.{layer}.weight"] = AdamWGroup(rates.embedding * width_scale / 2, 0.8, 0.995, 0.01)
+    groups["resid_lambdas"] = AdamWGroup(rates.scalar * 0.01, 0.8, 0.95, 0.05)
+    groups["x0_lambdas"] = AdamWGroup(rates.scalar, 0.96, 0.95, 0.0)
+    for name in ("smear_gate.weight", "smear_lambda", "backout_lambda"):
+        groups[name] = AdamWGroup(FIXED_LR, 0.8, 0.95, 0.0)
+    return groups
+
+
+def adamw_kernel(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: AdamWGroup, multiplier: float, step: int) -> None:
+    """One AdamW update in place; step counts from 1."""
+    torch._fused_adamw_(
+        [p], [g], [m], [v], [], [torch.tensor(float(step), device=p.device)],
+        lr=group.lr * multiplier, beta1=group.beta1, beta2=group.beta2, weight_decay=group.weight_decay,
+        eps=EPSILON, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+class DenseAdamW:
+    """AdamW of one parameter, or of some of its rows: all of that in every step, at once or in blocks of rows."""
+
+    def __init__(self, parameter: Tensor, group: AdamWGroup, part: slice = ALL_ROWS) -> None:
+        self.parameter, self.group, self.part = parameter[part], group, part
+        self.m, self.v = torch.zeros_like(self.parameter), torch.zeros_like(self.parameter)
+
+    def update(self, gradient: Tensor, multiplier: float, step: int, rows: slice = ALL_ROWS) -> None:
+        adamw_kernel(self.parameter[rows], gradient, self.m[rows], self.v[rows], self.group, multiplier, step)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"exp_avg": self.m, "exp_avg_sq": self.v}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """The state of the whole parameter."""
+        self.m.copy_(state["exp_avg"][self.part])
+        self.v.copy_(state["exp_avg_sq"][self.part])
+
+    def keep_in(self, name: str, place: Tensor) -> None:
+        """Go on with a copy of the state that lies elsewhere; name: as state_dict has it."""
+        if name == "exp_avg":
+            self.m = place
+        else:
+            self.v = place
+
+    def keep_apart(self) -> None:
+        """Let go of memory that is larger than the state in it."""
+        self.m, self.v = (t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for t in (self.m, self.v))
+
+
+class RowAdamW:
+    """AdamW of one table. Rows without a gradient fall behind and are advanced later, with the same result."""
+
+    def __init__(self, parameter: Tensor, group: AdamWGroup) -> None:
+        self.parameter, self.group = parameter, group
+        self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        # The step that a row's state belongs to.
+        self.current = torch.zeros(len(parameter), dtype=torch.int32, device=parameter.device)
+        lazy = parameter.size(1) % VECTOR == 0
+        self.turn_length = -(-len(parameter) // REFRESH_STEPS) if lazy else len(parameter)
+
+    def rows_in_turn(self, step: int) -> Tensor:
+        turns = -(-len(self.parameter) // self.turn_length)
+        start = step % turns * self.turn_length
+        end = min(start + self.turn_length, len(self.parameter))
+        return torch.arange(start, end, device=self.parameter.device)
+
+    def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
+        """The step `step` of the given rows, which are current to the one before."""
+        p, m, v = (table.index_select(0, rows) for table in (self.parameter, self.m, self.v))
+        adamw_kernel(p, gradient, m, v, self.group, multiplier, step)
+        self._store(rows, p, m, v, step)
+
+    def advance(self, rows: Tensor, history: Mapping[int, float], step: int) -> None:
+        """Make the updates without a gradient that the rows still lack, up to `step`."""
+        behind = self.current[rows]
+        order = torch.argsort(behind, stable=True)
+        order = order[: int((behind < step).sum())]
+        if len(order) == 0:
+            return
+        rows, behind = rows[order], behind[order]
+        p, m, v = (table.index_select(0, rows) for table in (self.parameter, self.m, self.v))
+        self._make_up(p, m, v, behind, history, step)
+        self._store(rows, p, m, v, step)
+
+    def _make_up(
+        self, p: Tensor, m: Tensor, v: Tensor, behind: Tensor, history: Mapping[int, float], step: int
+    ) -> None:
+        """The updates without a gradient from the steps that rows are at, in rising order, to `step`."""
+        zero = torch.zeros_like(p)
+        missed = range(int(behind[0]) + 1, step + 1)
+        counts = torch.searchsorted(behind, torch.tensor(missed, dtype=torch.int32, device=behind.device)).tolist()
+        for number, count in zip(missed, counts, strict=True):
+            adamw_kernel(p[:count], zero[:count], m[:count], v[:count], self.group, history[number], number)
+
+    def decayed(self, p: Tensor, behind: Tensor, history: Mapping[int, float], step: int) -> Tensor:
+        """What rows without momentum that were p at the given steps, in rising order, are at `step` if left alone."""
+        p = p.clone()
+        self._make_up(p, torch.zeros_like(p), torch.zeros_like(p), behind, history, step)
+        return p
+
+    def pay_out(self, rows: Tensor, multiplier: float, step: int) -> None:
+        """Make at once what the momentum of rows that are current would still do to them, and leave none."""
+        m, v = self.m.index_select(0, rows), self.v.index_select(0, rows)
+        beta1, beta2 = self.group.beta1, self.group.beta2
+        tail = self.group.lr * multiplier * beta1 / (1 - beta1) / (1 - beta1**step)
+        change = m.mul_(tail).div_(v.div_(1 - beta2**step).sqrt_().add_(EPSILON))
+        self.parameter.index_add_(0, rows, change.neg_())
+        self.m.index_fill_(0, rows, 0.0)
+
+    def _store(self, rows: Tensor, p: Tensor, m: Tensor, v: Tensor, step: int) -> None:
+        for table, values in ((self.parameter, p), (self.m, m), (self.v, v)):
+            table.index_copy_(0, rows, values)
+        self.current[rows] = step
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Of rows that are all current."""
+        return {"exp_avg": self.m, "exp_avg_sq": self.v}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
+        self.m.copy_(state["exp_avg"])
+        self.v.copy_(state["exp_avg_sq"])
+        self.current.fill_(step)
+
+
+class Muon:
+    """Muon of the matrices of the layers. State exists only for matrices whose direction was computed here.
+
+    Matrices of one shape go through the products together. dtype is that of the products' operands.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], lr: float, dtype: torch.dtype = torch.float32) -> None:
+        self.parameters, self.lr, self.dtype = dict(parameters), lr, dtype
+        self.momentum: dict[str, Tensor] = {}
+        self.second: dict[str, Tensor] = {}
+
+    def directions(self, gradients: Mapping[str, Tensor], momentum: float) -> dict[str, Tensor]:
+        """The update directions of the given matrices, before learning rate and decay."""
+        result: dict[str, Tensor] = {}
+        for names in batches_by_shape(gradients):
+            g_KRC = torch.stack([self._nesterov(name, gradients[name], momentum) for name in names])
+            equilibrate_(g_KRC)
+            g_KRC = orthogonalized(g_KRC, self.dtype)
+            self._reduce_variance_(names, g_KRC)
+            result.update(zip(names, g_KRC, strict=True))
+        return result
+
+    def _nesterov(self, name: str, gradient: Tensor, momentum: float) -> Tensor:
+        m = self.momentum.get(name)
+        if m is None:
+            m = self.momentum[name] = torch.zeros_like(gradient)
+        m.lerp_(gradient, 1 - momentum)
+        return gradient.lerp(m, momentum)
+
+    def _reduce_variance_(self, names: list[str], g_KRC: Tensor) -> None:
+        """Scale each line by its own size over time, and the whole back to the norm that it had."""
+        axis = 2 if g_KRC.size(1) >= g_KRC.size(2) else 1
+        before = frobenius(g_KRC)
+        lines = torch.linalg.vector_norm(g_KRC, dim=axis, keepdim=True).square_().div_(g_KRC.size(axis))
+        for name, line in zip(names, lines, strict=True):
+            s = self.second.get(name)
+            if s is None:
+                s = self.second[name] = torch.zeros_like(line)
+            line.copy_(s.lerp_(line, 1 - SECOND_MOMENT_BETA))
+        g_KRC.mul_(lines.clamp_min_(1e-10).rsqrt_())
+        g_KRC.mul_(before / frobenius(g_KRC).clamp_min_(1e-10))
+
+    def apply(self, name: str, direction: Tensor, multiplier: float, weight_decay: float) -> None:
+        """p -= lr*g, and lr*wd*p where that points the same way; each operation rounds once, so all CPUs agree."""
+        p = self.parameters[name]
+        rows, columns = p.shape
+        lr = self.lr * multiplier * math.sqrt(max(1.0, rows / columns))
+        decay = (p * direction).ge_(0).mul_(p).mul_(lr * weight_decay)
+        p.sub_(direction * lr).sub_(decay)
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        return {
+            name: {"momentum_buffer": m, "second_momentum_buffer": self.second[name]}
+            for name, m in self.momentum.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.momentum = {n: self._own(n, s["momentum_buffer"]) for n, s in state.items()}
+        self.second = {n: self._own(n, s["second_momentum_buffer"]) for n, s in state.items()}
+
+    def _own(self, name: str, loaded: Tensor) -> Tensor:
+        """A copy where the parameter is: a checkpoint is read into the memory of the CPU."""
+        return loaded.to(self.parameters[name].device, copy=True)
+
+
+def batches_by_shape(matrices: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names in groups of one shape, none larger than what is worth holding at once."""
+    groups: dict[torch.Size, list[str]] = {}
+    for name, matrix in matrices.items():
+        groups.setdefault(matrix.shape, []).append(name)
+    batches = []
+    for shape, names in groups.items():
+        size = max(1, BATCH_ELEMENTS // shape.numel())
+        batches += [names[start : start + size] for start in range(0, len(names), size)]
+    return batches
+
+
+def frobenius(g_KRC: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(g_KRC, dim=(1, 2), keepdim=True)
+    return norms
+
+
+def equilibrate_(g_KRC: Tensor) -> None:
+    """Scale every row to the same norm, each matrix to the one that it had."""
+    row_norm = torch.linalg.vector_norm(g_KRC, dim=2, keepdim=True).clamp_min_(1e-6)
+    g_KRC.mul_(frobenius(g_KRC) / math.sqrt(g_KRC.size(1)) / row_norm)
+
+
+def orthogonalized(g_KRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Five polynomial steps towards the nearest orthogonal matrices, of Frobenius norm sqrt(min(R, C))."""
+    rows, columns = g_KRC.shape[1:]
+    x = g_KRC.div_(frobenius(g_KRC).mul_(1.01).add_(1e-6)).to(dtype)
+    if max(rows, columns) < ELONGATED * min(rows, columns):
+        x = polar_steps(x, POLAR_COEFFICIENTS)
+    else:
+        # The first step is applied before the rest is worked out: errors of a Gram matrix grow from step to step.
+        for coefficients in (POLAR_COEFFICIENTS[:2], POLAR_COEFFICIENTS[2:]):
+            q = gram_steps(gram(x), coefficients)
+            x = torch.bmm(x, q) if rows > columns else torch.bmm(q, x)
+    x = x.float()
+    return x.mul_(math.sqrt(min(rows, columns)) / frobenius(x).clamp_min_(1e-10))
+
+
+def gram(x: Tensor) -> Tensor:
+    """The smaller one of X X' and X' X."""
+    return torch.bmm(x.mT, x) if x.size(1) > x.size(2) else torch.bmm(x, x.mT)
+
+
+def polar_steps(x: Tensor, coefficients: PolarCoefficients) -> Tensor:
+    """X = a X + (b A + c A A) X with A = X X', for each (a, b, c)."""
+    tall = x.size(1) > x.size(2)
+    for a, b, c in coefficients:
+        g = gram(x)
+        q = torch.baddbmm(g, g, g, beta=b, alpha=c)
+        x = torch.baddbmm(x, x, q, beta=a) if tall else torch.baddbmm(x, q, x, beta=a)
+    return x
+
+
+def gram_steps(g: Tensor, coefficients: PolarCoefficients) -> Tensor:
+    """What to multiply X with for the same steps, from its Gram matrix alone: cheaper where X is elongated."""
+    total: Tensor | None = None
+    for number, (a, b, c) in enumerate(coefficients, start=1):
+        q = torch.baddbmm(g, g, g, beta=b, alpha=c)
+        q.diagonal(dim1=1, dim2=2).add_(a)
+        total = q if total is None else torch.bmm(total, q)
+        if number < len(coefficients):
+            g = torch.bmm(q, torch.bmm(g, q))
+    assert total is not None
+    return total
+
+
+class Optimizer:
+    """All groups of one model. `steps` counts the steps that were made."""
+
+    def __init__(self, model: GPT, rates: LearningRates, matmul: str = "fp32", head_rows: slice = ALL_ROWS) -> None:
+        """matmul: as TrainingPass has it, here of the products that Muon makes; head_rows: those of a shared-out head
+        that are updated here."""
+        parameters = self.parameters = {name: p.detach() for name, p in model.named_parameters()}
+        groups = adamw_groups(model, rates)
+        self.adamw_names = list(groups)
+        self.matrix_names = [name for name in parameters if name not in groups]
+        self.tables = {n: RowAdamW(parameters[n], g) for n, g in groups.items() if is_table(n)}
+        parts = {HEAD: head_rows}
+        self.dense = {
+            n: DenseAdamW(parameters[n], g, parts.get(n, ALL_ROWS)) for n, g in groups.items() if not is_table(n)
+        }
+        self.muon = Muon({n: parameters[n] for n in self.matrix_names}, rates.matrix, MATMUL_TYPES[matmul])
+        self.steps = 0
+        self.schedule = StepSchedule(1.0, 0.0, 0.0)
+        self.history: dict[int, float] = {}  # lr multiplier of the last REFRESH_STEPS steps
+
+    @torch.no_grad()
+    def prepare(self, token_ids: Tensor) -> None:
+        """Make the rows that the coming step reads current, and those whose turn it is."""
+        for table in self.tables.values():
+            table.advance(token_ids, self.history, self.steps)
+            table.advance(table.rows_in_turn(self.steps), self.history, self.steps)
+
+    @torch.no_grad()
+    def catch_up(self) -> None:
+        """Make all rows current, in slices that fit into the cache."""
+        for table in self.tables.values():
+            for rows in torch.arange(len(table.parameter), device=table.parameter.device).split(CATCH_UP_ROWS):
+                table.advance(rows, self.history, self.steps)
+
+    def start_step(self, schedule: StepSchedule) -> None:
+        self.steps += 1
+        self.schedule = schedule
+        self.history[self.steps] = schedule.lr_multiplier
+        self.history.pop(self.steps - REFRESH_STEPS - 1, None)
+
+    @torch.no_grad()
+    def update(self, name: str, gradient: Tensor, token_ids: Tensor, rows: slice = ALL_ROWS) -> None:
+        """AdamW of one parameter; the gradient of a table is that of the rows token_ids, another one's of `rows`."""
+        if name in self.tables:
+            self.tables[name].update(token_ids, gradient, self.schedule.lr_multiplier, self.steps)
+        else:
+            self.dense[name].update(gradient, self.schedule.lr_multiplier, self.steps, rows)
+
+    @torch.no_grad()
+    def directions(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.muon.directions(gradients, self.schedule.muon_momentum)
+
+    @torch.no_grad()
+    def apply(self, name: str, direction: Tensor) -> None:
+        self.muon.apply(name, direction, self.schedule.lr_multiplier, self.schedule.muon_weight_decay)
+
+    def step(self, gradients: Mapping[str, Tensor], token_ids: Tensor, schedule: StepSchedule) -> None:
+        """A whole step on one rank."""
+        self.start_step(schedule)
+        for name in self.adamw_names:
+            self.update(name, gradients[name], token_ids)
+        for name, direction in self.directions({name: gradients[name] for name in self.matrix_names}).items():
+            self.apply(name, direction)
+
+    def param_groups(self) -> list[dict[str, Any]]:
+        """What upstream's optimizer calls so, in its order, with the values of the last step; parameters by name."""
+        constants = {name: state.group for name, state in (self.tables | self.dense).items()}
+        groups: list[dict[str, Any]] = []
+        for group, names in itertools.groupby(self.adamw_names, constants.__getitem__):
+            values = {"betas": (group.beta1, group.beta2), "eps": EPSILON, "weight_decay": group.weight_decay}
+            groups.append({"kind": "adamw", "params": list(names), **self._rates(group.lr), **values})
+        muon = {"momentum": self.schedule.muon_momentum, "weight_decay": self.schedule.muon_weight_decay}
+        muon |= {"beta2": SECOND_MOMENT_BETA, "ns_steps": len(POLAR_COEFFICIENTS)}
+        for shape in sorted({tuple(self.parameters[name].shape) for name in self.matrix_names}):
+            alike = [name for name in self.matrix_names if self.parameters[name].shape == shape]
+            groups.append({"kind": "muon", "params": alike, **self._rates(self.muon.lr), **muon})
+        return groups
+
+    def _rates(self, lr: float) -> dict[str, float]:
+        return {"lr": lr * self.schedule.lr_multiplier, "initial_lr": lr}
+
+    def state_dict(self) -> dict[str, Any]:
+        """By parameter name, with all rows made current. "muon" holds the matrices whose directions were computed on this
+        rank only, and of a head that is shared out only this rank's part is here: to resume, put those of all ranks
+        together; the rest is the same everywhere."""
+        self.catch_up()
+        adamw = {name: state.state_dict() for name, state in (self.tables | self.dense).items()}
+        return {"steps": self.steps, "history": dict(self.history), "adamw": adamw, "muon": self.muon.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+        self.history = dict(state["history"])
+        for name, table in self.tables.items():
+            table.load_state_dict(state["adamw"][name], self.steps)
+        for name, dense in self.dense.items():
+            dense.load_state_dict(state["adamw"][name])
+        self.muon.load_state_dict(state["muon"])

@@ -1,0 +1,132 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What all ranks must have in common: the same settings, data and code before the first step, the same weights ever after.
+
+A difference is refused, and named: which key with which value on which rank, or which tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat.kit.common import UserError
+from nanochat.kit.expected import anything, named, text
+from nanochat.parallel.comm import Comm
+from nanochat.rules.causes import Cause
+
+MISSING = "nothing"
+# What a difference is called, by the first word of the fact.
+DIFFERENCES = {
+    "shard": Cause.DATA_DIFFER,
+    "tokenizer": Cause.DATA_DIFFER,
+    "conversations": Cause.DATA_DIFFER,
+    "torch": Cause.TORCH_DIFFERS,
+    "code": Cause.CODE_DIFFERS,
+}
+
+
+def code_digest(folder: Path = Path(__file__).parents[1]) -> str:
+    """A digest of this package's source files; the scripts that train only call it."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """A digest of one file; that of a file which is not there differs from all others."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return MISSING
+
+
+def flattened(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Nested facts as one level of "outer inner" keys, each value as text."""
+    flat: dict[str, str] = {}
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key} {inner}": told for inner, told in flattened(value).items()}
+        else:
+            flat[key] = value if isinstance(value, str) else json.dumps(value)
+    return flat
+
+
+def is_introduction(told: Any) -> bool:
+    """A host, and facts as flattened() has them."""
+    return named(anything, ("host", "facts"))(told) and text(told["host"]) and named(text)(told["facts"])
+
+
+def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
+    """Refuse to start unless every rank has the same facts."""
+    mine = {"host": comm.host, "facts": flattened(facts)}
+    told = comm.exchange("the comparison of settings", mine, fits=is_introduction)
+    keys = list(dict.fromkeys(key for one in told for key in one["facts"]))
+    differing = [key for key in keys if len({one["facts"].get(key, MISSING) for one in told}) > 1]
+    if not differing:
+        return
+    values = ", ".join(
+        f"rank {rank} ({one['host']}) has {one['facts'].get(differing[0], MISSING) or 'an empty value'}"
+        for rank, one in enumerate(told)
+    )
+    more = f" (and {len(differing) - 1} more: {', '.join(differing[1:4])})" if differing[1:] else ""
+    text = f"the ranks differ in {differing[0]}: {values}{more}; start every rank with the same."
+    cause = DIFFERENCES.get(differing[0].partition(" ")[0], Cause.SETTINGS_DIFFER)
+    raise UserError(text, cause, minority([one["facts"].get(differing[0], MISSING) for one in told]))
+
+
+def minority(values: Sequence[str]) -> list[int]:
+    """The ranks that have something else than more than half of all; nobody if there is no such half."""
+    most = max(values, key=values.count)
+    return [rank for rank, value in enumerate(values) if value != most] if 2 * values.count(most) > len(values) else []
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """A digest of a tensor's bytes."""
+    plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return hashlib.sha256(plain.data).hexdigest()[:16]
+
+
+def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+
+
+def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Give every rank what rank 0 has; only what differs travels. Returns its names."""
+    if comm.world == 1:
+        return []
+    told = comm.exchange("the first weights", digests(tensors), patient=True, fits=named(text, tensors))
+    differing = [name for name in tensors if len({one.get(name) for one in told}) > 1]
+    for name in differing:
+        comm.broadcast(tensors[name].detach(), 0, f"the first weights of {name}")
+    return differing
+
+
+def check_identical(comm: Comm, tensors: Mapping[str, Tensor], when: str) -> str:
+    """Refuse to go on with ranks that have drifted apart; returns the digest of all tensors together."""
+    what, fits = f"the comparison of weights {when}", named(text, tensors)
+    told = comm.exchange(what, digests(tensors), patient=True, fits=fits)
+    for name in tensors:
+        values = [one[name] for one in told]
+        if len(set(values)) > 1:
+            listed = ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
+            raise UserError(
+                f"the ranks hold different weights {when}; the first tensor that differs is {name} ({listed}); "
+                "resume from the last checkpoint, and suspect memory or CPU of the rank that stands alone.",
+                Cause.WEIGHTS_DIFFER,
+                minority(values),
+            )
+    return whole_digest(told[0])
+
+
+def whole_digest(each: Mapping[str, str]) -> str:
+    """The digest of all tensors together."""
+    return hashlib.sha256(json.dumps(each).encode()).hexdigest()[:16]

@@ -1,0 +1,568 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Everything that one rank says to the others: the only file that touches torch.distributed.
+
+Tensors travel over Gloo (NCCL where they live on a GPU), small facts as JSON through the rendezvous store.
+Every exchange has a name and a time limit, which also holds where the store itself falls silent. Once a second each rank
+leaves in the store where it is; when an exchange fails, that is read to say which rank did not come. In one process alone
+everything is a no-op.
+
+    comm = connect(read_ranks(), "cpu", timeout=300)
+    comm.all_reduce(tensor, "the loss")
+    comm.close()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from nanochat.kit.common import ENVIRON, Ranks, UserError
+from nanochat.kit.expected import MOST_CHARACTERS, Fits, anything, count, listed, nothing, number, one_of, row, text
+from nanochat.parallel.rendezvous import Rendezvous, StoreSilent, within
+from nanochat.rules.causes import Cause
+
+# Gloo gives up connecting only after five times its timeout; all ranks are known to be there by then, so it is short.
+CONNECT_SECONDS = 10.0
+BEAT_SECONDS = 1.0
+# Long enough for a living rank to beat twice.
+ROLL_CALL_SECONDS = 2.5 * BEAT_SECONDS
+# A rank that beat before and falls silent for so long will not come any more; nor will a store that does not answer.
+SILENCE_SECONDS = 30.0
+# Between two looks no more than this counts as the others' silence: a rank that was itself suspended heard nobody.
+LOOK_SECONDS = 2.0
+# For a glance that may as well fail.
+GLANCE_SECONDS = 1.0
+# A rank that is busy with disk or evaluation, but lives, is waited for so many times longer than one in a collective.
+PATIENCE = 20
+CHUNK_BYTES = 16 * 2**20
+# Where torchrun's agents count themselves once their ranks have ended; how long rank 0 waits to see those of the other
+# hosts there, and how much longer they may need the store.
+AGENTS_KEY = "torchelastic/agent/terminal_state/num_members"
+AGENTS_SECONDS, AGENTS_LEAVE_SECONDS = 10.0, 0.5
+
+T = TypeVar("T")
+
+# Called with the phase, the step and the number of the last exchange.
+OnPhase = Callable[[str, int, int], None]
+
+
+class CommError(UserError):
+    """An exchange between ranks failed; the text says with whom, in which phase and what to do."""
+
+
+class Farewell(NamedTuple):
+    """What a rank that ended with an error left for the others."""
+
+    error: str
+    cause: Cause
+    blames: list[int]
+
+
+class Verdict(NamedTuple):
+    """Why an exchange failed."""
+
+    text: str
+    cause: Cause
+    blames: list[int]
+
+
+class Seen(NamedTuple):
+    """What a rank last said about itself, and whether it still does."""
+
+    rank: int
+    host: str
+    phase: str
+    step: int
+    collective: int
+    alive: bool
+    left: Farewell | None
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} ({self.host})"
+
+    @property
+    def last(self) -> str:
+        return f"phase {self.phase} of step {self.step}" if self.step >= 0 else f"phase {self.phase}"
+
+
+class Pending(NamedTuple):
+    """A tensor under way."""
+
+    work: Any
+    what: str
+
+
+def connect(
+    ranks: Ranks,
+    device: str,
+    timeout: float,
+    environ: Mapping[str, str] = ENVIRON,
+    on_phase: OnPhase | None = None,
+) -> Comm:
+    """Join the other ranks at MASTER_ADDR:MASTER_PORT; a process alone joins nobody. on_phase hears of every phase."""
+    if ranks.world == 1:
+        return Comm(ranks, timeout, on_phase=on_phase)
+    if on_phase is not None:
+        on_phase("rendezvous", 0, 0)
+    comm = Comm(ranks, timeout, _open_store(ranks, timeout, environ), on_phase)
+    try:
+        comm.enter("rendezvous")
+        comm.exchange("rendezvous", None, fits=nothing)
+        _join_group(comm, device, environ)
+    except BaseException:
+        comm.stop_beating()
+        raise
+    return comm
+
+
+def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Store:
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not address or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        raise UserError(
+            f"WORLD_SIZE={ranks.world}, but MASTER_ADDR and MASTER_PORT do not say where rank 0 is; use torchrun."
+        )
+    serves = ranks.rank == 0 and not _agent_serves(environ)
+    limit = timedelta(seconds=timeout)
+    try:
+        store = within(
+            timeout + CONNECT_SECONDS,
+            lambda: TCPStore(address, int(port), ranks.world, serves, limit, wait_for_workers=False, multi_tenant=True),
+        )
+    except (RuntimeError, dist.DistError) as error:
+        what = "serve" if serves else "reach"
+        why = "another process holds that port" if "EADDRINUSE" in str(error) else _first_line(error)
+        todo = (
+            "stop it or choose another port"
+            if serves
+            else f"is rank 0 running there, and may this host reach port {port}"
+        )
+        raise CommError(
+            f"rank {ranks.rank} ({socket.gethostname()}) could not {what} the rendezvous at {address}:{port} "
+            f"within {timeout:g} s: {why}; {todo}{'.' if serves else '?'}",
+            Cause.PORT_TAKEN if "EADDRINUSE" in str(error) else Cause.STORE_LOST,
+            [0],
+        ) from None
+    attempt, name = environ.get("TORCHELASTIC_RESTART_COUNT", "0"), environ.get("TORCHELASTIC_RUN_ID", "none")
+    # A rank of an earlier start that was frozen and wakes up finds none of its keys here.
+    return PrefixStore(f"nanochat/{name}/{attempt}", store)
+
+
+def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
+    if device == "cuda":
+        torch.cuda.set_device(comm.local_rank)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    seconds = min(CONNECT_SECONDS, comm.timeout / 5)
+    limit = timedelta(seconds=seconds)
+    try:
+        comm.ask(
+            lambda store: dist.init_process_group(
+                backend, store=store, rank=comm.rank, world_size=comm.world, timeout=limit
+            ),
+            5 * seconds + comm.silence,
+        )
+    except (RuntimeError, dist.DistError) as error:
+        nic = environ.get("GLOO_SOCKET_IFNAME")
+        raise CommError(
+            f"{comm.name} met all {comm.world} ranks at the rendezvous, but no data connection to another rank came up "
+            f"within {5 * seconds:g} s ({_first_line(error)}); let the hosts reach each other on the ports of "
+            f"net.ipv4.ip_local_port_range, and check that GLOO_SOCKET_IFNAME ({nic or 'not set'}) is the interface "
+            "between them.",
+            Cause.LINK_LOST,
+            [],
+        ) from None
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=comm.timeout))
+
+
+class Comm:
+    """One process's place among the ranks, and its exchanges with them."""
+
+    def __init__(
+        self, ranks: Ranks, timeout: float, store: Store | None = None, on_phase: OnPhase | None = None
+    ) -> None:
+        self.rank, self.local_rank, self.world = ranks
+        self.timeout = timeout
+        self.rendezvous = Rendezvous(store) if store is not None else None
+        self.host = socket.gethostname()
+        # What all ranks do in the same order is counted: phases and collectives, but not what goes from one to another.
+        self.phase, self.step, self.collective = "start", -1, 0
+        self.wait_seconds, self.bytes_sent = 0.0, 0
+        self._exchanges = 0
+        self._on_phase = on_phase
+        self._quiet = threading.Event()
+        self._beacon: threading.Thread | None = None
+        if store is not None:
+            self._start_beating(store)
+
+    @property
+    def name(self) -> str:
+        """How this rank is called in messages."""
+        return f"rank {self.rank} ({self.host})"
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a beat after which a rank, and without an answer after which the store, is given up."""
+        return min(SILENCE_SECONDS, self.timeout)
+
+    def ask(self, call: Callable[[Store], T], seconds: float | None = None) -> T:
+        """What the call makes of the store, which must answer in time."""
+        assert self.rendezvous is not None
+        return self.rendezvous.ask(self.silence if seconds is None else seconds, call)
+
+    # -- where this rank is
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """Say what this rank is about to do; costs an assignment."""
+        self.phase = phase
+        self.collective += 1
+        self.step = self.step if step is None else step
+        if self._on_phase is not None:
+            self._on_phase(self.phase, max(0, self.step), self.collective)
+
+    def take_counters(self) -> tuple[float, int]:
+        """Seconds waited and bytes sent since this was last asked."""
+        taken = self.wait_seconds, self.bytes_sent
+        self.wait_seconds, self.bytes_sent = 0.0, 0
+        return taken
+
+    # -- tensors
+
+    def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        """Sum over all ranks, in place."""
+        self.wait(self.start_all_reduce(tensor, what))
+        return tensor
+
+    def start_all_reduce(self, tensor: torch.Tensor, what: str) -> Pending:
+        """Begin a sum over all ranks; every rank must begin its sums in the same order."""
+        self.collective += 1
+        self.bytes_sent += 2 * (self.world - 1) * tensor.nbytes // self.world
+        return self.launch(what, lambda: dist.all_reduce(tensor, async_op=True))
+
+    def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
+        """Give every rank the source's tensor, in place."""
+        self.collective += 1
+        self.bytes_sent += tensor.nbytes if self.rank == source else 0
+        self.wait(self.launch(what, lambda: dist.broadcast(tensor, source, async_op=True)))
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int, what: str) -> Pending:
+        """Begin to send a tensor, which must stay as it is until the wait for it is over."""
+        self.bytes_sent += tensor.nbytes
+        return self.launch(what, lambda: dist.isend(tensor, to, tag=tag))
+
+    def receive(self, into: torch.Tensor, source: int, tag: int, what: str) -> Pending:
+        """Begin to receive a tensor in place."""
+        return self.launch(what, lambda: dist.irecv(into, source, tag=tag))
+
+    def wait(self, *pending: Pending) -> None:
+        """Wait for tensors under way; the seconds count as waiting for the network."""
+        begun = time.perf_counter()
+        for work, what in pending:
+            if work is not None:
+                try:
+                    # Point-to-point work would otherwise keep the short time limit of the connecting.
+                    work.wait(timedelta(seconds=self.timeout))
+                except RuntimeError as error:
+                    raise self._explain(what, error, time.perf_counter() - begun) from None
+        self.wait_seconds += time.perf_counter() - begun
+
+    def launch(self, what: str, start: Callable[[], Any]) -> Pending:
+        """Begin an exchange of torch.distributed that has no name of its own here."""
+        if self.world == 1:
+            return Pending(None, what)
+        try:
+            return Pending(start(), what)
+        except RuntimeError as error:
+            raise self._explain(what, error, 0.0) from None
+
+    def broadcast_bytes(
+        self, data: bytes | None, size: int, source: int, sink: Callable[[bytes], Any], what: str
+    ) -> None:
+        """Carry the source's bytes to every other rank in chunks, each handed to that rank's sink."""
+        for begin in range(0, size, CHUNK_BYTES):
+            chunk = torch.empty(min(CHUNK_BYTES, size - begin), dtype=torch.uint8)
+            if data is not None:
+                chunk.copy_(torch.frombuffer(bytearray(data[begin : begin + CHUNK_BYTES]), dtype=torch.uint8))
+            self.broadcast(chunk, source, what)
+            if self.rank != source:
+                sink(chunk.numpy().tobytes())
+
+    # -- small facts
+
+    def exchange(self, what: str, value: Any, patient: bool = False, fits: Fits = anything) -> list[Any]:
+        """Every rank's value, in rank order; one that does not fit is refused (expected.py).
+
+        Patient: a rank that lives may take PATIENCE times the time limit.
+        """
+        words = self.words(what, json.dumps(value), patient)
+        return [_understood(what, rank, word, fits) for rank, word in enumerate(words)]
+
+    def words(self, what: str, word: str, patient: bool) -> list[str | bytes]:
+        """Every rank's word as it told it."""
+        if self.rendezvous is None:
+            return [word]
+        number, self._exchanges = self._exchanges, self._exchanges + 1
+        self.collective += 1
+        begun = time.perf_counter()
+        self._tell(f"x/{number}/{self.rank}", word, what)
+        found: list[str | bytes] = [
+            self._await(f"x/{number}/{rank}", rank, what, patient) for rank in range(self.world)
+        ]
+        self.wait_seconds += time.perf_counter() - begun
+        if number:
+            # Whoever answered this exchange has read the last one.
+            self._forget(f"x/{number - 1}/{self.rank}", what)
+        return found
+
+    def barrier(self, what: str) -> None:
+        """Go on when all ranks are here; for phases in which a rank may be busy for long (saving, sampling)."""
+        self.exchange(what, None, patient=True, fits=nothing)
+
+    def post(self, key: str) -> None:
+        """Leave a word that any rank may look for."""
+        if self.rendezvous is None:
+            return
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            self.ask(lambda store: store.set(key, "1"))
+
+    def posted(self, key: str) -> bool:
+        """Whether any rank has left that word; a store that does not answer soon is not waited for."""
+        if self.rendezvous is None:
+            return False
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            return self.ask(lambda store: store.check([key]), GLANCE_SECONDS)
+        return False
+
+    def leave_word(self, key: str, what: str, instead_of: str | None = None) -> None:
+        """Leave a word of this rank, for which the others may wait; one that all have read may go."""
+        if self.rendezvous is None:
+            return
+        self._tell(f"{key}/{self.rank}", "1", what)
+        if instead_of is not None:
+            self._forget(f"{instead_of}/{self.rank}", what)
+
+    def await_words(self, key: str, what: str) -> None:
+        """Go on when every rank has left that word, with patience for those that live. Unlike a barrier this may wait for a
+        rank that waits in an exchange meanwhile."""
+        begun = time.perf_counter()
+        for rank in range(self.world) if self.rendezvous is not None else ():
+            self._await(f"{key}/{rank}", rank, what, patient=True)
+        self.wait_seconds += time.perf_counter() - begun
+
+    def _tell(self, key: str, value: str, what: str) -> None:
+        self._asked(lambda store: store.set(key, value), what)
+
+    def _forget(self, key: str, what: str) -> None:
+        self._asked(lambda store: store.delete_key(key), what)
+
+    def _asked(self, call: Callable[[Store], T], what: str) -> T:
+        begun = time.monotonic()
+        try:
+            return self.ask(call)
+        except (RuntimeError, dist.DistError) as error:
+            raise self._explain(what, error, time.monotonic() - begun) from None
+
+    def _await(self, key: str, rank: int, what: str, patient: bool) -> bytes:
+        """The value of a key that another rank sets; not awaited from one that has left or whose heartbeat ended."""
+        begun = looked = time.monotonic()
+        limit, pause, beat, silent = self.timeout * (PATIENCE if patient else 1), 0.001, b"", 0.0
+        while True:
+            value, heard, left = self._asked(lambda store: _look(store, key, rank), what)
+            if value is not None:
+                return value
+            now = time.monotonic()
+            silent = silent + min(now - looked, LOOK_SECONDS) if heard and heard == beat else 0.0
+            beat, looked = heard, now
+            if left or silent > self.silence or now - begun > limit:
+                raise self._explain(what, None, now - begun)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+
+    # -- the beacon, and what is read from it when an exchange fails
+
+    def _start_beating(self, store: Any) -> None:
+        def beat() -> None:
+            count = 0
+            while not self._quiet.is_set():
+                where = [count, self.host, self.phase, self.step, self.collective]
+                # Whatever the store may say, the next beat is tried: a store that comes back must hear of us.
+                with contextlib.suppress(RuntimeError, dist.DistError):
+                    store.set(f"at/{self.rank}", json.dumps(where))
+                count += 1
+                self._quiet.wait(BEAT_SECONDS)
+
+        self._beacon = threading.Thread(target=beat, name="beacon", daemon=True)
+        self._beacon.start()
+
+    def stop_beating(self) -> None:
+        """Fall silent, so that this process can end."""
+        self._quiet.set()
+        if self._beacon is not None:
+            self._beacon.join(BEAT_SECONDS)
+
+    def _explain(self, what: str, error: Exception | None, seconds: float) -> CommError:
+        """Turn a failed exchange into the sentence that names the rank which did not come."""
+        seen: list[Seen] = []
+        if not isinstance(error, StoreSilent):
+            # A store that is gone or does not answer tells us nothing, which is told below.
+            with contextlib.suppress(RuntimeError, dist.DistError):
+                seen = self.ask(self._roll_call, 2 * ROLL_CALL_SECONDS)
+        why = f" ({_first_line(error)})" if error is not None else ""
+        at = f"phase {self.phase}" + (f" of step {self.step}" if self.step >= 0 else "")
+        verdict = self._verdict(seen)
+        text = f"{self.name} stopped in {at}, after {seconds:.0f} s for {what}{why}: {verdict.text}."
+        return CommError(text, verdict.cause, verdict.blames)
+
+    def _roll_call(self, store: Store) -> list[Seen]:
+        others = [rank for rank in range(self.world) if rank != self.rank]
+        first = {rank: _beat_of(store, rank) for rank in others}
+        last, left, until = dict(first), dict.fromkeys(others, b""), time.monotonic() + ROLL_CALL_SECONDS
+        while time.monotonic() < until and any(last[r] == first[r] and not left[r] for r in others):
+            time.sleep(0.1)
+            for rank in others:
+                last[rank], left[rank] = _beat_of(store, rank), _value(store, f"left/{rank}") or b""
+        rows = []
+        for rank in others:
+            dummy, host, phase, step, collective = _beat(last[rank])
+            farewell = _farewell(left[rank]) if left[rank] else None
+            rows.append(Seen(rank, host, phase, step, collective, last[rank] != first[rank], farewell))
+        return rows
+
+    def _verdict(self, seen: Sequence[Seen]) -> Verdict:
+        if not seen:
+            text = (
+                "the rendezvous does not answer any more, so rank 0 or its host is gone; look there first, then resume"
+            )
+            return Verdict(text, Cause.STORE_LOST, [0])
+        for rank in seen:
+            if rank.left is not None:
+                text = f"{rank.name} has given up, saying: {rank.left.error.rstrip('.')}"
+                return Verdict(text, rank.left.cause, rank.left.blames)
+        silent = [rank for rank in seen if not rank.alive]
+        if silent:
+            told = " and ".join(f"{rank.name}, last seen in {rank.last}" for rank in silent)
+            text = f"no heartbeat from {told}; look whether its process, host and network are up, then resume"
+            return Verdict(text, Cause.PEER_LOST, [rank.rank for rank in silent])
+        behind = [rank for rank in seen if rank.collective < self.collective]
+        if behind:
+            told = " and ".join(f"{rank.name} did not come, it lives and is in {rank.last}" for rank in behind)
+            text = f"{told}; look what holds it up there, or raise --timeout-seconds"
+            return Verdict(text, Cause.PEER_LATE, [rank.rank for rank in behind])
+        text = "every rank lives and came, so the connection between them broke; look at the network, then resume"
+        return Verdict(text, Cause.LINK_LOST, [])
+
+    # -- the end
+
+    def give_up(self, reason: str, cause: Cause = Cause.BUG, blames: Sequence[int] | None = None) -> None:
+        """Leave word for the others that this rank ends with an error, so that they need not wait or wonder."""
+        if self.rendezvous is None:
+            return
+        blamed = [self.rank] if blames is None else list(blames)
+        word = json.dumps([" ".join(reason.split())[:MOST_CHARACTERS], cause.value, blamed])
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            self.ask(lambda store: store.set(f"left/{self.rank}", word), 2 * ROLL_CALL_SECONDS)
+            # Who serves the store stays until the others have had time to read it.
+            time.sleep(ROLL_CALL_SECONDS if self.rank == 0 else 0.0)
+
+    def close(self) -> None:
+        """End together: nobody takes the store or a connection away while another still needs it."""
+        if self.rendezvous is None:
+            return
+        what = "the end of the run"
+        self.enter("end")
+        self.barrier(what)
+        self.stop_beating()
+        dist.destroy_process_group()
+        if self.rank == 0:
+            for rank in range(1, self.world):
+                self._await(f"bye/{rank}", rank, what, patient=False)
+        else:
+            self._tell(f"bye/{self.rank}", "1", what)
+
+
+def _value(store: Store, key: str) -> bytes | None:
+    return bytes(store.get(key)) if store.check([key]) else None
+
+
+def _beat_of(store: Store, rank: int) -> bytes:
+    return _value(store, f"at/{rank}") or b""
+
+
+def _look(store: Store, key: str, rank: int) -> tuple[bytes | None, bytes, bool]:
+    """The value of a key if it is there, else the last beat of the rank that is to set it and whether that has left."""
+    value = _value(store, key)
+    return (value, b"", False) if value is not None else (None, _beat_of(store, rank), store.check([f"left/{rank}"]))
+
+
+def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
+    """A rank's word, if it is one that this trainer says there."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if fits(told := json.loads(word)):
+            return told
+    raise UserError(
+        f"rank {rank} says about {what} what no rank of this trainer says ({word[:60]!a}); "
+        "look at that host, and start every rank with the same trainer.",
+        Cause.CODE_DIFFERS,
+        [rank],
+    )
+
+
+def _beat(word: bytes) -> list[Any]:
+    """Count, host, phase, step and collective of a beat."""
+    with contextlib.suppress(ValueError, RecursionError):
+        told = json.loads(word)
+        if row(count(), text, text, number, number)(told):
+            return list(told)
+    return [0, "never seen", "start", -1, 0]
+
+
+def _farewell(word: bytes) -> Farewell:
+    with contextlib.suppress(ValueError, RecursionError):
+        said = json.loads(word)
+        if row(text, one_of([cause.value for cause in Cause]), listed(count()))(said):
+            return Farewell(said[0], Cause(said[1]), said[2])
+    return Farewell("nothing that can be understood", Cause.BUG, [])
+
+
+def outlast_agents(comm: Comm, environ: Mapping[str, str] = ENVIRON) -> None:
+    """Rank 0's last act: torchrun's agent above it serves the store, and those of the other hosts complain at length
+    if it is gone before they are."""
+    others = int(environ.get("GROUP_WORLD_SIZE", "1")) - 1
+    if comm.rank or not others or comm.rendezvous is None or not _agent_serves(environ):
+        return
+    until = time.monotonic() + AGENTS_SECONDS
+    key = f"{environ.get('TORCHELASTIC_RUN_ID', '')}/{AGENTS_KEY}"
+    with contextlib.suppress(RuntimeError, dist.DistError):
+        while time.monotonic() < until:
+            if comm.ask(lambda store: _ended_agents(store, key), AGENTS_SECONDS) >= others:
+                time.sleep(AGENTS_LEAVE_SECONDS)
+                return
+            time.sleep(0.05)
+
+
+def _ended_agents(store: Store, key: str) -> int:
+    assert isinstance(store, PrefixStore)
+    return int(_value(store.underlying_store, key) or b"0")
+
+
+def _agent_serves(environ: Mapping[str, str]) -> bool:
+    """torchrun's agent on the first host serves the store itself; without one it is rank 0 that does."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _first_line(error: Exception) -> str:
+    """The library's own words, without its source file, its advice and its stack."""
+    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return re.sub(r"^\[[^\]]*\]\s*|\. This is .*$|\s*Exception raised from.*$", "", line)[:120].rstrip(". ")

@@ -1,0 +1,231 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What becomes of the dense weights when ranks meet that have trained apart: one step along the mean of their changes.
+
+    dense = DenseMeeting(comm, parameters, weights, wire, outer)
+    dense.start()               # before the first step apart: from here on changes count
+    dense.send()                # this rank's change leaves
+    dense.take()                # the mean has come, and the weights are the same on all ranks
+
+or, where the ranks go on training while it travels:
+
+    dense.send()
+    dense.reduce()              # some steps later: what is ours to sum has come, and the mean of it leaves
+    dense.land()                # some more later: the weights move by what the mean has beyond this rank's own change
+
+Each rank sums a part of all weights, in float32 and in the order of the ranks, and sends the mean of it to all; everybody
+goes on from the mean as it was sent. What a packing wire rounds off a change or a mean is kept by the sender and goes with
+the next one, damped: from meeting to meeting the weights move far, and what is old tells less and less of where to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanochat.parallel.comm import Comm, Pending
+from nanochat.parallel.sync import SMALL
+from nanochat.parallel.wire import Wire
+from nanochat.rules.ways import BLOCK
+
+SMALL_TAG, FIRST_TAG = 4, 10
+# Of what is summed, so many elements travel together: with each piece that comes, a rank shows that it gets on.
+PIECE = 2**20
+# What is left of error feedback from one meeting to the next.
+KEPT = 0.9
+
+
+class Part(NamedTuple):
+    """A piece of the change of a rank that it is ours to sum, or of the mean that another rank has summed."""
+
+    rank: int
+    number: int
+    message: Tensor
+    pending: Pending
+
+
+class DenseMeeting:
+    """The dense weights in one piece, those of the matrices first, which lie in rows of a common width."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        parameters: Mapping[str, Tensor],
+        weights: Sequence[float],
+        wire: Wire,
+        outer: tuple[float, float],
+    ) -> None:
+        """weights: of the ranks in the mean; outer: rate and momentum."""
+        self.comm, self.weights, self.wire, self.outer = comm, weights, wire, outer
+        self.others = [rank for rank in range(comm.world) if rank != comm.rank]
+        large = [p for p in parameters.values() if p.dim() == 2 and p.numel() >= SMALL]
+        small = [p for p in parameters.values() if p.dim() != 2 or p.numel() < SMALL]
+        self.parameters = [*large, *small]
+        self.size = sum(p.numel() for p in large)
+        self.width = math.gcd(BLOCK, *(p.size(1) for p in large))
+        total = self.size + sum(p.numel() for p in small)
+        self.anchor, self.change, self.momentum = torch.empty(total), torch.empty(total), torch.zeros(self.size)
+        self.pieces = -(-self.size // (PIECE * comm.world))  # of the part that a rank sums
+        rows, parts = self.size // self.width, self.pieces * comm.world
+        self._bounds = [rows * part // parts * self.width for part in range(parts + 1)]
+        # What packing has left of this rank's change, and of the mean of the part that it sums.
+        self.feedback: dict[str, Tensor] = {}
+        if not wire.dtype.is_floating_point:
+            own = self._bounds[self.pieces * (comm.rank + 1)] - self._bounds[self.pieces * comm.rank]
+            self.feedback = {"change": torch.zeros(self.size), "mean": torch.zeros(own)}
+        self._mean_change: Tensor | None = None  # of the part that is ours, once it is summed
+        self._coming: list[Part] = []
+        self._own: list[Tensor] = []
+        self._arriving: list[list[Part]] = []
+        self._small: list[tuple[Pending | None, Tensor]] = []
+        self._leaving: list[tuple[Pending, Tensor]] = []
+
+    def start(self) -> None:
+        """From these weights on changes count, the same on all ranks."""
+        self._gather(self.anchor)
+
+    def _gather(self, into: Tensor) -> None:
+        torch.cat([p.flatten() for p in self.parameters], out=into)
+
+    def _parts(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each parameter, and what is its own of all in one piece."""
+        values = flat.split([p.numel() for p in self.parameters])
+        return ((p, part.view_as(p)) for p, part in zip(self.parameters, values, strict=True))
+
+    def _piece(self, flat: Tensor, rank: int, number: int) -> Tensor:
+        """One piece of the part that a rank sums, in rows."""
+        part = rank * self.pieces + number
+        return flat[self._bounds[part] : self._bounds[part + 1]].view(-1, self.width)
+
+    def _written(self, values: Tensor, feedback: Tensor | None) -> Tensor:
+        """The values as they travel."""
+        if self.wire.exact:
+            return values.view(-1)
+        message = torch.empty(self.wire.length(*values.shape), dtype=self.wire.dtype)
+        self.wire.write(values, message, feedback.mul_(KEPT) if feedback is not None else None)
+        return message
+
+    def _expect(self, rank: int, number: int, shape: torch.Size, tag: int, what: str) -> Part:
+        message = torch.empty(self.wire.length(*shape), dtype=self.wire.dtype)
+        return Part(rank, number, message, self.comm.receive(message, rank, tag, what))
+
+    def _leave(self, message: Tensor, rank: int, tag: int, what: str) -> None:
+        self._leaving.append((self.comm.send(message, rank, tag, what), message))
+
+    @torch.no_grad()
+    def send(self) -> None:
+        """Send each rank what it is to sum of our change, and await what it is ours to sum, piece by piece."""
+        self._gather(self.change)
+        self.change.sub_(self.anchor)
+        self._send_small()
+        what, me = "the changes of the weights", self.comm.rank
+        kept = self.feedback.get("change")
+        for number in range(self.pieces):
+            tag, shape = FIRST_TAG + 2 * number, self._piece(self.change, me, number).shape
+            self._arriving.append([self._expect(rank, number, shape, tag, what) for rank in self.others])
+            for rank in range(self.comm.world):
+                left = None if kept is None else self._piece(kept, rank, number)
+                message = self._written(self._piece(self.change, rank, number), left)
+                if rank == me:
+                    self._own.append(message)
+                else:
+                    self._leave(message, rank, tag, what)
+
+    def take(self) -> None:
+        """Sum our part, swap the means, and go on from there: all ranks with the same weights."""
+        self.reduce()
+        self._step(self._arrived())
+        for parameter, values in self._parts(self.anchor):
+            parameter.copy_(values)
+
+    def land(self) -> None:
+        """Go on from the means, which lie some steps back, with what this rank has changed since."""
+        self.reduce()
+        for parameter, moved in self._parts(self._step(self._arrived()).sub_(self.change)):
+            parameter.add_(moved)
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """Sum our part of all ranks' changes, and send the mean of it; once a meeting, however often it is asked for."""
+        if self._mean_change is not None:
+            return
+        mean = self._mean_change = torch.empty_like(self.change)
+        what, me = "the mean change of the weights", self.comm.rank
+        for number, parts in enumerate(self._arriving):
+            tag = FIRST_TAG + 2 * number + 1
+            shapes = {rank: self._piece(mean, rank, number).shape for rank in self.others}
+            self._coming += [self._expect(rank, number, shape, tag, what) for rank, shape in shapes.items()]
+            self._await(*(part.pending for part in parts))
+            message = self._mean(number, parts, self._piece(mean, me, number))
+            for rank in self.others:
+                self._leave(message, rank, tag, what)
+        self._arriving.clear()
+
+    def _arrived(self) -> Tensor:
+        """The mean of all ranks' changes, when it has come from those who summed it."""
+        mean, self._mean_change = self._mean_change, None
+        assert mean is not None, "reduce() comes first"
+        for part in self._coming:
+            self._await(part.pending)
+            self.wire.read(part.message, self._piece(mean, part.rank, part.number))
+        mean[self.size :] = self._mean_of_small()
+        self.comm.wait(*(pending for pending, dummy in self._leaving))
+        for done in (self._own, self._coming, self._small, self._leaving):
+            done.clear()
+        return mean
+
+    def _await(self, *pending: Pending) -> None:
+        self.comm.enter("sync")
+        self.comm.wait(*pending)
+
+    def _mean(self, number: int, parts: Sequence[Part], into: Tensor) -> Tensor:
+        """The mean of a piece of our part, by the ranks' rows; our own change counts as it would have travelled, and the mean
+        as it will travel. Returns the message."""
+        messages = {self.comm.rank: self._own[number], **{part.rank: part.message for part in parts}}
+        total, values = torch.zeros_like(into), torch.empty_like(into)
+        for rank, weight in enumerate(self.weights):
+            total += self.wire.read(messages[rank], values) * weight
+        kept = self.feedback.get("mean")
+        if kept is not None:
+            start = self._bounds[self.pieces * self.comm.rank]
+            first = self._bounds[self.pieces * self.comm.rank + number] - start
+            kept = kept[first : first + into.numel()].view_as(into)
+        message = self._written(total, kept)
+        self.wire.read(message, into)
+        return message
+
+    def _send_small(self) -> None:
+        """What is too small to be shared out or packed: every rank gives its change of it to all."""
+        mine, what = self.change[self.size :], "the changes of the small weights"
+        for rank in range(self.comm.world):
+            if rank == self.comm.rank:
+                self._small.append((None, mine))
+            else:
+                message = torch.empty_like(mine)
+                self._small.append((self.comm.receive(message, rank, SMALL_TAG, what), message))
+                self._leave(mine, rank, SMALL_TAG, what)
+
+    def _mean_of_small(self) -> Tensor:
+        total = torch.zeros(len(self.change) - self.size)
+        for weight, (pending, change) in zip(self.weights, self._small, strict=True):
+            if pending is not None:
+                self._await(pending)
+            total += change * weight
+        return total
+
+    @torch.no_grad()
+    def _step(self, mean: Tensor) -> Tensor:
+        """Move the anchor, and return by how much: Nesterov's, along the mean of the matrices. The scalars go to their mean:
+        their learning rates are so large that they are where they want to be after a few steps, and momentum would carry them
+        far beyond."""
+        rate, momentum = self.outer
+        matrices = mean[: self.size]
+        self.momentum.mul_(momentum).add_(matrices)
+        matrices.add_(self.momentum * momentum).mul_(rate)
+        self.anchor += mean
+        return mean

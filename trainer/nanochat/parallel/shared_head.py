@@ -1,0 +1,345 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The head shared out: each rank has a part of the vocabulary, and neither its weights nor their gradient travel.
+
+What travels is what the head sees, y, and its gradient, both a row a token:
+
+1. each rank sends y of its rows, and makes the exponentials of its own rows in its own part meanwhile;
+2. it makes those of the others' rows as they come, and sends of each what is summed: that sum over its part, and the
+   exponential of the target if that is in its part;
+3. with the sums of all parts it makes its part of the gradient of y, of the others' rows first, which leave at once;
+4. and the gradient of its weights, while the parts of its own rows' gradient arrive, which it sums in the order of the ranks.
+
+So the work of each part hides the way of what was sent before it. The rows of a pass go through this in rounds of as
+many as may have their logits in memory. Of the last round of a step the gradient of the weights is left for the time
+when the layers' gradients are under way: `finish()` makes it piece by piece.
+
+With t = tanh(y W' / 15) the logits 15 t are bounded, so their exponentials are summed as they are, without a maximum. With S
+the sum of a row, its gradient of y W' is (e / S - target) * (1 - t^2); here it is kept S times as large, so that no pass over
+the logits has to wait for S: the products are divided by it instead.
+
+In training, the weights of the other parts are out of date here: `gather()` brings them, for evaluation and saves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanochat.kit.settings import Settings, refuse
+from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gradients import HEAD, product
+from nanochat.model.head import CACHED_BYTES, CHUNK_BYTES, row_slices
+from nanochat.model.layers import Buffers
+from nanochat.model.ops import IGNORED, SOFTCAP, tanh_product
+from nanochat.model.optim import Optimizer
+from nanochat.parallel.balance import Shares
+from nanochat.parallel.comm import Comm, Pending
+from nanochat.parallel.wire import WIRES
+from nanochat.rules.shares import part_bounds, passes_of
+from nanochat.rules.ways import can_share, choose_head
+
+# Beyond all tags of the gradients.
+FIRST_TAG = 2**20
+
+
+def even_slices(tokens: Sequence[int], row_bytes: int, limit: int) -> list[list[slice]]:
+    """All tokens of all ranks, as many together as stay below the limit: of each rank in each round nearly the same part."""
+    count = min(max(tokens), len(row_slices(sum(tokens), row_bytes, limit)))
+    return [[slice(t * n // count, t * (n + 1) // count) for t in tokens] for n in range(count)]
+
+
+def fit_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[int], device: str) -> Settings:
+    """These settings with --head auto decided; refuses parts that the job or the vocabulary has no room for."""
+    shares, world = settings.head_shares, len(tokens_of_ranks)
+    if shares and len(shares) != world:
+        refuse(settings, "head_shares", f"names {len(shares)} rank(s), but this job has {world}")
+    able = world > 1 and can_share(device, settings.sync)
+    if settings.head == "shared" and device != "cpu":
+        refuse(settings, "head", f"is for CPUs, but this job is on {device}")
+    head = choose_head(settings.head, able, config.padded_vocab_size, config.n_embd, tokens_of_ranks, settings.sync)
+    if head == "shared":
+        try:
+            part_bounds(config.vocab_size, config.padded_vocab_size, shares or [1] * world)
+        except ValueError as error:
+            if shares or settings.head == "shared":
+                refuse(settings, "head_shares" if shares else "head", str(error))
+            head = "whole"
+    return dataclasses.replace(settings, head=head)
+
+
+def make_head(settings: Settings, comm: Comm, model: GPT, shares: Shares, dtype: torch.dtype) -> SharedHead | None:
+    """This rank's part, if these settings (as fit_head gives them) share the head out."""
+    if settings.head != "shared":
+        return None
+    config = model.config
+    bounds = part_bounds(config.vocab_size, config.padded_vocab_size, shares.head)
+    by_rank = passes_of(shares.rows, settings.device_batch_size, together=True)
+    passes = [[rows * settings.max_seq_len for rows in one] for one in zip(*by_rank, strict=True)]
+    # What packing would do to hidden states has no place for error feedback: they go as the rows of the tables do.
+    return SharedHead(comm, model, bounds, passes, WIRES[settings.sync].rows.dtype, dtype)
+
+
+class Target(NamedTuple):
+    """Where the targets of some rows are in this rank's part, and what is there."""
+
+    rows: Tensor  # numbers of the rows whose target is in this part
+    columns: Tensor
+    t: Tensor
+    exponential: Tensor
+
+
+class Round:
+    """The rows that go through the head together, of each rank that has rows in it one after the other."""
+
+    def __init__(self, head: SharedHead, number: int, slices: Sequence[slice]) -> None:
+        """slices: of the rows of each rank in this pass."""
+        self.rows = slices[head.comm.rank]
+        self.sizes = [one.stop - one.start for one in slices]
+        self.active = [rank for rank, size in enumerate(self.sizes) if size]
+        ends = list(itertools.accumulate(self.sizes))
+        self.places = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+        self.all = ends[-1]
+        world, width, wire, get = head.comm.world, head.part.size(1), head.wire, head.buffers.get
+        name = f"round {number} of {self.sizes}"
+        # What the head sees, and its targets.
+        self.y = get(f"{name} y", self.all, width, dtype=wire)
+        self.targets = get(f"{name} targets", self.all, dtype=torch.int32)
+        self._sums = get(f"{name} sums", world, 2 * self.all)
+        # By the rank of the part: the gradients of this rank's rows.
+        self.dy = get(f"{name} dy", world, self.sizes[head.comm.rank], width, dtype=wire)
+        self.arriving: dict[tuple[str, int, int], Pending] = {}
+        self.found: dict[int, Target] = {}
+
+    def sums(self, part: int, rank: int) -> Tensor:
+        """Of the rows of a rank in the part of another: sums of exponentials, and exponentials of the targets."""
+        place = self.places[rank]
+        return self._sums[part, 2 * place.start : 2 * place.stop].view(2, self.sizes[rank])
+
+
+class SharedHead:
+    """One rank's part, and its exchanges with the others."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        model: GPT,
+        bounds: Sequence[int],
+        passes: Sequence[Sequence[int]],
+        wire: torch.dtype = torch.float32,
+        dtype: torch.dtype = torch.float32,
+        limit: int = CHUNK_BYTES,
+    ) -> None:
+        """bounds: of the parts, as part_bounds gives them; passes: tokens by pass and rank; dtype: of operands;
+        limit: bytes of logits in memory at a time."""
+        self.comm, self.bounds, self.passes = comm, list(bounds), [list(one) for one in passes]
+        self.wire, self.dtype, self.limit = wire, dtype, limit
+        self.weight = model.lm_head.weight.detach()
+        self.rows = slice(self.bounds[comm.rank], self.bounds[comm.rank + 1])
+        self.part = self.weight[self.rows]
+        self.real = min(self.rows.stop, model.config.vocab_size) - self.rows.start
+        self.sizes = [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+        self.row_bytes = max(self.sizes) * dtype.itemsize
+        # The padding's rows are never written.
+        self.gradient = torch.zeros_like(self.part)
+        self.buffers = Buffers(self.weight.device)
+        self.others = [(comm.rank + distance) % comm.world for distance in range(1, comm.world)]
+        self.operand = self.logits = self.scaled = torch.empty(0)
+        self.number = 0  # of the pass
+        self.rounds: list[Round] = []
+        self.current = True  # whether the weights of the other parts are those of now
+        self._written = False
+        self._leaving: list[Pending] = []
+
+    # -- a pass
+
+    def start_step(self) -> None:
+        real = self.part[: self.real]
+        same = self.dtype == real.dtype
+        self.operand = real if same else self.buffers.get("operand", *real.shape, dtype=self.dtype).copy_(real)
+        self.number, self._written = 0, False
+
+    def start_pass(self) -> None:
+        """Be ready for what the others send: their rows may come while ours are still in the layers."""
+        # What is sent lies in the buffers of the last pass until it has left.
+        self.settle()
+        tokens = self.passes[self.number]
+        slices = even_slices(tokens, self.row_bytes, self.limit)
+        self.rounds = [Round(self, number, one) for number, one in enumerate(slices)]
+        for number, one in enumerate(self.rounds):
+            self._expect(one, number)
+
+    def _tag(self, number: int, kind: int) -> int:
+        """kind: 0 y, 1 targets, 2 gradients of y, from 3 on the sums of the rows of a rank."""
+        return FIRST_TAG + number * (3 + self.comm.world) + kind
+
+    def _expect(self, one: Round, number: int) -> None:
+        def receive(what: str, about: int, source: int, into: Tensor, kind: int, told: str) -> None:
+            one.arriving[what, about, source] = self.comm.receive(into, source, self._tag(number, kind), told)
+
+        for rank in self.others:
+            if rank in one.active:
+                receive("y", rank, rank, one.y[one.places[rank]], 0, "the hidden states")
+                receive("targets", rank, rank, one.targets[one.places[rank]], 1, "the targets")
+            for about in one.active:
+                receive("sums", about, rank, one.sums(rank, about), 3 + about, "the sums of logits")
+            if self.comm.rank in one.active:
+                receive("dy", self.comm.rank, rank, one.dy[rank], 2, "the gradient of the hidden states")
+
+    def _send(self, tensor: Tensor, number: int, kind: int, what: str, ranks: Sequence[int]) -> None:
+        self._leaving += [self.comm.send(tensor, rank, self._tag(number, kind), what) for rank in ranks]
+
+    def loss_and_gradient(self, y: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """As of a whole head; y is this rank's rows of this pass."""
+        for number, one in enumerate(self.rounds):
+            if self.comm.rank not in one.active:
+                continue
+            mine = one.places[self.comm.rank]
+            one.y[mine].copy_(y[one.rows])
+            one.targets[mine].copy_(targets[one.rows])
+            self._send(one.targets[mine], number, 1, "the targets", self.others)
+            self._send(one.y[mine], number, 0, "the hidden states", self.others)
+        loss = self.take_part(scale)
+        d = self.buffers.get("d", *y.shape)
+        for one in self.rounds:
+            if self.comm.rank in one.active:
+                self._sum_gradients(one, d[one.rows])
+        return loss, d.mul_(scale)
+
+    def take_part(self, scale: float) -> Tensor:
+        """Do what is this rank's to do in a pass; returns the loss of its rows, if it has any."""
+        self.comm.enter("head")
+        loss = torch.zeros((), device=self.weight.device)
+        most = max(one.all for one in self.rounds)
+        for number, one in enumerate(self.rounds):
+            order = [rank for rank in (self.comm.rank, *self.others) if rank in one.active]
+            self.logits = self.buffers.get("logits", most, self.real, dtype=self.dtype)[: one.all]
+            self.scaled = self.buffers.get("scaled", most, self.part.size(1), dtype=self.dtype)[: one.all]
+            for rank in order:
+                self._exponentials(one, number, rank)
+            for rank in sorted(order, key=lambda rank: (rank == self.comm.rank, order.index(rank))):
+                loss += self._gradient(one, number, rank, scale)
+            last = number == len(self.rounds) - 1 and self.number == len(self.passes) - 1
+            if not last:
+                self._weight_gradient(slice(0, self.real))
+                self._written = True
+        self.number += 1
+        self.comm.enter("forward_backward")
+        return loss * scale
+
+    # -- the two halves of a round
+
+    def _exponentials(self, one: Round, number: int, rank: int) -> None:
+        """Of a rank's rows in this part; their sums leave for all."""
+        place, size = one.places[rank], one.sizes[rank]
+        logits = self.logits[place]
+        if rank != self.comm.rank:
+            self.comm.wait(one.arriving.pop(("targets", rank, rank)), one.arriving.pop(("y", rank, rank)))
+        x = torch.mul(self._float(one.y[place]), 1 / SOFTCAP, out=self._operand("capped", size))
+        wanted = one.targets[place].long() - self.rows.start
+        inside = (wanted >= 0) & (wanted < self.real)
+        columns = wanted.clamp(0, self.real - 1)
+        sums, t_at = one.sums(self.comm.rank, rank), torch.empty(size)
+        for rows in row_slices(size, self.real * self.dtype.itemsize, CACHED_BYTES):
+            t = tanh_product(x[rows], self.operand)
+            e = torch.mul(t, SOFTCAP, out=logits[rows]).exp_()
+            torch.sum(e, 1, dtype=torch.float32, out=sums[0, rows])
+            at = columns[rows, None]
+            sums[1, rows] = e.gather(1, at).squeeze(1).float() * inside[rows]
+            t_at[rows] = t.gather(1, at).squeeze(1).float()
+            torch.ops.aten.tanh_backward.grad_input(e, t, grad_input=e)
+        self._send(sums, number, 3 + rank, "the sums of logits", self.others)
+        found = inside.nonzero().squeeze(1)
+        one.found[rank] = Target(found, columns[found], t_at[found], sums[1, found])
+
+    def _gradient(self, one: Round, number: int, rank: int, scale: float) -> Tensor:
+        """Of a rank's rows in this part: on its way to that rank, if it is another; returns the loss if it is this."""
+        place, size, own = one.places[rank], one.sizes[rank], rank == self.comm.rank
+        self.comm.wait(*(one.arriving.pop(("sums", rank, other)) for other in self.others))
+        total, at_target = torch.zeros(size), torch.zeros(size)
+        for part in range(self.comm.world):
+            total += one.sums(part, rank)[0]
+            at_target += one.sums(part, rank)[1]
+        target = one.found.pop(rank)
+        missing = (target.exponential - total[target.rows]) * (1 - target.t.square())
+        self.logits[place].index_put_((target.rows, target.columns), missing.to(self.dtype))
+        counted = one.targets[place] != IGNORED
+        factor = (counted / total).unsqueeze(1)
+        # As a product of transposes, because that is faster where the inner side is the longest by far.
+        dy = torch.mm(self.operand.t(), self.logits[place].t()).t()
+        if own:
+            self._own_dy(one).copy_(dy).mul_(factor)
+        else:
+            sent = self.buffers.get(f"dy for {rank} of round {number}", *dy.shape, dtype=self.wire)
+            self._send(sent.copy_(dy * factor), number, 2, "the gradient of the hidden states", [rank])
+        torch.mul(self._float(one.y[place]), factor * scale, out=self.scaled[place])
+        return (total.log() - at_target.log())[counted].sum() if own else torch.zeros(())
+
+    def _own_dy(self, one: Round) -> Tensor:
+        return self.buffers.get(f"own dy from {one.rows.start}", one.sizes[self.comm.rank], self.part.size(1))
+
+    def _sum_gradients(self, one: Round, out: Tensor) -> None:
+        """The gradient of this rank's rows: the parts in the order of the ranks, in float32."""
+        out.zero_()
+        for rank in range(self.comm.world):
+            if rank == self.comm.rank:
+                out += self._own_dy(one)
+            else:
+                self.comm.wait(one.arriving.pop(("dy", self.comm.rank, rank)))
+                out += one.dy[rank]
+
+    def _float(self, x: Tensor) -> Tensor:
+        return x if x.dtype == torch.float32 else x.float()
+
+    def _operand(self, name: str, size: int) -> Tensor:
+        return self.buffers.get(f"{name} {size}", size, self.part.size(1), dtype=self.dtype)
+
+    def _weight_gradient(self, rows: slice) -> None:
+        """Of some rows of this part, from the round that was worked off last."""
+        product(self.logits[:, rows].t(), self.scaled, self.gradient[rows], add=self._written)
+
+    # -- the end of a step
+
+    def finish(self, optimizer: Optimizer, piece: int, pieces: int) -> None:
+        """One of so many pieces of what was left for the end: the gradient of the weights, and AdamW with it."""
+        if piece == 0:
+            optimizer.dense[HEAD].keep_apart()
+        rows = slice(self.real * piece // pieces, self.real * (piece + 1) // pieces)
+        self._weight_gradient(rows)
+        if piece == pieces - 1:
+            rows = slice(rows.start, len(self.part))
+        optimizer.dense[HEAD].update(self.gradient[rows], optimizer.schedule.lr_multiplier, optimizer.steps, rows)
+        self.current = False
+
+    def gather(self) -> None:
+        """Bring the weights of all parts up to date, on every rank."""
+        if self.current:
+            return
+        self._broadcast_parts(self.weight, "the parts of lm_head.weight")
+        self.current = True
+
+    def settle(self) -> None:
+        """Wait until what was sent has left."""
+        self.comm.wait(*self._leaving)
+        self._leaving.clear()
+
+    def whole_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """AdamW's state of all parts. That of this rank's moves into it until the next step, since little would be
+        saved by sharing out what a save needs beside the whole."""
+        mine, moments = optimizer.dense[HEAD], {}
+        for name in ("exp_avg", "exp_avg_sq"):
+            whole = moments[name] = torch.empty_like(self.weight)
+            whole[self.rows] = mine.state_dict()[name]
+            mine.keep_in(name, whole[self.rows])
+            self._broadcast_parts(whole, "the optimizer state of lm_head.weight")
+        return moments
+
+    def _broadcast_parts(self, whole: Tensor, what: str) -> None:
+        for rank in range(self.comm.world):
+            self.comm.broadcast(whole[self.bounds[rank] : self.bounds[rank + 1]], rank, what)

@@ -1,0 +1,586 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How the gradients of all ranks become one update, the same to the bit on every rank.
+
+    sync = make_sync("exact", comm, training, optimizer, tokens_of_ranks)
+    sync.offer_ids(ids)                                  # this rank's tokens of the coming step
+    token_ids, stop = sync.take_ids()                    # those of all ranks
+    sync.start_step(token_ids)
+    training.forward_backward(..., on_ready=sync.on_ready)
+    loss = sync.step(loss, schedule)                     # gradients summed, optimizer stepped on every rank
+
+exact, bf16, int8 and int4 send each gradient, of the head's each block of rows, the moment the backward pass has completed it:
+- of the embedding tables only the rows that a rank has touched, to every other rank;
+- each matrix of the layers to the one rank that owns it, which computes its Muon update and sends that back;
+- a block of the head to the other rank, or of three and more ranks in shares to those that sum them and send that back;
+- what is small in one piece with the loss, at the end.
+Whoever sums does so in float32 and in the order of the ranks; the other three round only what travels (wire.py). Of int8 and
+int4 each rank keeps what rounding left of each of its gradients and updates, and sends it with the next. Each matrix product
+whose result must be the same everywhere is made by one rank only, for another CPU would round it another way.
+dense and ddp sum every gradient whole, tables too: after the backward pass, or in buckets while it runs.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat.kit.common import UserError, cpu_flags
+from nanochat.kit.expected import count, listed, row, text
+from nanochat.model.fused import TrainingPass, unique_ids
+from nanochat.model.gradients import HEAD, Part, is_table
+from nanochat.model.optim import ALL_ROWS, Optimizer
+from nanochat.parallel.comm import Comm, Pending
+from nanochat.parallel.wire import WIRES, Plain, Wire
+from nanochat.rules.causes import Cause
+from nanochat.rules.schedule import StepSchedule
+from nanochat.rules.ways import WHOLE, packs
+
+# Gradients of fewer elements go together: the lambdas and the smear gate.
+SMALL = 1024
+# Muon's matrices of one rank are updated in so many portions: more overlap better, fewer are computed better.
+PORTIONS = 4
+DDP_BUCKET_BYTES = 25 * 2**20
+IDS_TAG, SMALL_TAG, FIRST_TAG = 1, 2, 10
+# Numbers before the token ids, and the unit of the seconds among them.
+TOLD = 2
+BUSY_UNIT, MOST_BUSY = 1e-4, 2**31 - 1
+
+
+def make_sync(
+    mode: str,
+    comm: Comm,
+    training: TrainingPass,
+    optimizer: Optimizer,
+    tokens_of_ranks: Sequence[int],
+    speeds: Sequence[int] = (),
+) -> Sync:
+    """The way of --sync; a process alone has nothing to exchange, and NCCL does all by all-reduce.
+
+    speeds: of the ranks, by which Muon's work is shared out; by their tokens where there are none.
+    """
+    if comm.world == 1:
+        return Sync(comm, training, optimizer, tokens_of_ranks)
+    cuda = next(training.model.parameters()).is_cuda
+    if cuda and mode in WHOLE:
+        raise UserError(f"--sync {mode} is for CPUs, to be compared with; take exact or bf16 with a GPU.")
+    if mode in WHOLE:
+        return DenseSync(comm, training, optimizer, tokens_of_ranks, overlap=mode == "ddp")
+    wire, row_wire, dummy = WIRES[mode]
+    if not cuda:
+        return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wire, row_wire, speeds)
+    if packs(mode):
+        raise UserError(f"--sync {mode} is for CPUs on slow links; take exact or bf16 with a GPU.")
+    return AllReduceSync(comm, training, optimizer, tokens_of_ranks, wire.dtype)
+
+
+class Sync:
+    """One rank alone, and what all ways have in common: the exchange of token ids."""
+
+    def __init__(
+        self, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int]
+    ) -> None:
+        self.comm, self.training, self.optimizer = comm, training, optimizer
+        self.others = [rank for rank in range(comm.world) if rank != comm.rank]
+        # The ranks that have gradients: one without rows has none.
+        self.trainers = [rank for rank, tokens in enumerate(tokens_of_ranks) if tokens]
+        self.owners: dict[str, int] = {}
+        # What packing has left of this rank's gradients and updates, by parameter.
+        self.feedback: dict[str, Tensor] = {}
+        # Before the tokens: whether this rank was asked to stop (1), or wants a checkpoint (2), and how long it was busy.
+        self.device = next(training.model.parameters()).device
+        self._ids = [torch.zeros(TOLD + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
+        self.pending_ids: list[Pending] = []
+        self.busy = [0.0] * comm.world  # seconds of each rank in a step before; 0: it does not say
+        self.save_asked = False  # after the step whose ids were taken last, by any rank
+        self.met = True  # whether all ranks hold the same weights after the last step
+        # Whether an update has begun to change weights and is not done, so that they are of no step.
+        self.changing = False
+
+    @property
+    def on_ready(self) -> Any:
+        """What the last micro-batch is to be told its gradients by; None where that is not needed."""
+        return None
+
+    def offer_ids(self, ids: Sequence[Tensor], stop: bool = False, save: bool = False, busy: float = 0.0) -> None:
+        """Send this rank's token ids of the coming step to the others, whether to stop or to save after it, and the seconds
+        in which this rank was busy in the last step that it has finished."""
+        mine = self._ids[self.comm.rank]
+        mine[0] = int(stop) + 2 * int(save)
+        mine[1] = min(round(busy / BUSY_UNIT), MOST_BUSY)
+        if ids:
+            torch.cat([part.flatten().to("cpu", torch.int32) for part in ids], out=mine[TOLD:])
+        what = "the token ids"
+        self.pending_ids = [self.comm.receive(self._ids[rank], rank, IDS_TAG, what) for rank in self.others]
+        self.pending_ids += [self.comm.send(mine, rank, IDS_TAG, what) for rank in self.others]
+
+    def take_ids(self) -> tuple[Tensor, bool]:
+        """The token ids of all ranks, sorted and unique, and whether any rank was asked to stop."""
+        self.comm.wait(*self.pending_ids)
+        stop = any(bool(ids[0] & 1) for ids in self._ids)
+        self.save_asked = any(bool(ids[0] & 2) for ids in self._ids)
+        self.busy = [max(0.0, float(ids[1]) * BUSY_UNIT) for ids in self._ids]
+        for rank, ids in enumerate(self._ids):
+            check_ids(ids[TOLD:], self.training.model.config.padded_vocab_size, rank)
+        return unique_ids([ids[TOLD:] for ids in self._ids]).long().to(self.device), stop
+
+    def start_step(self, token_ids: Tensor) -> None:
+        """Make ready for the gradients of a step over these token ids."""
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, schedule: StepSchedule) -> float:
+        """Sum gradients and loss over the ranks and make the update; returns the loss of the whole step."""
+        self.comm.enter("optimizer")
+        self.changing = True
+        self.optimizer.step(self.training.gradients, self.training.token_ids, schedule)
+        self.changing = False
+        return float(loss)
+
+    def meeting_in(self) -> int:
+        """Steps until all ranks meet at the latest; 0 where they do so in every step."""
+        return 0
+
+    def whole_state(self) -> dict[str, Any]:
+        """The optimizer's state with the part of every rank, so that one rank's checkpoint is enough to resume."""
+        state = self.optimizer.state_dict()
+        shapes = {name: p.shape for name, p in self.training.model.named_parameters()}
+        for name, owner in self.owners.items():
+            rows, columns = shapes[name]
+            empty = {
+                "momentum_buffer": torch.empty(rows, columns),
+                "second_momentum_buffer": torch.empty((rows, 1) if rows >= columns else (1, columns)),
+            }
+            mine = state["muon"].get(name, empty) if owner == self.comm.rank else empty
+            for part in empty:
+                self.comm.broadcast(mine[part], owner, f"the optimizer state of {name}")
+            state["muon"][name] = mine
+        if self.training.shared_head is not None:
+            del state["adamw"][HEAD]
+            state["adamw"][HEAD] = self.training.shared_head.whole_state(self.optimizer)
+        return state
+
+
+def check_ids(ids: Tensor, rows: int, rank: int) -> None:
+    """Refuse token ids of a rank that no table here has a row for."""
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+        raise UserError(
+            f"rank {rank} has token ids between {int(ids.min())} and {int(ids.max())}, but the tables have {rows} rows; "
+            "look at that host.",
+            Cause.BAD_DATA,
+            [rank],
+        )
+
+
+class AllReduceSync(Sync):
+    """Rows of the tables and whole matrices, each summed by an all-reduce while the backward pass runs."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        training: TrainingPass,
+        optimizer: Optimizer,
+        tokens_of_ranks: Sequence[int],
+        wire: torch.dtype,
+    ) -> None:
+        super().__init__(comm, training, optimizer, tokens_of_ranks)
+        self.wire = wire
+        self._pending: list[tuple[Pending, Tensor, Tensor]] = []
+
+    @property
+    def on_ready(self) -> Any:
+        return self._send
+
+    def _send(self, part: Part, gradient: Tensor) -> None:
+        travelling = gradient.to(self.wire)
+        self._pending.append((self.comm.start_all_reduce(travelling, part.label), travelling, gradient))
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, schedule: StepSchedule) -> float:
+        self.comm.enter("sync")
+        total = loss.detach().float().reshape(1).clone()
+        for pending, travelling, gradient in self._pending:
+            self.comm.wait(pending)
+            if travelling is not gradient:
+                gradient.copy_(travelling)
+        self._pending.clear()
+        self.comm.all_reduce(total, "the loss")
+        super().step(loss, schedule)
+        return float(total)
+
+
+class DenseSync(Sync):
+    """Every gradient whole: one all-reduce for each after the backward pass, or in buckets as DistributedDataParallel."""
+
+    def __init__(
+        self, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int], overlap: bool
+    ) -> None:
+        super().__init__(comm, training, optimizer, tokens_of_ranks)
+        self.overlap = overlap
+        shapes = {name: p.shape for name, p in training.model.named_parameters()}
+        limit = DDP_BUCKET_BYTES if overlap else 0
+        self._buckets = make_buckets(training.ready_order, shapes, limit)
+        self._place = {name: view for bucket in self._buckets for name, view in bucket.views.items()}
+        self._pending: list[Pending] = []
+        self._left: list[set[Part]] = []
+
+    @cached_property
+    def alike(self) -> bool:
+        """Asked in the first step, since a checkpoint may have changed how products are made."""
+        return alike(self.comm)
+
+    @property
+    def on_ready(self) -> Any:
+        return self._fill if self.overlap else None
+
+    def start_step(self, token_ids: Tensor) -> None:
+        parts = self.training.step_gradients.parts
+        self._pending, self._left = [], [{p for name in bucket.views for p in parts[name]} for bucket in self._buckets]
+
+    def _fill(self, part: Part, gradient: Tensor) -> None:
+        place = self._place[part.name][part.rows]
+        if is_table(part.name):
+            place.zero_()
+            place.index_copy_(0, self.training.token_ids, gradient)
+        else:
+            place.copy_(gradient)
+        for left in self._left:
+            left.discard(part)
+        # In their order, which is that of every rank.
+        while len(self._pending) < len(self._buckets) and not self._left[len(self._pending)]:
+            bucket = self._buckets[len(self._pending)]
+            self._pending.append(self.comm.start_all_reduce(bucket.flat, "a bucket of gradients"))
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, schedule: StepSchedule) -> float:
+        self.comm.enter("sync")
+        gradients, token_ids = self.training.gradients, self.training.token_ids
+        if not self.overlap:
+            for name in self.training.ready_order:
+                for part in self.training.step_gradients.parts[name]:
+                    self._fill(part, self.training.step_gradients.of(part))
+                self.comm.wait(self._pending[-1])
+        self.comm.wait(*self._pending)
+        for name, gradient in gradients.items():
+            gradient.copy_(self._place[name][token_ids] if is_table(name) else self._place[name])
+        total = self.comm.all_reduce(loss.detach().float().reshape(1).clone(), "the loss")
+        super().step(loss, schedule)
+        if not self.alike:
+            self.comm.enter("sync")
+            self.changing = True
+            parameters = dict(self.training.model.named_parameters())
+            for name in self.optimizer.matrix_names:
+                self.comm.broadcast(parameters[name].detach(), 0, f"the update of {name}")
+            self.changing = False
+        return float(total)
+
+
+def alike(comm: Comm) -> bool:
+    """Whether every rank computes matrix products on the same kind of CPU in the same way, and so to the same bits."""
+    flags = sorted(cpu_flags())
+    route = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    way = [platform.machine(), flags, torch.get_num_threads(), route]
+    told = comm.exchange("the kinds of CPU", way, fits=row(text, listed(text), count(), text))
+    return all(one == told[0] for one in told)
+
+
+class Bucket:
+    """Gradients that travel together: one flat tensor and views of it."""
+
+    def __init__(self, names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
+        self.flat = torch.zeros(sum(shapes[name].numel() for name in names))
+        parts = torch.split(self.flat, [shapes[name].numel() for name in names])
+        self.views = {name: part.view(shapes[name]) for name, part in zip(names, parts, strict=True)}
+
+
+def make_buckets(names: Sequence[str], shapes: Mapping[str, torch.Size], limit: int) -> list[Bucket]:
+    """Names in their order, as many together as stay below the limit of bytes."""
+    groups: list[list[str]] = []
+    size = 0
+    for name in names:
+        size += 4 * shapes[name].numel()
+        if not groups or size > limit:
+            groups.append([])
+            size = 4 * shapes[name].numel()
+        groups[-1].append(name)
+    return [Bucket(group, shapes) for group in groups]
+
+
+class OverlappedSync(Sync):
+    """Point to point: each gradient leaves when it is complete, for the ranks that sum it."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        training: TrainingPass,
+        optimizer: Optimizer,
+        tokens_of_ranks: Sequence[int],
+        wire: Wire,
+        row_wire: Plain,
+        speeds: Sequence[int] = (),
+    ) -> None:
+        super().__init__(comm, training, optimizer, tokens_of_ranks)
+        self.wire, self.row_wire = wire, row_wire
+        self.parameters = {name: p.detach() for name, p in training.model.named_parameters()}
+        order, parts = training.ready_order, training.step_gradients.parts
+        self.tables = [name for name in order if is_table(name)]
+        matrices = optimizer.matrix_names
+        self.small = [n for n in order if self.parameters[n].numel() < SMALL and n not in {*self.tables, *matrices}]
+        self.owners = share_out({n: self.parameters[n].shape for n in matrices}, speeds or tokens_of_ranks)
+        self.owned = [n for n in order if self.owners.get(n) == comm.rank]
+        size = -(-len(self.owned) // PORTIONS) or 1
+        self.portions = [self.owned[start : start + size] for start in range(0, len(self.owned), size)]
+        apart = {*self.tables, *self.small, *matrices}
+        self.blocks = [part for name in order if name not in apart for part in parts[name]]
+        labels = [part.label for name in order for part in parts[name]]
+        self.tags = {label: FIRST_TAG + 2 * number for number, label in enumerate(labels)}
+        self.index: list[Tensor] = []
+        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._arriving: dict[tuple[str, int], tuple[Pending, Tensor]] = {}
+        self._leaving: list[Pending] = []
+        self._sent: dict[str, Tensor] = {}
+        self._pack = [Bucket([*self.small, "loss"], self._small_shapes()) for dummy in range(comm.world)]
+        if not wire.dtype.is_floating_point:
+            fed = [*matrices, *dict.fromkeys(block.name for block in self.blocks)]
+            self.feedback = {name: torch.zeros_like(self.parameters[name]) for name in fed}
+
+    def _small_shapes(self) -> dict[str, torch.Size]:
+        return {**{name: self.parameters[name].shape for name in self.small}, "loss": torch.Size([1])}
+
+    # -- messages; all go by the label of a part, which is the name of what is in one part
+
+    def _message(self, name: str, rank: int, wire: Wire, rows: int, columns: int) -> Tensor:
+        """Memory for what comes from a rank (or, for one's own rank, is to leave); it grows but is never given back."""
+        length, buffer = wire.length(rows, columns), self._buffers.get((name, rank))
+        if buffer is None or len(buffer) < length:
+            buffer = self._buffers[name, rank] = torch.empty(length, dtype=wire.dtype)
+        return buffer[:length]
+
+    def _expect(self, name: str, rank: int, wire: Wire, rows: int, columns: int) -> None:
+        message = self._message(name, rank, wire, rows, columns)
+        self._receive(name, rank, message, self.tags[name], f"the gradient of {name}")
+
+    def _receive(self, name: str, rank: int, into: Tensor, tag: int, what: str) -> None:
+        self._arriving[name, rank] = self.comm.receive(into, rank, tag, what), into
+
+    def _arrived(self, name: str, rank: int) -> Tensor:
+        pending, message = self._arriving.pop((name, rank))
+        self.comm.wait(pending)
+        return message
+
+    def _written(self, name: str, values: Tensor, wire: Wire, feedback: Tensor | None = None) -> Tensor:
+        """The values as they travel."""
+        if wire.exact:
+            return values.contiguous()
+        message = self._message(name, self.comm.rank, wire, *values.shape)
+        wire.write(values, message, feedback)
+        return message
+
+    def _fed(self, part: Part | str, rows: slice = ALL_ROWS) -> Tensor | None:
+        """What packing has left of rows of a part."""
+        name, whole = (part, ALL_ROWS) if isinstance(part, str) else (part.name, part.rows)
+        return self.feedback[name][whole][rows] if self.feedback else None
+
+    def _leave(self, tensor: Tensor, rank: int, tag: int, what: str) -> None:
+        self._leaving.append(self.comm.send(tensor, rank, tag, what))
+
+    def _share(self, block: Part, rank: int) -> slice:
+        """The rows of a block that a rank sums. Two ranks both sum all: one round instead of two, and no more bytes."""
+        rows, world = block.stop - block.start, self.comm.world
+        return slice(rows * rank // world, rows * (rank + 1) // world) if world > 2 else slice(0, rows)
+
+    # -- during the pass
+
+    @property
+    def on_ready(self) -> Any:
+        return self._send
+
+    def start_step(self, token_ids: Tensor) -> None:
+        mine = [unique_ids([ids[TOLD:]]).long() for ids in self._ids]
+        self.index = [torch.searchsorted(token_ids, ids) for ids in mine]
+        for rank in self.trainers:
+            if rank == self.comm.rank:
+                continue
+            for block in self.blocks:
+                rows = self._share(block, self.comm.rank)
+                self._expect(block.label, rank, self.wire, rows.stop - rows.start, self.parameters[block.name].size(1))
+            for name in self.owned:
+                self._expect(name, rank, self.wire, *self.parameters[name].shape)
+            for name in self.tables:
+                self._expect(name, rank, self.row_wire, len(self.index[rank]), self.parameters[name].size(1))
+        for rank in self.others:
+            self._receive("small", rank, self._pack[rank].flat, SMALL_TAG, "the loss")
+
+    @torch.no_grad()
+    def _send(self, part: Part, gradient: Tensor) -> None:
+        name, what = part.label, f"the gradient of {part.label}"
+        if name in self.small:
+            self._pack[self.comm.rank].views[name].copy_(gradient)
+        elif name in self.owners:
+            if self.owners[name] != self.comm.rank:
+                message = self._written(name, gradient, self.wire, self._fed(name))
+                self._leave(message, self.owners[name], self.tags[name], what)
+        elif is_table(name):
+            message = self._sent[name] = self._written(name, gradient[self.index[self.comm.rank]], self.row_wire)
+            for rank in self.others:
+                self._leave(message, rank, self.tags[name], what)
+        else:
+            for rank in self.others:
+                rows = self._share(part, rank)
+                own = f"{name} for rank {rank}"
+                message = self._sent[name] = self._written(own, gradient[rows], self.wire, self._fed(part, rows))
+                self._leave(message, rank, self.tags[name], what)
+
+    # -- after the pass
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, schedule: StepSchedule) -> float:
+        self.comm.enter("sync")
+        pack = self._pack[self.comm.rank]
+        pack.views["loss"].fill_(float(loss))
+        for rank in self.others:
+            self._leave(pack.flat, rank, SMALL_TAG, "the loss")
+        for block in self.blocks:
+            self._sum_share(block)
+        self._update_owned(schedule)
+        for block in self.blocks:
+            self.optimizer.update(block.name, self._block_sum(block), self.training.token_ids, block.rows)
+        for name in self.tables:
+            self.optimizer.update(name, self._row_sum(name), self.training.token_ids)
+        total = self._update_small()
+        self.comm.enter("sync")
+        self._take_others()
+        self.comm.wait(*self._leaving)
+        self._leaving.clear()
+        self.changing = False
+        return total
+
+    def _contributions(self, name: str, mine: Tensor) -> Tensor:
+        """The sum over all ranks in their order, in float32; that of two in place of what is ours, unless it travels."""
+        if self.comm.world == 2 and len(self.trainers) == 2:
+            message = self._arrived(name, self.others[0])
+            return message.view_as(mine).add_(mine) if self.wire.exact else self.wire.add(message, mine)
+        total = torch.empty_like(mine)
+        for number, rank in enumerate(self.trainers):
+            if rank == self.comm.rank:
+                total = total.add_(mine) if number else total.copy_(mine)
+            else:
+                message = self._arrived(name, rank)
+                total = self.wire.add(message, total) if number else self.wire.read(message, total)
+        return total
+
+    def _sum_share(self, block: Part) -> None:
+        """Three ranks or more: sum the share that is this rank's, and give it to all."""
+        if self.comm.world == 2:
+            return
+        name, gradient = block.label, self.training.step_gradients.of(block)
+        rows = self._share(block, self.comm.rank)
+        total = self._contributions(name, gradient[rows])
+        message = self._written(f"sum {name}", total, self.wire, self._fed(block, rows))
+        what = f"the summed gradient of {name}"
+        for rank in self.others:
+            self._leave(message, rank, self.tags[name] + 1, what)
+            coming = self._message(f"sum {name}", rank, self.wire, *gradient[self._share(block, rank)].shape)
+            self._receive(f"sum {name}", rank, coming, self.tags[name] + 1, what)
+        # Rounded for oneself as for the others; nobody is waiting for this share of ours.
+        self.wire.read(message, gradient[rows])
+
+    def _block_sum(self, block: Part) -> Tensor:
+        name, gradient = block.label, self.training.step_gradients.of(block)
+        if self.comm.world == 2:
+            message = self._sent.pop(name)
+            return self._contributions(name, gradient if self.wire.exact else self.wire.read(message, gradient))
+        for rank in self.others:
+            self.wire.read(self._arrived(f"sum {name}", rank), gradient[self._share(block, rank)])
+        return gradient
+
+    def _row_sum(self, name: str) -> Tensor:
+        total = self.training.gradients[name].zero_()
+        for rank in self.trainers:
+            index = self.index[rank]
+            message = self._sent.pop(name) if rank == self.comm.rank else self._arrived(name, rank)
+            total.index_add_(0, index, message.view(len(index), total.size(1)).float())
+        return total
+
+    def _begin_update(self, schedule: StepSchedule) -> None:
+        """From here on weights change, our own by us and those of other owners as they arrive."""
+        if not self.changing:
+            self.changing = True
+            self.optimizer.start_step(schedule)
+            self._expect_others()
+
+    def _update_owned(self, schedule: StepSchedule) -> None:
+        """Muon of the matrices of this rank; what is ready travels to the others while the rest is computed."""
+        if self.training.shared_head is not None:
+            # Its part of the head is the first that a rank changes.
+            self._begin_update(schedule)
+        for number, names in enumerate(self.portions):
+            self._finish_head(number)
+            gradients = {name: self._contributions(name, self.training.gradients[name]) for name in names}
+            self._begin_update(schedule)
+            for name, direction in self.optimizer.directions(gradients).items():
+                sent = self._apply(name, direction)
+                for rank in self.others:
+                    self._leave(sent, rank, self.tags[name] + 1, f"the update of {name}")
+        # Whoever owns no matrix begins here.
+        self._begin_update(schedule)
+        self._finish_head(len(self.portions))
+
+    def _finish_head(self, piece: int) -> None:
+        """A piece of the work on a shared-out head that needs nobody else: gradients arrive and updates leave meanwhile."""
+        if self.training.shared_head is not None:
+            self.training.shared_head.finish(self.optimizer, piece, len(self.portions) + 1)
+
+    def _apply(self, name: str, direction: Tensor) -> Tensor:
+        """Make the update of a matrix; the result is what travels: the matrix itself, or its rounded direction."""
+        if self.wire.exact:
+            self.optimizer.apply(name, direction)
+            return self.parameters[name]
+        message = self._written(f"new {name}", direction, self.wire, self._fed(name))
+        self.optimizer.apply(name, self.wire.read(message, direction))
+        return message
+
+    def _update_small(self) -> float:
+        for rank in self.others:
+            self._arrived("small", rank)
+        total = Bucket([*self.small, "loss"], self._small_shapes())
+        for pack in self._pack:
+            total.flat += pack.flat
+        for name in self.small:
+            self.optimizer.update(name, total.views[name], self.training.token_ids)
+        return float(total.views["loss"])
+
+    def _expect_others(self) -> None:
+        """Await the matrices that other ranks own. They come straight into the model, which nobody reads now."""
+        for name, owner in self.owners.items():
+            if owner != self.comm.rank:
+                new, into = f"new {name}", self.parameters[name]
+                if not self.wire.exact:
+                    into = self._message(new, owner, self.wire, *into.shape)
+                self._receive(new, owner, into, self.tags[name] + 1, f"the update of {name}")
+
+    def _take_others(self) -> None:
+        for name, owner in self.owners.items():
+            if owner != self.comm.rank:
+                message = self._arrived(f"new {name}", owner)
+                if not self.wire.exact:
+                    direction = torch.empty_like(self.parameters[name])
+                    self.optimizer.apply(name, self.wire.read(message, direction))
+
+
+def share_out(shapes: Mapping[str, torch.Size], speeds: Sequence[float]) -> dict[str, int]:
+    """The owner of each matrix, so that Muon's work is shared out by the speeds."""
+    able = [rank for rank, speed in enumerate(speeds) if speed]
+    cost = {name: math.prod(shape) * min(shape) for name, shape in shapes.items()}
+    load, owners = [0.0] * len(speeds), {}
+    for name in sorted(cost, key=lambda n: -cost[n]):
+        rank = min(able, key=lambda r: ((load[r] + cost[name]) / speeds[r], r))
+        load[rank] += cost[name]
+        owners[name] = rank
+    return {name: owners[name] for name in shapes}

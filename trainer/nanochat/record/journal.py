@@ -1,0 +1,108 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one rank lets the world know of its run: lines for people, events for tools, a heartbeat for whoever watches."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nanochat.kit.common import ENVIRON, Ranks, base_dir, writable_folder
+from nanochat.kit.settings import Settings, user_config
+from nanochat.record import prometheus
+from nanochat.record.metrics import Heartbeat, Metrics, memory_bytes
+from nanochat.record.tracker import Tracker, open_tracker
+from nanochat.rules.causes import Cause
+
+
+class Journal:
+    """Metrics, heartbeat and printed lines of one rank; the first rank of each host prints."""
+
+    def __init__(self, settings: Settings, ranks: Ranks) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            # Samples may hold what the terminal's encoding does not know.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        self.folder = Path(settings.run_dir) if settings.run_dir else base_dir()
+        writable_folder(self.folder, "metrics")
+        self.settings, self.rank, self.prints = settings, ranks.rank, ranks.local_rank == 0
+        place = self.place(ranks.rank)
+        self.metrics = Metrics(self.folder / f"metrics-rank{place}.jsonl")
+        self.heartbeat = Heartbeat(self.folder / f"heartbeat-rank{place}.json", place, ranks.world)
+        self.tracker = Tracker()
+        if hear := prometheus.listener(os.environ, settings.run, place):
+            self.metrics.listeners.append(hear)
+        self.began = time.monotonic()
+        self.waited = 0.0
+        self.steps, self.identical = 0, None if ranks.world > 1 else True
+        self.known: dict[str, Any] = {"val_bpb": None, "first_loss": None, "last_loss": None}
+        self._tokens, self._seconds, self._step = 0.0, 0.0, 0
+
+    @staticmethod
+    def place(rank: int, environ: Mapping[str, str] = ENVIRON) -> int:
+        """The number in the names of a rank's files: that of its host in the whole job, also while some hosts are missing."""
+        places = [int(place) for place in environ.get("NANOCHAT_PLACES", "").split(",") if place]
+        return places[rank] if rank < len(places) else rank
+
+    def open_tracker(self, resumed: bool) -> None:
+        """Have rank 0's figures sent to the tracker of the settings, too."""
+        if self.rank == 0:
+            settings = self.settings
+            self.tracker = open_tracker(
+                settings.tracker, settings.tracker_uri, settings.run, user_config(settings), self.folder, resumed
+            )
+            self.metrics.listeners.append(self.tracker.take)
+
+    def say(self, line: str) -> None:
+        """A line of this host's log; one that cannot be written must not end a training."""
+        if self.prints:
+            with contextlib.suppress(OSError, ValueError):
+                print(line, flush=True)
+
+    def record(self, kind: str, step: int, **values: Any) -> None:
+        """An event for metrics-rankN.jsonl, remembered for the summary at the end."""
+        self._step = step
+        if kind == "step":
+            values["memory_bytes"] = memory_bytes()
+            self._count(values)
+        elif kind == "eval":
+            self.known["val_bpb"] = values["val_bpb"]
+        elif kind == "digest":
+            self.identical = values["identical"]
+        self.metrics.write(kind, step, **values)
+
+    def _count(self, values: dict[str, Any]) -> None:
+        first = self.known["first_loss"]
+        self.known |= {"first_loss": values["loss"] if first is None else first, "last_loss": values["loss"]}
+        self.steps += 1
+        self.waited += values["wait_seconds"]
+        self._tokens += values["tokens_per_second"] * values["seconds"]
+        self._seconds += values["seconds"]
+
+    def seconds_per_step(self, last: float) -> float:
+        """The mean over the steps of this process, the one just made included."""
+        return (self._seconds + last) / (self.steps + 1)
+
+    def end(
+        self, reason: str, error: str | None = None, cause: Cause | None = None, blames: Sequence[int] = ()
+    ) -> None:
+        """The last event and the last beat."""
+        code = (cause or Cause(reason)).value
+        self.metrics.write(
+            "end", self._step, reason=reason, error=error, cause=code,
+            blames=[self.place(rank) for rank in blames],
+            seconds=time.monotonic() - self.began, steps=self.steps,
+            identical=self.identical, wait_seconds=self.waited,
+            tokens_per_second=self._tokens / self._seconds if self._seconds else 0.0, **self.known,
+        )  # fmt: skip
+        self.tracker.close(reason)
+        self.heartbeat.enter("end", self._step)
+        self.heartbeat.close()
+        self.metrics.close()

@@ -1,0 +1,170 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a run says about itself while it runs: metrics-rankN.jsonl, heartbeat-rankN.json and the seconds of each phase.
+
+Nothing here may ever stop or slow training: a disk that refuses is told of once and then left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nanochat.record.dump import answer_request, forget_hang_up, hang_up, oom_kills
+
+BEAT_SECONDS = 1.0
+
+
+def finite(value: Any) -> Any:
+    """The value with every number that JSON does not know as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class Metrics:
+    """One JSON object a line; every line is one write, so readers and crashes never see half of two."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._warned = self._torn = False
+        self._handle: int | None = None
+        # Whoever else wants to hear of every event, in the training thread: quick, and never raising.
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            self._torn = self._ends_torn(self._handle)
+        except OSError as error:
+            self._give_up(error)
+
+    def _ends_torn(self, handle: int) -> bool:
+        """Whether a machine that lost power left half a line, which must not swallow our first."""
+        size = os.fstat(handle).st_size
+        return size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Append one event."""
+        event = finite({"kind": kind, "time": time.time(), "step": step, **values})
+        for listener in self.listeners:
+            listener(event)
+        if self._handle is None:
+            return
+        line = ("\n" if self._torn else "") + json.dumps(event, default=str) + "\n"
+        try:
+            self._torn = os.write(self._handle, line.encode()) < len(line)
+        except OSError as error:
+            self._give_up(error, close=False)
+
+    def _give_up(self, error: OSError, close: bool = True) -> None:
+        if not self._warned:
+            print(f"warning: cannot write {self.path}: {error.strerror or error}; training goes on", file=sys.stderr)
+        self._warned = True
+        if close:
+            self.close()
+
+    def close(self) -> None:
+        """No more events."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+class Heartbeat:
+    """Renews heartbeat-rankN.json every second from a thread of its own; the training thread only sets fields."""
+
+    def __init__(self, path: Path, rank: int, world: int, every: float = BEAT_SECONDS) -> None:
+        self.path, self.rank, self.world, self.every = path, rank, world, every
+        self.steps = 0
+        # What a launcher needs to know how long a stop may take.
+        self.step_seconds: float | None = None
+        self.save_seconds: float | None = None
+        self.meeting_in = 0
+        # One tuple, so that the thread never sees half a change.
+        self._at: tuple[int, str, float, int, int | None, int | None] = (0, "start", time.time(), 0, None, None)
+        self._stop = threading.Event()
+        self._warned = False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            forget_hang_up(path.parent, rank)
+        self._write()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def enter(self, phase: str, step: int, collective: int = 0) -> None:
+        """Say what is being done; the signature is the one that Comm.on_phase calls."""
+        self._at = (step, phase, time.time(), collective, None, None)
+
+    def evaluating(self, batch: int, batches: int | None) -> None:
+        """Say that an evaluation has come to this one of its batches, which is progress within the phase."""
+        step, phase, dummy, collective = self._at[:4]
+        self._at = (step, phase, time.time(), collective, batch, batches)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.every):
+            self._write()
+            # Whoever asks is told by the next beat that we live; nothing may end this thread.
+            with contextlib.suppress(OSError):
+                answer_request(self.path.parent, self.rank)
+                hang_up(self.path.parent, self.rank)
+
+    def _write(self) -> None:
+        step, phase, since, collective, batch, batches = self._at
+        beat = {
+            "time": time.time(),
+            "pid": os.getpid(),
+            "rank": self.rank,
+            "world": self.world,
+            "step": step,
+            "steps": self.steps,
+            "phase": phase,
+            "phase_since": since,
+            "collective": collective,
+            "batch": batch,
+            "batches": batches,
+            "step_seconds": self.step_seconds,
+            "save_seconds": self.save_seconds,
+            "meeting_in": self.meeting_in,
+            "oom_kills": oom_kills(),
+        }
+        fresh = self.path.with_name(f".{self.path.name}.tmp")
+        try:
+            fresh.write_text(json.dumps(beat), encoding="ascii")
+            fresh.rename(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            if not self._warned:
+                print(
+                    f"warning: cannot write {self.path}: {error.strerror or error}; training goes on", file=sys.stderr
+                )
+            self._warned = True
+
+    def close(self) -> None:
+        """One last beat with the phase as it is."""
+        self._stop.set()
+        self._thread.join(self.every + 1)
+        self._write()
+
+
+def memory_bytes() -> int:
+    """Memory that this process holds now (Linux), or at most held (elsewhere)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024

@@ -1,0 +1,279 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Metrics to a tracking server: none, mlflow or wandb, for rank 0.
+
+    tracker = open_tracker("mlflow", "http://10.0.0.1:5000", "my run", user_config(settings), run_dir)
+    metrics.listeners.append(tracker.take)      # every step and evaluation, or by hand: tracker.log(step, {"loss": 3.2})
+    tracker.close("finished")
+
+log() only puts the numbers on a list. A thread imports the package, connects and sends; a server that is slow or down
+costs one warning and never a step of training. A resumed run goes on under the same id, kept in tracker.json.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import importlib.util
+import json
+import netrc
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from nanochat.kit.common import UserError
+from nanochat.record.metrics import finite
+
+PROJECT = "nanochat"
+MOST_WAITING = 100_000
+SECONDS_BETWEEN_SENDS = 1.0
+SECONDS_AFTER_FAILURE = 15.0
+SECONDS_AT_CLOSE = 30.0
+# The other ranks are to hear of an error soon.
+SECONDS_AT_ERROR = 5.0
+MLFLOW_METRICS_AT_ONCE, MLFLOW_PARAMS_AT_ONCE, MLFLOW_VALUE_LENGTH = 1000, 100, 500
+
+
+class Point(NamedTuple):
+    """The numbers of one step."""
+
+    step: int
+    time: float
+    values: dict[str, float]
+
+
+class Backend(Protocol):
+    """What a tracking package must be able to do; every call may fail and is made by one thread only."""
+
+    def open(self, config: Mapping[str, Any], previous: str | None) -> str: ...
+
+    def send(self, points: Sequence[Point]) -> None: ...
+
+    def close(self, status: str) -> None: ...
+
+
+# Names of a run's events (nanochat/record/metrics.py) and, where upstream sends the same number, upstream's name for it.
+SENT = {
+    "start": {"world": "membership/ranks", "generation": "membership/generation"},
+    "step": {
+        "loss": "train/loss",
+        "loss_smooth": "train/loss_smooth",
+        "lr_multiplier": "train/lrm",
+        "seconds": "train/dt",
+        "tokens_per_second": "train/tok_per_sec",
+        "epoch": "train/epoch",
+        "forward_backward_seconds": "train/forward_backward_seconds",
+        "wait_seconds": "train/wait_seconds",
+        "optimizer_seconds": "train/optimizer_seconds",
+        "data_seconds": "train/data_seconds",
+        "bytes_sent": "train/bytes_sent",
+        "memory_bytes": "train/memory_bytes",
+    },
+    "eval": {"val_bpb": "val/bpb"},
+}
+
+
+class Tracker:
+    """The one that tracks nothing."""
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Hear of an event of the run; made to be one of Metrics.listeners."""
+        names = SENT.get(event["kind"], {})
+        self.log(int(event["step"]), {name: event[key] for key, name in names.items() if key in event})
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Note the numbers of a step."""
+
+    def close(self, status: str) -> None:
+        """Send what is left; status is finished, stopped or error."""
+
+
+class ThreadedTracker(Tracker):
+    """Hands everything to a backend from a thread of its own."""
+
+    def __init__(
+        self, backend: Backend, name: str, config: Mapping[str, Any], folder: Path, pause: float = SECONDS_BETWEEN_SENDS
+    ) -> None:
+        self._backend, self._name, self._config, self._pause = backend, name, config, pause
+        self._id_path = folder / "tracker.json"
+        # Bounded: with a server that never answers, the oldest points are lost and not the machine's memory.
+        self._waiting: collections.deque[Point] = collections.deque(maxlen=MOST_WAITING)
+        self._status: str | None = None
+        self._closing = threading.Event()
+        self._open = self._warned = False
+        self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        numbers = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
+        known = {key: value for key, value in numbers.items() if finite(value) is not None}
+        if known:
+            self._waiting.append(Point(step, time.time(), known))
+
+    def close(self, status: str) -> None:
+        self._status = status
+        self._closing.set()
+        self._thread.join(SECONDS_AT_ERROR if status == "error" else SECONDS_AT_CLOSE)
+        if self._thread.is_alive() or self._waiting:
+            left = len(self._waiting)
+            self._warn(f"{left} steps were not sent")
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._pause):
+            if not self._try(self._send):
+                self._closing.wait(SECONDS_AFTER_FAILURE * self._pause)
+        if self._try(self._send):
+            self._try(lambda: self._backend.close(self._status or "finished"))
+
+    def _send(self) -> None:
+        if not self._open:
+            number = self._backend.open(self._config, self._previous())
+            with contextlib.suppress(OSError):
+                self._id_path.write_text(json.dumps({"tracker": self._name, "id": number}), encoding="utf-8")
+            self._open = True
+        points = list(self._waiting)
+        if points:
+            self._backend.send(points)
+        for point in points:
+            # More may have come meanwhile, and pushed out what was just sent.
+            if self._waiting and self._waiting[0] is point:
+                self._waiting.popleft()
+
+    def _previous(self) -> str | None:
+        try:
+            kept = json.loads(self._id_path.read_text(encoding="utf-8"))
+            return str(kept["id"]) if kept["tracker"] == self._name else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _try(self, call: Any) -> bool:
+        try:
+            call()
+        # Whatever a tracking package raises, training has nothing to do with it.
+        except Exception as error:
+            self._warn((str(error).splitlines() or [type(error).__name__])[0][:200])
+            return False
+        return True
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            print(f"warning: --tracker {self._name}: {why}; training goes on", file=sys.stderr, flush=True)
+        self._warned = True
+
+
+class Mlflow:
+    """Parameters and metrics to an MLflow server or store."""
+
+    def __init__(self, uri: str, run: str) -> None:
+        self._uri, self._run_name = uri, run
+        self._client: Any = None
+        self._id = ""
+
+    def open(self, config: Mapping[str, Any], previous: str | None) -> str:
+        # Its own patience, minutes long, would outlast our closing.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self._uri or None)
+        self._id = self._again(previous) or self._new(config)
+        return self._id
+
+    def _again(self, previous: str | None) -> str | None:
+        from mlflow.exceptions import MlflowException
+
+        if previous is None:
+            return None
+        try:
+            self._client.update_run(previous, status="RUNNING")
+            return previous
+        except MlflowException:
+            # A server that does not know the run gets a new one; one that is down fails again just below.
+            return None
+
+    def _new(self, config: Mapping[str, Any]) -> str:
+        from mlflow.entities import Param
+
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        number = str(self._client.create_run(experiment, run_name=self._run_name).info.run_id)
+        params = [Param(key, str(value)[:MLFLOW_VALUE_LENGTH]) for key, value in config.items()]
+        for begin in range(0, len(params), MLFLOW_PARAMS_AT_ONCE):
+            self._client.log_batch(number, params=params[begin : begin + MLFLOW_PARAMS_AT_ONCE])
+        return number
+
+    def send(self, points: Sequence[Point]) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(k, v, int(1000 * p.time), p.step) for p in points for k, v in p.values.items()]
+        for begin in range(0, len(metrics), MLFLOW_METRICS_AT_ONCE):
+            self._client.log_batch(self._id, metrics=metrics[begin : begin + MLFLOW_METRICS_AT_ONCE])
+
+    def close(self, status: str) -> None:
+        states = {"finished": "FINISHED", "stopped": "KILLED", "error": "FAILED"}
+        self._client.set_terminated(self._id, states.get(status, "FINISHED"))
+
+
+class Wandb:
+    """Configuration and metrics to Weights & Biases, or to a folder for a later "wandb sync"."""
+
+    def __init__(self, uri: str, run: str, folder: Path) -> None:
+        self._uri, self._run_name, self._folder = uri, run, folder
+        self._run: Any = None
+
+    def open(self, config: Mapping[str, Any], previous: str | None) -> str:
+        import wandb
+
+        mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
+        if mode == "offline":
+            # Without a key wandb would ask for one, and a run in a terminal that nobody watches would wait forever.
+            print(f'wandb keeps its data in {self._folder / "wandb"}; "wandb sync" there sends it', flush=True)
+        settings: dict[str, Any] = {"console": "off", "silent": True} | ({"base_url": self._uri} if self._uri else {})
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=self._run_name,
+            config=dict(config),
+            dir=str(self._folder),
+            id=previous,
+            resume="allow",
+            mode=mode,  # type: ignore[arg-type,unused-ignore]
+            settings=wandb.Settings(**settings),
+        )
+        return str(self._run.id)
+
+    def send(self, points: Sequence[Point]) -> None:
+        for point in points:
+            self._run.log(point.values, step=point.step)
+
+    def close(self, status: str) -> None:
+        self._run.finish(exit_code=1 if status == "error" else 0)
+
+
+def _has_wandb_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return netrc.netrc().authenticators("api.wandb.ai") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def open_tracker(
+    kind: str, uri: str, run: str, config: Mapping[str, Any], folder: Path, resumed: bool = False
+) -> Tracker:
+    """The tracker of these settings; refuses one whose package is missing. Only rank 0 should call it."""
+    if kind == "none":
+        return Tracker()
+    if importlib.util.find_spec(kind) is None:
+        raise UserError(f"--tracker {kind}: this Python has no package {kind}; install it, or use --tracker none.")
+    if not resumed:
+        with contextlib.suppress(OSError):
+            (folder / "tracker.json").unlink()
+    backend: Backend = Mlflow(uri, run) if kind == "mlflow" else Wandb(uri, run, folder)
+    return ThreadedTracker(backend, kind, config, folder)

@@ -1,0 +1,88 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Why a run ended, as a short code that is set where the fault is seen and written into the `end` event.
+
+    raise UserError("...", Cause.DISK_FULL, blames=[3])
+
+This is the one list of codes; docs/architecture.md shows it as a table, and a test compares the two. The keepers of the hosts
+and the doctor read it, too.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+
+class Cause(enum.Enum):
+    """Reason of a run's end."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    PEER_LOST = "peer-lost"
+    PEER_LATE = "peer-late"
+    STORE_LOST = "store-lost"
+    LINK_LOST = "link-lost"
+    PORT_TAKEN = "port-taken"
+    SETTINGS_DIFFER = "settings-differ"
+    DATA_DIFFER = "data-differ"
+    TORCH_DIFFERS = "torch-differs"
+    CODE_DIFFERS = "code-differs"
+    WEIGHTS_DIFFER = "weights-differ"
+    NON_FINITE_LOSS = "non-finite-loss"
+    OOM = "oom"
+    DISK_FULL = "disk-full"
+    DISK_FAILED = "disk-failed"
+    BAD_DATA = "bad-data"
+    BAD_CHECKPOINT = "bad-checkpoint"
+    BAD_SETTINGS = "bad-settings"
+    BUG = "bug"
+
+
+MEANINGS = {
+    Cause.FINISHED: "all steps were made",
+    Cause.STOPPED: "a rank was asked to stop by SIGTERM or Ctrl-C",
+    Cause.PEER_LOST: "the heartbeat of the blamed ranks ended: killed, frozen or cut off",
+    Cause.PEER_LATE: "the blamed ranks live, but did not come to an exchange within the timeout",
+    Cause.STORE_LOST: "the rendezvous store on the host of rank 0 does not answer",
+    Cause.LINK_LOST: "all ranks live and came, but the connection between them broke or never came up",
+    Cause.PORT_TAKEN: "the port of the rendezvous is taken by another process",
+    Cause.SETTINGS_DIFFER: "the ranks were started with different settings, devices or number types",
+    Cause.DATA_DIFFER: "the ranks have different shards or tokenizers",
+    Cause.TORCH_DIFFERS: "the ranks have different versions of PyTorch",
+    Cause.CODE_DIFFERS: "the ranks have different trainer files",
+    Cause.WEIGHTS_DIFFER: "the ranks hold different weights",
+    Cause.NON_FINITE_LOSS: "the loss is infinite or not a number",
+    Cause.OOM: "not enough memory",
+    Cause.DISK_FULL: "a disk is full",
+    Cause.DISK_FAILED: "a folder cannot be written or read",
+    Cause.BAD_DATA: "shards or tokenizer are missing, damaged or do not fit",
+    Cause.BAD_CHECKPOINT: "the checkpoint is damaged or of another model, or none is whole",
+    Cause.BAD_SETTINGS: "a setting makes no sense, or not on this machine",
+    Cause.BUG: "a bug in the trainer; the `error` says where the traceback is",
+}
+
+# By these a rank ends for the sake of another one, or of the way to it; another start may do better.
+LOSSES = frozenset(cause.value for cause in (Cause.PEER_LOST, Cause.PEER_LATE, Cause.STORE_LOST, Cause.LINK_LOST))
+# These another start would meet again: somebody has to see to them first.
+LASTING = frozenset(
+    cause.value
+    for cause in (
+        Cause.SETTINGS_DIFFER,
+        Cause.DATA_DIFFER,
+        Cause.TORCH_DIFFERS,
+        Cause.CODE_DIFFERS,
+        Cause.WEIGHTS_DIFFER,
+        Cause.NON_FINITE_LOSS,
+        Cause.DISK_FULL,
+        Cause.BAD_DATA,
+        Cause.BAD_CHECKPOINT,
+        Cause.BAD_SETTINGS,
+    )
+)
+
+
+def is_echo(cause: str, blames: Sequence[int], rank: int | None) -> bool:
+    """Whether a rank ended only since another one was missing or at fault, by the cause and the blame that it wrote."""
+    return cause in LOSSES or (bool(blames) and rank not in blames)

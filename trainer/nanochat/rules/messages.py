@@ -1,0 +1,72 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The format of a file of conversations: each line is a list of {"role": ..., "content": ...}.
+
+The standard library is all that is needed here, so that a file can be checked where there is no trainer to run.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any, Dict, Sequence
+
+Message = Dict[str, str]
+ROLES = ("user", "assistant")
+# So many broken lines are named at once.
+MOST_NAMED = 5
+
+
+def problem(messages: Any) -> str:
+    """The fault of something that is to be a conversation; empty if there is none."""
+    if not isinstance(messages, list) or not messages:
+        return 'it must be a list of {"role": ..., "content": ...}'
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict):
+            return f"message {number} is no object with role and content"
+        if not isinstance(message.get("content"), str):
+            return f"the content of message {number} is no text"
+        if message.get("role") not in (*ROLES, "system"):
+            return f"the role of message {number} is {message.get('role')!r}; user, assistant or system is known"
+    roles = [message["role"] for message in messages]
+    turns = roles[1:] if roles[0] == "system" else roles
+    if any(role != ROLES[number % 2] for number, role in enumerate(turns)):
+        return f"the roles are {', '.join(roles)}; user and assistant must take turns, the user first (after a system message)"
+    return "" if len(turns) > 1 else "the assistant says nothing in it"
+
+
+def parse(line: str) -> list[Message]:
+    """One line of a file; raises ValueError with what is wrong."""
+    try:
+        messages = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is no JSON ({error})") from None
+    wrong = problem(messages)
+    if wrong:
+        raise ValueError(wrong)
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def scan(path: Path) -> tuple[array[int], list[str]]:
+    """Where each conversation begins, and what is wrong in which line; raises OSError where the file cannot be read."""
+    found, wrong, at = array("q"), [], 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    parse(line.decode())
+                    found.append(at)
+                except ValueError as error:
+                    wrong.append(f"{path}, line {number}: {error}")
+            at += len(line)
+    if not found and not wrong:
+        wrong.append(f"{path} holds no conversations; each line is a list of role and content")
+    return found, wrong
+
+
+def told(wrong: Sequence[str]) -> str:
+    """The first few of what is wrong."""
+    more = f"; and {len(wrong) - MOST_NAMED} more broken lines" if len(wrong) > MOST_NAMED else ""
+    return "; ".join(wrong[:MOST_NAMED]) + more

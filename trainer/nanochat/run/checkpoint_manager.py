@@ -1,0 +1,418 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checkpoints on this rank's disk, in upstream's files, whole or not at all.
+
+    model_000100.pt  meta_000100.json  optim_000100_rank0.pt      as upstream writes and reads them (optim_file.py)
+    ckpt_000100_rank0.json                                        ours, written last: bytes and sha256 of what this rank wrote
+
+Every file is written beside its place, forced to the disk and renamed; the last one makes the checkpoint count. A
+disk that is full or fails raises NotSaved and leaves nothing behind: what was whole before still is, and a run goes
+on with a warning. Checkpoints of upstream have no such list; they count when each of their files is whole by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+
+from nanochat.kit.common import BadCheckpoint, UserError, disk_cause
+from nanochat.run import lineage
+
+# Our parts of the optimizer's file; upstream's loader passes over keys that it does not know.
+LOADER_KEY, FEEDBACK_KEY = "nanochat_ddp_loader", "nanochat_ddp_feedback"
+# What comes of reading a list or a meta file that holds anything at all.
+NOT_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+STEP_FILE = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})(?:_rank\d+)?\.(?:pt|json)")
+# Files half written, and the marks by which ranks of one folder find each other.
+LEFTOVER = re.compile(r"\..*\.rank\d+\.tmp|\.rank\d+-[0-9a-f]{16}|\.writable-[0-9a-f]{16}")
+# Behind the name of a list whose files are being removed.
+GONE = ".gone"
+SPARE_BYTES = 16 * 2**20
+
+Json = dict[str, Any]
+
+
+class NotSaved(UserError):
+    """A checkpoint could not be written; what was whole before still is."""
+
+
+class Saved(NamedTuple):
+    """What a save cost."""
+
+    path: str
+    bytes: int
+    seconds: float
+
+
+class _File(NamedTuple):
+    name: str
+    bytes: int
+    sha256: str
+
+
+def model_name(step: int) -> str:
+    return f"model_{step:06d}.pt"
+
+
+def meta_name(step: int) -> str:
+    return f"meta_{step:06d}.json"
+
+
+def optimizer_name(step: int, rank: int) -> str:
+    return f"optim_{step:06d}_rank{rank}.pt"
+
+
+def list_name(step: int, rank: int) -> str:
+    return f"ckpt_{step:06d}_rank{rank}.json"
+
+
+# -- writing
+
+
+def save(
+    folder: Path,
+    step: int,
+    rank: int,
+    optimizer: Mapping[str, Any],
+    loader: Mapping[str, Any] | None = None,
+    model: Mapping[str, torch.Tensor] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Saved:
+    """Write this rank's part of a checkpoint; model and meta are given on the ranks whose folder shall hold them."""
+    begun = time.perf_counter()
+    contents: dict[str, Callable[[BinaryIO], None]] = {}
+    if model is not None:
+        contents[model_name(step)] = lambda file: torch.save(dict(model), file)
+    if meta is not None:
+        contents[meta_name(step)] = lambda file: _dump(dict(meta), file)
+    whole = dict(optimizer) if loader is None else {**optimizer, LOADER_KEY: dict(loader)}
+    contents[optimizer_name(step, rank)] = lambda file: torch.save(whole, file)
+    placed: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_space(folder, _tensor_bytes(whole) + _tensor_bytes(model or {}))
+        written = _write_all(folder, rank, contents, placed)
+        entry = {"format": 1, "step": step, "rank": rank, "files": [file._asdict() for file in written]}
+        _write_all(folder, rank, {list_name(step, rank): lambda file: _dump(entry, file)}, placed)
+        _force_folder(folder)
+    except OSError as error:
+        # Without a list nothing would ever prune these.
+        for path in placed:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        why = error.strerror or error
+        raise NotSaved(f"rank {rank} could not save step {step} to {folder}: {why}.", disk_cause(error)) from None
+    return Saved(str(folder / list_name(step, rank)), sum(file.bytes for file in written), time.perf_counter() - begun)
+
+
+def _dump(value: Json, file: BinaryIO) -> None:
+    file.write(json.dumps(value, indent=2).encode())
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(_tensor_bytes(item) for item in value.values())
+    return sum(_tensor_bytes(item) for item in value) if isinstance(value, (list, tuple)) else 0
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Refuse what would not fit before it is begun."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + SPARE_BYTES:
+        raise OSError(28, f"the disk has {free / 1e6:.0f} MB left, but the checkpoint needs {needed / 1e6:.0f} MB")
+
+
+class _Hashing:
+    """A file that only grows, with the sha256 of what went into it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.sha256, self.bytes = file, hashlib.sha256(), 0
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        self.bytes += memoryview(data).nbytes
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _write_all(
+    folder: Path, rank: int, contents: Mapping[str, Callable[[BinaryIO], None]], placed: list[Path]
+) -> list[_File]:
+    """Write every file beside its place first, so that a full disk is met before anything is replaced.
+
+    placed: takes the files that have got their names, also where the next one does not.
+    """
+    written, fresh = [], {name: folder / f".{name}.rank{rank}.tmp" for name in contents}
+    try:
+        for name, write in contents.items():
+            with fresh[name].open("wb") as file:
+                hashing: Any = _Hashing(file)
+                try:
+                    write(hashing)
+                except RuntimeError as error:
+                    # torch says what became of its archive, not what the disk said.
+                    raise hashing.failure or error from None
+                file.flush()
+                os.fsync(file.fileno())
+            written.append(_File(name, hashing.bytes, hashing.sha256.hexdigest()))
+        for name, path in fresh.items():
+            path.rename(folder / name)
+            placed.append(folder / name)
+    finally:
+        for path in fresh.values():
+            with contextlib.suppress(OSError):
+                path.unlink()
+    return written
+
+
+def _force_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) -> tuple[str, int, str] | None:
+    """Change what a file of torch holds; its name, size and sha256 then, or None if it stays as it was.
+
+    Nothing is lost where that cannot be written.
+    """
+    found = _load(folder / name)
+    value = change(found) if isinstance(found, dict) else found
+    if value is found:
+        return None
+    try:
+        [written] = _write_all(folder, rank, {name: lambda file: torch.save(value, file)}, [])
+    except OSError:
+        return None
+    return written.name, written.bytes, written.sha256
+
+
+class Incoming:
+    """A checkpoint file that another rank sends in pieces; it appears when finish() finds it to be what was promised."""
+
+    def __init__(self, folder: Path, name: str, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.place, self.fresh = folder / name, folder / f".{name}.rank{rank}.tmp"
+        self.file = self.fresh.open("wb")
+        self.hashing = _Hashing(self.file)
+
+    def write(self, data: bytes) -> None:
+        """Take the next piece."""
+        self.hashing.write(data)
+
+    def finish(self, sha256: str) -> None:
+        """Give the file its name, if it came as it left."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        if self.hashing.sha256.hexdigest() != sha256:
+            self.fresh.unlink()
+            raise BadCheckpoint(f"{self.place} did not arrive as it was sent; start again.")
+        self.fresh.rename(self.place)
+
+
+# -- finding
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Every step of which the folder holds any file."""
+    found = (STEP_FILE.fullmatch(name) for name in _names(folder))
+    return sorted({int(match[1]) for match in found if match})
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 (names are all we want)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise BadCheckpoint(f"cannot read the checkpoints in {folder}: {error.strerror or error}.") from None
+
+
+def training_of(folder: Path, step: int) -> str:
+    """The id of the training that a step is of, as its meta file says."""
+    with contextlib.suppress(*NOT_OURS):
+        return lineage.id_of(json.loads((folder / meta_name(step)).read_bytes()))
+    return lineage.UNSAID
+
+
+def optimizer_ranks(folder: Path, step: int) -> list[int]:
+    """The ranks of whose optimizer the folder holds a file."""
+    found = (re.fullmatch(rf"optim_{step:06d}_rank(\d+)\.pt", name) for name in _names(folder))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def whole_steps(folder: Path, rank: int, deep: bool = True) -> list[int]:
+    """The steps whose part for this rank is whole; deep also compares the digests."""
+    return [step for step in steps_in(folder) if is_whole(folder, step, rank, deep)]
+
+
+def is_whole(folder: Path, step: int, rank: int, deep: bool = True) -> bool:
+    """Whether this rank's part of one checkpoint is all there and undamaged."""
+    if (folder / list_name(step, rank)).exists():
+        return _matches_list(folder, step, rank, deep)
+    return has_model(folder, step, deep) and is_sound(folder / optimizer_name(step, rank), deep)
+
+
+def has_model(folder: Path, step: int, deep: bool = True) -> bool:
+    """Whether the folder holds an undamaged model and meta file of a step, whoever wrote them."""
+    return is_sound(folder / meta_name(step), deep) and is_sound(folder / model_name(step), deep)
+
+
+def _matches_list(folder: Path, step: int, rank: int, deep: bool) -> bool:
+    try:
+        files = [_File(**entry) for entry in json.loads((folder / list_name(step, rank)).read_bytes())["files"]]
+        if any((folder / file.name).stat().st_size != file.bytes for file in files):
+            return False
+        return not deep or all(file_digest(folder / file.name) == file.sha256 for file in files)
+    except NOT_OURS:
+        return False
+
+
+def is_sound(path: Path, deep: bool) -> bool:
+    """Whether a file without a recorded digest is at least whole by its own format (zip for tensors, JSON for meta)."""
+    try:
+        if path.suffix == ".json":
+            return isinstance(json.loads(path.read_bytes()), dict)
+        with zipfile.ZipFile(path) as archive:
+            return not deep or archive.testzip() is None
+    except (*NOT_OURS, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error):
+        return False
+
+
+def file_digest(path: Path) -> str:
+    """The sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -- reading
+
+
+def _load(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise BadCheckpoint(f"there is no checkpoint file {path}.") from None
+    # A damaged file may raise nearly anything from within the unpickler.
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadCheckpoint(f"the checkpoint file {path} cannot be read: {first.rstrip('.')}.") from None
+
+
+def load_model(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    """The weights by name."""
+    found = _load(folder / model_name(step))
+    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise BadCheckpoint(f"the checkpoint file {folder / model_name(step)} does not hold a model's weights.")
+    # torch.compile puts this before every name, and upstream saves what it compiled.
+    return {name.removeprefix("_orig_mod."): value for name, value in found.items()}
+
+
+def load_meta(folder: Path, step: int) -> Json:
+    """The meta file; it is checked that it says what model this is."""
+    path = folder / meta_name(step)
+    try:
+        meta = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"the checkpoint file {path} cannot be read: {error}.") from None
+    if not isinstance(meta, dict) or not isinstance(meta.get("model_config"), dict):
+        raise BadCheckpoint(f"the checkpoint file {path} does not say what model it belongs to.")
+    return meta
+
+
+def load_optimizer(folder: Path, step: int, rank: int) -> tuple[Json, Json | None]:
+    """One rank's optimizer file (optim_file.py knows what is in it), and the state of its data loader if we wrote it."""
+    found = _load(folder / optimizer_name(step, rank))
+    if not isinstance(found, dict):
+        raise BadCheckpoint(
+            f"the checkpoint file {folder / optimizer_name(step, rank)} does not hold an optimizer's state."
+        )
+    return found, found.pop(LOADER_KEY, None)
+
+
+# -- tidying
+
+
+def prune(folder: Path, keep: int, common: Collection[int]) -> list[int]:
+    """Remove from a folder the steps before the newest "keep" of those that all ranks have whole, whichever rank wrote them:
+    a host has another number when others have come or gone.
+
+    Only what stands in a list of ours is removed: checkpoints of upstream, and other people's files, stay.
+    """
+    if keep < 1 or len(common) < keep:
+        return []
+    oldest = sorted(common)[-keep]
+    return [step for step in steps_in(folder) if step < oldest and remove(folder, step)]
+
+
+def remove(folder: Path, step: int) -> bool:
+    """Remove what our ranks wrote into a folder for a step; other ranks of the folder may be doing the same."""
+    removed = False
+    for entry in folder.glob(f"ckpt_{step:06d}_rank*.json"):
+        with contextlib.suppress(*NOT_OURS):
+            # The list stays under another name until the files are gone, so that sweep can go on where a rank was killed.
+            entry.rename(gone := folder / f".{entry.name}{GONE}")
+            removed = True
+            _remove_listed(gone)
+    return removed
+
+
+def _remove_listed(entry: Path) -> None:
+    """Remove the files in a list, and then the list."""
+    for file in json.loads(entry.read_bytes())["files"]:
+        (entry.parent / Path(str(file["name"])).name).unlink(missing_ok=True)
+    entry.unlink()
+
+
+def set_aside(folder: Path, steps: Collection[int]) -> Path | None:
+    """Move the files of these steps, as far as there are any, into a subfolder of their own, and return it."""
+    if not set(steps) & set(steps_in(folder)):
+        return None
+    place = next(path for number in itertools.count(1) if not (path := folder / f"earlier-{number}").exists())
+    try:
+        place.mkdir()
+        # The lists first: without one, a step that a crash cuts in two does not count.
+        for name in sorted(_names(folder), key=lambda name: name.startswith("ckpt_"), reverse=True):
+            if (match := STEP_FILE.fullmatch(name)) and int(match[1]) in steps:
+                (folder / name).rename(place / name)
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(f"cannot move earlier checkpoints to {place}: {why}.", disk_cause(error)) from None
+    return place
+
+
+def sweep(folder: Path) -> None:
+    """Remove what interrupted saves and removals left behind; only where no rank of the folder can be saving."""
+    for entry in folder.glob(f".ckpt_*{GONE}"):
+        with contextlib.suppress(*NOT_OURS):
+            _remove_listed(entry)
+    for name in _names(folder):
+        if LEFTOVER.fullmatch(name):
+            with contextlib.suppress(OSError):
+                (folder / name).unlink()

@@ -1,0 +1,109 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Text from a model, one token after the other; a cache of keys and values spares computing the past again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nanochat.data.tokenizer import Tokenizer
+from nanochat.kit.common import UserError
+from nanochat.model.gpt import GPT, KVCache, ModelConfig
+from nanochat.run import checkpoint_manager
+
+STOPS = ("<|bos|>", "<|assistant_end|>")
+# What a base model is asked at --sample-every: small, and wrong answers are easy to see.
+SAMPLE_PROMPTS = (
+    "The capital of Italy is",
+    "Water boils at a temperature of",
+    "The opposite of small is",
+    "After Tuesday and Wednesday comes",
+    "Two plus three equals",
+    "Once upon a time",
+)
+
+
+def choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
+    """One token for each row of logits [B, V]; temperature 0 takes the likeliest."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    scaled = logits.float() / temperature
+    if top_k is not None and top_k < scaled.size(-1):
+        values, places = scaled.topk(top_k, dim=-1)
+        picked = torch.multinomial(values.softmax(dim=-1), 1, generator=generator)
+        return places.gather(-1, picked).squeeze(-1)
+    return torch.multinomial(scaled.softmax(dim=-1), 1, generator=generator).squeeze(-1)
+
+
+@torch.inference_mode()
+def generate(
+    model: GPT,
+    prompt: Sequence[int],
+    max_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 42,
+    stops: Collection[int] = (),
+) -> Iterator[int]:
+    """The tokens that follow the prompt, as they come; ends at a stop token, which is not given."""
+    device = model.lm_head.weight.device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    cache = KVCache(model, 1, len(prompt) + max_tokens)
+    ids = torch.tensor([list(prompt)], dtype=torch.int64, device=device)
+    for dummy in range(max_tokens):
+        chosen = choose(model(ids, cache=cache)[:, -1], temperature, top_k, generator)
+        token = int(chosen)
+        if token in stops:
+            return
+        yield token
+        ids = chosen.view(1, 1)
+
+
+def complete(
+    model: GPT,
+    tokenizer: Tokenizer,
+    text: str,
+    max_tokens: int = 16,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    seed: int = 42,
+) -> str:
+    """The prompt and what the model adds to it."""
+    prompt = tokenizer.encode(text, bos=True)
+    stops = {tokenizer.special(name) for name in STOPS}
+    added = list(generate(model, prompt, max_tokens, temperature, top_k, seed, stops))
+    return tokenizer.decode([*prompt[1:], *added])
+
+
+def load_model(folder: Path, step: int, tokenizer: Tokenizer, device: str = "cpu") -> GPT:
+    """A checkpoint's model, ready for generation and evaluation."""
+    wanted = checkpoint_manager.load_meta(folder, step)["model_config"]
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    config = ModelConfig(**{name: value for name, value in wanted.items() if name in known})
+    if config.vocab_size != tokenizer.vocab_size:
+        raise UserError(
+            f"the model of step {step} in {folder} knows {config.vocab_size} tokens, but the tokenizer has "
+            f"{tokenizer.vocab_size}; use the tokenizer that it was trained with."
+        )
+    with torch.device(device):
+        model = GPT(config)
+    try:
+        model.load_state_dict(checkpoint_manager.load_model(folder, step))
+    except RuntimeError as error:
+        first = str(error).splitlines()[1:2] or [str(error)]
+        raise UserError(f"the weights of step {step} in {folder} do not fit its model: {first[0].strip()}") from None
+    return model.eval()
+
+
+def newest_model(folder: Path) -> int:
+    """The newest step of which the folder holds the model."""
+    steps = [n for n in checkpoint_manager.steps_in(folder) if checkpoint_manager.has_model(folder, n, deep=False)]
+    if not steps:
+        raise UserError(f"there is no model in {folder}; train one with python -m scripts.base_train.")
+    return steps[-1]

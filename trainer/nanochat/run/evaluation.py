@@ -1,0 +1,44 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The stage that only measures: the bits per byte of a base model on the validation shard, shared out over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nanochat.data.dataloader import START, BatchSource, NoRows
+from nanochat.kit.settings import EvalSettings
+from nanochat.rules import stages
+from nanochat.run.loop import evaluate
+from nanochat.run.saving import prove_identical
+from nanochat.run.stage import BaseModel, Reader, Stage
+from nanochat.run.state import Run
+
+
+class Evaluation(Stage):
+    """Of a base model."""
+
+    folder = stages.EVAL.folder
+    trains = False
+    doing = "Evaluating"
+
+    def __init__(self, settings: EvalSettings) -> None:
+        self.base = BaseModel(Path(settings.base_checkpoints), settings.model_step, optimizer=False)
+
+    def training_loader(
+        self,
+        reader: Reader,
+        shares: Sequence[int],
+        position: Mapping[str, int] | None = None,
+        states: Sequence[Mapping[str, Any]] | None = None,
+    ) -> BatchSource:
+        return NoRows(START)
+
+
+def measure(run: Run) -> str:
+    """What stands in the place of the training loop."""
+    prove_identical(run, "to be evaluated")
+    return "stopped" if evaluate(run) else "finished"

@@ -1,0 +1,126 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The stage after pretraining: a base model learns from conversations to say what the assistant says in them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nanochat.data import conversation, tokenizer
+from nanochat.data.chat_loader import START, ChatBatch, ChatLoader, Talks, epoch_batches
+from nanochat.data.dataloader import BatchSource, Pair
+from nanochat.kit import common
+from nanochat.kit.common import UserError
+from nanochat.kit.settings import ChatSettings, Settings
+from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.parallel.agreement import file_digest
+from nanochat.rules import stages
+from nanochat.rules.schedule import TrainingPlan, lr_scale
+from nanochat.run import checkpoint_manager, engine
+from nanochat.run.loss_eval import deal_out
+from nanochat.run.stage import BaseModel, Reader, Stage
+
+SAMPLES, SAMPLE_TOKENS = 3, 48
+# Settings that a fine-tuning has from its base model unless it is told otherwise.
+INHERITED = (
+    "depth", "aspect_ratio", "head_dim", "max_seq_len", "window_pattern", "device_batch_size", "total_batch_size",
+    "embedding_lr", "unembedding_lr", "matrix_lr", "scalar_lr",
+)  # fmt: skip
+
+
+class FineTuning(Stage):
+    """On conversations."""
+
+    folder = stages.SFT.folder
+    doing = "Fine-tuning"
+
+    def __init__(self, settings: ChatSettings) -> None:
+        self.settings = settings
+        self.base = BaseModel(Path(settings.base_checkpoints), settings.model_step, bool(settings.load_optimizer))
+        tokens = tokenizer.load(common.tokenizer_dir())
+        self.talks = Talks(Path(settings.conversations), tokens)
+        self.val_talks = Talks(Path(settings.val_conversations), tokens) if settings.val_conversations else None
+
+    def plan(self, settings: Settings, config: ModelConfig) -> TrainingPlan:
+        batch, length, steps = settings.total_batch_size, settings.max_seq_len, settings.num_iterations
+        rows = max(1, batch // length)
+        if steps < 1:
+            # Rows end with padding, so only packing tells how many an epoch takes.
+            steps = sum(1 for dummy in epoch_batches(self.talks, rows, length))
+        return TrainingPlan(
+            num_iterations=steps,
+            total_batch_size=batch,
+            warmup_steps=settings.warmup_steps,
+            warmdown_ratio=settings.warmdown_ratio,
+            final_lr_frac=settings.final_lr_frac,
+            lr_scale=lr_scale(batch) * self.settings.init_lr_frac,
+            weight_decay=settings.weight_decay,
+            target_tokens=rows * length * steps,
+        )
+
+    def facts(self, settings: Settings, data_dir: Path) -> dict[str, Any]:
+        files = [talks.path for talks in (self.talks, self.val_talks) if talks is not None]
+        return {"conversations": {f"file {number}": file_digest(path) for number, path in enumerate(files, start=1)}}
+
+    def training_loader(
+        self,
+        reader: Reader,
+        shares: Sequence[int],
+        position: Mapping[str, int] | None = None,
+        states: Sequence[Mapping[str, Any]] | None = None,
+    ) -> BatchSource:
+        return ChatLoader(self.talks, shares, reader.rank, reader.settings.max_seq_len, position or START)
+
+    def deal_again(
+        self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Mapping[str, Any]]
+    ) -> None:
+        if isinstance(loader, ChatLoader):
+            loader.shares = shares
+
+    def dealt(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+        """A place in the conversations is the same for all ranks, however many they are: the meta file says it."""
+        return None
+
+    def lost_place(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+        """The same as that of whoever saved."""
+        return dict(loader["mine"])
+
+    def targets(self, tokens: int, batch: ChatBatch, apart: bool) -> int:
+        return max(1, batch.counted_here if apart else batch.counted)
+
+    def is_judged(self) -> bool:
+        return self.val_talks is not None
+
+    def eval_batches(self, reader: Reader) -> int | None:
+        return None
+
+    @contextlib.contextmanager
+    def evaluation(self, reader: Reader) -> Iterator[Iterator[Pair]]:
+        if self.val_talks is None:
+            raise RuntimeError("there are no conversations to evaluate on")
+        micro, length = reader.settings.device_batch_size, reader.settings.max_seq_len
+        yield deal_out(epoch_batches(self.val_talks, micro, length), reader.rank, reader.world)
+
+    def samples(self, model: GPT, reader: Reader) -> Iterator[tuple[str, str]]:
+        """The first questions of the file, and the answers."""
+        tokenizer = reader.tokenizer
+        stops = {tokenizer.special(name) for name in engine.STOPS}
+        for number in range(min(SAMPLES, len(self.talks))):
+            messages = conversation.merged(self.talks.messages(number))[:1]
+            prompt = conversation.to_answer(tokenizer, messages)[-reader.settings.max_seq_len :]
+            answer = tokenizer.decode(list(engine.generate(model, prompt, SAMPLE_TOKENS, 0, stops=stops)))
+            yield messages[0]["content"], f"{messages[0]['content']}\n{answer}"
+
+
+def inherited(folder: Path, step: int) -> dict[str, Any]:
+    """The settings of a base model, as far as a checkpoint here tells them."""
+    steps = [one for one in checkpoint_manager.steps_in(folder) if step in (-1, one)]
+    for one in reversed(steps):
+        with contextlib.suppress(UserError):
+            told = checkpoint_manager.load_meta(folder, one).get("user_config")
+            return {name: told[name] for name in INHERITED if name in told} if isinstance(told, dict) else {}
+    return {}

@@ -1,0 +1,92 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which training a checkpoint is of. A training is what begins at step 0, and all that goes on from there, on any host. No torch here.
+
+Each has an id, which stands in every checkpoint's meta file. The one to go on with stands in training.json in the run's
+folder, unless NANOCHAT_TRAINING names another. Where neither is there, the ranks take the one that all their checkpoints are
+of, and refuse to choose between two. Checkpoints of other programs have no id: they are of the training of the others in
+their folder, and where those have none either, of whichever goes on, as long as no rank has a checkpoint that says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from nanochat.kit import expected
+from nanochat.kit.common import BadCheckpoint, UserError
+from nanochat.kit.expected import count, listed, matching, row
+from nanochat.rules.causes import Cause
+
+TRAINING, BASE_TRAINING = "NANOCHAT_TRAINING", "NANOCHAT_BASE_TRAINING"
+FILE = "training.json"
+META_KEY = "training"
+UNSAID = ""
+# The steps in one rank's folder, by the id of their training.
+Steps = Mapping[str, Sequence[int]]
+
+is_id, is_id_or_unsaid = matching("[0-9a-f]{16}"), matching("([0-9a-f]{16})?")
+fits_named = row(is_id_or_unsaid, is_id)
+fits_told = row(is_id_or_unsaid, lambda told: expected.named(listed(count()))(told) and all(map(is_id_or_unsaid, told)))
+
+
+def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] | None = None) -> str:
+    """The id of the training (or of that of its base model) to go on with, as the environment or the run's folder names it."""
+    found = (os.environ if environ is None else environ).get(variable, UNSAID)
+    if not is_id_or_unsaid(found):
+        raise UserError(f"{variable} is {found!r}, which is no id of a training: 16 of the characters 0-9 and a-f.")
+    if found:
+        return found
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+        told = json.loads((folder / FILE).read_bytes()).get({TRAINING: "id", BASE_TRAINING: "base"}[variable])
+        return str(told) if is_id(told) else UNSAID
+    return UNSAID
+
+
+def id_of(meta: Mapping[str, object]) -> str:
+    """The id that a meta file tells."""
+    told = meta.get(META_KEY)
+    return told if isinstance(told, str) and is_id(told) else UNSAID
+
+
+def choose(asked: Sequence[str], held: Sequence[Steps], variable: str = TRAINING) -> str:
+    """The id of the training to go on with, from what each rank was told and what it has; UNSAID where no checkpoint says."""
+    named = sorted(set(asked) - {UNSAID})
+    if len(named) > 1:
+        told = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(asked) if name)
+        raise UserError(f"{variable} differs: {told}; set it to the same on all ranks.", Cause.SETTINGS_DIFFER)
+    found = sorted({name for steps in held for name in steps} - {UNSAID})
+    if named and found and named[0] not in found:
+        told = " and ".join(_where(name, held) for name in found)
+        raise BadCheckpoint(
+            f"{variable} (or {FILE}) names {named[0]}, but the checkpoints are of {told}; name the one to go on with, or move them away."
+        )
+    if named:
+        return named[0]
+    if len(found) > 1:
+        told = " and ".join(_where(name, held) for name in found)
+        raise BadCheckpoint(
+            f"the checkpoints are of {len(found)} trainings: {told}; set {variable} to the one to go on with, on all ranks "
+            "(those of the other are kept in a folder beside them)."
+        )
+    return found[0] if found else UNSAID
+
+
+def _where(name: str, held: Sequence[Steps]) -> str:
+    ranks = [rank for rank, steps in enumerate(held) if name in steps]
+    newest = max(step for rank in ranks for step in held[rank][name])
+    return f"{name} (to step {newest}, on rank {', '.join(map(str, ranks))})"
+
+
+def steps_of(training: str, mine: Steps, held: Sequence[Steps], parts: Collection[int] = ()) -> list[int]:
+    """The steps in a rank's folder that are of a training, in order; parts: those of which it has no meta file, as upstream's
+    ranks leave their part of an optimizer beside the checkpoint of rank 0."""
+    says, unsaid = mine.keys() - {UNSAID}, mine.get(UNSAID, ())
+    known = {step for steps in held for step in steps.get(training, ()) if training}
+    if training in says or not (says or known):
+        return sorted({*mine.get(training, ()), *unsaid})
+    return sorted(known & set(parts) & set(unsaid))

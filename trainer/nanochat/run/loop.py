@@ -1,0 +1,219 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The training loop: step, evaluate, sample, save, until the last step or until a rank is asked to stop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanochat.data.dataloader import Pair
+from nanochat.kit.common import UserError
+from nanochat.kit.expected import flag
+from nanochat.parallel.local import STOP_KEY, first_meetings, kinds_of_meetings
+from nanochat.rules.causes import Cause
+from nanochat.rules.schedule import StepSchedule
+from nanochat.run import checkpoint_manager
+from nanochat.run.feed import Batch
+from nanochat.run.loss_eval import bits_per_byte, nats_and_bytes
+from nanochat.run.phases import enter_phase
+from nanochat.run.reshare import change_shares
+from nanochat.run.saving import prove_checkpoint, prove_identical, save
+from nanochat.run.state import Run
+
+# Between two looks, in an evaluation, whether another rank is asked to stop.
+LOOK_SECONDS = 1.0
+# Upstream leaves the first steps, in which things warm up, out of its time.
+STEPS_NOT_TIMED = 10
+
+
+def train(run: Run) -> str:
+    """All steps that are left; returns why it ended: "finished" or "stopped"."""
+    settings, progress, steps = run.settings, run.progress, run.plan.num_iterations
+    eval_every = settings.eval_every if run.stage.is_judged() else 0
+    proofs = first_meetings(progress.step, settings.local_steps, steps, *kinds_of_meetings(settings))
+    stop = False
+    while True:
+        last = progress.step == steps
+        # A run that is asked to stop saves first of all; what is due now is done when it goes on from here.
+        if not stop and ((last and eval_every > 0) or due(progress.step, eval_every)):
+            stop = evaluate(run)
+        if not stop and ((last and settings.sample_every > 0) or due(progress.step, settings.sample_every)):
+            sample(run)
+        if progress.step != progress.resumed_from and (last or stop or saves(run, progress.step)):
+            save(run, final=last or stop)
+        if last or stop:
+            left_out = stop and (eval_every > 0 or settings.sample_every > 0)
+            return "finished" if last and not left_out else "stopped"
+        enter_phase(run)
+        stop = train_step(run)
+        if progress.step in proofs:
+            prove_identical(run, f"after step {progress.step}")
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps happens before this one."""
+    return every > 0 and step > 0 and step % every == 0
+
+
+class Timing(NamedTuple):
+    """Where the seconds of one step went; what is not named belongs to the optimizer."""
+
+    total: float
+    data: float
+    forward_backward: float
+    wait: float
+    bytes_sent: int
+
+    @property
+    def optimizer(self) -> float:
+        return max(0.0, self.total - self.data - self.forward_backward - self.wait)
+
+
+def train_step(run: Run) -> bool:
+    """One optimizer step over all ranks; returns whether any rank was asked to stop after it."""
+    step, began = run.progress.step, time.perf_counter()
+    run.comm.take_counters()
+    run.comm.enter("data", step)
+    run.feed.offer(run.stop_asked, run.save_wanted, run.busy_seconds)
+    batches, position = run.feed.take()
+    token_ids, stop = run.sync.take_ids()
+    run.optimizer.prepare(token_ids)
+    run.comm.enter("forward_backward")
+    passing, waited = time.perf_counter(), run.comm.wait_seconds
+    loss = forward_backward(run, batches, token_ids)
+    # A head that is shared out waits for the others in the middle of a pass.
+    passed = time.perf_counter() - passing - (run.comm.wait_seconds - waited)
+    shares = None if stop or not run.settings.rebalance else run.balancer.hear(run.sync.busy)
+    if not stop and not shares and not saves(run, step + 1) and run.apart_at(step + 1) == run.apart:
+        # The next step's token ids travel with this one's gradients; a checkpoint wants the loader where it is, and so do
+        # a change of shares and another way of training.
+        run.feed.offer(run.stop_asked, run.save_wanted, run.busy_seconds)
+    total = run.sync.step(loss, StepSchedule.at(run.plan, step))
+    if not math.isfinite(total):
+        raise spoilt(run, total)
+    wait, sent = run.comm.take_counters()
+    finish_step(run, total, Timing(time.perf_counter() - began, run.feed.take_seconds(), passed, wait, sent), position)
+    prove_checkpoint(run)
+    if shares:
+        change_shares(run, shares)
+    return stop
+
+
+def spoilt(run: Run, loss: float) -> UserError:
+    """What to say of a loss that is no number; a checkpoint of the very weights that gave it is removed."""
+    step, older = run.progress.step, [step for step in run.saved if step < run.progress.step]
+    how = "with lower learning rates or float32"
+    if run.unproven == step:
+        checkpoint_manager.remove(run.checkpoints, step)
+        place = f"from step {older[-1]}" if older else "from scratch"
+        todo = f"the checkpoint of these weights was removed; go on {place} {how}"
+    elif run.progress.resumed_from == step:
+        whole = [one for one in checkpoint_manager.whole_steps(run.checkpoints, run.writer, deep=False) if one < step]
+        way = f"--resume-from-step {whole[-1]}" if whole else "no checkpoint: there is no older one"
+        todo = f"they are those of the checkpoint; go on from {way}, {how}"
+    else:
+        todo = f"resume from the last checkpoint {how}"
+    text = f"the loss is {loss} at step {step}, so this step's weights are spoilt; {todo}."
+    return UserError(text, Cause.NON_FINITE_LOSS, [run.comm.rank] if run.apart else [])
+
+
+def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> Tensor:
+    """Gradients of all micro-batches; the last one tells the sync what is ready."""
+    run.training.start_step(token_ids)
+    run.sync.start_step(token_ids)
+    rows = run.shares.rows[run.comm.rank] if run.apart else sum(run.shares.rows)
+    scale = 1.0 / run.stage.targets(rows * run.settings.max_seq_len, run.feed.loader.last, run.apart)
+    loss = torch.zeros((), device=run.device)
+    for number, (ids, targets) in enumerate(batches, start=1):
+        on_ready = run.sync.on_ready if number == len(batches) else None
+        loss += run.training.forward_backward(ids.to(run.device), targets.to(run.device), scale, on_ready)
+    for dummy in range(len(batches), len(run.passes)):
+        run.training.join_pass(scale)
+    return loss
+
+
+def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, int]) -> None:
+    """Count, print and record a step that was made."""
+    progress, plan, step = run.progress, run.plan, run.progress.step
+    smooth = progress.add_loss(loss)
+    speed = plan.total_batch_size / timing.total
+    multiplier = StepSchedule.at(plan, step).lr_multiplier
+    if step > STEPS_NOT_TIMED:
+        progress.training_seconds += timing.total
+    progress.step = step + 1
+    run.busy_seconds = max(0.0, timing.total - timing.wait - timing.data)
+    run.feed.finish()
+    typical = run.journal.seconds_per_step(timing.total)
+    run.journal.heartbeat.step_seconds = typical
+    run.journal.heartbeat.meeting_in = run.sync.meeting_in()
+    run.journal.say(
+        f"step {step:05d}/{plan.num_iterations:05d} ({100 * step / plan.num_iterations:.2f}%) | loss: {smooth:.6f} | "
+        f"lrm: {multiplier:.2f} | dt: {1000 * timing.total:.2f}ms | tok/sec: {int(speed)} | bf16_mfu: {0:.2f} | "
+        f"epoch: {position['epoch']} pq: {position['pq_idx']} rg: {position['rg_idx']} | "
+        f"total time: {progress.training_seconds / 60:.2f}m | eta: {(plan.num_iterations - step) * typical / 60:.1f}m"
+    )
+    run.journal.record(
+        "step", step, loss=loss, loss_smooth=smooth, seconds=timing.total, tokens_per_second=speed,
+        forward_backward_seconds=timing.forward_backward, wait_seconds=timing.wait,
+        optimizer_seconds=timing.optimizer, data_seconds=timing.data, bytes_sent=timing.bytes_sent,
+        lr_multiplier=multiplier, epoch=position["epoch"], rows=run.shares.rows[run.comm.rank],
+    )  # fmt: skip
+
+
+def saves(run: Run, step: int) -> bool:
+    """Whether a checkpoint is made before this step, for its number or for the time since the last one."""
+    return step == run.plan.num_iterations or due(step, run.settings.save_every) or run.sync.save_asked
+
+
+def evaluate(run: Run) -> bool:
+    """Bits per byte over the validation shard, which the ranks share out; whether it was broken off, since a rank is to stop."""
+    run.comm.enter("eval", run.progress.step)
+    begun, progress = time.perf_counter(), run.progress
+    run.make_whole()
+    with run.stage.evaluation(run.reader) as batches:
+        totals = nats_and_bytes(run.model, told_batches(run, batches), run.token_bytes)
+    # One rank may take much longer for its part than another.
+    if any(run.comm.exchange("the evaluation of every rank", run.stop_asked, patient=True, fits=flag)):
+        run.journal.say(f"Step {progress.step:05d} | The evaluation was broken off, since the run is asked to stop")
+        return True
+    bpb = bits_per_byte(run.comm.all_reduce(totals, "the validation loss"))
+    progress.val_bpb = bpb
+    progress.min_val_bpb = min(bpb, progress.min_val_bpb)
+    run.journal.say(f"Step {progress.step:05d} | Validation bpb: {bpb:.6f}")
+    if run.comm.rank == 0:
+        run.journal.record("eval", progress.step, val_bpb=bpb, seconds=time.perf_counter() - begun)
+    return False
+
+
+def told_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
+    """The batches on the run's device, until any rank is asked to stop; the heartbeat tells how far the evaluation is, which
+    may take longer than all else."""
+    of, looked = run.stage.eval_batches(run.reader), time.monotonic()
+    for number, (ids, targets) in enumerate(batches, start=1):
+        if run.stop_asked:
+            run.comm.post(STOP_KEY)
+            return
+        if time.monotonic() - looked > LOOK_SECONDS:
+            if run.comm.posted(STOP_KEY):
+                return
+            looked = time.monotonic()
+        run.journal.heartbeat.evaluating(number, of)
+        yield ids.to(run.device), targets.to(run.device)
+
+
+def sample(run: Run) -> None:
+    """What the model makes of a few prompts; rank 0 writes, the others wait."""
+    run.comm.enter("sample", run.progress.step)
+    run.make_whole()
+    if run.comm.rank == 0:
+        for prompt, text in run.stage.samples(run.model, run.reader):
+            run.journal.say(text)
+            run.journal.record("sample", run.progress.step, prompt=prompt, text=text)
+    run.comm.barrier("the samples of rank 0")

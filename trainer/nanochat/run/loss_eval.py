@@ -1,0 +1,64 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Validation in bits per byte, a loss that does not depend on the vocabulary."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from nanochat.rules.shares import spread
+
+Batch = tuple[Tensor, Tensor]
+
+
+class TokenLosses(Protocol):
+    """A model, as far as this file knows it: with reduction "none" it gives the nats of every target."""
+
+    def __call__(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor: ...
+
+
+def eval_steps(eval_tokens: int, rows: int, length: int) -> int:
+    """Batches of one evaluation, over all ranks; at least one, however few tokens were asked for."""
+    return max(1, eval_tokens // (rows * length))
+
+
+def deal_out(batches: Iterable[Batch], rank: int, world: int) -> Iterator[Batch]:
+    """One rank's rows of batches that every rank reads alike: a batch for each rank, of the last few batches equal parts.
+
+    So the ranks evaluate together what one rank alone would, however many they are.
+    """
+    source = iter(batches)
+    while taken := list(itertools.islice(source, world)):
+        ids, targets = (torch.cat(parts) for parts in zip(*taken, strict=True))
+        sizes = spread(len(ids), world)
+        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        if sizes[rank]:
+            yield ids[mine], targets[mine]
+
+
+@torch.no_grad()
+def nats_and_bytes(model: TokenLosses, batches: Iterable[Batch], token_bytes: Tensor) -> Tensor:
+    """The nats of all targets that stand for bytes, and those bytes; these totals add up over the ranks."""
+    totals = torch.zeros(2, dtype=torch.float64)
+    for ids, targets in batches:
+        losses = model(ids, targets, reduction="none").flatten()
+        flat = targets.flatten()
+        # Special tokens stand for no bytes, and a target of -1 for no token at all.
+        sizes = torch.where(flat >= 0, token_bytes.to(flat.device)[flat.clamp(min=0)], 0)
+        counted = sizes > 0
+        totals[0] += losses[counted].double().sum().cpu()
+        totals[1] += sizes.sum().cpu()
+    return totals
+
+
+def bits_per_byte(totals: Tensor) -> float:
+    """What the totals of all ranks come to."""
+    nats, size = totals.tolist()
+    return nats / (math.log(2) * size) if size else math.inf

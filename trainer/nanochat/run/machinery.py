@@ -1,0 +1,53 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What computes, updates and exchanges, as the settings want it; made again when the shares of the ranks change."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from nanochat.kit.settings import Settings
+from nanochat.model.fused import MATMUL_TYPES, TrainingPass
+from nanochat.model.gpt import GPT
+from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer
+from nanochat.parallel.balance import Balancer, Shares
+from nanochat.parallel.comm import Comm
+from nanochat.parallel.local import make_local
+from nanochat.parallel.shared_head import make_head
+from nanochat.parallel.sync import Sync, make_sync
+from nanochat.rules.schedule import TrainingPlan
+
+
+class Machinery(NamedTuple):
+    """What computes, updates and exchanges; made again when the shares of the ranks change."""
+
+    training: TrainingPass
+    optimizer: Optimizer
+    sync: Sync
+
+
+def first_shares(settings: Settings, rows: list[int]) -> Shares:
+    """What the ranks begin with."""
+    return Shares(rows, list(settings.head_shares) or [1] * len(rows) if settings.head == "shared" else [])
+
+
+def make_machinery(
+    settings: Settings, comm: Comm, model: GPT, plan: TrainingPlan, shares: Shares, matmul: str, apart: bool = False
+) -> Machinery:
+    """All that depends on what the ranks have of a step; apart: of one that each makes by itself, with a whole head."""
+    tokens_of_ranks = [rows * settings.max_seq_len for rows in shares.rows]
+    rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
+    head = None if apart else make_head(settings, comm, model, shares, MATMUL_TYPES[matmul])
+    training = TrainingPass(model, matmul, head)
+    optimizer = Optimizer(model, rates.scaled(plan.lr_scale), matmul, head.rows if head else ALL_ROWS)
+    if apart:
+        return Machinery(training, optimizer, make_local(settings, comm, training, optimizer, tokens_of_ranks))
+    speeds = shares.head if len(set(shares.head)) > 1 else ()
+    sync = make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks, speeds)
+    return Machinery(training, optimizer, sync)
+
+
+def new_balancer(model: GPT, shares: Shares) -> Balancer:
+    head_work = 6 * model.parameter_counts()["lm_head"] / model.flops_per_token()
+    return Balancer(shares, head_work if shares.head else 0.0)

@@ -1,0 +1,186 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The optimizer's state as it lies in optim_NNNNNN_rankR.pt, which upstream's optimizer reads and writes as well.
+
+Upstream's is a torch.optim.Optimizer: {"state": {parameter number: {...}}, "param_groups": [...]}, parameters numbered
+through the groups of `Optimizer.param_groups`. Several ranks split it, one file each:
+- AdamW: exp_avg and exp_avg_sq of parameters of SPLIT elements and more by rows, smaller ones whole on every rank;
+- Muon: the matrices of a group are stacked under the number of the first, filled up with zeros to a multiple of the ranks.
+
+    layout = OptimizerLayout.of(optimizer, world)
+    torch.save(layout.file(state, rank), path)          # state: by parameter name, as Optimizer.state_dict() has it
+    state = layout.state({rank: torch.load(path)})      # from a file of ours alone, or from those of all ranks of upstream
+
+A file of ours also holds the parts of all other ranks, so that any one of them is enough to go on from, with any number
+of ranks. Parts are views of the same memory, which torch.save writes once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat.model.optim import Optimizer
+
+# What upstream's loader passes over: the parts of the other ranks, and what only our ways of training know.
+OURS_KEY = "nanochat_ddp_state"
+SPLIT = 1024
+ADAMW, MUON = ("exp_avg", "exp_avg_sq"), ("momentum_buffer", "second_momentum_buffer")
+Json = dict[str, Any]
+Shard = dict[int, dict[str, Any]]
+
+
+class Unusable(Exception):
+    """Files that do not make up the state of this optimizer; the text says why."""
+
+
+def _first_of(others: Mapping[int, Any]) -> int:
+    """The rank whose part stands where upstream reads, by the parts of all others."""
+    return next(rank for rank in range(len(others) + 1) if rank not in others)
+
+
+def turned(file: Json, rank: int) -> Json:
+    """A file of ours as this rank would have written it; the same one where that is so, or where this rank had no part."""
+    ours = file.get(OURS_KEY) or {}
+    others = ours.get("others") or {}
+    if rank not in others:
+        return file
+    parts = {**others, _first_of(others): file["state"]}
+    return {**file, "state": parts.pop(rank), OURS_KEY: {**ours, "others": dict(sorted(parts.items()))}}
+
+
+class OptimizerLayout:
+    """Where everything of one optimizer lies in the files of `world` ranks."""
+
+    def __init__(self, groups: Sequence[Mapping[str, Any]], shapes: Mapping[str, torch.Size], world: int) -> None:
+        """groups: as Optimizer.param_groups has them, parameters by name."""
+        self.groups, self.shapes = groups, shapes
+        self.numbers = {name: n for n, name in enumerate(name for group in self.groups for name in group["params"])}
+        adamw = [name for group in groups if group["kind"] != "muon" for name in group["params"]]
+        split = [self.shapes[name][0] for name in adamw if self._is_split(name)]
+        # Upstream cannot split these tables among so many ranks; each gets the file of a run of one.
+        self.world = world if all(rows % world == 0 for rows in split) else 1
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, world: int) -> OptimizerLayout:
+        """That of one of our own optimizers."""
+        return cls(optimizer.param_groups(), {name: p.shape for name, p in optimizer.parameters.items()}, world)
+
+    def _is_split(self, name: str) -> bool:
+        return self.shapes[name].numel() >= SPLIT
+
+    # -- writing
+
+    def file(self, state: Mapping[str, Any], rank: int, complete: bool = True) -> Json:
+        """What one rank's file holds; complete: with the parts of all others."""
+        shards = self._split(state)
+        mine = shards[rank % self.world]
+        groups = [{**group, "params": [self.numbers[name] for name in group["params"]]} for group in self.groups]
+        if not complete:
+            # A view would bring all the memory that it is a view of.
+            mine = {n: {k: v.clone() if isinstance(v, Tensor) else v for k, v in s.items()} for n, s in mine.items()}
+            return {"state": mine, "param_groups": groups}
+        known = ("steps", "history", "adamw", "muon")
+        ours = {key: value for key, value in state.items() if key not in known}
+        ours["others"] = {other: shard for other, shard in enumerate(shards) if other != rank % self.world}
+        return {"state": mine, "param_groups": groups, OURS_KEY: ours}
+
+    def _split(self, state: Mapping[str, Any]) -> list[Shard]:
+        shards: list[Shard] = [{} for dummy in range(self.world)]
+        for group in self.groups:
+            if group["kind"] == "muon":
+                self.split_muon(group["params"], state["muon"], shards)
+                continue
+            for name in group["params"]:
+                self._split_adamw(name, state["steps"], state["adamw"][name], shards)
+        return shards
+
+    def _split_adamw(self, name: str, steps: int, moments: Mapping[str, Tensor], shards: Sequence[Shard]) -> None:
+        for rank, shard in enumerate(shards):
+            rows = self.shapes[name][0] // self.world
+            part = slice(rank * rows, (rank + 1) * rows) if self._is_split(name) else slice(None)
+            shard[self.numbers[name]] = {"step": steps} | {key: moments[key][part] for key in ADAMW}
+
+    def split_muon(self, names: Sequence[str], state: Mapping[str, Mapping[str, Tensor]], shards: list[Shard]) -> None:
+        """Put the stacked state of one group into the parts of as many ranks as there are shards."""
+        rows, columns = self.shapes[names[0]]
+        shapes = {MUON[0]: (rows, columns), MUON[1]: (rows, 1) if rows >= columns else (1, columns)}
+        each = -(-len(names) // len(shards))
+        for key in MUON:
+            stacked = torch.zeros(each * len(shards), *shapes[key])
+            for place, name in zip(stacked, names, strict=False):
+                if name in state:
+                    place.copy_(state[name][key])
+            for rank, shard in enumerate(shards):
+                shard.setdefault(self.numbers[names[0]], {})[key] = stacked[rank * each : (rank + 1) * each]
+
+    # -- reading
+
+    @staticmethod
+    def is_complete(file: Mapping[str, Any]) -> bool:
+        """Whether this is a file of ours that needs no other."""
+        return OURS_KEY in file
+
+    def state(self, files: Mapping[int, Mapping[str, Any]]) -> Json:
+        """The state by parameter name: from the file of any rank of ours, or from those of all ranks of upstream."""
+        complete = next((file for file in files.values() if self.is_complete(file)), None)
+        first = complete or files.get(0) or next(iter(files.values()))
+        self._check_groups(first)
+        ours = dict(complete[OURS_KEY]) if complete else {}
+        shards = {rank: file["state"] for rank, file in files.items()}
+        if complete:
+            others = ours.pop("others")
+            shards = {**others, _first_of(others): complete["state"]}
+        try:
+            return {**ours, **self._joined(shards, first["param_groups"])}
+        except (KeyError, TypeError, RuntimeError, AttributeError):
+            raise Unusable("its parts do not have the shapes of this model") from None
+
+    def _check_groups(self, file: Mapping[str, Any]) -> None:
+        if not isinstance(file.get("state"), dict) or not isinstance(file.get("param_groups"), list):
+            raise Unusable("its file does not hold what an optimizer of torch saves")
+        sizes = [len(group.get("params", ())) for group in file["param_groups"]]
+        expected = [len(group["params"]) for group in self.groups]
+        if sizes != expected:
+            raise Unusable(f"its parameter groups have the sizes {sizes}, not {expected}: another optimizer's")
+        if not file["state"]:
+            raise Unusable("its file holds no state")
+
+    def _joined(self, shards: Mapping[int, Shard], groups: Sequence[Mapping[str, Any]]) -> Json:
+        largest = max((name for group in self.groups for name in group["params"]), key=lambda n: self.shapes[n].numel())
+        known = next(iter(shards.values()))[self.numbers[largest]]
+        world = self.shapes[largest][0] // len(known["exp_avg"])
+        missing = [rank for rank in range(world) if rank not in shards]
+        if missing:
+            listed = ", ".join(map(str, missing))
+            raise Unusable(f"of its {world} files those of the ranks {listed} are missing")
+        parts = [shards[rank] for rank in range(world)]
+        adamw = [name for group in self.groups if group["kind"] != "muon" for name in group["params"]]
+        muon = [group["params"] for group in self.groups if group["kind"] == "muon"]
+        steps = int(known["step"])
+        return {
+            "steps": steps,
+            "history": {steps: last_multiplier(groups)},
+            "adamw": {name: self._join_adamw(name, parts) for name in adamw},
+            "muon": {name: one for names in muon for name, one in self._join_muon(names, parts).items()},
+        }
+
+    def _join_adamw(self, name: str, parts: Sequence[Shard]) -> dict[str, Tensor]:
+        taken = [part[self.numbers[name]] for part in (parts if self._is_split(name) else parts[:1])]
+        return {key: torch.cat([one[key] for one in taken]).view(self.shapes[name]).float() for key in ADAMW}
+
+    def _join_muon(self, names: Sequence[str], parts: Sequence[Shard]) -> dict[str, dict[str, Tensor]]:
+        stacked = {key: torch.cat([part[self.numbers[names[0]]][key] for part in parts]).float() for key in MUON}
+        for name, momentum in zip(names, stacked[MUON[0]], strict=False):
+            if momentum.shape != self.shapes[name]:
+                raise TypeError(name)
+        return {name: {key: stacked[key][place] for key in MUON} for place, name in enumerate(names)}
+
+
+def last_multiplier(groups: Sequence[Mapping[str, Any]]) -> float:
+    """The learning-rate multiplier of the last saved step."""
+    return next((g["lr"] / g["initial_lr"] for g in groups if g.get("initial_lr") and g.get("lr") is not None), 1.0)

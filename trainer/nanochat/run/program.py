@@ -1,0 +1,108 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The life of one rank's process, whatever stage of training it runs: connect, set up, train, and tell how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+from nanochat.kit.common import UserError, choose_device, read_ranks
+from nanochat.kit.settings import Settings
+from nanochat.parallel.comm import Comm, CommError, connect, outlast_agents
+from nanochat.record.journal import Journal
+from nanochat.rules.causes import Cause
+from nanochat.run.loop import train
+from nanochat.run.opening import start_event
+from nanochat.run.rescue import save_alone
+from nanochat.run.setup import set_up
+from nanochat.run.stage import Stage
+from nanochat.run.state import Run
+
+EXIT_ERROR = 2
+PR_SET_PDEATHSIG = 1  # of Linux' prctl
+
+
+def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callable[[Run], str] = train) -> int:
+    """A whole run, in which the work is done once all is set up; returns the exit code of its process."""
+    ranks = read_ranks()
+    journal, comm, run = Journal(settings, ranks), None, None
+    try:
+        device = choose_device(settings.device_type)
+        comm = connect(ranks, device, settings.timeout_seconds, on_phase=journal.heartbeat.enter)
+        run = set_up(settings, comm, journal, make_stage())
+        start_event(run)
+        stop_when_asked(run)
+        reason = work(run)
+        run.feed.loader.close()
+        comm.close()
+    except CommError as error:
+        if run is not None and settings.save_on_loss and (said := save_alone(run)):
+            journal.say(f"A rank was lost: {said}")
+        return fail(journal, comm, error)
+    except UserError as error:
+        return fail(journal, comm, error)
+    except KeyboardInterrupt:
+        return fail(journal, comm, UserError("interrupted before the first step.", Cause.STOPPED))
+    # Also what no library should raise, such as the panics of those that are written in Rust.
+    except BaseException as error:
+        return fail(journal, comm, unexpected(journal, error))
+    journal.end(reason)
+    outlast_agents(comm)
+    return 0
+
+
+def stop_when_asked(run: Run) -> None:
+    """SIGTERM and Ctrl-C: finish the step, save, end well. A second Ctrl-C ends at once."""
+
+    def ask(number: int, dummy: object) -> None:
+        run.stop_asked = True
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
+
+    signal.signal(signal.SIGTERM, ask)
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        # If torchrun's agent is killed its ranks would go on as orphans, whom nobody could stop: they save and end.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGINT, ask)
+
+
+def unexpected(journal: Journal, error: BaseException) -> UserError:
+    """A sentence for what nobody foresaw; the stack goes into a file, for whoever puts it right."""
+    lines = str(error).strip().splitlines() or [""]
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        text = "the memory of this machine is not enough; lower --device-batch-size, --max-seq-len or --depth."
+        return UserError(text, Cause.OOM)
+    path, stack = journal.folder / f"crash-{os.getpid()}.txt", traceback.format_exc()
+    try:
+        path.write_text(stack, encoding="utf-8", errors="backslashreplace")
+        place = f"the traceback is in {path}"
+    except OSError as failure:
+        place = f"the traceback cannot be written to {path} ({failure.strerror or failure}); {innermost(error)}"
+    text = f"{type(error).__name__}: {lines[0].rstrip('.')}; this is a bug in nanochat.ddp; {place}."
+    return UserError(text, Cause.BUG)
+
+
+def innermost(error: BaseException) -> str:
+    """Where an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"it was raised in {frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename}"
+
+
+def fail(journal: Journal, comm: Comm | None, error: UserError) -> int:
+    """Say why, also to the other ranks, and go without waiting for exchanges that no one will finish."""
+    text = " ".join(str(error).split())
+    # A full disk under the log must not keep the other ranks from hearing why.
+    with contextlib.suppress(OSError, ValueError):
+        print(f"error: {text}", file=sys.stderr, flush=True)
+    blames = [journal.rank] if error.blames is None else list(error.blames)
+    journal.end("error", text, error.cause, blames)
+    if comm is not None and comm.world > 1:
+        comm.give_up(text, error.cause, blames)
+        os._exit(EXIT_ERROR)
+    return EXIT_ERROR

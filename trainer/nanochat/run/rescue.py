@@ -1,0 +1,127 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a rank saves when another one is lost, and how the ranks that are left go on from it (--save-on-loss).
+
+After every step all ranks hold the same weights and AdamW states, so a rank alone can save them, as long as the update
+that was interrupted has not begun to change them. It has no more than its own share of Muon's momentum and knows only its
+own place in the data. Those who go on put together what they have saved. The momentum of a matrix that only a lost
+rank had starts from zero; the lost rank's place in the data follows from its place at the last save and the steps
+since, by reading again as it has read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat.kit.expected import listed, maybe, text
+from nanochat.model import numerics
+from nanochat.parallel.comm import Comm
+from nanochat.rules.shares import stream_rows
+from nanochat.run import checkpoint_manager
+from nanochat.run.checkpoint_manager import NotSaved
+from nanochat.run.optim_file import MUON, OptimizerLayout
+from nanochat.run.resume import gather_states
+from nanochat.run.stage import Reader, Stage
+from nanochat.run.state import Run
+
+Json = dict[str, Any]
+# The names of the matrices whose momentum is in an optimizer's file that holds one rank's share only.
+SHARE = "share"
+
+
+# -- saving
+
+
+def save_alone(run: Run) -> str | None:
+    """Save the last finished step without the other ranks; returns the sentence about it, None where nothing was lost."""
+    step = run.progress.step
+    if not run.stage.trains or step in (0, run.progress.resumed_from, *run.saved):
+        return None
+    if checkpoint_manager.is_whole(run.checkpoints, step, run.comm.rank, deep=False):
+        # Lost in the middle of a save, after this rank's part of it.
+        return None
+    if why := unsavable(run):
+        return f"step {step} is not saved: {why}."
+    run.comm.enter("save", step)
+    run.optimizer.catch_up()
+    layout, state = OptimizerLayout.of(run.optimizer, run.comm.world), run.optimizer.state_dict()
+    owners, rank = run.sync.owners, run.comm.rank
+    # What a rank has of other matrices is as old as its last start.
+    state["muon"] = {name: one for name, one in state["muon"].items() if owners.get(name, rank) == rank}
+    optimizer = layout.file({**state, SHARE: sorted(state["muon"])}, rank)
+    meta, loader = run.meta(run.feed.finished_position()), loader_alone(run)
+    try:
+        saved = checkpoint_manager.save(run.checkpoints, step, rank, optimizer, loader, run.weights, meta)
+    except NotSaved as error:
+        return str(error)
+    run.journal.record("checkpoint", step, **saved._asdict(), alone=True)
+    return f"saved step {step} to {run.checkpoints} without the rank that was lost."
+
+
+def unsavable(run: Run) -> str | None:
+    """Why the last finished step cannot be saved by this rank alone, if it cannot."""
+    if run.apart:
+        return "with local steps each rank has weights of its own"
+    if run.training.shared_head is not None:
+        return "the head is shared out, and a part of it was lost with the rank"
+    if run.sync.changing:
+        return "its successor had begun to change the weights when a rank was lost"
+    return None
+
+
+def loader_alone(run: Run) -> Json:
+    """This rank's place in the data, and what the places of the others follow from."""
+    made = run.progress.step - run.places.step
+    return {
+        "rank": run.comm.rank,
+        "mine": {**run.feed.state(), "route": numerics.route()},
+        "ranks": run.places.ranks,
+        "rows": [made * rows for rows in stream_rows(run.shares.rows)],
+    }
+
+
+# -- going on
+
+
+def merge_momentum(comm: Comm, state: Json, weights: Mapping[str, Tensor], names: Sequence[str]) -> list[str]:
+    """Where ranks have saved alone, give every rank Muon's state of all matrices that any of them has saved; returns the
+    names of those nobody has."""
+    muon, share = state["muon"], state.pop(SHARE, None)
+    told = comm.exchange("whose momentum was saved", share, patient=True, fits=maybe(listed(text)))
+    if all(one is None for one in told):
+        return []
+    missing = []
+    for name in names:
+        holders = [rank for rank, held in enumerate(told) if held is None or name in held]
+        if not holders:
+            missing.append(name)
+            muon.pop(name, None)
+        elif len(holders) < comm.world:
+            rows, columns = weights[name].shape
+            flat = (rows, 1) if rows >= columns else (1, columns)
+            parts = muon.setdefault(name, {MUON[0]: torch.empty(rows, columns), MUON[1]: torch.empty(flat)})
+            for part in MUON:
+                comm.broadcast(parts[part], holders[0], f"the momentum of {name}")
+    return missing
+
+
+def merge_places(comm: Comm, stage: Stage, reader: Reader, loader: Mapping[str, Any]) -> list[Json]:
+    """The places in the data of all ranks of the old world: told by those who were there, else found again; none where
+    that cannot be."""
+    alone = "mine" in loader
+    told = gather_states(comm, {"of": loader["rank"], **loader["mine"]} if alone else {"of": -1})
+    if not alone:
+        return list(loader["ranks"])
+    known = {int(state.pop("of")): state for state in told}
+    places = []
+    for rank in range(len(loader["rows"])):
+        place = known.get(rank) or stage.lost_place(reader, loader, rank)
+        if place is None:
+            return []
+        places.append({"route": loader["mine"]["route"], **place})
+    return places

@@ -1,0 +1,67 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Going on with other shares in the middle of a run: as if it were saved and resumed, but in memory.
+
+Weights, optimizer state and places in the data are put together on every rank, as for a checkpoint; then what depends on the shares
+is made again and takes them up. So a run that goes on and one that is resumed here are the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nanochat.parallel.balance import Shares
+from nanochat.parallel.sync import Sync
+from nanochat.run.resume import gather_states
+from nanochat.run.state import Run
+
+
+def change_shares(run: Run, shares: Shares) -> None:
+    """Give every rank its new share, between two steps; all ranks do so at the same step."""
+    begun, before, sync = time.perf_counter(), run.shares, run.sync
+    speeds = run.balancer.speeds
+    run.comm.enter("share", run.progress.step)
+    run.make_whole()
+    if run.training.shared_head is not None:
+        run.training.shared_head.settle()
+    optimizer, places = sync.whole_state(), gather_states(run.comm, run.feed.loader.state())
+    make_again(run, shares, optimizer)
+    # As it was told in the last step, after which nothing was saved yet.
+    run.sync.save_asked = sync.save_asked
+    keep_feedback(sync, run.sync)
+    run.stage.deal_again(run.feed.loader, run.reader, shares.rows, places)
+    seconds = time.perf_counter() - begun
+    run.journal.say(
+        f"Rows per step are now {told(shares.rows)} (before: {told(before.rows)}), since the ranks do the work at speeds of "
+        f"{told(round(100 * speed / sum(speeds)) for speed in speeds)} % of all; it took {seconds:.1f} s"
+    )
+    run.journal.record(
+        "shares", run.progress.step, rows=shares.rows, head=shares.head, before=before.rows, before_head=before.head,
+        speeds=[speed / sum(speeds) for speed in speeds], seconds=seconds,
+    )  # fmt: skip
+
+
+def make_again(run: Run, shares: Shares, optimizer: Mapping[str, Any], apart: bool = False) -> None:
+    """Make what computes and exchanges again, and let it take up an optimizer's whole state; apart: for steps that the ranks
+    make apart."""
+    schedule = run.optimizer.schedule
+    run.make_again(shares, apart)
+    run.optimizer.load_state_dict(optimizer)
+    run.optimizer.schedule = schedule
+
+
+def told(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def keep_feedback(old: Sync, new: Sync) -> None:
+    """What packing had left on this rank is sent with the next, where this rank still sends the same: a gradient, or the update
+    of a matrix that it owns. What belonged to a matrix that has changed hands is given up."""
+    rank = new.comm.rank
+    for name, values in new.feedback.items():
+        kept = old.feedback.get(name)
+        if kept is not None and (old.owners.get(name) == rank) == (new.owners.get(name) == rank):
+            values.copy_(kept)

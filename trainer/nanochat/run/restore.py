@@ -1,0 +1,256 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Going on from a checkpoint that is here: weights, optimizer, progress and place in the data, checked against this run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nanochat.data import dataset
+from nanochat.data.dataloader import START, Cursor
+from nanochat.kit.common import BadCheckpoint
+from nanochat.kit.expected import flag, maybe
+from nanochat.model import numerics
+from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.parallel.balance import Shares
+from nanochat.parallel.comm import Comm
+from nanochat.parallel.local import MOMENTUM_KEY, LocalSync, settle
+from nanochat.parallel.sync import Sync
+from nanochat.run import checkpoint_manager as checkpoints
+from nanochat.run import lineage
+from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
+from nanochat.run.lineage import BASE_TRAINING
+from nanochat.run.machinery import Machinery
+from nanochat.run.optim_file import OptimizerLayout, Unusable
+from nanochat.run.rescue import merge_momentum, merge_places
+from nanochat.run.resume import Found, Training, choose_step, fetch, find_training, folder_leader, name_training
+from nanochat.run.stage import BaseModel, Reader, Stage
+from nanochat.run.state import Places, Progress, Run
+
+Say = Callable[[str], None]
+
+
+def restore(run: Run) -> None:
+    """Go on from a checkpoint if the settings ask for it; else, or if there is none, begin."""
+    settings, comm, folder = run.settings, run.comm, run.checkpoints
+    comm.enter("resume")
+    sweep(folder)
+    found, training = None, Training(lineage.wanted(run.journal.folder), [])
+    if settings.resume or settings.resume_from_step >= 0:
+        training = find_training(comm, folder, training.id)
+        # Before anything comes from other ranks: a step of another training may have the same number.
+        set_aside(run, keep=training.steps)
+        found = choose_step(comm, folder, settings.resume_from_step, training)
+    if not settings.resume:
+        set_aside(run, keep=[] if found is None else [step for step in training.steps if step <= found.step])
+    run.training_id = name_training(comm, training.id)
+    if found is None:
+        if run.stage.base is not None:
+            take_base_model(run, run.stage.base)
+        run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows)
+        run.places = Places(0, [{"rank": rank, "world": comm.world} for rank in range(comm.world)])
+        return
+    files = fetch(comm, folder, found, run.writer)
+    with understood(folder, found.step):
+        take_up(run, found, files)
+    run.saved = [found.step]
+    run.journal.say(f"Resuming from step {found.step} of {folder}")
+
+
+def take_base_model(run: Run, base: BaseModel) -> None:
+    """Have every rank begin with a base model that at least one of them has."""
+    comm, folder = run.comm, base.folder
+    leader = folder_leader(comm, folder)
+    training = find_training(comm, folder, lineage.wanted(run.journal.folder, BASE_TRAINING), BASE_TRAINING)
+    found = choose_step(comm, folder, base.step, training)
+    if found is None:
+        raise BadCheckpoint(
+            f"no rank has a base checkpoint in {folder}; train a base model with python -m scripts.base_train, or name "
+            "the folder of one with --base-checkpoints."
+        )
+    if leader == comm.rank and found.step not in training.steps:
+        # One of another training would be written over.
+        checkpoints.set_aside(folder, [found.step])
+    files = fetch(comm, folder, found, leader)
+    with understood(folder, found.step):
+        check_same_model(run.model.config, load_meta(folder, found.step), folder, found.step)
+        load_weights(run.model, folder, found.step)
+        if base.optimizer:
+            restore_optimizer(run.machinery, run.shares.rows, folder, found, files, run.journal.say)
+    run.base = {"training": training.id or None, "step": found.step}
+    if not run.stage.trains:
+        run.progress.step = found.step
+        run.plan = dataclasses.replace(run.plan, num_iterations=max(1, found.step))
+    run.journal.say(f"{run.stage.doing} the base model of step {found.step} in {folder}")
+
+
+@contextlib.contextmanager
+def understood(folder: Path, step: int) -> Iterator[None]:
+    """Files that are whole but hold something else than they should are the checkpoint's fault, and told as such."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
+        what = f"{type(error).__name__}: {dataset.first_line(error)}"
+        raise BadCheckpoint(
+            f"the checkpoint of step {step} in {folder} does not hold what it should ({what})."
+        ) from None
+
+
+def take_up(run: Run, found: Found, files: int) -> None:
+    """Weights, optimizer, progress and place in the data out of a checkpoint that is here."""
+    comm, folder = run.comm, run.checkpoints
+    meta = load_meta(folder, found.step)
+    check_not_over(folder, found.step, run.plan.num_iterations)
+    check_same_model(run.model.config, meta, folder, found.step)
+    run.base = dict(meta.get("base") or {})
+    load_weights(run.model, folder, found.step)
+    take_kept_shares(run, meta)
+    if run.apart_at(found.step - 1):
+        run.make_again(run.shares, apart=True)
+    loaders = restore_optimizer(run.machinery, run.shares.rows, folder, found, files, run.journal.say)
+    states = places_of(comm, run.stage, run.reader, loaders)
+    restore_progress(run.progress, meta, found.step)
+    mine = states[comm.rank] if comm.rank < len(states) else None
+    if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
+        run.journal.say(f"Step {found.step} was made with products through {mine['route']}, which is not accurate here")
+    run.places = Places(found.step, run.stage.dealt(run.reader, states))
+    position = place_in_data(meta, states)
+    run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows, position, run.places.ranks)
+
+
+def take_kept_shares(run: Run, meta: Mapping[str, Any]) -> None:
+    """Go on with the shares that the checkpoint was made with, unless the settings have others than they had then."""
+    kept = (meta.get("loop_state") or {}).get("shares") if run.settings.rebalance else None
+    if kept is None or kept[2] != run.began_with() or bool(kept[1]) != bool(run.shares.head):
+        return
+    if kept[:2] != list(run.shares):
+        run.make_again(Shares(*kept[:2]))
+        run.journal.say(f"Rows per step, as the ranks had come to share them out: {', '.join(map(str, kept[0]))}")
+
+
+def load_weights(model: GPT, folder: Path, step: int) -> None:
+    try:
+        model.load_state_dict(load_model(folder, step))
+    except RuntimeError as error:
+        what = " ".join(str(error).split())[:300]
+        raise BadCheckpoint(f"the weights of step {step} in {folder} do not fit this model: {what}.") from None
+
+
+def set_aside(run: Run, keep: Collection[int]) -> None:
+    """Move all other steps out of this folder: they are of another training, or this one is about to make them again, and whoever
+    takes the highest step would take theirs."""
+    steps = [step for step in checkpoints.steps_in(run.checkpoints) if step not in keep]
+    if run.writer == run.comm.rank and (place := checkpoints.set_aside(run.checkpoints, steps)):
+        run.journal.say(f"Checkpoints of an earlier run (steps {', '.join(map(str, steps))}) are now in {place}")
+
+
+def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapping[str, int]:
+    """Where all ranks go on in the data that cannot go on exactly: at that of the first rank that reads."""
+    cursor = next((state["cursor"] for state in states if "cursor" in state), ())
+    if len(cursor) >= len(START) + 1:
+        return Cursor(*cursor).position()
+    place = meta.get("dataloader_state_dict")
+    if not isinstance(place, Mapping):
+        raise BadCheckpoint(f"the checkpoint of step {meta.get('step')} does not say where it was in the data.")
+    return {"epoch": 1, **place}
+
+
+def feedback_of(sync: Sync, rows: list[int]) -> list[Any]:
+    """Whose error feedback it is, and of what: with other ranks, rows or matrices of its own a rank sends something else in the
+    same place."""
+    owned = sorted(name for name, owner in sync.owners.items() if owner == sync.comm.rank)
+    return [sync.comm.rank, rows, owned]
+
+
+def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None, say: Say) -> None:
+    """What packing had left on this rank, if it was kept and still means the same."""
+    mine = sync.feedback
+    if not mine:
+        return
+    # That of the head is kept by those only who sent its gradient.
+    fits = kept is not None and kept["of"] == feedback_of(sync, rows) and mine.keys() <= kept["values"].keys()
+    if kept is not None and fits and (fits := all(kept["values"][n].shape == t.shape for n, t in mine.items())):
+        for name, values in mine.items():
+            values.copy_(kept["values"][name])
+    told = sync.comm.exchange("the error feedback that was saved", fits, fits=flag)
+    zero = [str(rank) for rank, one in enumerate(told) if not one]
+    if zero:
+        say(f"Error feedback starts at zero on rank {', '.join(zero)}: none was saved for these ranks and rows")
+
+
+def restore_optimizer(
+    machinery: Machinery, rows: list[int], folder: Path, found: Found, files: int, say: Say
+) -> dict[str, Any] | None:
+    """Momentum, second moments and step count; returns what is known of the loaders of all ranks, if we wrote it."""
+    training, optimizer, sync = machinery
+    comm, layout, apart = sync.comm, OptimizerLayout.of(optimizer, sync.comm.world), isinstance(sync, LocalSync)
+    file, loaders = load_optimizer(folder, found.step, files)
+    own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else file
+    held = {files: file}
+    if apart and layout.is_complete(own):
+        held = {comm.rank: own}
+    elif not layout.is_complete(file):
+        others = (rank for rank in optimizer_ranks(folder, found.step) if rank != files)
+        held |= {rank: load_optimizer(folder, found.step, rank)[0] for rank in others}
+    try:
+        state = layout.state(held)
+        if not apart and any(comm.exchange("whose state was saved", "local_of" in state, fits=flag)):
+            settle(comm, state)
+        weights = {name: p.detach() for name, p in training.model.named_parameters()}
+        if lost := merge_momentum(comm, state, weights, optimizer.matrix_names):
+            say(
+                f"Momentum of {len(lost)} of {len(optimizer.matrix_names)} matrices was lost with the ranks "
+                "that are not here, and starts from zero"
+            )
+        optimizer.load_state_dict(state)
+        if isinstance(sync, LocalSync) and MOMENTUM_KEY in state:
+            sync.dense.momentum.copy_(state[MOMENTUM_KEY])
+    except Unusable as why:
+        say(f"Step {found.step}: the optimizer starts without momentum, since {why}")
+    restore_feedback(sync, rows, own.get(FEEDBACK_KEY), say)
+    return loaders
+
+
+def places_of(comm: Comm, stage: Stage, reader: Reader, loaders: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The places in the data of all ranks that made a checkpoint; none if they did not say."""
+    known = None if loaders is None else "mine" in loaders
+    kinds = comm.exchange("who knows which places", known, fits=maybe(flag))
+    if loaders is None or None in kinds:
+        return []
+    return merge_places(comm, stage, reader, loaders) if any(kinds) else list(loaders["ranks"])
+
+
+def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> None:
+    loop = meta.get("loop_state") or {}
+    progress.step = progress.resumed_from = step
+    progress.smooth_loss = float(loop.get("smooth_train_loss") or 0.0)
+    progress.training_seconds = float(loop.get("total_training_time") or 0.0)
+    lowest, last = loop.get("min_val_bpb"), meta.get("val_bpb")
+    progress.min_val_bpb = math.inf if lowest is None else float(lowest)
+    progress.val_bpb = None if last is None else float(last)
+
+
+def check_not_over(folder: Path, step: int, steps: int) -> None:
+    """Refuse a run that would be over before it goes on."""
+    if step > steps:
+        raise BadCheckpoint(
+            f"the checkpoint in {folder} is of step {step}, but this run ends at step {steps}; "
+            "give a larger --num-iterations, or --resume-from-step."
+        )
+
+
+def check_same_model(config: ModelConfig, meta: dict[str, Any], folder: Path, step: int) -> None:
+    """Refuse weights of another shape, naming what differs."""
+    for name, value in dataclasses.asdict(config).items():
+        kept = meta["model_config"].get(name, value)
+        if kept != value:
+            raise BadCheckpoint(
+                f"the checkpoint of step {step} in {folder} has {name} {kept}, but this run has {value}; "
+                "give the settings it was made with, or another --model-tag."
+            )

@@ -1,0 +1,338 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which checkpoint a run goes on from, found by the ranks together, without storage that they share.
+
+Each checkpoint of ours is complete in every folder: weights, the optimizer of all ranks, the loaders of all ranks. So
+the ranks take the newest step of their training (lineage.py) that any of them has whole, and who lacks it gets the files
+from one that has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from nanochat.kit.common import BadCheckpoint, UserError, disk_cause, writable_folder
+from nanochat.kit.expected import (
+    Fits,
+    anything,
+    count,
+    flag,
+    listed,
+    matching,
+    maybe,
+    named,
+    nothing,
+    one_of,
+    row,
+    text,
+)
+from nanochat.parallel.comm import CHUNK_BYTES, Comm
+from nanochat.run import checkpoint_manager as checkpoints
+from nanochat.run import lineage
+from nanochat.run.optim_file import turned
+
+Json = dict[str, Any]
+# Of the tensors in a place in the data, and how many tokens may wait there for a row.
+DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.int64)}
+MOST_WAITING = 2**28
+NUMBERS = (count(),) * 4
+AHEAD_AND_THEN = listed(row(*NUMBERS)), maybe(named(count(least=-1), ("pq_idx", "rg_idx", "epoch")))
+# The plain values of a place, of which each stage has its own; a cursor has more to it once ranks have come or gone.
+PLACE: dict[str, Fits] = {
+    "rank": count(),
+    "world": count(),
+    "of": count(least=-1),
+    "route": text,
+    "files": listed(text),
+    "cursor": lambda told: row(*NUMBERS)(told) or row(*NUMBERS, *AHEAD_AND_THEN)(told),
+}
+
+
+def is_place(told: Any) -> bool:
+    """The plain values of a place in the data."""
+    return named(anything)(told) and all(key in PLACE and PLACE[key](value) for key, value in told.items())
+
+
+def folder_leader(comm: Comm, folder: Path) -> int:
+    """The lowest of the ranks that share this rank's checkpoint folder: the one that writes for all of them."""
+    writable_folder(folder, "checkpoints")
+    mine = f".rank{comm.rank}-{secrets.token_hex(8)}"
+    (folder / mine).touch()
+    try:
+        names = comm.exchange("the checkpoint folders", mine, fits=matching(r"\.rank\d+-[0-9a-f]{16}"))
+        # By the number in it, no rank passes off another's mark as its own.
+        own = [rank for rank, name in enumerate(names) if name.startswith(f".rank{rank}-")]
+        sharing = [rank for rank in own if (folder / names[rank]).exists()]
+        comm.exchange("the checkpoint folders, seen", None, fits=nothing)
+    finally:
+        (folder / mine).unlink(missing_ok=True)
+    return min(sharing)
+
+
+def writer_of(folder: Path, step: int) -> int | None:
+    """The rank whose files here make a whole checkpoint of this step; None if there is none."""
+    for rank in checkpoints.optimizer_ranks(folder, step):
+        if _holds_model(folder, step, rank) and checkpoints.is_whole(folder, step, rank):
+            return rank
+    return None
+
+
+def _holds_model(folder: Path, step: int, rank: int) -> bool:
+    """Whether this rank wrote the weights here (upstream leaves no list, and rank 0 writes them)."""
+    try:
+        entry = json.loads((folder / checkpoints.list_name(step, rank)).read_bytes())
+        return any(file["name"] == checkpoints.model_name(step) for file in entry["files"])
+    except FileNotFoundError:
+        return rank == 0
+    except checkpoints.NOT_OURS:
+        return False
+
+
+def _holds_own(folder: Path, step: int, writer: int, rank: int) -> bool:
+    """Whether this rank's own part of a step is here, beside the weights that the writer wrote."""
+    return writer == rank or checkpoints.is_whole(folder, step, rank)
+
+
+class Found(NamedTuple):
+    """A checkpoint to go on from, and the rank whose files make it whole in this rank's folder (None: it is not here).
+
+    own: this rank's own file of the optimizer is here too.
+    """
+
+    step: int
+    writer: int | None
+    own: bool = False
+
+
+class Training(NamedTuple):
+    """The training that the ranks go on with (UNSAID: no checkpoint says), and its steps in this rank's folder."""
+
+    id: str
+    steps: list[int]
+
+
+def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING) -> Training:
+    """The one training that all ranks go on with: the one that is wanted, else the one that their checkpoints are of."""
+    mine: dict[str, list[int]] = {}
+    here = checkpoints.steps_in(folder)
+    for step in here:
+        mine.setdefault(checkpoints.training_of(folder, step), []).append(step)
+    told = comm.exchange("the trainings of all checkpoints", [wanted, mine], fits=lineage.fits_told)
+    held = [steps for dummy, steps in told]
+    chosen = lineage.choose([name for name, dummy in told], held, variable)
+    parts = [step for step in here if not (folder / checkpoints.meta_name(step)).exists()]
+    return Training(chosen, lineage.steps_of(chosen, mine, held, parts))
+
+
+def name_training(comm: Comm, known: str) -> str:
+    """The id of the training that is known, or a new one for all ranks."""
+    told = comm.exchange("the id of this training", [known, secrets.token_hex(8)], fits=lineage.fits_named)
+    return lineage.choose([name for name, dummy in told], []) or str(told[0][1])
+
+
+def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None = None) -> Found | None:
+    """The step to go on from: the one asked for, else (-1) the newest of the training that any rank has whole; None if
+    there is none."""
+    mine = (training or find_training(comm, folder, "")).steps
+    steps = [wanted] if wanted >= 0 else mine
+    told = comm.exchange("the steps of all checkpoints", steps, fits=listed(count()))
+    damaged: list[int] = []
+    for step in sorted({step for steps in told for step in steps}, reverse=True):
+        writer = writer_of(folder, step) if step in mine else None
+        # A list without what it lists was whole once; without a list it is what a killed process leaves behind.
+        once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
+        what, answer = f"whether step {step} is whole", [writer is not None, once]
+        answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
+        if any(whole for whole, dummy in answers):
+            return Found(step, writer, writer is not None and _holds_own(folder, step, writer, comm.rank))
+        if any(once for dummy, once in answers):
+            damaged.append(step)
+    if wanted >= 0:
+        raise BadCheckpoint(
+            f"--resume-from-step {wanted}: no rank has a whole checkpoint of that step in {folder}; "
+            f"there are files of steps {', '.join(map(str, mine)) or 'none'}."
+        )
+    if damaged:
+        raise BadCheckpoint(
+            f"no checkpoint in {folder} is whole on any rank (damaged: {', '.join(map(str, damaged))}); "
+            "move them away to start from the beginning."
+        )
+    return None
+
+
+class Held(NamedTuple):
+    """What a folder holds of a step: name, size and sha256 of each file that others can be given."""
+
+    whole: bool
+    ours: bool
+    files: list[tuple[str, int, str]]
+
+
+def _held_of(step: int) -> Fits:
+    """The files of one step and no others: files of these names are written here."""
+    names = (checkpoints.model_name(step), checkpoints.meta_name(step))
+    patterns = [*map(re.escape, names), rf"optim_{step:06d}_rank(0|[1-9]\d{{0,5}})\.pt"]
+    model, meta, optimizer = (row(matching(one), count(), matching("[0-9a-f]{64}")) for one in patterns)
+    of_ours = row(flag, flag, row(model, meta, optimizer))
+    of_others = row(flag, flag, listed(lambda told: model(told) or meta(told) or optimizer(told)))
+
+    def fits(told: Any) -> bool:
+        if not of_others(told):
+            return False
+        whole, ours, files = told
+        told_names = [name for name, *dummy in files]
+        if ours:
+            return bool(whole) and of_ours(told)
+        return len(set(told_names)) == len(told_names) and (not whole or tuple(told_names[:2]) == names)
+
+    return fits
+
+
+def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
+    """Give the files of a step to the folders that lack them; returns whose files to read."""
+    mine = _held(folder, found) if leader == comm.rank else None
+    what, fits = f"who has step {found.step}", maybe(_held_of(found.step))
+    told = [held and Held(*held) for held in comm.exchange(what, mine, patient=True, fits=fits)]
+    source = next((rank for rank, held in enumerate(told) if held and held.whole), None)
+    if source is None:
+        raise BadCheckpoint(f"step {found.step} is whole on no rank any more; start again.")
+    ours, wanted = told[source].ours, _wanted(told, source)
+    lacking = {rank: _lacking(held, told[source], wanted) for rank, held in enumerate(told) if held}
+    try:
+        _take_files(comm, folder, found.step, wanted, lacking, ours)
+    except OSError as error:
+        size = sum(size for dummy, size, dummy2 in wanted.values())
+        raise UserError(
+            f"step {found.step} ({size / 1e6:.0f} MB) cannot be copied from rank {source} to {folder}: "
+            f"{error.strerror or error}; make room or put that disk right, then resume.",
+            disk_cause(error),
+        ) from None
+    if any(lacking.values()):
+        comm.barrier(f"the arrival of step {found.step}")
+    if not ours:
+        return 0
+    return leader if found.writer is None or lacking[leader] else found.writer
+
+
+def _wanted(told: list[Any], source: int) -> dict[str, tuple[int, int, str]]:
+    """Rank, size and sha256 of each file by name. Upstream's optimizer lies in one file a rank, and folders of their own
+    hold one each: those of all ranks are wanted."""
+    wanted = {name: (source, size, sha256) for name, size, sha256 in told[source].files}
+    for rank, held in enumerate(told):
+        for name, size, sha256 in held.files if held and not told[source].ours else ():
+            if name.startswith("optim_"):
+                wanted.setdefault(name, (rank, size, sha256))
+    return wanted
+
+
+def _lacking(held: Held, source: Held, wanted: Mapping[str, Any]) -> set[str]:
+    """Names of the files that a folder is to be given. Parts of a run that went on apart may both have made this step with
+    weights of their own (the first file): all take the source's then."""
+    if source.ours:
+        return set() if held.whole and held.files[0] == source.files[0] else set(wanted)
+    return wanted.keys() - {name for name, dummy, dummy2 in held.files}
+
+
+def _take_files(
+    comm: Comm,
+    folder: Path,
+    step: int,
+    wanted: Mapping[str, tuple[int, int, str]],
+    lacking: Mapping[int, set[str]],
+    ours: bool,
+) -> None:
+    """Files of a step from who has them to those who lack them; what came of a copy that failed does not stay."""
+    mine = lacking.get(comm.rank, set())
+    placed: list[Path] = []
+    try:
+        if mine:
+            checkpoints.check_space(folder, sum(wanted[name][1] for name in mine))
+        for name, (rank, size, sha256) in wanted.items():
+            if not any(name in names for names in lacking.values()):
+                continue
+            # Ours hold the same on every rank, in another order; theirs are each a part.
+            place = checkpoints.optimizer_name(step, comm.rank) if ours and name.startswith("optim_") else name
+            incoming = checkpoints.Incoming(folder, place, comm.rank) if name in mine else None
+            placed += [incoming.fresh, incoming.place] if incoming is not None else []
+            _carry(comm, folder / name if comm.rank == rank else None, size, rank, incoming)
+            if incoming is not None:
+                incoming.finish(sha256)
+        if mine and ours:
+            _make_own(folder, step, comm.rank, [(name, *entry[1:]) for name, entry in wanted.items()])
+    except BaseException:
+        for path in placed:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise
+
+
+def _held(folder: Path, found: Found) -> Held:
+    step, writer = found.step, found.writer
+    if writer is not None and (folder / checkpoints.list_name(step, writer)).exists():
+        names = [checkpoints.model_name(step), checkpoints.meta_name(step), checkpoints.optimizer_name(step, writer)]
+        return Held(True, True, _described(folder, names))
+    names = [checkpoints.model_name(step), checkpoints.meta_name(step)] if writer is not None else []
+    for rank in checkpoints.optimizer_ranks(folder, step):
+        name = checkpoints.optimizer_name(step, rank)
+        if not (folder / checkpoints.list_name(step, rank)).exists() and checkpoints.is_sound(folder / name, deep=True):
+            names.append(name)
+    return Held(writer is not None, False, _described(folder, names))
+
+
+def _described(folder: Path, names: list[str]) -> list[tuple[str, int, str]]:
+    return [(name, (folder / name).stat().st_size, checkpoints.file_digest(folder / name)) for name in names]
+
+
+def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: checkpoints.Incoming | None) -> None:
+    """One file from the source's disk to those who take it, piece by piece."""
+    sink = incoming.write if incoming is not None else lambda data: None
+    what = "the files of a checkpoint"
+    if path is None:
+        comm.broadcast_bytes(None, size, source, sink, what)
+        return
+    with path.open("rb") as file:
+        for begin in range(0, size, CHUNK_BYTES):
+            piece = file.read(min(CHUNK_BYTES, size - begin))
+            comm.broadcast_bytes(piece, len(piece), source, sink, what)
+
+
+def _make_own(folder: Path, step: int, rank: int, files: list[tuple[str, int, str]]) -> None:
+    """Make what has arrived this rank's own checkpoint."""
+    own = checkpoints.optimizer_name(step, rank)
+    # Upstream reads a rank's part where ours has that of the rank which wrote the file.
+    again = checkpoints.rewrite(folder, own, rank, lambda file: turned(file, rank))
+    here = [
+        (again or (own, size, sha256)) if name.startswith("optim_") else (name, size, sha256)
+        for name, size, sha256 in files
+    ]
+    entries = [{"name": name, "bytes": size, "sha256": sha256} for name, size, sha256 in here]
+    data = json.dumps({"format": 1, "step": step, "rank": rank, "files": entries}, indent=2).encode()
+    incoming = checkpoints.Incoming(folder, checkpoints.list_name(step, rank), rank)
+    incoming.write(data)
+    incoming.finish(hashlib.sha256(data).hexdigest())
+
+
+def gather_states(comm: Comm, state: Json) -> list[Json]:
+    """Every rank's loader state: plain values by way of the store, tensors by broadcast."""
+    plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
+    shapes = {key: [str(v.dtype), list(v.shape)] for key, v in state.items() if isinstance(v, torch.Tensor)}
+    gathered: list[Json] = []
+    what, fits = "the places in the data", row(is_place, named(row(one_of(DTYPES), row(count(MOST_WAITING)))))
+    for rank, (values, tensors) in enumerate(comm.exchange(what, [plain, shapes], patient=True, fits=fits)):
+        one = dict(values)
+        for key, (dtype, shape) in tensors.items():
+            mine = state[key] if rank == comm.rank else torch.empty(shape, dtype=DTYPES[dtype])
+            comm.broadcast(mine, rank, what)
+            one[key] = mine
+        gathered.append(one)
+    return gathered

@@ -1,0 +1,117 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A checkpoint of all ranks: proven to be the same, put together, written, and older ones removed once it is sound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nanochat.data.dataloader import position_of
+from nanochat.kit.common import UserError
+from nanochat.kit.expected import count, listed, maybe, one_of, row, text
+from nanochat.model import numerics
+from nanochat.parallel.agreement import check_identical, digests, whole_digest
+from nanochat.parallel.comm import Comm
+from nanochat.record.journal import Journal
+from nanochat.rules.causes import Cause
+from nanochat.run import checkpoint_manager
+from nanochat.run.checkpoint_manager import FEEDBACK_KEY, NotSaved
+from nanochat.run.optim_file import OptimizerLayout
+from nanochat.run.restore import feedback_of
+from nanochat.run.resume import gather_states
+from nanochat.run.state import Places, Run
+
+
+def checkpoint(run: Run) -> dict[str, Any]:
+    """What checkpoint_manager.save is to write in this rank's folder; every rank must ask for it together."""
+    optimizer = run.sync.whole_state()
+    # Each rank goes on at its place in the data, and with matrix products that round as they did.
+    loaders = gather_states(run.comm, {**run.feed.loader.state(), "route": numerics.route()})
+    sync, feedback = run.sync, {}
+    if sync.feedback:
+        feedback = {FEEDBACK_KEY: {"of": feedback_of(sync, run.shares.rows), "values": sync.feedback}}
+    run.places = Places(run.progress.step, loaders)
+    layout = OptimizerLayout.of(run.optimizer, run.comm.world)
+    if run.apart:
+        # Each rank goes on with its own.
+        optimizer["local_of"] = run.comm.rank
+    elif run.writer != run.comm.rank:
+        # Whoever shares our folder writes the whole; our part is here for upstream, which wants every rank's file.
+        return {"optimizer": {**layout.file(optimizer, run.comm.rank, complete=False), **feedback}, "loader": None}
+    parts = {"optimizer": {**layout.file(optimizer, run.comm.rank), **feedback}, "loader": {"ranks": loaders}}
+    if run.writer != run.comm.rank:
+        return parts
+    meta = run.meta(position_of(loaders))
+    return {**parts, "model": run.weights, "meta": meta}
+
+
+def prove_identical(run: Run, when: str) -> None:
+    """Compare the weights of all ranks; a difference ends the run."""
+    run.make_whole()
+    try:
+        digest = check_identical(run.comm, run.weights, when)
+    except UserError as error:
+        if error.cause is Cause.WEIGHTS_DIFFER:
+            mine = whole_digest(digests(run.weights))
+            run.journal.record("digest", run.progress.step, digest=mine, identical=False)
+        raise
+    run.journal.record("digest", run.progress.step, digest=digest, identical=True)
+
+
+def save(run: Run, final: bool) -> None:
+    """A checkpoint, after the proof that all ranks have the same to save; only the last one must succeed."""
+    begun = time.perf_counter()
+    run.comm.enter("save", run.progress.step)
+    prove_identical(run, f"at step {run.progress.step}")
+    contents = checkpoint(run)
+    run.saved_at = time.monotonic()
+    error = write(run.comm, run.journal, run.checkpoints, run.progress.step, contents)
+    if error and make_room(run.comm, run.checkpoints, run.settings.keep_checkpoints, run.saved):
+        run.journal.say(f"warning: {error} All checkpoints before the last good one make room for it.")
+        error = write(run.comm, run.journal, run.checkpoints, run.progress.step, contents)
+    if error and final:
+        raise error
+    if error:
+        run.journal.say(goes_on_without(error, run.saved))
+        return
+    run.saved = [*run.saved, run.progress.step]
+    run.journal.say(f"Saved checkpoint of step {run.progress.step} to {run.checkpoints}")
+    # Older ones stay until a step has shown that these weights are sound.
+    run.unproven = run.progress.step
+    run.journal.heartbeat.save_seconds = time.perf_counter() - begun
+
+
+def goes_on_without(error: NotSaved, saved: Sequence[int]) -> str:
+    """The warning that a checkpoint is missing; saved: those that all ranks have."""
+    last = f"the checkpoint of step {saved[-1]} is still whole" if saved else "there is no checkpoint yet"
+    return f"warning: {error} Training goes on; {last}."
+
+
+def write(comm: Comm, journal: Journal, folder: Path, step: int, contents: Mapping[str, Any]) -> NotSaved | None:
+    """Every rank writes its part of a checkpoint; returns the error of the first one that could not."""
+    failed = None
+    try:
+        saved = checkpoint_manager.save(folder, step, comm.rank, **contents)
+        journal.record("checkpoint", step, **saved._asdict())
+    except NotSaved as failure:
+        failed = [str(failure), failure.cause.value]
+    fits = maybe(row(text, one_of([cause.value for cause in Cause])))
+    told = comm.exchange("the checkpoint", failed, patient=True, fits=fits)
+    return next((NotSaved(one[0], Cause(one[1]), [rank]) for rank, one in enumerate(told) if one), None)
+
+
+def make_room(comm: Comm, folder: Path, keep: int, saved: Sequence[int]) -> bool:
+    """Keep the last checkpoint that all ranks have and none before it; whether any rank had one to remove."""
+    removed = checkpoint_manager.prune(folder, min(1, keep), saved)
+    return any(comm.exchange("what was removed for the checkpoint", removed, fits=listed(count())))
+
+
+def prove_checkpoint(run: Run) -> None:
+    """The weights of the last checkpoint gave a finite loss, on all ranks: only now may older ones go."""
+    if run.unproven is not None and run.sync.met:
+        run.unproven = None
+        checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)

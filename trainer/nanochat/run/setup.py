@@ -1,0 +1,121 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A run is set up from its settings, and refused while that is still cheap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanochat.data import tokenizer
+from nanochat.kit import common
+from nanochat.kit.common import DtypeChoice
+from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config
+from nanochat.model import numerics
+from nanochat.model.gpt import GPT, ModelConfig, counted
+from nanochat.parallel.agreement import agree, code_digest, file_digest, start_alike
+from nanochat.parallel.comm import Comm
+from nanochat.parallel.local import fit
+from nanochat.parallel.shared_head import fit_head
+from nanochat.parallel.wire import WIRES
+from nanochat.record.journal import Journal
+from nanochat.rules.ways import LEAST_BLOCK, fits, packs
+from nanochat.run.feed import Feed
+from nanochat.run.machinery import first_shares, make_machinery, new_balancer
+from nanochat.run.opening import say_setup
+from nanochat.run.phases import begin_apart
+from nanochat.run.restore import restore
+from nanochat.run.resume import folder_leader
+from nanochat.run.stage import Stage, model_config
+from nanochat.run.state import Progress, Run
+
+
+def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None = None) -> Run:
+    """Build a run, and refuse what cannot work while it is still cheap."""
+    stage = stage or Stage()
+    device = common.choose_device(settings.device_type)
+    dtype = common.choose_dtype(device)
+    matmul = settings.matmul if settings.matmul != "auto" else ("bf16" if dtype.name == "bfloat16" else "fp32")
+    common.check_matmul(device, matmul)
+    data_dir, folder = common.data_dir(), common.checkpoint_dir(settings.tag, stage=stage.folder)
+    tokens = tokenizer.load(common.tokenizer_dir())
+    sizes = tokenizer.load_token_bytes(common.tokenizer_dir(), tokens.vocab_size)
+    config = model_config(settings, tokens.vocab_size)
+    if not fits(settings.sync, config.n_embd):
+        refuse(settings, "sync", f"a model {config.n_embd} wide does not divide into blocks of {LEAST_BLOCK}; use bf16")
+    plan = stage.plan(settings, config)
+    asked, settings = settings, fit(settings, plan.num_iterations, comm.world, device)
+    shares = rank_shares(settings, plan.total_batch_size, comm.world)
+    tokens_of_ranks = [n * settings.max_seq_len for n in shares]
+    settings = fit_head(settings, config, tokens_of_ranks, device)
+    comm.enter("agree", 0)
+    agree(comm, facts(settings, stage, device, dtype, matmul, data_dir))
+    route = numerics.setup().route if device == "cpu" else device
+    check_memory(config, device, settings, shares, comm)
+    model = GPT(config).to(device)
+    model.init_weights()
+    begun = first_shares(settings, shares)
+    machinery = make_machinery(settings, comm, model, plan, begun, matmul)
+    run = Run(
+        settings, stage, comm, journal, device, dtype, matmul, tokens, sizes, data_dir, folder,
+        folder_leader(comm, folder), begun, plan, model, machinery, Progress(), Feed(), new_balancer(model, begun),
+    )  # fmt: skip
+    run.feed.take_shares(run.sync, run.passes)
+    say_setup(run, asked, f"{matmul} through {route}")
+    restore(run)
+    begin_apart(run.sync, run.progress.step, run.plan.num_iterations)
+    start_alike(comm, run.weights)
+    return run
+
+
+def facts(
+    settings: Settings, stage: Stage, device: str, dtype: DtypeChoice, matmul: str, data_dir: Path
+) -> dict[str, Any]:
+    """What every rank must have alike before the first step."""
+    folder = common.tokenizer_dir()
+    return {
+        # A GPU talks by NCCL and a CPU by Gloo: they would wait for each other until the timeout.
+        "device": device,
+        "setting": shared_config(settings),
+        "dtype": dtype.name,
+        "matmul": matmul,
+        # Builds for a GPU have the same CPU code.
+        "torch": torch.__version__.partition("+")[0],
+        "code": code_digest(),
+        "tokenizer": file_digest(folder / tokenizer.PICKLE_NAME),
+        "tokenizer sizes": file_digest(folder / tokenizer.BYTES_NAME),
+        **stage.facts(settings, data_dir),
+    }
+
+
+def head_share(settings: Settings, comm: Comm) -> float:
+    """How much of the head's gradient and optimizer state this rank has, at most."""
+    if settings.head != "shared" or settings.local_steps:
+        return 1.0
+    shares = settings.head_shares or (1,) * comm.world
+    return shares[comm.rank] / sum(shares)
+
+
+def check_memory(config: ModelConfig, device: str, settings: Settings, shares: list[int], comm: Comm) -> None:
+    """Weights, gradients and optimizer state, and what a meeting after local steps or error feedback takes; a pass needs
+    more on top. Of a head that is shared out the weights are here whole, and in a save the whole of its optimizer state."""
+    if device != "cpu":
+        return
+    counts, dummy = counted(config)
+    matrices, head = counts["transformer_matrices"], counts["lm_head"]
+    tables = counts["wte"] + counts["value_embeds"]
+    share = head_share(settings, comm)
+    needed = int(4 * (3 * matrices + (3 + share) * head + 3 * tables))
+    if packs(settings.sync):
+        needed += 4 * (matrices + (head if settings.head != "shared" or settings.local_steps else 0))
+    if settings.local_steps:
+        # The rows that can have been touched until a meeting: as they were, and as every rank sends what became of them.
+        tokens = settings.local_steps * shares[comm.rank] * settings.max_seq_len
+        rows = tables * min(1.0, tokens / config.vocab_size)
+        wire = WIRES[settings.sync].meetings.dtype.itemsize
+        under_way = 2 * 4 if settings.local_overlap else 0
+        needed += 4 * 4 * (matrices + head) + int(rows * (4 + under_way + wire * comm.world))
+    common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())

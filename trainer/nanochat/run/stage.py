@@ -1,0 +1,204 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one stage of training does in its own way: where it begins, what it reads, what it saves and how it is judged.
+
+Stage is pretraining; fine_tuning.py and evaluation.py have the others. All else (setup.py, loop.py) is the same for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nanochat.data import dataloader, dataset
+from nanochat.data.dataloader import BATCHES_AHEAD, BatchSource, Loader, Pair
+from nanochat.data.streams import Streams
+from nanochat.data.tokenizer import Tokenizer
+from nanochat.kit.common import UserError
+from nanochat.kit.settings import LIMITS, Settings
+from nanochat.model.gpt import GPT, ModelConfig, counted
+from nanochat.rules import stages
+from nanochat.rules.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
+from nanochat.rules.shares import stream_rows
+from nanochat.run.engine import SAMPLE_PROMPTS, complete
+from nanochat.run.loss_eval import deal_out, eval_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """What a rank reads its data with."""
+
+    settings: Settings
+    tokenizer: Tokenizer
+    data_dir: Path
+    rank: int
+    world: int
+    interrupted: Callable[[], bool]  # whether waiting for data is to end
+
+    def shards(self, split: str, rows: int, rank: int, world: int, **more: Any) -> Loader:
+        """The batches of one rank of so many out of the shards."""
+        return Loader(
+            self.tokenizer, self.data_dir, split, rows, self.settings.max_seq_len, rank, world,
+            patience=self.settings.timeout_seconds, interrupted=self.interrupted, **more,
+        )  # fmt: skip
+
+
+class BaseModel(NamedTuple):
+    """The model of another run that a stage begins with."""
+
+    folder: Path
+    step: int  # -1: the newest
+    optimizer: bool  # whether its momentum is taken, too
+
+
+class Stage:
+    """Pretraining on the shards."""
+
+    folder = stages.BASE.folder
+    trains = True
+    doing = "Training"
+    base: BaseModel | None = None
+
+    def plan(self, settings: Settings, config: ModelConfig) -> TrainingPlan:
+        """Batch, steps and scaling."""
+        return plan_for(settings, config)
+
+    def facts(self, settings: Settings, data_dir: Path) -> dict[str, Any]:
+        """What all ranks must have alike of what they learn from."""
+        return {"shard": {path.name: f"{path.stat().st_size} bytes" for path in dataset.shard_paths(data_dir)}}
+
+    def training_loader(
+        self,
+        reader: Reader,
+        shares: Sequence[int],
+        position: Mapping[str, int] | None = None,
+        states: Sequence[Mapping[str, Any]] | None = None,
+    ) -> BatchSource:
+        """This rank's batches to train on; shares: the rows of all ranks; states: where the streams go on exactly,
+        position: where they do so nearly."""
+        return Streams(reader.rank, shares, opener(reader, shares, position, states))
+
+    def deal_again(
+        self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """The shares have changed between two steps; states: where the streams are."""
+        if isinstance(loader, Streams):
+            loader.deal(shares, opener(reader, shares, None, states))
+
+    def dealt(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+        """The places from which the ranks of this run go on exactly, by those of the ranks that made a checkpoint; None
+        where these are of no use here."""
+        old = [state for state in states if "cursor" in state]
+        files = [path.name for path in dataset.split_paths(reader.data_dir, "train")]
+        if not old or not all(dataloader.is_of(state, number, len(old), files) for number, state in enumerate(old)):
+            return None
+        if len(old) == reader.world:
+            return old
+        shards = dataset.inspect_split(reader.data_dir, "train", reader.world)
+        return [dataloader.deal(old, shards, number, reader.world) for number in range(reader.world)]
+
+    def lost_place(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+        """Where a lost rank was in the data, by what another one saved alone; None if its last place is not known."""
+        if loader["ranks"] is None:
+            return None
+        last, rows = loader["ranks"][rank], loader["rows"][rank]
+        return dataloader.replayed(reader.tokenizer, reader.data_dir, last, rows, reader.settings.max_seq_len)
+
+    def targets(self, tokens: int, batch: Any, apart: bool) -> int:
+        """How many tokens the loss of a step is the mean of; tokens: in its rows, batch: what the loader last gave."""
+        return tokens
+
+    def is_judged(self) -> bool:
+        """Whether there is something to evaluate on."""
+        return True
+
+    def eval_batches(self, reader: Reader) -> int | None:
+        """How many batches this rank evaluates; None where only their end tells."""
+        return -(-batches_of_evaluation(reader.settings) // reader.world)
+
+    @contextlib.contextmanager
+    def evaluation(self, reader: Reader) -> Iterator[Iterator[Pair]]:
+        """This rank's part of the batches to evaluate on, in which all ranks take part."""
+        steps, rows = batches_of_evaluation(reader.settings), reader.settings.device_batch_size
+        # Every rank packs the rows of all: what is evaluated must not depend on how many they are.
+        loader = reader.shards("val", rows, rank=0, world=1, ahead=BATCHES_AHEAD * reader.world)
+        try:
+            yield deal_out((loader.next_batch() for dummy in range(steps)), reader.rank, reader.world)
+        finally:
+            loader.close()
+
+    def samples(self, model: GPT, reader: Reader) -> Iterator[tuple[str, str]]:
+        """Prompts, and what the model makes of each."""
+        for prompt in SAMPLE_PROMPTS:
+            yield prompt, complete(model, reader.tokenizer, prompt)
+
+
+def batches_of_evaluation(settings: Settings) -> int:
+    """Those of all ranks together."""
+    return eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len)
+
+
+def opener(
+    reader: Reader,
+    shares: Sequence[int],
+    position: Mapping[str, int] | None,
+    states: Sequence[Mapping[str, Any]] | None,
+) -> Callable[[int], Loader]:
+    """What opens a stream of the shards for the rows that it gives to a step."""
+    rows = stream_rows(shares)
+
+    def open_stream(stream: int) -> Loader:
+        state = states[stream] if states else None
+        return reader.shards("train", rows[stream], stream, reader.world, position=position, state=state)
+
+    return open_stream
+
+
+def model_config(settings: Settings, vocab_size: int, depth: int | None = None) -> ModelConfig:
+    """The model of these settings (or of the same family at another depth)."""
+    return ModelConfig.from_depth(
+        settings.depth if depth is None else depth,
+        settings.aspect_ratio,
+        settings.head_dim,
+        settings.max_seq_len,
+        vocab_size,
+        settings.window_pattern,
+    )
+
+
+def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
+    """Batch, steps and scaling of these settings."""
+
+    def scaling_parameters(counts: Mapping[str, int]) -> int:
+        return counts["transformer_matrices"] + counts["lm_head"]
+
+    counts, flops = counted(config)
+    reference, dummy = counted(model_config(settings, config.vocab_size, REFERENCE_DEPTH))
+    plan = plan_training(
+        scaling_parameters=scaling_parameters(counts),
+        reference_parameters=scaling_parameters(reference),
+        flops_per_token=flops,
+        num_iterations=settings.num_iterations,
+        target_flops=settings.target_flops,
+        target_param_data_ratio=settings.target_param_data_ratio,
+        total_batch_size=settings.total_batch_size,
+        weight_decay=settings.weight_decay,
+        warmup_steps=settings.warmup_steps,
+        warmdown_ratio=settings.warmdown_ratio,
+        final_lr_frac=settings.final_lr_frac,
+    )
+    if plan.total_batch_size > LIMITS["total_batch_size"]:
+        raise UserError(
+            f"the scaling law gives a batch of {plan.total_batch_size} tokens for --target-param-data-ratio "
+            f"{settings.target_param_data_ratio}; give a smaller ratio, or --total-batch-size."
+        )
+    if plan.num_iterations < 1:
+        raise UserError(
+            f"the horizon asked for is less than one step of {plan.total_batch_size} tokens; "
+            "give --num-iterations, or a larger --target-flops or --target-param-data-ratio."
+        )
+    return plan

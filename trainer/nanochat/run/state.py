@@ -1,0 +1,179 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one training run consists of, from step to step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from nanochat.data.tokenizer import Tokenizer
+from nanochat.kit.common import DtypeChoice
+from nanochat.kit.settings import Settings, rank_shares, user_config
+from nanochat.model.fused import TrainingPass
+from nanochat.model.gpt import GPT
+from nanochat.model.optim import Optimizer
+from nanochat.parallel.balance import Balancer, Shares
+from nanochat.parallel.comm import Comm
+from nanochat.parallel.local import LocalSync, is_apart
+from nanochat.parallel.sync import Sync
+from nanochat.record.journal import Journal
+from nanochat.rules.schedule import TrainingPlan
+from nanochat.rules.shares import passes_of
+from nanochat.run import lineage
+from nanochat.run.feed import Feed
+from nanochat.run.machinery import Machinery, make_machinery, new_balancer
+from nanochat.run.stage import Reader, Stage
+
+SMOOTHING = 0.9
+
+
+@dataclasses.dataclass
+class Progress:
+    """What a run carries from step to step besides weights and optimizer."""
+
+    step: int = 0
+    smooth_loss: float = 0.0
+    training_seconds: float = 0.0
+    min_val_bpb: float = math.inf
+    val_bpb: float | None = None
+    resumed_from: int | None = None
+
+    def add_loss(self, loss: float) -> float:
+        """Take one step's loss; returns the debiased running mean."""
+        self.smooth_loss = SMOOTHING * self.smooth_loss + (1 - SMOOTHING) * loss
+        return self.smooth_loss / (1 - SMOOTHING ** (self.step + 1))
+
+
+@dataclasses.dataclass
+class Places:
+    """Where all ranks were in the data before a step, so that a lost rank's place can be found again; None: nobody knows."""
+
+    step: int = 0
+    ranks: list[dict[str, Any]] | None = None
+
+
+@dataclasses.dataclass
+class Run:
+    """Everything that the loop works with."""
+
+    settings: Settings
+    stage: Stage
+    comm: Comm
+    journal: Journal
+    device: str
+    dtype: DtypeChoice
+    matmul: str
+    tokenizer: Tokenizer
+    token_bytes: Tensor
+    data_dir: Path
+    checkpoints: Path
+    writer: int  # the rank that writes checkpoints into this rank's folder
+    shares: Shares
+    plan: TrainingPlan
+    model: GPT
+    machinery: Machinery
+    progress: Progress
+    feed: Feed
+    balancer: Balancer
+    busy_seconds: float = 0.0  # in the last step; 0 where that says nothing of the next ones
+    saved: list[int] = dataclasses.field(default_factory=list)
+    unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
+    places: Places = dataclasses.field(default_factory=Places)
+    stop_asked: bool = False
+    training_id: str = ""  # see lineage.py
+    base: dict[str, Any] = dataclasses.field(default_factory=dict)  # training and step of the model it began with
+    saved_at: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def save_wanted(self) -> bool:
+        """Whether the last checkpoint is too long ago; one rank's clock counts for all."""
+        minutes = self.settings.save_minutes
+        return self.comm.rank == 0 and 0 < minutes <= (time.monotonic() - self.saved_at) / 60
+
+    def make_whole(self) -> None:
+        """Bring all weights up to date, wherever they were changed; every rank must ask for it together."""
+        self.optimizer.catch_up()
+        if self.training.shared_head is not None:
+            self.training.shared_head.gather()
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    @property
+    def training(self) -> TrainingPass:
+        return self.machinery.training
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.machinery.optimizer
+
+    @property
+    def sync(self) -> Sync:
+        return self.machinery.sync
+
+    @property
+    def reader(self) -> Reader:
+        """What this rank reads its data with."""
+        return Reader(
+            self.settings, self.tokenizer, self.data_dir, self.comm.rank, self.comm.world, lambda: self.stop_asked
+        )
+
+    @property
+    def apart(self) -> bool:
+        """Whether the ranks make their steps apart now."""
+        return isinstance(self.sync, LocalSync)
+
+    def apart_at(self, step: int) -> bool:
+        """Whether the ranks make this step apart."""
+        return is_apart(self.settings.local_steps, self.plan.num_iterations, step)
+
+    @property
+    def passes(self) -> list[int]:
+        """The rows of this rank in each pass of a step."""
+        together = self.training.shared_head is not None
+        return passes_of(self.shares.rows, self.settings.device_batch_size, together)[self.comm.rank]
+
+    def began_with(self) -> list[list[int]]:
+        """The shares as the settings have them."""
+        settings = self.settings
+        rows = rank_shares(settings, self.plan.total_batch_size, self.comm.world)
+        return [rows, list(settings.head_shares)]
+
+    def make_again(self, shares: Shares, apart: bool = False) -> None:
+        """Go on with other shares, or with steps that the ranks make apart: everything that depends on it is made again,
+        without its state."""
+        self.shares = shares
+        self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul, apart)
+        self.balancer, self.busy_seconds = new_balancer(self.model, shares), 0.0
+        self.feed.take_shares(self.sync, self.passes)
+
+    def meta(self, position: Mapping[str, int]) -> dict[str, Any]:
+        """What a checkpoint's meta file says, in upstream's names."""
+        progress = self.progress
+        return {
+            "step": progress.step,
+            lineage.META_KEY: self.training_id,
+            **({"base": self.base} if self.base else {}),
+            "val_bpb": progress.val_bpb,
+            "model_config": dataclasses.asdict(self.model.config),
+            "user_config": user_config(self.settings),
+            "device_batch_size": self.settings.device_batch_size,
+            "max_seq_len": self.settings.max_seq_len,
+            "total_batch_size": self.plan.total_batch_size,
+            "dataloader_state_dict": dict(position),
+            "loop_state": {
+                "min_val_bpb": progress.min_val_bpb,
+                "smooth_train_loss": progress.smooth_loss,
+                "total_training_time": progress.training_seconds,
+                **({"shares": [*self.shares, self.began_with()]} if self.settings.rebalance else {}),
+            },
+        }
