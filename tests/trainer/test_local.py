@@ -295,7 +295,7 @@ def test_meetings_are_where_weights_are_needed() -> None:
     ("flags", "words"),
     [
         (["--local-steps", "-1"], "must not be negative"),
-        (["--local-steps", "2", "--sync", "ddp"], "take exact, bf16, int8 or int4"),
+        (["--local-steps", "2", "--sync", "ddp"], "take one of exact, bf16, int8, int4"),
         (["--local-steps", "2", "--head", "shared", "--rank-rows", "0,2"], "a rank without rows has work with"),
         (["--local-steps", "20"], "so the ranks would meet at its end only"),
         (["--local-steps", "5", "--local-overlap", "5"], "must be less than --local-steps"),
