@@ -53,6 +53,7 @@ class Play:
             "data_dir": f"{base}/data/{self.plan['data']['id']}",
             "trainer_dir": f"{base}/trainer",
             "venv_dir": f"{base}/venv",
+            "flags": {},
             "argv": [f"{base}/venv/bin/python", "-m", "scripts.base_train"],
         }
 

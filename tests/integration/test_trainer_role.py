@@ -60,7 +60,13 @@ def sources(tmp_path):
 
 @pytest.fixture
 def play(tmp_path, index, sources):
-    trainer = {"source": "path", "url": str(sources), "index": "default", "requirements": ["tiny-thing==1.0"]}
+    trainer = {
+        "source": "path",
+        "script": "scripts.base_train",
+        "url": str(sources),
+        "index": "default",
+        "requirements": ["tiny-thing==1.0"],
+    }
     plan: dict[str, object] = {"run": "d4", "trainer": trainer, "data": {"id": "x", "source": "text", "paths": []}}
     plan.update(timeout_seconds=10)
     environment = {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
