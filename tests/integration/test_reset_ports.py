@@ -48,7 +48,9 @@ def rules(lan: Lan) -> list[str]:
 
 
 def opened(lan: Lan, number: int = 0) -> set[str]:
-    """The runs that have rules on a host."""
+    """The runs that have rules on a host.
+
+    They are not called d4 or d8: in a scenario of molecule beside this test, whose processes this machine sees, such a run lives."""
     text = lan.run(number, "nft", "list", "ruleset")
     return {line.split("nanochat.ddp:")[1].split('"')[0] for line in text.splitlines() if "nanochat.ddp:" in line}
 
@@ -62,9 +64,9 @@ def play(lan: Lan, name: str, *words: str, **settings: object) -> str:
 @pytest.mark.long
 def test_field_29_reset_closes_what_earlier_runs_opened_and_not_what_a_live_one_needs(lan, tmp_path):
     before = rules(lan)
-    for run in ("d4", "d8", "other"):
+    for run in ("early", "late", "other"):
         play(lan, "train", "--tags", "network", ddp_run=run)
-    assert opened(lan) == {"d4", "d8", "other"}
+    assert opened(lan) == {"early", "late", "other"}
     assert "f2b-chain" in rules(lan)[0].split("nanochat.ddp:other")[-1]  # ours are all in the owner's chain
 
     marked = ["NANOCHAT_DDP_SESSION=x", "NANOCHAT_BASE_DIR=/elsewhere/runs/other"]
@@ -72,7 +74,7 @@ def test_field_29_reset_closes_what_earlier_runs_opened_and_not_what_a_live_one_
     try:
         assert live.stdout.readline() == "up\n"
         assert "changed=1" in play(lan, "reset", "--check")
-        assert opened(lan) == {"d4", "d8", "other"}
+        assert opened(lan) == {"early", "late", "other"}
         play(lan, "reset")
         # Both hosts are namespaces of this machine and see the same processes.
         assert opened(lan, 0) == opened(lan, 1) == {"other"}
@@ -85,33 +87,33 @@ def test_field_29_reset_closes_what_earlier_runs_opened_and_not_what_a_live_one_
 
 
 def test_a_reset_of_one_run_leaves_the_others(lan):
-    for run in ("d4", "d8"):
+    for run in ("early", "late"):
         told = play(lan, "train", "--tags", "network", ddp_run=run)
     kept = shutil.which("systemctl") and not subprocess.call(["systemctl", "-q", "is-enabled", "nftables"])
     assert ("Then `train.yml --tags restart` opens the ports again." in told) is not bool(kept)
-    play(lan, "reset", "-e", "ddp_run=d4")
-    assert opened(lan) == {"d8"}
+    play(lan, "reset", "-e", "ddp_run=early")
+    assert opened(lan) == {"late"}
 
 
 def test_field_29_a_reset_of_one_host_closes_all_its_ports_and_names_who_else_took_part(lan, tmp_path):
     kept = tmp_path / "plan.json"
     for number in (0, 1):
-        lan.module(number, "peer_firewall", name="d4", peers=[f"10.9.0.{2 - number}"], ports=["29500"])
-    play(lan, "train", "--tags", "network", "-e", f"ddp_plan_file={kept}", ddp_run="d8")
+        lan.module(number, "peer_firewall", name="early", peers=[f"10.9.0.{2 - number}"], ports=["29500"])
+    play(lan, "train", "--tags", "network", "-e", f"ddp_plan_file={kept}", ddp_run="late")
     plan = json.loads(kept.read_text())["plan"]
     # A launch would leave the plan there; nothing else of it is needed here.
     lan.module(0, "run_folder", path=plan["nodes"][0]["run_dir"], plan=plan, host="h0")
-    assert opened(lan, 0) == opened(lan, 1) == {"d4", "d8"}
+    assert opened(lan, 0) == opened(lan, 1) == {"early", "late"}
 
     told = " ".join(play(lan, "reset", "-e", "target=h0").split())
-    assert (opened(lan, 0), opened(lan, 1)) == (set(), {"d4", "d8"})
-    assert "h1 took part in the run d8 and not in this reset." in told
+    assert (opened(lan, 0), opened(lan, 1)) == (set(), {"early", "late"})
+    assert "h1 took part in the run late and not in this reset." in told
     assert "stay open until reset is run for it, too." in told
 
 
 def test_a_damaged_plan_keeps_no_port_open(lan, tmp_path):
-    play(lan, "train", "--tags", "network", ddp_run="d4")
-    plan = tmp_path / "h0" / "runs" / "d4" / "plan.json"
+    play(lan, "train", "--tags", "network", ddp_run="early")
+    plan = tmp_path / "h0" / "runs" / "early" / "plan.json"
     plan.parent.mkdir(parents=True)
     plan.write_text('{"format": 1, "nod')
     play(lan, "reset")

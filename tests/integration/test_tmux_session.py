@@ -238,7 +238,7 @@ def test_other_arguments_restart_it_and_the_diff_says_so(job, tmp_path):
 
     second = job.start(SLEEP, "two", env_file=str(env))
     assert second["changed"] and second["session"]["id"] != first["id"]
-    assert not living(first["child_pid"]) and living(second["session"]["child_pid"])
+    assert not living(first["child_pid"]) and until(lambda: living(job.record()["child_pid"]))
 
 
 def test_restarted_always_starts_anew(job):

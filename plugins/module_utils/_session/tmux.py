@@ -13,6 +13,7 @@ Run = Callable[["list[str]"], "tuple[int, str, str]"]
 # User options of the tmux session: by one we know it again, the other is for people.
 _LABEL = "@nanochat_ddp"
 _FOLDER = "@nanochat_ddp_folder"
+DYING_SERVERS = 5  # met one after the other, before this is an error
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
 
@@ -88,7 +89,11 @@ class Tmux:
         return out.strip() if code == 0 else ""
 
     def _check(self, name: str, argv: list[str]) -> None:
-        code, out, err = self._run(argv)
+        for dummy in range(DYING_SERVERS):
+            code, out, err = self._run(argv)
+            # A server ends with its last session. Whoever asks it just then gets this answer; asked again, tmux starts another.
+            if "server exited" not in err:
+                break
         if code:
             words = (err or out).strip() or f"code {code}"
             raise TmuxError(f"session {name}: `{' '.join(argv[:4])} ...` failed: {words}")

@@ -372,6 +372,15 @@ def test_semicolons_do_not_end_tmuxs_command():
     assert words[words.index("python") : words.index("set-option") - 1] == ["python", "/a;b\\;", "\\;"]
 
 
+def test_a_tmux_server_that_is_just_ending_is_asked_again_and_not_for_ever():
+    answers = iter([(1, "", "server exited unexpectedly"), (0, "", "")])
+    tmux_utils.Tmux(lambda argv: next(answers), "tmux").start("job", "label", "/a", ["true"])
+    assert not list(answers)
+
+    with pytest.raises(tmux_utils.TmuxError, match="server exited"):
+        tmux_utils.Tmux(lambda argv: (1, "", "server exited unexpectedly"), "tmux").start("job", "l", "/a", ["true"])
+
+
 def test_a_tmux_server_of_another_release_is_named():
     tmux = tmux_utils.Tmux(lambda argv: (1, "", "protocol version mismatch (client 8, server 7)"), "/opt/tmux")
 
