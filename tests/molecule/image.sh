@@ -10,7 +10,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 RECIPE=$(cat "${BASH_SOURCE[0]}" "$ROOT/trainer/requirements.txt" | sha256sum | cut -c1-12)
 IMAGE=localhost/nanochat-ddp-host:$RECIPE
 MIRROR=${NANOCHAT_DDP_DEBIAN_MIRROR:-http://deb.debian.org/debian}
-PACKAGES="openssh-server sudo python3 python3-venv tmux iproute2 procps iputils-ping nftables iptables ufw firewalld dbus cron ca-certificates"
+PACKAGES="openssh-server sudo python3 python3-venv tmux iproute2 procps iputils-ping nftables iptables ufw firewalld dbus cron ca-certificates systemd-sysv libpam-systemd"
 
 make_image() {
     # The host's own apt settings (a proxy, a mirror's certificate) hold for the image too while it is made.
@@ -23,6 +23,8 @@ RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-ins
 RUN useradd -m -s /bin/bash lzw && useradd -m -s /bin/bash xiaoxin && printf 'lzw ALL=(ALL) NOPASSWD: ALL\\n' >/etc/sudoers.d/lzw
 # The keys stay in the image, so that a host is known by the time it starts.
 RUN ssh-keygen -A && mkdir -p /run/sshd
+# A host with systemd begins without a firewall, as the others do.
+RUN systemctl disable firewalld ufw
 CMD ["/usr/sbin/sshd", "-D", "-e"]
 CONTAINERFILE
     podman rmi "$IMAGE-base"

@@ -5,14 +5,44 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import forked
 import ranks
 from trainings import Job
 
+STAGE = '(BASE, MID, SFT, EVAL, Stage("more", "scripts.more", "more_checkpoints"))'
+MORE = """
+import sys
+from pathlib import Path
+from typing import ClassVar
+from nanochat.kit.common import exit_code
+from nanochat.kit.settings import BaseModelSettings, parse_later
+from nanochat.rules.stages import STAGES
+from nanochat.run.fine_tuning import inherited
+from nanochat.run.program import run_stage
+from nanochat.run.stage import BaseModel, Stage
+class More(Stage):
+    folder = STAGES["more"].folder
+    def __init__(self, settings):
+        self.base = BaseModel(Path(settings.base_checkpoints), settings.model_step, optimizer=True)
+class MoreSettings(BaseModelSettings):
+    script: ClassVar[str] = STAGES["more"].script
+    purpose: ClassVar[str] = "Pretrain a nanochat model further"
+def main():
+    settings = parse_later(MoreSettings, sys.argv[1:], inherited)
+    return run_stage(settings, lambda: More(settings))
+sys.exit(exit_code(main))
+"""
 ROW = 'WIRES = {\n    "half": Wires(Plain(torch.float16), Plain(torch.float16), Plain(torch.float16)),\n'
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 class Copied(Job):
@@ -29,6 +59,16 @@ class Copied(Job):
         code = f"import runpy, sys; sys.path.insert(0, {str(self.trainer)!r}); sys.argv = {[module, *words]!r}; "
         code += f"runpy.run_module({module!r}, run_name='__main__')"
         return ranks.start_each([["-c", code]] * self.world, self.environment)
+
+
+class More(Copied):
+    """A run of the made-up stage, in the folders of the run of its base model."""
+
+    def argv(self, flags: Sequence[str]) -> list[str]:
+        return ["-m", "scripts.more", *super().argv(flags)[2:]]
+
+    def checkpoints(self, rank: int) -> Path:
+        return self.base(rank) / "more_checkpoints" / "d3"
 
 
 def changed(path: Path, before: str, after: str) -> None:
@@ -49,3 +89,18 @@ def test_a_way_of_sync_is_a_row_and_its_wire(tmp_path: Path) -> None:
     assert start["settings"]["sync"] == "half"
     assert [event["step"] for event in job.events("step")] == [0, 1]
     assert job.events("digest")[-1]["identical"]
+
+
+def test_a_stage_is_a_row_and_its_script(tmp_path: Path) -> None:
+    trainer = tmp_path / "trainer"
+    shutil.copytree(ranks.TRAINER, trainer, ignore=shutil.ignore_patterns("*cache*"))
+    changed(trainer / "nanochat/rules/stages.py", "(BASE, MID, SFT, EVAL)", STAGE)
+    (trainer / "scripts/more.py").write_text(MORE, encoding="utf-8")
+    for kind in (Copied, More):
+        job = kind(tmp_path / "job", 2)
+        job.trainer = trainer
+        job.run("--num-iterations", "2", "--run-dir", str(tmp_path / kind.__name__))
+    base, more = (tmp_path / name / "metrics-rank0.jsonl" for name in ("Copied", "More"))
+    losses = [[event["loss"] for event in events_of(path) if event["kind"] == "step"] for path in (base, more)]
+    assert len(losses[0]) == len(losses[1]) == 2 and losses[1][0] < losses[0][0]
+    assert (job.checkpoints(0) / "model_000002.pt").exists()

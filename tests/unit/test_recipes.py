@@ -11,10 +11,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = "tests/unit/plugins/module_utils/_plan/plan_probes.py"
-PROGRAM = """
+SYNC = """
 import json
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import eligible, job_of
@@ -23,23 +24,44 @@ plan = make_plan(hosts({"ddp_sync": "half"})).plan
 flags = [node["flags"]["sync"] for node in plan["nodes"]]
 print(json.dumps([plan["training"]["sync"], flags, eligible(job_of(plan))]))
 """
+STAGE = """
+import json
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import text
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+plan = make_plan(hosts({"ddp_stage": "more"}), tolerant=True).plan
+node = plan["nodes"][0]
+print(json.dumps([plan["run"], node["argv"], node["flags"], text.render(plan)]))
+"""
 
 
-def test_a_way_of_sync_is_a_row_for_the_planner(tmp_path: Path) -> None:
-    copy = tmp_path / "ansible_collections" / "nanochat" / "ddp"
+def followed(folder: Path, table: str, before: str, row: str, program: str) -> Any:
+    """The answer of a program to a copy of the collection with one row more in a table of the rules."""
+    copy = folder / "ansible_collections" / "nanochat" / "ddp"
     shutil.copytree(ROOT / "plugins", copy / "plugins", symlinks=True)
     shutil.copytree(ROOT / "trainer" / "nanochat" / "rules", copy / "trainer" / "nanochat" / "rules")
     (copy / PROBES).parent.mkdir(parents=True)
     shutil.copy(ROOT / PROBES, copy / PROBES)
-    table = copy / "trainer" / "nanochat" / "rules" / "ways.py"
-    text = table.read_text(encoding="utf-8")
-    table.write_text(
-        text.replace("_WAYS = (\n", '_WAYS = (\n    Way("half", "float16", 2.0, 2, 2.0),\n'), encoding="utf-8"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    path = copy / "trainer" / "nanochat" / "rules" / table
+    text = path.read_text(encoding="utf-8")
+    assert text.count(before) == 1
+    path.write_text(text.replace(before, row), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], env=environment, cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    sync, flags, eligible = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_a_way_of_sync_is_a_row_for_the_planner(tmp_path: Path) -> None:
+    row = '_WAYS = (\n    Way("half", "float16", 2.0, 2, 2.0),\n'
+    sync, flags, eligible = followed(tmp_path, "ways.py", "_WAYS = (\n", row, SYNC)
     assert (sync, flags, eligible[0]) == ("half", ["half"] * 2, "half")
+
+
+def test_a_stage_is_a_row_for_the_planner(tmp_path: Path) -> None:
+    row = '(BASE, MID, SFT, EVAL, Stage("more", "scripts.more", "more_checkpoints"))'
+    run, argv, flags, screen = followed(tmp_path, "stages.py", "(BASE, MID, SFT, EVAL)", row, STAGE)
+    assert run == "d4-more" and "scripts.more" in argv and flags["base-checkpoints"].endswith("/d4/base_checkpoints/d4")
+    assert "goes on from the model of the run d4 with scripts.more" in screen

@@ -15,7 +15,7 @@ import sys
 
 from nanochat.kit.common import exit_code
 from nanochat.kit.cores import pin
-from nanochat.kit.settings import parse_eval
+from nanochat.kit.settings import EvalSettings, parse_later
 from nanochat.run.evaluation import Evaluation, measure
 from nanochat.run.fine_tuning import inherited
 from nanochat.run.program import run_stage
@@ -23,7 +23,7 @@ from nanochat.run.program import run_stage
 
 def main() -> int:
     pin()
-    settings = parse_eval(sys.argv[1:], inherited)
+    settings = parse_later(EvalSettings, sys.argv[1:], inherited)
     return run_stage(settings, lambda: Evaluation(settings), measure)
 
 

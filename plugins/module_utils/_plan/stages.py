@@ -160,6 +160,8 @@ def in_words(section: Stage) -> str:
     if "script" in section:
         script = section["script"].replace(".", "/") + ".py"
         return f"goes on from the model of the run {section['base']} with {script} of the checkout, which has data of its own"
+    if "conversations" not in section:
+        return f"goes on from the model of the run {section['base']} with {SCRIPTS[section['stage']]}"
     talks, held_out = section["conversations"], section.get("held_out")
     beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
     return f"fine-tunes the model of the run {section['base']} on {talks['count']} conversations of {talks['path']}{beside}"

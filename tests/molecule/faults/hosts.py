@@ -39,7 +39,7 @@ def on(host: str, script: str, user: str = "root", check: bool = True) -> str:
 
 
 def podman(*argv: str) -> None:
-    done = subprocess.run(["podman", *argv], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(["podman", *argv], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, f"podman {' '.join(argv)}: {done.stderr}"
 
 

@@ -50,15 +50,9 @@ def mend(host: str) -> None:
     on(host, "nft delete table inet cut")
 
 
-def start_cron(host: str) -> None:
-    """Act as a machine's init at boot; the file by which cron recognises a boot lives in memory there."""
-    on(host, "rm -f /run/crond.reboot /run/crond.pid; cron")
-
-
 def boot(host: str) -> None:
     """Switch a host on, and wait until it can be reached over ssh: it comes back with another MAC address."""
     podman("start", name(host))
-    start_cron(host)
 
     def answers() -> bool:
         with contextlib.suppress(OSError), socket.create_connection((ADDRESS[host], 22), 2):
@@ -69,11 +63,17 @@ def boot(host: str) -> None:
 
 
 def shut_down(host: str) -> None:
-    """Act as an init at shutdown: ask all processes to end, give them some time, then switch off."""
-    # As this user the numbers reach the whole of its processes, and not sshd, with which the container would end.
-    on(host, "kill -TERM -1; kill -HUP -1", user=HOSTS[host])
-    time.sleep(10)
-    podman("stop", "-t", "0", name(host))
+    """Shut a host down as its owner does: systemd ends all that runs, in its order, and then itself."""
+    # It is gone before the command has an answer.
+    on(host, "systemctl poweroff", check=False)
+    podman("wait", name(host))
+
+
+def prepare(host: str) -> None:
+    """Act as the owner: /opt is open to the trainer, and the attic's systemd serves root only, so that its keeper starts by crontab."""
+    on(host, "chmod 1777 /opt")
+    if host == "attic":
+        on(host, "systemctl mask user@.service")
 
 
 class Trio(Lab):
@@ -168,7 +168,7 @@ __all__ = [
     "name",
     "on",
     "podman",
+    "prepare",
     "shut_down",
-    "start_cron",
     "until",
 ]

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "membership"))
 
-from trio import HOSTS, Trio, boot, cut, mend, name, on, podman, shut_down, start_cron
+from trio import HOSTS, Trio, boot, cut, mend, name, on, podman, prepare, shut_down
 
 ALL = tuple(HOSTS)
 ROWS = 12
@@ -191,8 +191,7 @@ def test_a_storm(tmp_path: Path) -> None:
     print(f"\nseed {SEED}, {MINUTES:.0f} minutes")
     trio, chance = Trio(tmp_path), random.Random(SEED)
     for host in HOSTS:
-        on(host, "chmod 1777 /opt")
-        start_cron(host)
+        prepare(host)
     trio.played("nanochat.ddp.train", "-e", "watch=false")
     trio.wait_for(*ALL)
     storm, begun, faults = Storm(trio, chance), time.time(), 0

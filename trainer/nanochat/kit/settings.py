@@ -180,7 +180,7 @@ Inherited = Callable[[Path, int], Mapping[str, Any]]
 
 def parse_chat(argv: Sequence[str], inherited: Inherited) -> ChatSettings:
     """The settings of a fine-tuning; inherited: what base checkpoints say of those that were not given."""
-    settings = _of_base_model(ChatSettings, argv, inherited)
+    settings = parse_later(ChatSettings, argv, inherited)
     if not settings.conversations:
         raise UserError(f"--conversations: name a file to learn from (python -m {settings.script} --help).")
     if settings.init_lr_frac < 0:
@@ -190,12 +190,8 @@ def parse_chat(argv: Sequence[str], inherited: Inherited) -> ChatSettings:
     return settings
 
 
-def parse_eval(argv: Sequence[str], inherited: Inherited) -> EvalSettings:
-    """The same of an evaluation."""
-    return _of_base_model(EvalSettings, argv, inherited)
-
-
-def _of_base_model(kind: type[OfBase], argv: Sequence[str], inherited: Inherited) -> OfBase:
+def parse_later(kind: type[OfBase], argv: Sequence[str], inherited: Inherited) -> OfBase:
+    """The settings of a stage that begins with a base model."""
     parser = make_parser(kind)
     first = _parsed(kind, parser, argv)
     folder = Path(first.base_checkpoints) if first.base_checkpoints else checkpoint_dir(first.tag)
