@@ -20,6 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -76,7 +77,8 @@ class Screen:
         text = OTHER_CONTROL.sub("", self.tmux("capture-pane", "-e", "-p", "-t", ":0"))
         # Where this machine keeps the checkout and its files is nobody's concern.
         text = text.replace(str(ROOT), "~/nanochat.ddp").replace(CACHE, "~/.cache/nanochat-ddp")
-        text = text.replace(str(Path.home()), "~")
+        # Which Python this machine has is nobody's business.
+        text = text.replace(sysconfig.get_path("stdlib"), "/usr/lib/python3").replace(str(Path.home()), "~")
         return Frame(time.monotonic(), tuple(line.rstrip() for line in text.splitlines()))
 
 
