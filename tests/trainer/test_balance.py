@@ -10,8 +10,11 @@ import random
 
 import pytest
 
+from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.parallel.balance import DEAD_BAND, LOOK_SECONDS, WARM_UP, Balancer, Shares, fitting, step_seconds, work
 from nanochat.rules.shares import passes_of, pieces, stream_rows
+from nanochat.run.machinery import new_balancer
+from nanochat.run.state import SMOOTHING, Progress
 
 
 def busy(shares: Shares, speeds: list[float], head_work: float) -> list[float]:
@@ -132,3 +135,21 @@ def test_whatever_the_speeds_a_change_pays_and_then_there_is_none() -> None:
         assert sum(found.rows) == total and min(found.rows) >= 0 and min(found.head) >= 1
         assert step_seconds(found, speeds, head_work) < step_seconds(shares, speeds, head_work) / (1 + DEAD_BAND)
         assert heard(Balancer(found, head_work), busy(found, speeds, head_work), 150)[0] is None
+
+
+def test_the_head_counts_where_it_is_shared_out() -> None:
+    model = GPT(
+        ModelConfig(sequence_len=64, vocab_size=512, n_layer=2, n_head=2, n_kv_head=2, n_embd=64, window_pattern="L")
+    )
+    share = new_balancer(model, Shares([2, 2], [1, 1])).head_work
+    assert 0 < share < 1
+    assert new_balancer(model, Shares([2, 2], [])).head_work == 0
+
+
+def test_the_smooth_loss_of_a_loss_that_stands_still_is_that_loss() -> None:
+    progress = Progress()
+    for step in range(3):
+        progress.step = step
+        assert progress.add_loss(4.0) == pytest.approx(4.0)
+    progress.step = 3
+    assert progress.add_loss(3.0) == pytest.approx(4.0 - (1 - SMOOTHING) / (1 - SMOOTHING**4))
