@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
+import pytest
 import ranks
 from trainings import Job
 
@@ -71,15 +72,19 @@ class More(Copied):
         return self.base(rank) / "more_checkpoints" / "d3"
 
 
+@pytest.fixture
+def trainer(tmp_path: Path) -> Path:
+    """A copy of the trainer's folder."""
+    return shutil.copytree(ranks.TRAINER, tmp_path / "trainer", ignore=shutil.ignore_patterns("*cache*"))
+
+
 def changed(path: Path, before: str, after: str) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.count(before) == 1, path
     path.write_text(text.replace(before, after), encoding="utf-8")
 
 
-def test_a_way_of_sync_is_a_row_and_its_wire(tmp_path: Path) -> None:
-    trainer = tmp_path / "trainer"
-    shutil.copytree(ranks.TRAINER, trainer, ignore=shutil.ignore_patterns("*cache*"))
+def test_a_way_of_sync_is_a_row_and_its_wire(trainer: Path, tmp_path: Path) -> None:
     changed(trainer / "nanochat/rules/ways.py", "_WAYS = (\n", '_WAYS = (\n    Way("half", "float16", 2.0, 2, 2.0),\n')
     changed(trainer / "nanochat/parallel/wire.py", "WIRES = {\n", ROW)
     job = Copied(tmp_path / "job", 2)
@@ -91,9 +96,7 @@ def test_a_way_of_sync_is_a_row_and_its_wire(tmp_path: Path) -> None:
     assert job.events("digest")[-1]["identical"]
 
 
-def test_a_stage_is_a_row_and_its_script(tmp_path: Path) -> None:
-    trainer = tmp_path / "trainer"
-    shutil.copytree(ranks.TRAINER, trainer, ignore=shutil.ignore_patterns("*cache*"))
+def test_a_stage_is_a_row_and_its_script(trainer: Path, tmp_path: Path) -> None:
     changed(trainer / "nanochat/rules/stages.py", "(BASE, MID, SFT, EVAL)", STAGE)
     (trainer / "scripts/more.py").write_text(MORE, encoding="utf-8")
     for kind in (Copied, More):
