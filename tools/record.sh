@@ -23,7 +23,7 @@ shot() {
 live_page() {
     local page=$ROOT/runs/demo/live.html
     until [ -f "$page" ]; do sleep 1; done
-    sleep 15
+    sleep 30
     shot "$page" "$IMAGES/live.png" 1280 1000 --blink-settings=preferredColorScheme=1
 }
 

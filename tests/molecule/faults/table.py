@@ -20,10 +20,10 @@ HEAD = """# Faults, made for real
 
 <!-- Written by tests/molecule/faults/table.py from the results of the scenario faults and of no_false_alarm.sh. -->
 
-What went wrong for people who trained on two home machines, each made for real on two hosts reached over ssh: firewalls, orphans on
-the port, cut and slow links, frozen and full machines, killed ranks. Seconds count from the fault to its name: for *preflight*, *plan* and
-*doctor* the whole command, for *watch* from the moment of the fault in a run that is being watched, with the patience of the defaults
-(45 s without progress) in it. Others used the machine meanwhile; the last table tells how busy it was. docs/troubleshooting.md says what
+Faults that people met when they trained on two home machines, each made for real on two hosts reached over ssh: firewalls, orphans on
+the port, cut and slow links, frozen and full machines, killed ranks. Seconds count until the fault is named: for *preflight*, *plan* and
+*doctor* the whole command, for *watch* from the fault itself in a run that is being watched, including the default patience
+(45 s without progress). The machine was busy with other work; the last table shows how busy. docs/troubleshooting.md says what
 each code means.
 
 | # | fault | named as | seconds | by |
@@ -34,8 +34,8 @@ RUNS = """
 
 Whole runs from preflight to the report, one after the other (the scenario itself makes one):
 `tests/molecule/faults/no_false_alarm.sh {count}`. A false alarm is a warning or an error of preflight or of the rehearsal, a call for the
-doctor, or an exit code: **{alarms} of {count} runs had one**. The two hosts were containers on a machine that others used, too; what was
-told of that and was true is the last column.
+doctor, or an exit code: **{alarms} of {count} runs had one**. The two hosts were containers on a machine that others used, too; the last
+column holds the warnings about that, which were true.
 
 | run | seconds | false alarms | true of the machine |
 |---:|---:|---|---|
