@@ -179,7 +179,7 @@ def tree_seconds(pid: int) -> float:
 
 @contextlib.contextmanager
 def training(venv: Path) -> Iterator[Job]:
-    """A run that goes on until it has been looked at enough."""
+    """Poll a running training often enough."""
     folder = Path(tempfile.mkdtemp(prefix="nanochat-display-"))
     job = Job(folder, venv)
     try:

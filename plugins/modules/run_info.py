@@ -236,7 +236,7 @@ run:
       type: int
     stage:
       description: >-
-        Of a run that goes on from the model of another one, its C(stage) (V(sft) or V(eval)), the run that made the model (C(base)) and, of an
+        If the run continues the model of another one, its C(stage) (V(sft) or V(eval)), the run that made the model (C(base)) and, of an
         evaluation, the C(step) that is measured. An evaluation has no steps of its own.
       type: dict
     collective:

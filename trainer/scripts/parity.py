@@ -118,9 +118,9 @@ def measure(size: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Replay cases with known figures through the training path.")
+    parser = argparse.ArgumentParser(description="Replay reference cases through the training path.")
     parser.add_argument("cases", type=Path, help="a file like tests/trainer/golden/model.json")
-    parser.add_argument("--write", type=Path, required=True, help="where the computed figures go")
+    parser.add_argument("--write", type=Path, required=True, help="output file for the computed figures")
     args = parser.parse_args(argv)
     cases = json.loads(args.cases.read_text())
     numerics.setup()

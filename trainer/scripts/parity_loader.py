@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.parity_loader", description="Replay data loader cases.")
     parser.add_argument("cases", type=Path, help="a file like golden/loader.json")
     parser.add_argument("--data", type=Path, required=True, help="folder with base_data_climbmix/ and tokenizer/")
-    parser.add_argument("--write", type=Path, required=True, help="file for what was computed")
+    parser.add_argument("--write", type=Path, required=True, help="output file")
     args = parser.parse_args(argv)
     try:
         cases = json.loads(args.cases.read_text(encoding="utf-8"))

@@ -31,13 +31,11 @@ class Series(NamedTuple):
 
 
 SERIES = {
-    "running": Series("gauge", "1 while the trainer lives, 0 after it ended well, was stopped or failed."),
-    "step": Series("gauge", "Last step that was made, counted from 0."),
+    "running": Series("gauge", "1 while the trainer runs, 0 after it finished, was stopped or failed."),
+    "step": Series("gauge", "Last finished step, counted from 0."),
     "steps": Series("gauge", "Steps of the whole run."),
-    "ranks": Series("gauge", "Ranks that train together now."),
-    "generation": Series(
-        "gauge", "How often those who train together have changed or started again, by their keepers' count."
-    ),
+    "ranks": Series("gauge", "Ranks now training together."),
+    "generation": Series("gauge", "The keepers' generation number: changes and restarts of the training ranks."),
     "loss": Series("gauge", "Loss of the last step, mean over all ranks."),
     "val_bpb": Series("gauge", "Bits per byte of the last evaluation."),
     "tokens_per_second": Series("gauge", "Speed of the last step, all ranks together."),
@@ -46,7 +44,7 @@ SERIES = {
     "sent_bytes_total": Series("counter", "Bytes that this rank sent since it started."),
     "memory_bytes": Series("gauge", "Memory of this rank."),
     "checkpoint_step": Series("gauge", "Step of the last checkpoint."),
-    "last_event_timestamp_seconds": Series("gauge", "When this rank last said something."),
+    "last_event_timestamp_seconds": Series("gauge", "Time of this rank's last update."),
 }
 STEP_KEYS = {
     "loss": "loss",
@@ -118,7 +116,7 @@ class Textfile:
                 fresh.unlink()
             if not self._refused:
                 reason = error.strerror or error
-                print(f"warning: cannot write {self.path}: {reason}; training goes on", file=sys.stderr)
+                print(f"warning: cannot write {self.path}: {reason}; training continues", file=sys.stderr)
             self._refused = True
 
 
