@@ -8,12 +8,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: story
 type: stdout
-short_description: Show a training job as a story instead of a list of tasks
+short_description: Show the progress of a training job instead of a task list
 version_added: 0.1.0
 description:
-  - One line for each step of the job with a mark and its duration, findings as they come, one live line while the run goes on, and the
+  - One line per step with a mark and its duration, findings as they occur, a live line during the run, and the
     closing table.
-  - Errors are shown whole, with their host. In check mode everything that would change is listed; with C(--diff) the differences are shown.
+  - Shows complete errors with their host. In check mode everything that would change is listed; with C(--diff) the differences are shown.
   - With C(-v) Ansible's own output is shown instead. Set C(ANSIBLE_STDOUT_CALLBACK=default) to do without this plugin altogether.
   - Without a terminal, or with the environment variable E(NO_COLOR), the output is plain text, one line after another.
 author:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: readable
-short_description: Say in one sentence where an inventory in YAML cannot be read
+short_description: Report a YAML syntax error in an inventory in one sentence
 version_added: 0.1.0
 description:
-  - Reads no inventory itself. Enabled before the plugins that do, it ends Ansible at a file that is no YAML, and says which line
+  - Reads no inventory itself. Enabled before the plugins that do, it stops Ansible at a file that is not YAML and says which line
     is wrong and what to do.
     Without it Ansible shows what each of its plugins makes of the file.
 author:

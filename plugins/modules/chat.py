@@ -12,9 +12,9 @@ version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - Works out the command by which a person talks to the newest checkpoint of a run folder, over the host's own ssh connection or on the controller.
+  - Builds the command to chat with the newest checkpoint of a run folder, over the host's own ssh connection or on the controller.
   - A task has no terminal. The display P(nanochat.ddp.story#callback) runs the command in the terminal when the playbook has ended. Another
-    display, or a play without a terminal, prints the line to type.
+    display, or a play without a terminal, prints the command.
 options:
   run_dir:
     description: The run folder, which holds C(base_checkpoints) and C(tokenizer).
@@ -40,7 +40,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Talk to the model
+- name: Chat with the model
   nanochat.ddp.chat:
     run_dir: /mnt/data/nanochat/runs/d4
     trainer_dir: /mnt/data/nanochat/trainer
@@ -50,16 +50,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 terminal:
-  description: The command, which wants a terminal.
+  description: The command, which needs a terminal.
   returned: success
   type: list
   elements: str
 remote:
-  description: Whether what it shows comes from another machine, so that the display cleans it.
+  description: Whether its output comes from another machine, so that the display filters it.
   returned: success
   type: bool
 line:
-  description: The same as one line for a shell.
+  description: The command as one line for a shell.
   returned: success
   type: str
   sample: ssh -o ControlPersist=60s -tt desktop 'cd /mnt/data/nanochat/trainer && ...'

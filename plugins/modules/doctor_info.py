@@ -7,13 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: doctor_info
-short_description: Gather what one host can tell about a rank that is stuck or died
+short_description: Collect evidence on one host about a rank that is stuck or died
 version_added: 0.1.0
 description:
   - Reads the run folder, the rank's process, its connections to the peers, the machine's load, memory, disk and network interfaces, and what the
     kernel said about memory, in a few seconds.
   - The trainer itself is asked for its Python stacks and its flight record of collectives. Nothing is prepared on the host for that.
-  - Nothing is changed and no process is signalled.
+  - Changes nothing and signals no process.
 extends_documentation_fragment:
   - nanochat.ddp.reader
   - ansible.builtin.action_common_attributes
@@ -34,7 +34,7 @@ options:
     elements: dict
     default: []
   probe_port:
-    description: A port of the job that the peers' firewalls leave open to this host, by which it is tried whether packets come back.
+    description: A port of the job that the peers' firewalls leave open to this host, to test whether packets come back.
     type: int
     required: true
 attributes:
@@ -68,7 +68,7 @@ evidence:
       description: State, share of a CPU and memory of the rank's process. Null when there is none.
       type: dict
     dump:
-      description: The trainer's own stacks and flight record. Null when it gave none.
+      description: The trainer's own stacks and flight record. Null if there are none.
       type: dict
     sockets:
       description: Its connections to the peers, with bytes that wait and packets sent again.
@@ -81,11 +81,11 @@ evidence:
       description: Load, memory, swapping, disk, throttling, network interfaces.
       type: dict
     others:
-      description: Who else computes on this host.
+      description: Other processes that use the CPU.
       type: list
       elements: dict
     kernel:
-      description: What the kernel said about OOM kills.
+      description: Kernel messages about OOM kills.
       type: list
       elements: str
 """

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: env_file
-short_description: Write an environment as a file that a shell reads byte for byte
+short_description: Write environment variables to a file that a shell can source
 version_added: 0.1.0
 description:
   - Writes a dictionary as a file of assignments that any POSIX shell reads with C(set -a; . ./env).
-  - Each value reaches a process exactly as it was given, whatever it holds, be it spaces, quotes, dollar signs,
-    newlines (also the last one) or bytes that are not UTF-8.
+  - Each value reaches a process byte for byte, including spaces, quotes, dollar signs, newlines (also the last one) or bytes that are not UTF-8.
   - The file is put in its place at once and is never readable for others than O(mode) allows, not even for a moment.
 attributes:
   check_mode:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_info
-short_description: Gather the facts of a host that a distributed training job depends on
+short_description: Collect the facts of a host that a distributed training job depends on
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - Reads what decides whether a host can take part in a training job, and how. This covers network interfaces and the
+  - Reads what a training job needs to know about a host. This covers network interfaces and the
     routes to the peers, names, cores and their features, memory, room on the disk, Python, tmux, who
     holds the ports, and which training processes are still there.
   - Changes and sends nothing, needs neither root nor packages, and takes less than a second.
@@ -28,10 +28,10 @@ options:
     description: The trainer's virtual environment. By default C(venv) in O(base_dir).
     type: str
   python:
-    description: A Python to look at before those that are found by themselves.
+    description: A Python to check before the detected ones.
     type: str
   ports:
-    description: TCP ports whose holders are wanted.
+    description: TCP ports whose holders to report.
     type: list
     elements: int
     default: []

@@ -104,7 +104,7 @@ options:
     type: bool
     default: false
   stall_factor:
-    description: A step may take this many usual steps. With O(of=verdict).
+    description: A step may take this many times as long as usual. With O(of=verdict).
     type: float
     default: 5
   secrets:
@@ -158,7 +158,7 @@ EXAMPLES = r"""
   ansible.builtin.set_fact:
     ddp_probe: "{{ looked.probe }}"
 
-- name: Work out the plan
+- name: Compute the plan
   nanochat.ddp.judge:
     of: plan
     hosts: "{{ groups['trainers'] }}"

@@ -7,29 +7,29 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: made_python
-short_description: Install a Python for the trainer on a host that has none that is new enough
+short_description: Install a Python for the trainer on a host without a recent one
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - Makes a Python of its own with uv, once, in a folder and without root. Nothing else of the host is changed.
+  - Installs a Python with uv in a folder, once and without root. Changes nothing else on the host.
   - uv downloads it, about 35 MB, from the releases of python-build-standalone on GitHub or from a mirror of them.
 attributes:
   check_mode:
-    description: Says whether a Python would be made, and changes nothing.
+    description: Returns whether a Python would be installed, and changes nothing.
     support: full
   diff_mode:
     description: A Python is not shown.
     support: none
   idempotent:
-    description: A Python that is there and runs is left alone.
+    description: A working Python is left alone.
     support: full
 options:
   host:
     description: Name of this host in messages; by default its own host name.
     type: str
   path:
-    description: The folder. The interpreter comes to be C(current/bin/python3) in it.
+    description: The folder. The interpreter will be C(current/bin/python3) in it.
     type: path
     required: true
   wheels_dir:
@@ -43,7 +43,7 @@ options:
     type: str
     default: ''
   lacking:
-    description: Why there is no wheel of uv, for the message of the failure; by default there is one.
+    description: Why there is no uv wheel, for the error message; by default there is one.
     type: str
     default: ''
 """

@@ -82,7 +82,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 closed:
-  description: How many of all ports that were tried cannot be reached. One at which a stranger answers can.
+  description: How many of the tested ports cannot be reached. A port where another program answers counts as reachable.
   returned: success
   type: int
   sample: 0
@@ -99,35 +99,35 @@ links:
       description:
         - One entry for every port, with C(port), C(reachable), C(milliseconds), C(words) of the system and C(error).
         - C(error) is empty or one of V(dropped) (no answer in time), V(refused), V(unreachable), V(no-route),
-          V(no-address), V(forbidden), V(reset), V(stranger) (the way is open, but another program answers) and V(failed).
+          V(no-address), V(forbidden), V(reset), V(stranger) (the port is open, but another program answers) and V(failed).
       type: list
       elements: dict
     latency_ms:
-      description: The middle one of some round trips.
+      description: Median round trip.
       type: float
     clock_offset:
       description: Seconds by which the peer's clock is ahead of ours.
       type: float
     bandwidth_mbit:
-      description: The rate towards the peer, as the peer saw it.
+      description: Rate to the peer, measured by the peer.
       type: float
     duplex_mbit:
-      description: The rate from the peer while as much was sent to it; about half of the other where both share the air.
+      description: Rate from the peer while sending as much; about half of C(bandwidth_mbit) on a shared Wi-Fi channel.
       type: float
     mtu:
-      description: The largest packet on this way as the kernel knows it.
+      description: The path MTU according to the kernel.
       type: int
     full_size:
-      description: Whether packets of that size arrive; null if it could not be tried.
+      description: Whether packets of that size arrive; null if untested.
       type: bool
     passing_size:
       description: If they do not, a size that does.
       type: int
     nic:
-      description: The interface that carries the way.
+      description: The interface on the route.
       type: str
     gateway:
-      description: The router on the way, if there is one.
+      description: The gateway on the route, if any.
       type: str
     error:
       description: What went wrong in the measurements.

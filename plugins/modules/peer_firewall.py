@@ -91,7 +91,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Let the other host reach the rendezvous port and Gloo's ports
+- name: Open the rendezvous port and Gloo's ports to the other host
   nanochat.ddp.peer_firewall:
     name: d4
     peers:
@@ -116,7 +116,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 backend:
-  description: The firewall that was worked on, several joined by V(+), or V(none).
+  description: The firewall that was changed, several joined by V(+), or V(none).
   type: str
   returned: always
   sample: ufw
@@ -133,27 +133,27 @@ rules:
 commands:
   description:
     - The commands that were run, or in check mode would be.
-    - Without root those that the owner of the host can run.
+    - Without root, the ones for the owner of the host to run.
   type: list
   elements: str
   returned: always
   sample: ["sudo ufw prepend allow from 192.168.1.11 to any port 29500 proto tcp comment nanochat.ddp:d4"]
 blocking:
   description:
-    - The owner's rules by which packets of the peers may end, in the firewall's own words, the first three.
+    - The first three of the owner's rules that may drop the peers' packets, in the firewall's own syntax.
     - Empty where nothing had to be opened, and without root.
   type: list
   elements: str
   returned: always
   sample: ["inet filter input: tcp dport 32768-60999 ct state new drop"]
 foreign:
-  description: Rules of other programs by which packets of the peers may end. They are told and left alone.
+  description: Rules of other programs that may drop the peers' packets. They are not changed.
   type: list
   elements: str
   returned: always
   sample: ["iptables -A f2b-recidive -s 192.168.1.11/32 -j REJECT"]
 closed:
-  description: The jobs whose rules were removed, where no name was given.
+  description: The jobs whose rules were removed, if no name was given.
   type: list
   elements: str
   returned: always
@@ -163,7 +163,7 @@ persistent:
   type: bool
   returned: always
 if_closed:
-  description: What the owner would run if ports turn out to be closed, where without root no sign of a firewall is to be seen.
+  description: Commands for the owner if ports turn out to be closed and no firewall is visible without root.
   type: list
   elements: str
   returned: always
@@ -172,7 +172,7 @@ needs_root:
   type: bool
   returned: always
 message:
-  description: What there is to say, for instance that nothing blocks.
+  description: A message, for example that nothing blocks.
   type: str
   returned: always
 """

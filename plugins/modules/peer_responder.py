@@ -70,7 +70,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Answer the other hosts for a moment
+- name: Start answering the other hosts
   nanochat.ddp.peer_responder:
     address: 192.168.1.10
     rendezvous_port: 29500
@@ -86,7 +86,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 responder:
-  description: What the peers and the last step need; empty if nothing could be started.
+  description: Data for the peers and for stopping; empty if it did not start.
   type: dict
   returned: with O(state=started)
   contains:
@@ -98,7 +98,7 @@ responder:
       type: list
       elements: int
     token:
-      description: The word that a peer has to say.
+      description: The token that a peer must send.
       type: str
     pid:
       description: Its process.
@@ -112,7 +112,7 @@ holders:
   elements: dict
   returned: with O(state=started)
 error:
-  description: Why nothing could be started, for instance that the address is not on this host.
+  description: Why it did not start, for example because the address is not on this host.
   type: str
   returned: with O(state=started)
 stopped:

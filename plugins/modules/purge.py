@@ -10,10 +10,10 @@ module: purge
 short_description: Remove what jobs keep on a host
 version_added: 0.1.0
 description:
-  - Removes the folder of one run, or everything that this collection keeps below a base folder but the trainer's Python.
-  - Takes only what carries our own mark (the plan of a run, the manifest of a data set, the record of files that were brought);
-    the files of others stay, wherever they lie, and are named.
-  - Refuses, and removes nothing, while a session or a training of what is to go lives.
+  - Removes the folder of one run, or everything that this collection keeps below a base folder except the trainer's Python.
+  - Removes only files with this collection's marks (a run's plan, a data set's manifest, the record of copied files); other files stay and
+    are listed.
+  - Refuses while a session or training that uses the files is alive.
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 options:
@@ -31,7 +31,7 @@ options:
     type: str
 attributes:
   check_mode:
-    description: Says what would be removed, and refuses as it would.
+    description: Returns what would be removed, with the same refusals.
     support: full
   diff_mode:
     description: Shows what is removed.
@@ -62,7 +62,7 @@ removed:
   elements: str
   sample: [/mnt/data/nanochat/runs/d4]
 stayed:
-  description: What lies where this collection puts things, but is not its own.
+  description: Other files in the places that this collection uses.
   returned: success
   type: list
   elements: str

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: report
-short_description: Make one self-contained HTML page about a run
+short_description: Create a self-contained HTML page about a run
 version_added: 0.1.0
 description:
-  - Makes a page from the files that M(nanochat.ddp.run_files) copied. It opens from disk without a network, and suits phones and dark screens.
-  - Works while the run goes on, and if ranks are missing. The same files make the same page.
+  - Makes a page from the files that M(nanochat.ddp.run_files) copied. It needs no network, and suits phones and dark mode.
+  - Works during the run, and if ranks are missing. The same files make the same page.
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 options:
   runs:
-    description: Folders of collected runs. The first is reported on, the others are compared with.
+    description: Folders of collected runs. The first is the subject, the others are for comparison.
     type: list
     elements: path
     required: true
@@ -32,7 +32,7 @@ options:
     required: true
   live:
     description:
-      - What the hosts do now, as the filter P(nanochat.ddp.live_view#filter) tells. With it the page is a live one, which loads itself again
+      - The current state of the hosts, from the filter P(nanochat.ddp.live_view#filter). Makes the page a live one, which reloads itself
         every few seconds until the run has ended.
     type: dict
 attributes:

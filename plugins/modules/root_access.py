@@ -10,9 +10,9 @@ module: root_access
 short_description: Check whether the task's become settings give root rights
 version_added: 0.1.0
 description:
-  - Asks for the number of the user as whom the task's become settings run a command, with the password of C(--ask-become-pass) or
+  - Reads the user id under which the task's become settings run a command, with the password of C(--ask-become-pass) or
     C(ansible_become_password) where one was given.
-  - A host where sudo wants a password and none was given is not a failure here, as it is for every other task with C(become). RV(root) is
+  - Unlike other tasks with C(become), it does not fail if sudo needs a password and none was given. RV(root) is
     V(false) then, and RV(why) says why.
 options: {}
 author:
@@ -21,7 +21,7 @@ extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:
   action:
-    description: It runs one command over the connection and brings no module to the host.
+    description: It runs one command over the connection and copies no module to the host.
     support: full
   async:
     description: There is nothing to wait for.
@@ -58,11 +58,11 @@ root:
   returned: always
   type: bool
 wrong_password:
-  description: Whether a password was given and was refused.
+  description: Whether a given password was rejected.
   returned: always
   type: bool
 why:
-  description: Where it did not run as root, what sudo or Ansible said.
+  description: If it did not run as root, the message of sudo or Ansible.
   returned: always
   type: str
   sample: Missing sudo password

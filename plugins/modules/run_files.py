@@ -7,12 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: run_files
-short_description: Bring metrics, logs, plan and checkpoint of a run to the controller
+short_description: Copy metrics, logs, plan and checkpoint of a run to the controller
 version_added: 0.1.0
 description:
-  - Copies what a run folder tells about its run into a folder on the controller, and of files that are there already only what is new.
-  - Works while the run goes on. Files change all at once, metrics and logs end with a whole line, and every piece is verified by its digest.
-  - Values of environment variables that the plan calls secret are masked before they leave the host.
+  - Copies the files that describe a run into a folder on the controller; only new parts of files that are already there.
+  - Works during the run. Files are replaced atomically, metrics and logs end with a complete line, and every chunk is verified by its digest.
+  - Secret environment variables are masked before they leave the host.
 extends_documentation_fragment:
   - nanochat.ddp.run
   - ansible.builtin.action_common_attributes
@@ -24,15 +24,15 @@ options:
     type: str
     required: true
   checkpoints:
-    description: Whether to bring the model of the newest checkpoint as well.
+    description: Whether to copy the newest checkpoint's model too.
     type: bool
     default: false
   have:
-    description: What the controller has already. The action plugin fills it in.
+    description: What the controller already has; set by the action plugin.
     type: dict
     default: {}
   room:
-    description: About how many bytes one answer of the host may hold.
+    description: Approximate maximum size of one answer in bytes.
     type: int
     default: 4000000
 attributes:
@@ -46,7 +46,7 @@ attributes:
     description: It runs for each host.
     support: none
   check_mode:
-    description: Says which files would be written.
+    description: Returns which files would be written.
     support: full
   diff_mode:
     description: Copied metrics and logs are not worth showing.
@@ -62,7 +62,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Bring everything of the newest run
+- name: Copy everything of the newest run
   nanochat.ddp.run_files:
     base_dir: /mnt/data/nanochat
     dest: ./runs

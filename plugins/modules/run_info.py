@@ -7,11 +7,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: run_info
-short_description: Tell what a host's share of a training run is doing
+short_description: Return the state of a host's share of a training run
 version_added: 0.1.0
 description:
   - Reads the run folder of a host and returns its state, progress, speed, share of time waiting, last checkpoint, and why it crashed if it did.
-  - Works while the run goes on, after its end, and before its start. It needs only the files in the folder.
+  - Works before, during and after the run. It needs only the files in the folder.
   - With O(wait) it answers as soon as something changes, so a watcher needs few calls.
 extends_documentation_fragment:
   - nanochat.ddp.run
@@ -28,22 +28,22 @@ options:
     type: int
     default: 10
   plan:
-    description: Whether to return the plan that was deployed, too.
+    description: Whether to return the deployed plan too.
     type: bool
     default: false
   wait:
     description:
-      - What the caller has seen already. The answer is held back until it differs or the time is up.
+      - What the caller already knows. The module answers when it differs or the time is up.
     type: dict
     suboptions:
       state:
-        description: The state that is known. Another one is answered at once.
+        description: The state that is known. The module answers at once if it changes.
         type: str
       step:
-        description: The step that is known. Another one is answered after O(wait.at_least) seconds.
+        description: The step that is known. The module answers after O(wait.at_least) seconds if it changes.
         type: int
       at_least:
-        description: Do not answer sooner than this many seconds for a mere new step.
+        description: Wait at least this many seconds before answering for a new step.
         type: float
         default: 0
       timeout:

@@ -10,9 +10,9 @@ module: run_log
 short_description: Read a rank's log, and follow it
 version_added: 0.1.0
 description:
-  - Returns the last lines of the log of a host's rank, or those from an offset on, and waits for new ones if told to.
-  - With O(follow) the lines are printed as they come, each with its host, until the run ends. All hosts are followed at the same time, also those
-    for which Ansible has no process (C(forks)) as long as no folder is named here.
+  - Returns the last lines of a rank's log, or those from an offset on, and can wait for new ones.
+  - With O(follow) prints the lines as they arrive, each with its host, until the run ends. Follows all hosts at the same time, even more
+    than Ansible's C(forks), unless a folder is given.
   - Without O(run_dir) and O(base_dir) the run is the one that the host's C(ddp_base_dir) and C(ddp_run) mean.
 extends_documentation_fragment:
   - nanochat.ddp.run
@@ -26,23 +26,23 @@ options:
     description: The rank whose log is read. Without it the rank is found from the session's name or the files in the folder.
     type: int
   lines:
-    description: How many of the last lines to return where no O(offset) is given.
+    description: How many of the last lines to return without O(offset).
     type: int
     default: 20
   offset:
     description: Return what comes after this many bytes.
     type: int
   wait:
-    description: Wait for new lines for at most this many seconds, while the run goes on.
+    description: Wait at most this many seconds for new lines, while the run is alive.
     type: float
     default: 0
   follow:
-    description: Print the lines, and go on to the end of the run.
+    description: Print the lines until the run ends.
     type: bool
     default: false
 attributes:
   action:
-    description: What O(follow) does happens on the controller.
+    description: O(follow) runs on the controller.
     support: full
 seealso:
   - module: nanochat.ddp.run_info
@@ -57,7 +57,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 lines:
-  description: The lines, as text without terminal codes; with O(follow) those of the last look.
+  description: The lines, as text without terminal codes; with O(follow) the last ones.
   returned: always
   type: list
   elements: str
@@ -66,7 +66,7 @@ offset:
   returned: always
   type: int
 over:
-  description: Whether the run has ended and all was read. Without O(follow) and O(offset) it tells only whether the run goes on.
+  description: Whether the run has ended and everything was read. Without O(follow) and O(offset), only whether the run has ended.
   returned: always
   type: bool
 state:

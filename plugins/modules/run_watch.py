@@ -7,13 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: run_watch
-short_description: Look at a running training and judge whether watching it is over
+short_description: Poll a running training and decide whether watching is over
 version_added: 0.1.0
 description:
-  - One look at a host's share of a run, made for an C(until) loop. It waits for news, knows what the loops of the other hosts have seen,
-    and says when there is nothing left to watch because the run ended, crashed or is stuck.
+  - Polls a host's share of a run once, for an C(until) loop. It waits for news, shares results with the loops of the other hosts, and
+    reports when the run ended, crashed or is stuck.
   - After a broken connection it tries the host again for O(lost_after) seconds.
-  - Looks come every three seconds at first and three times a minute in a long run, so that watching does not slow the training.
+  - Polls every three seconds at first and every twenty in a long run, so that watching does not slow the training.
 extends_documentation_fragment:
   - nanochat.ddp.reader
   - nanochat.ddp.reader.looks
@@ -24,28 +24,28 @@ options:
   nodes:
     description:
       - All hosts of the run, each with C(host) (as the inventory names it), C(run_dir) and C(rank), such as the nodes of the plan.
-      - Hosts for which Ansible has no process (C(forks)) are looked at all the same.
+      - Hosts beyond Ansible's C(forks) are polled too.
     type: list
     elements: dict
     required: true
   first_step:
-    description: Whether watching is over once the first step was made.
+    description: Whether watching ends after the first step.
     type: bool
     default: false
   stall_factor:
-    description: A step may take this many usual steps.
+    description: A step may take this many times as long as usual.
     type: float
     default: 5
   stall_minimum:
-    description: No run is called stalled before it showed no progress, and used no CPU, for this many seconds.
+    description: A run counts as stalled only after this many seconds without progress or CPU use.
     type: float
     default: 45
   timeout:
-    description: Seconds that the start of the run may take, and any step of a rank that uses CPU; evaluating and saving may take three times as long.
+    description: Timeout in seconds for the start of the run, and for a step of a rank that uses CPU; three times as long for evaluating and saving.
     type: float
     default: 300
   lost_after:
-    description: Seconds after which a host that gives no answer is given up.
+    description: Seconds after which a host that does not answer is given up.
     type: float
     default: 600
   live_page:
@@ -78,11 +78,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 run:
-  description: What is known of the run, as M(nanochat.ddp.run_info) returns it.
+  description: State of the run, as M(nanochat.ddp.run_info) returns it.
   returned: always
   type: dict
 over:
-  description: Whether there is nothing left to watch on this host.
+  description: Whether watching this host is over.
   returned: always
   type: bool
 verdict:
@@ -101,7 +101,7 @@ reachable:
   returned: always
   type: bool
 others:
-  description: What was seen of the hosts for which Ansible has no process and that this host's process looks at.
+  description: States of the hosts beyond C(forks) that this host's process polls.
   returned: when watching is not over
   type: dict
 """

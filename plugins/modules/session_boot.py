@@ -10,16 +10,16 @@ module: session_boot
 short_description: Start a session again after a reboot
 version_added: 0.1.0
 description:
-  - Enters a session of M(nanochat.ddp.tmux_session) among what is started when the host boots, or takes it out again.
+  - Makes a session of M(nanochat.ddp.tmux_session) start when the host boots, or no longer.
   - This is a unit of the user's own systemd, which starts before a login where the user lingers (C(loginctl enable-linger), tried
-    without root), or else a line of the user's crontab. Where neither can be had nothing is changed, and a warning says what is missing.
-  - After a reboot the session runs what its last start was given. One that had ended, or was stopped, is not started.
+    without root), or else a line of the user's crontab. If neither works, nothing is changed and a warning says what is missing.
+  - After a reboot the session runs its last command. A session that had ended or was stopped is not started.
 attributes:
   check_mode:
     description: Can run in check mode and return what would change without changing it.
     support: full
   diff_mode:
-    description: Returns by what the session is started after a reboot, before and after.
+    description: Returns what starts the session after a reboot, before and after.
     support: full
   idempotent:
     description: A second run with the same options changes nothing.
@@ -45,12 +45,12 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Go on by itself after a reboot
+- name: Restart automatically after a reboot
   nanochat.ddp.session_boot:
     name: nanochat-d4-rank0
     state_dir: /mnt/data/nanochat/runs/d4
 
-- name: Start nothing any more
+- name: Disable that again
   nanochat.ddp.session_boot:
     name: nanochat-d4-rank0
     state_dir: /mnt/data/nanochat/runs/d4
@@ -59,7 +59,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 way:
-  description: By what the session is started after a reboot. One of V(systemd), V(cron), V(none).
+  description: What starts the session after a reboot. One of V(systemd), V(cron), V(none).
   returned: success
   type: str
   sample: systemd

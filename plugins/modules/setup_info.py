@@ -40,7 +40,7 @@ options:
     type: path
     required: true
   run_dir:
-    description: The run folder, which is to have links to exactly the files of the data set.
+    description: The run folder, which should link exactly the files of the data set.
     type: path
     required: true
 """
@@ -59,17 +59,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 files:
-  description: Whether nothing of the trainer's files is to be written or removed, and their digest.
+  description: Whether all trainer files are up to date, and their digest.
   returned: success
   type: dict
   sample: {ready: true, digest: 0f343b0931126a20}
 venv:
-  description: Whether the environment is as it should be; of one that is, what it holds.
+  description: Whether the environment is complete, and its contents if so.
   returned: success
   type: dict
   sample: {ready: true, venv: /home/xiaoxin/nanochat/venv, python_version: '3.11', torch: 2.13.0+cpu, packages: {torch: 2.13.0+cpu}}
 data:
-  description: Whether every file of the data set is there as its manifest says and the run reads exactly these, and the manifest's digest.
+  description: Whether all files match the manifest and are linked into the run, and the manifest's digest.
   returned: success
   type: dict
   sample: {ready: true, digest: 0f343b0931126a20}

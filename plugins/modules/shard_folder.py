@@ -86,7 +86,7 @@ EXAMPLES = r"""
     source: /srv/books
     shards: 8
 
-- name: Describe the data set on the first host
+- name: Write the manifest of the data set on the first host
   nanochat.ddp.shard_folder:
     path: /mnt/data/nanochat/data/books
     state: described
@@ -126,12 +126,12 @@ files:
   type: list
   elements: str
 moved:
-  description: Files that were (in check mode, would be) brought here or linked.
+  description: Files that were (in check mode, would be) copied or linked.
   returned: success
   type: list
   elements: str
 bytes:
-  description: How much was (in check mode, would be) brought here.
+  description: Bytes that were (in check mode, would be) copied.
   returned: success
   type: int
 from:
@@ -140,7 +140,7 @@ from:
   type: dict
   sample: {desktop: 81246}
 repaired:
-  description: Files that were there but not right, and what was wrong with them.
+  description: Damaged files and what was wrong with them.
   returned: success
   type: dict
   sample: {shard_00001.parquet: truncated}

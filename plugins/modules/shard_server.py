@@ -62,7 +62,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Let the peers fetch from this host
+- name: Serve files to the peers
   nanochat.ddp.shard_server:
     path: /mnt/data/nanochat/data/books
     address: 192.168.1.10

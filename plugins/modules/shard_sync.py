@@ -104,7 +104,7 @@ moved:
   type: list
   elements: str
 bytes:
-  description: How much was (in check mode, would be) brought here.
+  description: Bytes that were (in check mode, would be) copied.
   returned: success
   type: int
 from:
@@ -113,7 +113,7 @@ from:
   type: dict
   sample: {desktop: 81246}
 repaired:
-  description: Files that were there but not right, and what was wrong with them.
+  description: Damaged files and what was wrong with them.
   returned: success
   type: dict
   sample: {shard_00001.parquet: truncated}

@@ -12,13 +12,13 @@ version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - Brings a folder of sources from the controller to a host in one step. Only files that differ cross the network.
-  - Files that an earlier run brought and that are no longer part of the sources are removed; other files are left alone.
-  - Hidden files, byte code, environments and the like are not sources and stay behind.
-  - Files that a session of this collection runs with are not changed; that is an error, in check mode too.
+  - Copies a source folder from the controller to a host in one step, sending only files that differ.
+  - Removes files from earlier copies that are no longer in the source; leaves other files alone.
+  - Skips hidden files, byte code, virtual environments and the like.
+  - Fails, in check mode too, if a running session of this collection uses files that would change.
 attributes:
   check_mode:
-    description: Says which files would be written and removed, and changes nothing.
+    description: Returns which files would be written and removed, and changes nothing.
     support: full
   diff_mode:
     description: Shows the files before and after.
@@ -48,7 +48,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Bring the trainer's files
+- name: Copy the trainer's files
   nanochat.ddp.trainer_files:
     src: "{{ playbook_dir }}/../trainer"
     dest: /home/xiaoxin/nanochat/trainer

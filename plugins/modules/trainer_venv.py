@@ -12,10 +12,9 @@ version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - Makes a virtual environment that holds exactly the pinned packages, torch among them, and says what it holds.
-  - An environment that was left half-built is built again. One that somebody else made is used as it is if it has the
-    packages, and never changed.
-  - Several nodes on one machine may name the same path; one builds, the others wait and find it ready.
+  - Creates a virtual environment with exactly the pinned packages, including torch, and returns their versions.
+  - Rebuilds a half-built environment. Uses an environment made by somebody else if it has the packages, and never changes it.
+  - Several nodes on one machine may use the same path; one builds it, the others wait.
   - Packages come through pip with the user's own C(pip.conf) and C(PIP_) variables applied, or, on hosts without a way to
     a package index, from a folder of wheels.
 extends_documentation_fragment:
@@ -23,13 +22,13 @@ extends_documentation_fragment:
   - nanochat.ddp.packages.lock
 attributes:
   check_mode:
-    description: Says which packages would be installed, and changes nothing.
+    description: Returns which packages would be installed, and changes nothing.
     support: full
   diff_mode:
     description: Shows the requirements before and after.
     support: full
   idempotent:
-    description: A finished environment of the same requirements is left alone.
+    description: A finished environment with the same requirements is left alone.
     support: full
 options:
   path:
@@ -52,7 +51,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Make the trainer's environment
+- name: Create the trainer's environment
   nanochat.ddp.trainer_venv:
     path: /home/xiaoxin/nanochat/venv
     requirements:
@@ -78,17 +77,17 @@ python:
   type: str
   sample: /home/xiaoxin/nanochat/venv/bin/python
 python_version:
-  description: The version of that interpreter without its last part, which wheels must match.
+  description: Its version without the last part, which wheels must match.
   returned: success
   type: str
   sample: '3.11'
 tags:
-  description: What wheels for this host must match.
+  description: Tags that wheels for this host must match.
   returned: always, once an interpreter was found
   type: dict
   sample: {python: '3.11', machine: x86_64, libc: glibc-2.36, kind: 3.11-x86_64}
 packages:
-  description: Installed versions of what was required; empty in check mode before the environment is made.
+  description: Installed versions of the requirements; empty in check mode before the environment exists.
   returned: success
   type: dict
   sample: {torch: 2.13.0+cpu, numpy: 2.4.6}
@@ -98,7 +97,7 @@ torch:
   type: str
   sample: 2.13.0+cpu
 torch_is_cpu_build:
-  description: Whether that build knows no CUDA; null without torch.
+  description: Whether that build has no CUDA; null without torch.
   returned: success
   type: bool
 index:
@@ -112,7 +111,7 @@ install:
   type: list
   elements: str
 reason:
-  description: Why it failed, in one word, so that another way can be chosen (V(network) if no package index answers).
+  description: Reason of the failure in one word, for choosing a fallback (V(network) if no package index answers).
   returned: failure
   type: str
   sample: network

@@ -119,7 +119,7 @@ def test_what_a_talk_installs_here_is_not_what_a_host_brought(evil, tmp_path):
     (made,) = [
         one["hosts"]["evil"]["invocation"]["module_args"]
         for one in account["plays"][0]["tasks"]
-        if one["task"]["name"] == "Make a Python for it here"
+        if one["task"]["name"] == "Create a Python environment here"
     ]
     ours = (ROOT / "trainer/requirements.txt").read_text().splitlines()
     assert made["requirements"] == [line for line in ours if not line.startswith("#")] and made["torch_index"] == "auto"
@@ -137,6 +137,6 @@ def test_a_stop_does_not_wait_for_as_long_as_a_host_likes(evil, seconds):
     (facts,) = [
         one["hosts"]["evil"]["ansible_facts"]
         for one in account["plays"][0]["tasks"]
-        if one["task"]["name"].endswith("Work out how long it may take")
+        if one["task"]["name"].endswith("Calculate the stop timeout")
     ]
     assert int(facts["__launch_grace"]) <= 86400

@@ -196,4 +196,4 @@ def test_a_host_that_does_not_answer_stops_everything_with_its_reason(inventory)
     # Ansible breaks its lines where it likes.
     words = " ".join(told.stdout.split())
     assert "three cannot be examined (ssh: connect to host 127.0.0.1 port 9: Connection refused); see" in words
-    assert "Give every host the plan" not in told.stdout
+    assert "Store the plan on every host" not in told.stdout

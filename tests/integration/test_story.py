@@ -400,7 +400,7 @@ def test_no_matching_host_is_an_error_that_is_explained(stage: Stage) -> None:
 def test_a_word_that_reset_does_not_know_is_refused_before_anything_is_stopped(stage: Stage) -> None:
     told = stage.play("playbooks/reset.yml", "-e", "ddp_purge=runs", code=2, ANSIBLE_STDOUT_CALLBACK="default")
     assert re.search(r"ddp_purge is \W*runs\W*; it must be run", told)
-    assert re.findall(r"TASK \[(.*)\]", told) == ["Refuse options that reset does not know"]
+    assert re.findall(r"TASK \[(.*)\]", told) == ["Refuse unknown options"]
 
 
 @pytest.mark.parametrize("words", [("ddp_purge=run",), ("purge=true",), ("purge=true", "ddp_run=d4")])
@@ -408,7 +408,7 @@ def test_reset_does_not_guess_what_is_to_be_deleted(stage: Stage, words: tuple[s
     given = [part for word in words for part in ("-e", word)]
     told = stage.play("playbooks/reset.yml", *given, code=2, ANSIBLE_STDOUT_CALLBACK="default")
     assert "-e ddp_purge=run -e ddp_run=NAME" in told
-    assert "TASK [Stop" not in told and "Find what runs" not in told
+    assert "TASK [Stop" not in told and "Find running sessions" not in told
 
 
 WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_doctor": ""}]}]

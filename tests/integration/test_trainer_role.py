@@ -84,7 +84,7 @@ def test_hosts_have_the_trainer_and_play_again_changes_nothing(play):
     assert messages(checked) == messages(first) == messages(second) == []
     assert counts(checked, "changed") == counts(first, "changed") == {"a": 2, "b": 2}
     assert counts(second, "changed") == {"a": 0, "b": 0}
-    assert results(first, "Make the trainer's environment")["b"]["packages"] == {"tiny-thing": "1.0"}
+    assert results(first, "Create the trainer's environment")["b"]["packages"] == {"tiny-thing": "1.0"}
     assert Path(play.hosts["b"]["trainer_dir"], "scripts/base_train.py").is_file()
 
 
@@ -119,7 +119,7 @@ def test_one_look_is_enough_where_no_host_lacks_anything(play, sources):
     assert results(first, "Check whether anything must be copied")["a"]["trainer"] is False
     found = results(second, "Check whether anything must be copied")["a"]
     assert (found["trainer"], found["data"]) == (True, True)
-    assert not results(second, "Copy the trainer's files") and not results(second, "Make the trainer's environment")
+    assert not results(second, "Copy the trainer's files") and not results(second, "Create the trainer's environment")
     assert not results(second, "Check whether the data set is complete")
 
     Path(play.hosts["b"]["trainer_dir"], "scripts/base_train.py").write_text("changed by hand")
@@ -137,7 +137,7 @@ def test_nodes_of_one_machine_share_an_environment(play):
 
     account = play.run("trainer")
 
-    made = results(account, "Make the trainer's environment")
+    made = results(account, "Create the trainer's environment")
     assert messages(account) == []
     assert sorted(made[name]["changed"] for name in "ab") == [False, True]
     assert made["a"]["packages"] == made["b"]["packages"] == {"tiny-thing": "1.0"}
@@ -156,7 +156,7 @@ def test_packages_come_through_the_controller_where_no_host_reaches_an_index(pla
     second = play.run("trainer")
 
     assert messages(first) == messages(second) == []
-    assert results(first, "Make the trainer's environment from them")["b"]["packages"] == {"tiny-thing": "1.0"}
+    assert results(first, "Create the trainer's environment from them")["b"]["packages"] == {"tiny-thing": "1.0"}
     assert results(first, "Fetch what is missing or broken")["b"]["from"].keys() == {"a"}
     assert counts(second, "changed") == {"a": 0, "b": 0}
 
@@ -166,8 +166,8 @@ def test_packages_come_through_the_controller_where_no_host_reaches_an_index(pla
     play.plan["trainer"]["requirements"] = ["tiny-thing==1.1"]
     third = play.run("trainer")
     assert messages(third) == []
-    assert results(third, "Make the trainer's environment")["b"]["reason"] == "wheels"
-    assert results(third, "Make the trainer's environment from them")["b"]["packages"] == {"tiny-thing": "1.1"}
+    assert results(third, "Create the trainer's environment")["b"]["reason"] == "wheels"
+    assert results(third, "Create the trainer's environment from them")["b"]["packages"] == {"tiny-thing": "1.1"}
 
 
 def test_host_without_a_network_gets_the_packages_from_its_peer(play, index):
@@ -180,9 +180,9 @@ def test_host_without_a_network_gets_the_packages_from_its_peer(play, index):
     account = play.run("trainer")
 
     assert messages(account) == []
-    assert results(account, "Make the trainer's environment")["b"]["reason"] == "network"
+    assert results(account, "Create the trainer's environment")["b"]["reason"] == "network"
     assert results(account, "Fetch what is missing or broken")["b"]["from"].keys() == {"a"}
-    assert results(account, "Make the trainer's environment from them")["b"]["changed"]
+    assert results(account, "Create the trainer's environment from them")["b"]["changed"]
 
 
 def test_a_host_that_hands_on_other_packages_than_the_index_has_is_refused(play, index):

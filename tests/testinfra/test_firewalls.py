@@ -86,7 +86,7 @@ def test_field_01_before_everything_is_closed_and_preflight_says_so(lab, before)
 def test_field_01_check_mode_says_what_would_be_opened(lab, before):
     said = lab.play("--tags", "network", "--check")
     for host in HOSTS:
-        assert f"would change on {host}: Let the peers reach this job's ports" in said
+        assert f"would change on {host}: Open this job's ports to the peers" in said
     assert rules(lab) == before
 
 

@@ -164,7 +164,7 @@ def test_whatever_moves_packets_between_hosts_opens_the_ports_first():
 )
 def test_chat_looks_at_the_named_run_its_fine_tuning_and_what_an_evaluation_measured(asked, base, looked):
     tasks = [task for name, play in plays() if name == "chat.yml" for task in play["tasks"]]
-    [task] = [task for task in tasks if task["name"] == "Look at the model and at its fine-tuning"]
+    [task] = [task for task in tasks if task["name"] == "Check the base run and its fine-tuning"]
     given = {name: trust_as_template(text) for name, text in task["vars"].items()}
     variables = {**given, "chat_asked": asked, "stage": "base" if base else ""}
     assert Templar(DataLoader(), variables=variables).template(trust_as_template(task["loop"])) == looked
