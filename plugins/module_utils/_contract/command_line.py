@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The command of a rank, made last, from the plan's mappings. For another command, change the mappings and make it again."""
+"""Builds a rank's command line from the plan's mappings, as the last step. To change the command, change the mappings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 
 
 def flag_words(flags: Mapping[str, object]) -> List[str]:
-    """Flags as words: True is a switch, numbers of the ranks are joined by commas, of several texts each has its own flag."""
+    """Flags as words: True is a switch, per-rank numbers are joined by commas, several texts repeat the flag."""
     found: List[str] = []
     for name, value in flags.items():
         if value is True:
@@ -27,12 +27,12 @@ def flag_words(flags: Mapping[str, object]) -> List[str]:
 
 
 def argv_of(plan: Plan, node: Node, generation: Optional[int] = None) -> List[str]:
-    """The command that starts a rank: an agent of torchrun, which starts the trainer. The ranks of a later generation of the run
-    meet under a name of their own."""
+    """The command that starts a rank: a torchrun agent, which starts the trainer. Ranks of a later generation
+    meet under another name."""
     scripts, trainer = os.path.join(node["tools_dir"], "scripts"), plan["trainer"]
-    # Ours is torchrun too, but ends with a sentence and not with a traceback.
+    # Ours is torchrun too, but ends with a sentence instead of a traceback.
     agent = ["-m", "scripts.torchrun" if trainer["source"] == "ours" else "torch.distributed.run"]
-    # Without -- torchrun takes the trainer's flags for shortened ones of its own.
+    # Without --, torchrun takes the trainer's flags for abbreviations of its own.
     script = ["-m", trainer["script"], "--"]
     if "join_flags" in node:
         agent = [os.path.join(scripts, "torchrun.py")]
@@ -47,7 +47,7 @@ def argv_of(plan: Plan, node: Node, generation: Optional[int] = None) -> List[st
         f"--master-port={plan['master']['port']}",
         f"--local-addr={node['address']}",
         f"--rdzv-conf=timeout={plan['timeout_seconds']}",
-        # A rank of an earlier generation that wakes up finds none of its names in the store of this one.
+        # A rank of an earlier generation that wakes up finds none of its names in this store.
         *([] if generation is None else [f"--rdzv-id=generation-{generation}"]),
         "--max-restarts=0",
         *script,

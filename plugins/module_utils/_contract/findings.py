@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The registry of all that preflight, plan, watch and doctor can find: one code, one meaning, one remedy.
+"""The registry of all findings of preflight, plan, watch and doctor: one code, one meaning, one remedy.
 
-docs/troubleshooting.md is generated from it, so a search for the words that a user saw leads to the remedy.
+docs/troubleshooting.md is generated from it, so that searching for an error message finds the remedy.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
 class Facts(TypedDict, total=False):
     """Facts of a finding, for programs."""
 
-    pids: List[int]  # processes that it is about
-    pieces: List[str]  # of evidence that are missing
+    pids: List[int]  # processes concerned
+    pieces: List[str]  # missing pieces of evidence
 
 
 class Finding(TypedDict):
-    """One thing worth saying, made where it is seen: where, what was seen, why that matters and what to do."""
+    """One reported fact: where, what was seen, why it matters and what to do."""
 
     code: str
     severity: str
@@ -39,7 +39,7 @@ class Finding(TypedDict):
     facts: Facts
 
 
-# Of more than so many hosts the same is told once, as such hosts share a row of a table (_kit/words.py).
+# Above this number of hosts, similar findings are merged, like table rows (_kit/words.py).
 MANY_ALIKE = 16
 
 CATALOGUE: Dict[str, Kind] = {
@@ -58,9 +58,9 @@ def finding(
     severity: Optional[str] = None,
     facts: Optional[Facts] = None,
 ) -> Finding:
-    """One finding as every part of the collection passes it on; remedy and severity default to the catalogue's.
+    """Create a finding; remedy and severity default to the catalogue's.
 
-    Facts are what programs may want of the sentence (such as pids): nothing is ever read out of a sentence again.
+    `facts` is for programs (such as pids), so that nobody parses the sentences.
     """
     kind = CATALOGUE[code]
     return {
@@ -76,7 +76,7 @@ def finding(
 
 
 def sentence(found: Finding) -> str:
-    """Sentence with what was seen and what to do; for a wrong setting the sentence itself says what it must be."""
+    """One sentence with the observation and the remedy; for a wrong setting the observation suffices."""
     text, remedy = found["seen"], found["remedy"]
     if found["code"] != "setting-refused" or remedy != CATALOGUE["setting-refused"].remedy:
         text = "%s; %s" % (text.rstrip("."), remedy[:1].lower() + remedy[1:])
@@ -84,7 +84,7 @@ def sentence(found: Finding) -> str:
 
 
 def told_once(findings: Sequence[Finding]) -> Iterator[Tuple[Finding, str]]:
-    """The findings for people: what was seen of many hosts alike, but for figures, of the first of them, with which more there are."""
+    """The findings for display: of many hosts that differ only in figures, the first, with the number of others."""
     alike: Dict[Tuple[str, ...], List[Finding]] = {}
     groups = [alike.setdefault(_but_for_the_host(found), []) for found in findings]
     for found, group in zip(findings, groups):
@@ -104,7 +104,7 @@ def _but_for_the_host(found: Finding) -> Tuple[str, ...]:
 
 
 def refusal_text(findings: Sequence[Finding]) -> str:
-    """The text of a refused plan: every problem, one sentence each."""
+    """The text of a rejected plan: one sentence per problem."""
     if len(findings) == 1:
         return sentence(findings[0])
     lines = [f"- {sentence(found)}{f' Also: {more}.' if more else ''}" for found, more in told_once(findings)]

@@ -1,18 +1,18 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The states of a keeper and the events that it records, for keepers and for all that read their files (docs/membership.md)."""
+"""The states of a keeper and the events that it records, shared by keepers and all readers of their files (docs/membership.md)."""
 
 from __future__ import annotations
 
-# On the way to training or in it, and on the way out of it.
+# Before and during training, and while leaving it.
 IDLE, OFFERED, PROMISED, TRAINING, ENDING = "idle", "offered", "promised", "training", "ending"
-ASKING = "asking"  # its rank ended because some host was asked to stop, and it looks for the reason
-STUCK = "stuck"  # its rank was to end and cannot be killed, so it takes part in nothing until that is gone
-# The keeper ends. AWAY: its host goes down and comes back by itself.
+ASKING = "asking"  # its rank ended because a host was asked to stop; looking for the reason
+STUCK = "stuck"  # its rank cannot be killed, so it takes part in nothing until the rank is gone
+# The keeper ends. AWAY: its host shuts down and comes back by itself.
 FINISHED, STOPPED, LEFT, FAILED, AWAY = "finished", "stopped", "left", "failed", "away"
 OVER = (FINISHED, STOPPED, LEFT, FAILED, AWAY)
 STATES = (IDLE, OFFERED, PROMISED, TRAINING, ENDING, ASKING, STUCK, *OVER)
 
-# Events beside the changes of state: a host is heard again or not any more, and checkpoints were put aside.
+# Events besides state changes: a host is heard or lost, checkpoints were moved aside.
 HEARD, LOST, GAVE_WAY = "heard", "lost", "gave way"

@@ -11,13 +11,13 @@ ERROR = "error"
 WARNING = "warning"
 INFO = "info"
 
-# Versions of Python for the trainer, by how sure it is that every package has a wheel for them.
+# Python versions for the trainer, the most certain to have a wheel of every package first.
 PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 10), (3, 14))
-# What makes a Python where none fits, and which.
+# The installer for hosts without a suitable Python, and the version it installs.
 UV, MADE_PYTHON = "uv==0.13.9", "3.12"
-# The same by hand, below the user's home, where the probe looks for it; uv's wheel runs on any Linux with an older Python.
+# The same by hand, below the user's home, where the probe looks; uv's wheel runs on any Linux with an older Python.
 MAKE_PYTHON = f"python3 -m venv ~/uv && ~/uv/bin/pip install {UV} && ~/uv/bin/uv python install {MADE_PYTHON}"
-# The trainer's Python with its packages on a disk.
+# Disk space of the trainer's Python with its packages.
 VENV_BYTES = 1_600_000_000
 
 
@@ -28,5 +28,5 @@ class Kind(NamedTuple):
     title: str
     why: str
     remedy: str
-    field: Tuple[int, ...] = ()  # entries of the list of field failures that this code answers
-    seen_as: Tuple[str, ...] = ()  # texts by which people search for it
+    field: Tuple[int, ...] = ()  # numbers of the field failures that this code covers
+    seen_as: Tuple[str, ...] = ()  # texts that users search for

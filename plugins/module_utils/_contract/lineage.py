@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parts of a plan that a checkpoint depends on: decides whether training under a new plan goes on from what is there.
+"""The parts of a plan that a checkpoint depends on: decides whether a new plan can resume from existing checkpoints.
 
-The plan asks it of the probes, before anything is changed; the run folder asks it again before it moves anything.
+The plan checks the probes before any change; the run folder checks again before it moves anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, section
 
-# Parts of the plan's sections that decide, and the setting by which each is known to people.
+# The deciding parts of the plan's sections, with the settings that users know them by.
 MODEL = {
     "depth": "ddp_depth",
     "aspect_ratio": "ddp_aspect_ratio",
@@ -21,7 +21,7 @@ MODEL = {
     "window_pattern": "ddp_window_pattern",
     "vocab_size": "ddp_vocab_size",
 }
-# Of a data set the id alone decides; these say why it differs, each group where nothing before it does.
+# For a data set only the id decides; these explain a difference, each group only if nothing before it does.
 DATA: Tuple[Dict[str, str], ...] = (
     {
         "source": "ddp_data_source",
@@ -37,7 +37,7 @@ DATA: Tuple[Dict[str, str], ...] = (
 
 
 class Difference(NamedTuple):
-    """One thing that differs: its name, what it was when the checkpoints were made, and what it is to be."""
+    """One difference: its name, its value for the checkpoints, and its new value."""
 
     name: str
     was: str
@@ -45,7 +45,7 @@ class Difference(NamedTuple):
 
 
 def of_plan(plan: Mapping[str, object]) -> Dict[str, Document]:
-    """The parts of this plan that its checkpoints depend on; empty where the plan does not say."""
+    """The parts of this plan that its checkpoints depend on; empty if the plan lacks them."""
     model, data = section(plan, "model"), dict(section(plan, "data"))
     names = data.get("names")
     data.setdefault("last", names[-1] if isinstance(names, list) and names else None)
@@ -58,7 +58,7 @@ def of_plan(plan: Mapping[str, object]) -> Dict[str, Document]:
 
 
 def differences(deployed: Mapping[str, Any], plan: Mapping[str, object]) -> List[Difference]:
-    """Why checkpoints made under the deployed plan are of no use under the new one; empty where training goes on from them."""
+    """Why checkpoints of the deployed plan do not fit the new one; empty if training can resume from them."""
     was, now = of_plan(deployed), of_plan(plan)
     found = _differing(MODEL, {key: was["model"].get(key, now["model"].get(key)) for key in MODEL}, now["model"])
     if was["data"] and was["data"]["id"] != now["data"].get("id"):
@@ -85,7 +85,7 @@ def _words(value: Any) -> str:
 
 
 def resumes(plan: Mapping[str, object]) -> bool:
-    """Whether the trainer is told to go on from a checkpoint, by the setting or by an argument of the user's."""
+    """Whether the trainer will resume from a checkpoint, by the setting or a user argument."""
     asked = any(name.startswith("resume") for node in items(plan, "nodes") for name in section(node, "flags"))
     return asked or bool(section(plan, "training").get("resume"))
 

@@ -29,7 +29,7 @@ class Manifest(TypedDict, total=False):
 
 
 class Remembered(TypedDict, total=False):
-    """The digest of a file as it was, by which it is known unchanged (.digests.json)."""
+    """The digest of a file with its stat, to recognise it unchanged (.digests.json)."""
 
     bytes: int
     mtime_ns: int
@@ -38,7 +38,7 @@ class Remembered(TypedDict, total=False):
 
 
 class Offered(TypedDict):
-    """A file that may be fetched here, and how often it was."""
+    """A file offered to peers, and how often it was served."""
 
     bytes: int
     sha256: str
@@ -46,7 +46,7 @@ class Offered(TypedDict):
 
 
 def remembered(document: object) -> Dict[str, Remembered]:
-    """Read .digests.json; invalid entries are left out, as if the file had never been read."""
+    """Read .digests.json; invalid entries are dropped, so those files are read again."""
     files = section(document, "files")
     found = {name: _remembered(one) for name, one in files.items()}
     return {name: known for name, known in found.items() if known}

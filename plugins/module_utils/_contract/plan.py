@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The shape of a plan (plan.json); docs/contract.md is made from it. Out of a file that may hold anything it is read by document.py."""
+"""The types of a plan (plan.json), from which docs/contract.md is generated. document.py reads untrusted plans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ports(TypedDict):
 
 
 class Model(TypedDict):
-    """The model, and what follows from its shape."""
+    """The model and figures derived from its shape."""
 
     depth: int
     aspect_ratio: int
@@ -45,30 +45,30 @@ class _Parts(TypedDict, total=False):
 
 
 class Training(_Parts):
-    """How it is trained."""
+    """Training parameters."""
 
     profile: str
     total_batch: int
     device_batch: int
     batch_split: str
-    rows: List[int]  # of each rank in a step
+    rows: List[int]  # per rank and step
     iterations: int
     tokens: int
     tokens_per_parameter: float
     flops: int
-    sync: str  # upstream: the trainer is neither ours nor joined and has no such choice
-    head: str  # shared: each host has a part of its vocabulary; or whole
-    head_open: bool  # whether another way of ddp_sync may have another head
+    sync: str  # upstream: the trainer is neither ours nor joined and has no choice
+    head: str  # shared: each host has a part of the vocabulary; or whole
+    head_open: bool  # whether another ddp_sync may have another head
     asked: Dict[str, str]  # the settings sync, head and local_steps as the user wrote them
-    local_steps: int  # steps that each rank makes apart before all take the mean of their changes
-    rebalance: bool  # shares follow the speeds while it trains
+    local_steps: int  # steps that each rank makes alone before all average their changes
+    rebalance: bool  # shares follow the measured speeds during training
     matmul: str
     matmul_tried: List[str]
     eval_every: int
     eval_tokens: int
     sample_every: int
     save_every: int
-    save_minutes: int  # a checkpoint at least that often; 0 for none by time
+    save_minutes: int  # maximum minutes between checkpoints; 0: no time limit
     keep_checkpoints: int
     resume: bool
     tracker: str
@@ -88,10 +88,10 @@ class DataContents(TypedDict):
 
 
 class Data(DataContents):
-    """The data set, and the host that it comes from."""
+    """The data set and its source host."""
 
     id: str
-    host: str  # one that has it, else the one that makes or fetches it
+    host: str  # the host that has it, or else makes or fetches it
 
 
 class _Joined(TypedDict, total=False):
@@ -102,12 +102,12 @@ class Trainer(_Joined):
     """The trainer and its packages."""
 
     source: str  # ours, path or git
-    script: str  # the module that is started
+    script: str  # the module to start
     url: Optional[str]  # the path or URL of another trainer
     torch: str
     index: str  # auto, default or a URL
     python: str
-    uv: str  # what makes a Python where none is new enough
+    uv: str  # installs a Python on hosts without a recent one
     python_mirror: str
     requirements: List[str]
     tracker_requirements: List[str]
@@ -115,60 +115,60 @@ class Trainer(_Joined):
 
 
 class Keeper(TypedDict):
-    """How keepers decide."""
+    """Parameters of the keepers."""
 
-    restarts: int  # deaths within an hour after which the run is given up
-    min_hosts: int  # how many go on without the others
-    grace_seconds: int  # how long lost hosts are waited for
+    restarts: int  # deaths within an hour after which the run gives up
+    min_hosts: int  # minimum hosts to continue without the others
+    grace_seconds: int  # seconds to wait for lost hosts
     survive_reboot: bool
 
 
 class _Sometimes(TypedDict, total=False):
-    join_flags: Dict[str, object]  # of the launcher that joins the ranks of a checkout
-    keeper_port: int  # where it listens
-    open_ports: List[int]  # to be opened on this host beside data_ports
-    session_argv: List[str]  # what the session runs in the place of argv: the keeper
+    join_flags: Dict[str, object]  # of the launcher that joins a checkout's ranks
+    keeper_port: int  # the keeper's port
+    open_ports: List[int]  # to open on this host besides data_ports
+    session_argv: List[str]  # what the session runs instead of argv: the keeper
 
 
 class Interpreter(TypedDict):
-    """The Python of a host's environment; None where none was found, or its version is unknown."""
+    """A host's Python; None if none was found or its version is unknown."""
 
-    python: Optional[str]  # what the venv is made with
+    python: Optional[str]  # creates the venv
     python_version: Optional[str]
 
 
 class Node(_Sometimes, Interpreter):
-    """One host's share; with a keeper also where that listens and what its session runs."""
+    """One host's share of the run, including its keeper."""
 
     host: str  # inventory name
     rank: int
     address: Optional[str]
-    nic: Optional[str]  # lo where all nodes are on one machine
-    data_ports: Ports  # of this host, the only ones that are opened on it
+    nic: Optional[str]  # lo if all nodes are on one machine
+    data_ports: Ports  # this host's, the only ones opened on it
     user: Optional[str]
     base_dir: str
     run_dir: str
     data_dir: str  # the store; run_dir/data holds exactly the plan's shards
-    trainer_dir: str  # where argv is run
-    tools_dir: str  # this collection's own trainer, tools/ beside another one
+    trainer_dir: str  # working folder of argv
+    tools_dir: str  # this collection's own trainer, in tools/ beside another one
     venv_dir: str
     session: str
     device: str
     dtype: str
     threads: int
-    cores: Optional[List[int]]  # processors to which the rank is pinned (NANOCHAT_CORES)
+    cores: Optional[List[int]]  # processors that the rank is pinned to (NANOCHAT_CORES)
     core_sets: List[CoreSet]  # sets of processors that the rehearsal times
-    rows: int  # of this rank in each step
+    rows: int  # of this rank per step
     head_share: int  # weight of this rank's part of a shared head
-    accumulation: int  # passes of device_batch rows at most
+    accumulation: int  # passes of at most device_batch rows
     memory_bytes: int  # estimate
     disk_bytes: int  # estimate
     checkpoint_bytes: int  # estimate
     peers: List[str]  # addresses of the nodes on other machines
     flags: Dict[str, object]  # of the trainer: numbers, texts, true for a switch, a list by rank
-    argv: List[str]  # complete; argv[0] is the venv's Python; made from all the rest by _contract/command_line.py
-    env: Dict[str, str]  # complete but for the secrets
-    env_secret: List[str]  # names in ddp_secret_env, whose values go into the env file and nowhere else
+    argv: List[str]  # complete; argv[0] is the venv's Python; built from the rest by _contract/command_line.py
+    env: Dict[str, str]  # complete except for secrets
+    env_secret: List[str]  # names in ddp_secret_env; their values go only into the env file
 
 
 class Conversations(TypedDict):
@@ -180,23 +180,23 @@ class Conversations(TypedDict):
 
 
 class ConversationFacts(Conversations):
-    """Conversations as the controller sees them, with what is wrong."""
+    """Conversations as the controller reads them, with their errors."""
 
     problems: List[str]
 
 
 class _OfStage(TypedDict, total=False):
-    step: Optional[int]  # eval: the step that is measured
+    step: Optional[int]  # eval: the step to measure
     conversations: Conversations  # sft: conversations.jsonl in the run folder
     held_out: Conversations  # sft: conversations-val.jsonl in the run folder
     script: str  # a checkout's own mid and sft
 
 
 class Stage(_OfStage):
-    """The stage of a run that uses the model of another run: it trains on, fine-tunes or evaluates it."""
+    """The stage of a run that trains on, fine-tunes or evaluates another run's model."""
 
     stage: str  # mid, sft or eval
-    base: str  # the run whose model it goes on from
+    base: str  # the run whose model it uses
 
 
 class _Last(TypedDict, total=False):
@@ -206,16 +206,16 @@ class _Last(TypedDict, total=False):
 
 
 class Plan(_Last):
-    """The document that everything after the plan step reads; the digest is that of all the rest."""
+    """The document that all later steps read; the digest covers the rest."""
 
     format: int  # 1
     run: str  # name of the run
     world: int  # number of ranks
     master: Master
     data_ports: Ports  # where Gloo and the shard servers of all hosts listen, or the narrowed range
-    narrow_ports: bool  # whether the hosts' local port range is to be narrowed to data_ports
+    narrow_ports: bool  # whether to limit the hosts' local ports to data_ports
     manage_firewall: bool
-    timeout_seconds: int  # every wait is derived from it
+    timeout_seconds: int  # all timeouts derive from it
     model: Model
     training: Training
     data: Data
@@ -224,7 +224,7 @@ class Plan(_Last):
 
 
 class Controller(TypedDict):
-    """Settings of what the controller itself does; no part of the document."""
+    """Settings of the controller's own work; not part of the document."""
 
     watch: bool
     stall_factor: float
@@ -269,7 +269,7 @@ class _Probed(TypedDict, total=False):
 
 
 class Given(_Probed):
-    """A host as the inventory and its probe have it; `error` says why there is no probe, `reach` how other hosts would call it."""
+    """A host from the inventory and its probe; `error` says why there is no probe, `reach` how other hosts would address it."""
 
     name: str
     settings: Mapping[str, object]

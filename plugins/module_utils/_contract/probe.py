@@ -12,14 +12,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training im
 
 
 class CoreSet(TypedDict):
-    """Processors of a host that could compute together."""
+    """Processors of a host that could train together."""
 
     name: str
     cpus: List[int]
 
 
 class Memory(TypedDict):
-    """In bytes; the limit is that of the control groups."""
+    """In bytes; `limit` is that of the control groups."""
 
     total: int
     available: int
@@ -29,7 +29,7 @@ class Memory(TypedDict):
 
 
 class TrainingProcess(TypedDict):
-    """A process that this collection started, or that looks like a trainer's."""
+    """A process that this collection started, or that looks like a trainer."""
 
     pid: int
     parent: int
@@ -41,7 +41,7 @@ class TrainingProcess(TypedDict):
 
 
 class PortHolder(TypedDict):
-    """Who listens on a port; the process is None where only root may see it."""
+    """A process that listens on a port; None if only root may see it."""
 
     port: int
     addresses: List[str]
@@ -77,7 +77,7 @@ class Machine(TypedDict):
 
 
 class Processors(TypedDict):
-    """The processors."""
+    """CPU facts."""
 
     model: str
     flags: List[str]
@@ -92,7 +92,7 @@ class Processors(TypedDict):
 
 
 class Python(TypedDict):
-    """An interpreter that could make the trainer's environment."""
+    """An interpreter that could create the trainer's environment."""
 
     executable: str
     version: str
@@ -109,7 +109,7 @@ class Pythons(TypedDict):
 
 
 class VenvFacts(TypedDict):
-    """The path of the trainer's environment; its kind is that of _probe/host.py."""
+    """The trainer's environment; `kind` as in _probe/host.py."""
 
     path: str
     exists: bool
@@ -120,7 +120,7 @@ class VenvFacts(TypedDict):
 
 
 class PythonFacts(Pythons):
-    """With the environment that the trainer is to have."""
+    """The interpreters and the trainer's environment."""
 
     venv: VenvFacts
 
@@ -130,7 +130,7 @@ class _Noexec(TypedDict, total=False):
 
 
 class Disk(_Noexec):
-    """The room below a path; `parent` is the nearest folder that exists."""
+    """The disk below a path; `parent` is the nearest existing folder."""
 
     path: str
     parent: str
@@ -160,7 +160,7 @@ class Nic(TypedDict):
 
 
 class Folder(TypedDict):
-    """A path that the settings name."""
+    """A path from the settings."""
 
     path: str
     kind: str
@@ -172,7 +172,7 @@ class Folder(TypedDict):
 
 
 class PastRun(TypedDict):
-    """The rest of an earlier start of the run: some of its plan, its session and its checkpoints."""
+    """An earlier start of the run: parts of its plan, its session and its checkpoints."""
 
     path: str
     exists: bool
@@ -200,7 +200,7 @@ class Route(TypedDict):
 
 
 class Names(TypedDict):
-    """Addresses to which names lead on a host."""
+    """Addresses that names resolve to on a host."""
 
     own: List[str]
     peers: Dict[str, List[str]]
@@ -223,14 +223,14 @@ class Probe(TypedDict):
     processes: List[TrainingProcess]
     limits: Dict[str, Optional[int]]
     logout: Dict[str, bool]
-    transfer: Optional[Dict[str, str]]  # folder and login shell, where Ansible cannot copy files to here
+    transfer: Optional[Dict[str, str]]  # folder and login shell, if Ansible cannot copy files to this host
     security: Dict[str, str]
     ephemeral: Dict[str, int]
     gpus: List[Dict[str, str]]
     base_dir: str
     venv_dir: str
     run: Optional[PastRun]
-    base_run: Optional[PastRun]  # whose model this one goes on from
+    base_run: Optional[PastRun]  # the run whose model this one uses
     data: List[DataSet]
     folders: Dict[str, Folder]
     measured: Optional[Document]

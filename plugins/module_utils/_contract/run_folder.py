@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names of what lies below the base folder of a host (docs/contract.md), each of them once."""
+"""Names of the files and folders below a host's base folder (docs/contract.md)."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import 
 
 # The files of a tokenizer folder.
 TOKENIZER = ("tokenizer.pkl", "token_bytes.pt")
-# A run's name is also that of its folder and part of its sessions' names, so it is a plain word.
+# A run's name is also its folder and part of its sessions' names, so it must be a plain word.
 GIVEN_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,47}"
-# A later stage of training is a run of its own, called after the first.
+# A later stage of training is a separate run, named after the first.
 RUN_NAME = GIVEN_NAME + "(-(%s))?" % "|".join(LATER)
 RUN_NAME_HELP = "1 to 48 letters, digits, - or _, for example d4-trial"
 PLAN = "plan.json"
 SESSION = "session.json"
-# The runner of a session and what it was last given.
+# A session's runner and its last launch.
 SESSION_FILES = ".session"
-# What starts the session again after a reboot; there only while an entry of the system names it.
+# Restarts the session after a reboot; exists only while a system entry refers to it.
 BOOT = ".boot.py"
-# What says that a folder is ours: a data set or packages, files that were brought, packages that were fetched.
+# Marks a folder as ours: a data set or packages, copied files, fetched packages.
 MANIFEST = "manifest.json"
 DEPLOYED = ".deployed.json"
 WHEELS = ".wheels.json"
-# A Python that was made since the host had none that is new enough: its folder, the mark in it, and the interpreter.
+# An installed Python for hosts without a recent one: its folder, its mark, and the interpreter.
 PYTHON_FOLDER, PYTHON_MARK = "python", ".made.json"
 PYTHON_IN_FOLDER = "current/bin/python3"
-# What a step of training takes on this host.
+# Measured step times of this host.
 MEASURED = "measured.json"
-# Which training the folder holds: id, number and time of its begin; the trainer reads it, too.
+# Identifies the training in the folder: id, number and start time; the trainer reads it too.
 TRAINING_FILE = "training.json"
-# A keeper's folder, and in it its program, its settings, what it remembers and the order to leave the run.
+# A keeper's folder, with its program, its settings, its memory and the request to leave the run.
 KEEPER_FOLDER = ".keeper"
 KEEPER_PROGRAM, KEEPER_SETTINGS, KEEPER_MEMORY, KEEPER_LEAVE = "keeper.py", "keeper.json", "state.json", "leave"
-# Who trains, as the keeper tells it: now, and event by event.
+# The keeper's view of who trains: now, and event by event.
 MEMBERS, MEMBER_EVENTS = "members.json", "members.jsonl"
 # Earlier generations of a run's outputs, numbered.
 PREVIOUS = "previous"
-# Checkpoints of a part of the run that trained apart from the others and gave way to them.
+# Checkpoints of the losing part of a split run.
 APART = "apart"
-# Where each stage of training saves, the base model first.
+# Where each stage saves, the base model first.
 CHECKPOINTS = tuple(stage.folder for stage in STAGES.values() if stage.trains)
 CONVERSATIONS = "conversations.jsonl"
 HELD_OUT = "conversations-val.jsonl"
@@ -55,35 +55,35 @@ TELLING = ("ours", "joined")
 
 
 class RunNameError(ValueError):
-    """Something is called a run that cannot be one; the text is for the user."""
+    """An invalid run name; the text is for the user."""
 
 
 def trainer_of(plan: Mapping[str, object]) -> Optional[str]:
-    """Which trainer a plan names; `joined` is a checkout that the launcher joins."""
+    """Which trainer a plan uses; `joined` is a checkout that the launcher joins."""
     trainer = section(plan, "trainer")
     source = trainer.get("source")
     return "joined" if trainer.get("joined") else source if isinstance(source, str) else None
 
 
 def plain_run_name(name: Any) -> str:
-    """The name of a run, wherever it came from; whatever could lead out of the folder of the runs is refused."""
+    """A validated run name; rejects anything that could lead out of the runs' folder."""
     if not isinstance(name, str) or not re.fullmatch(RUN_NAME, name):
         raise RunNameError(f"{str(name)[:80]!r} is not a valid run name (ddp_run); it must be {RUN_NAME_HELP}.")
     return name
 
 
 def checkpoint_steps(run_dir: str) -> List[int]:
-    """The steps of the checkpoints in a run folder or in one of its earlier generations, in order."""
+    """The steps of the checkpoints in a run folder or an earlier generation of it, sorted."""
     patterns = [os.path.join(glob.escape(run_dir), folder, "*", "meta_*.json") for folder in CHECKPOINTS]
     paths = [path for pattern in patterns for path in glob.glob(pattern)]
-    # A link leads to the run whose model this one began with.
+    # A link leads to the base model's run.
     own = [path for path in paths if not os.path.islink(os.path.dirname(path))]
     found = (re.search(r"meta_(\d+)\.json$", path) for path in own)
     return sorted({int(match.group(1)) for match in found if match})
 
 
 def generations(run_dir: str) -> List[int]:
-    """The numbers of the earlier generations of outputs that are kept in a run folder."""
+    """The numbers of the earlier generations of outputs kept in a run folder."""
     try:
         names = os.listdir(os.path.join(run_dir, PREVIOUS))
     except OSError:

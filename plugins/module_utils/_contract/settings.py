@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads the settings of a job from the variables of an inventory, by the rows of settings_table.py."""
+"""Reads a job's settings from inventory variables, using the rows of settings_table.py."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ Values = Dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """The settings of a job as the user wrote them, with the defaults of the profile; nothing changes them."""
+    """A job's settings as the user wrote them, with the profile's defaults; immutable."""
 
     run: RunSettings
     hosts: Mapping[str, HostSettings]
-    given: FrozenSet[str]  # the settings that somebody wrote, by their names in an inventory
+    given: FrozenSet[str]  # the settings that the user wrote, by inventory name
 
 
 class SettingsError(ValueError):
-    """All that is wrong with the settings, as findings."""
+    """All errors in the settings, as findings."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = list(findings)
@@ -54,7 +54,7 @@ class SettingsError(ValueError):
 
 
 def shown(setting: Setting, value: Any) -> str:
-    """The value as a message may show it."""
+    """The value as shown in a message."""
     if setting.name == SECRET:
         return "(hidden)"
     try:
@@ -69,14 +69,14 @@ WHERE = "\0"
 
 
 class Problem(NamedTuple):
-    """One problem of one host; WHERE in the text stands for the hosts that share it."""
+    """A problem of one host; WHERE in the text stands for the hosts that share it."""
 
     host: str
     text: str
 
 
 def read_host(host: str, variables: Mapping[str, Any]) -> tuple[Values, list[Problem]]:
-    """(the settings that this host gives, problems); unset ones are left out."""
+    """(this host's settings, problems); unset ones are omitted."""
     given: Values = {}
     problems: list[Problem] = []
     table = rows()
@@ -108,7 +108,7 @@ def unknown(name: str) -> str:
 
 
 def _merged(problems: Sequence[Problem], hosts: int) -> list[Finding]:
-    """One finding for a problem that several hosts share, as they do where a variable of their group is wrong."""
+    """One finding for a problem that several hosts share, for example a wrong group variable."""
     having: dict[str, list[str]] = {}
     for problem in problems:
         having.setdefault(problem.text, []).append(problem.host)
@@ -121,13 +121,13 @@ def _merged(problems: Sequence[Problem], hosts: int) -> list[Finding]:
 
 
 def defaults(profile: str) -> Values:
-    """Every setting as it is when the user sets nothing but the profile."""
+    """All settings if the user sets only the profile."""
     values = {name: row.default for name, row in rows().items()}
     return {**values, **profiles()[profile], "ddp_profile": profile}
 
 
 def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> Asked:
-    """The settings of a job; raises SettingsError with every problem of every host."""
+    """A job's settings; raises SettingsError with all problems of all hosts."""
     problems: list[Problem] = []
     given: dict[str, Values] = {}
     for host, variables in hosts:
@@ -146,12 +146,12 @@ def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> Asked:
 
 
 def _fields(values: Values, scope: str) -> Values:
-    """The values of one scope by the names of their fields."""
+    """The values of one scope by field name."""
     return {row.field: values[name] for name, row in rows().items() if row.scope == scope}
 
 
 def _agree(given: Mapping[str, Values]) -> tuple[Values, list[Finding]]:
-    """The settings of the run, which must be the same for every host."""
+    """The run's settings, which must be the same on every host."""
     agreed: Values = {}
     problems: list[Finding] = []
     hosts = list(given)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Converts and checks values of settings as people write them in an inventory or after -e."""
+"""Converts and checks values of settings as written in an inventory or after -e."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import
 TRUE = ("true", "yes", "on", "1")
 FALSE = ("false", "no", "off", "0")
 SECRET = "ddp_secret_env"
-# Where a row sets no limit of its own.
+# Default limit of rows without one.
 MOST_OF_ALL = 2**31
 
 
@@ -69,7 +69,7 @@ def _json(text: str) -> Any:
 
 
 def _list_in(text: str) -> Any:
-    """A list as people type it after -e, in JSON or with single quotes."""
+    """Parse a list from -e, in JSON or with single quotes."""
     try:
         return _json(text)
     except ValueError:
@@ -92,7 +92,7 @@ def _as_dict(value: Any) -> dict[str, str]:
 
 
 def _env_value(item: Any) -> str:
-    """The value as it stands in the inventory: YAML's yes becomes true again."""
+    """The value as the inventory has it: YAML's yes becomes true again."""
     if isinstance(item, (list, dict)):
         raise ValueError("a value is a list or a dictionary; quote it exactly as the process should see it")
     if isinstance(item, bool):
@@ -134,7 +134,7 @@ WANTED = {
 
 
 def wanted(setting: Setting) -> str:
-    """The values that the setting takes, in words."""
+    """The accepted values, in words."""
     if setting.choices:
         return " or ".join([", ".join(setting.choices[:-1]), setting.choices[-1]])
     if setting.takes:
@@ -145,7 +145,7 @@ def wanted(setting: Setting) -> str:
 
 
 def convert(setting: Setting, value: Any) -> Any:
-    """The value as its type; raises ValueError where it is none."""
+    """The converted value; raises ValueError if invalid."""
     if setting.word and str(value).strip() == setting.word:
         return setting.word
     result = CONVERT[setting.kind](value)
@@ -172,7 +172,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether programs can be given it; a value of the environment is looked at where it is written."""
+    """Whether it is valid text; environment values are checked where they are written."""
     texts = [value] if isinstance(value, str) else list(value)
     try:
         for text in texts:

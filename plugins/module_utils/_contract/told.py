@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checks of what a host tells, before it becomes a path, a name, an address or a port anywhere else (docs/trust.md).
+"""Validates data from a host before it is used as a path, name, address or port (docs/trust.md).
 
-Each returns the value, or raises Untrue with a sentence. A host that was broken into may tell anything.
+Each check returns the value, or raises Untrue with a sentence. A compromised host may send anything.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ import re
 from typing import Any
 
 HIGHEST_PORT = 65535
-LOWEST_PORT = 1024  # below are the ports of root's own services
+LOWEST_PORT = 1024  # lower ports belong to root's services
 LONGEST_PATH = 4096
 BIGGEST_FILE = 2**50
 STILL = "check that host: it may be compromised or broken"
 
 
 class Untrue(ValueError):
-    """A host tells what cannot be, or what it has no business to tell; the text is for the user."""
+    """A host sent an invalid or forbidden value; the text is for the user."""
 
 
 def refused(value: Any, wanted: str) -> Untrue:
-    """The refusal of a value, with what was wanted in its place."""
-    # ascii: it may hold what a terminal would obey.
+    """The error for a value, with what was expected."""
+    # ascii: it may contain terminal control characters.
     return Untrue("a host sent %.80s instead of %s; %s" % (ascii(value), wanted, STILL))
 
 
 def plain_name(value: Any) -> str:
-    """A name that can be nothing but one file or folder in its place."""
+    """A plain name of one file or folder."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value):
         raise refused(value, "a plain name (letters, digits, '.', '_', '-')")
     return value
 
 
 def file_path(value: Any) -> str:
-    """The path of a file below some folder: visible characters, no way out, nothing hidden."""
+    """The path of a file below some folder: printable, no parent, nothing hidden."""
     parts = value.split("/") if _is_visible(value) else [""]
     if any(not part or part.startswith(".") or len(part) > 255 for part in parts):
         raise refused(value, "a plain path inside a folder")
@@ -45,7 +45,7 @@ def file_path(value: Any) -> str:
 
 
 def absolute_path(value: Any) -> str:
-    """A path of that host's own; a line feed in it would begin another command of sftp."""
+    """An absolute path on that host; a line feed in it would start another sftp command."""
     path = value if _is_visible(value) and len(value) <= LONGEST_PATH else ""
     if not path.startswith("/") or ".." in path.split("/"):
         raise refused(value, "an absolute path")
@@ -53,12 +53,12 @@ def absolute_path(value: Any) -> str:
 
 
 def _is_visible(value: Any) -> bool:
-    """Whether it is a text without control characters."""
+    """Whether it is text without control characters."""
     return isinstance(value, str) and not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", value)
 
 
 def sha256(value: Any) -> str:
-    """A digest as our manifests have it."""
+    """A digest in the format of our manifests."""
     if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
         raise refused(value, "a SHA-256")
     return value
@@ -72,12 +72,12 @@ def whole(value: Any, low: int = 0, high: int = BIGGEST_FILE) -> int:
 
 
 def port(value: Any) -> int:
-    """A port that a user may listen on."""
+    """An unprivileged port."""
     return whole(value, LOWEST_PORT, HIGHEST_PORT)
 
 
 def address(value: Any) -> str:
-    """An address of one machine. Zones are refused: what stands behind their % may be any text."""
+    """An address of one machine. Zones are rejected, because any text may follow their %."""
     try:
         found = ipaddress.ip_address(value if isinstance(value, str) and "%" not in value else "")
     except ValueError:

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one check of documents that hosts bring: their kinds, and what of them becomes a path, a name, an address, a port or an argument.
+"""Validates documents from hosts: their types, and every value used as a path, name, address, port or argument.
 
-The plan of all hosts is made of the facts of each, so what one host tells reaches firewalls, folders and commands of the others.
-A plan that was deployed comes back from a host, and says whom the others are to look at.
+The plan for all hosts is made from each host's facts, so one host's data reaches the others' firewalls, folders and commands.
+A deployed plan comes back from a host and decides which hosts the others contact.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _processor(value: Any) -> int:
 
 
 def _local_port(value: Any) -> int:
-    """Where a range of local ports begins or ends; the plan opens none below 1024."""
+    """One end of a range of local ports; the plan opens none below 1024."""
     return told.whole(value, 1, told.HIGHEST_PORT)
 
 
@@ -54,7 +54,7 @@ _nic = _matching(r"[^\s/\x00-\x1f\x7f-\x9f]{1,15}", "the name of a network inter
 _version = _matching(r"\d+\.\d+[0-9A-Za-z.+]{0,20}", "a version")
 _word = _matching(r"[A-Za-z0-9_.@+-]{1,64}", "a word")
 
-# Where a fact stands (* is every element of a list, or every value), and what it must be unless it is not known.
+# Places of facts (* is every list element or value), and their checks unless unknown.
 Rules = Tuple[Tuple[str, Callable[[Any], object]], ...]
 FACTS: Rules = (
     ("base_dir", told.absolute_path),
@@ -92,15 +92,15 @@ PLAN: Rules = (
 
 
 def checked_probe(found: Any) -> Probe:
-    """The facts of a host, if all of them can be; raises Untrue with the place of what cannot."""
+    """A host's validated facts; raises Untrue with the place of the first invalid one."""
     _check(found, Probe, FACTS)
     return cast(Probe, found)
 
 
 def believed_plans(found: Sequence[Any], hosts: Collection[str]) -> List[Plan]:
-    """Of the plans that hosts have brought back those that can be and have one of these hosts; first the one that most of them have.
+    """The valid plans among those that hosts sent back that include one of these hosts; most frequent first.
 
-    A host of a plan may have left the inventory since: nobody is asked or told by its name.
+    A host of a plan may have left the inventory since; it is not contacted.
     """
     plans: List[Plan] = []
     for plan in found:
@@ -124,7 +124,7 @@ def _check(found: Any, kind: Any, rules: Rules) -> None:
 
 
 def _at(value: Any, place: Any) -> Iterator[Any]:
-    """All values at a place; what is not known is left out."""
+    """All known values at a place."""
     if value is None:
         return
     if not place:
@@ -137,7 +137,7 @@ def _at(value: Any, place: Any) -> Iterator[Any]:
 
 
 def _check_kind(value: Any, kind: Any, place: str, depth: int = 0) -> None:
-    """Whether a value is of the kind that the contract says; a fact that is missing is for whoever needs it."""
+    """Whether a value has the type in the contract; missing facts are the reader's concern."""
     origin, parts = getattr(kind, "__origin__", None), list(getattr(kind, "__args__", ()))
     if depth > DEEPEST:
         raise Untrue("its %s is nested too deeply; %s" % (place, told.STILL))
@@ -159,11 +159,11 @@ def _check_kind(value: Any, kind: Any, place: str, depth: int = 0) -> None:
 
 
 def _is_plain(value: Any, kind: Any, place: str, depth: int) -> bool:
-    """Whether a value is a word or number of its kind; of object, which may be anything, only the numbers are looked at."""
+    """Whether a value is a plain value of its type; of `object`, only numbers are checked."""
     if kind is object:
         for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             _check_kind(one, object, place + ".*", depth + 1)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        is_number = abs(value) < 2**63  # which neither infinity nor NaN is
+        is_number = abs(value) < 2**63  # false for infinity and NaN
         return is_number and (kind in (object, float) or (kind is int and isinstance(value, int)))
     return kind is object or (kind in (str, bool) and isinstance(value, kind))

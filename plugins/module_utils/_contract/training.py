@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The training that a run folder holds. One begins where there is nothing to go on from, and keeps its id for as long as it goes on.
+"""The training in a run folder. It starts where there is nothing to resume, and keeps its id as long as it is resumed.
 
-Numbers order the trainings of a run: each that begins gets one more than any host knows. So a host that was away holds one
-of a lower number.
+Numbers order a run's trainings: a new one gets one more than any host knows, so a host that was away has a
+lower number.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Training(TypedDict):
 
 
 class Launched(Training):
-    """The training that a start is of. A folder goes on if it holds goes_on: an id, "" for what no id is known of, None for nothing."""
+    """The training of a start. A folder continues if it holds `goes_on`: an id, "" for an unknown one, None for nothing."""
 
     goes_on: Optional[str]
-    base: Optional[str]  # the training of the model that a fine-tuning begins with
+    base: Optional[str]  # the training of a fine-tuning's base model
 
 
 def training_of(told: object) -> Optional[Training]:
-    """Check the content of training.json; None where it is invalid."""
+    """Validate the content of training.json; None if invalid."""
     name = text(told, "id")
     if name is None or not re.fullmatch(ID, name):
         return None

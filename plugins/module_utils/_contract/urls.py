@@ -1,13 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""URLs with a password or token in them: none is taken, since plans, reports and logs name URLs and everybody may read those."""
+"""Detects URLs with a password or token, which are rejected because plans, reports and logs show URLs."""
 
 from __future__ import annotations
 
 import re
 
-# SCHEME://USER:PASSWORD@HOST; of https also a mere user, which is often a token, but not the user of ssh://git@HOST.
+# SCHEME://USER:PASSWORD@HOST; for https also just a user, which is often a token, but not the user of ssh://git@HOST.
 _USER = re.compile(r"(?i)\b((?:https?|ftps?)://|[a-z][a-z0-9+.-]*://(?=[^\s/@]*:))([^\s/@]+@)+")
 MASK = "********@"
 NO_CREDENTIALS = (
@@ -17,7 +17,7 @@ NO_CREDENTIALS = (
 
 
 def has_credentials(text: str) -> bool:
-    """Whether a URL in a text tells who asks."""
+    """Whether a text contains a URL with credentials."""
     return _USER.search(text) is not None
 
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one way in which a module takes its arguments: whatever they hold, it ends in a result or in a sentence."""
+"""Reads a module's arguments, so that any input ends in a result or a one-sentence error."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ansible.module_utils import basic
 # Deeper than any document of ours; Python itself gives up at about a thousand.
 DEEPEST = 50
 BIGGEST = 2**63
-# What Python raises over a value that is not of the kind or size that code takes for granted.
+# Exceptions that Python raises for values of an unexpected type or size.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def checked_module(
     argument_spec: Mapping[str, object], bounds: Mapping[str, tuple[float, float]] | None = None, **options: Any
 ) -> Any:
-    """An AnsibleModule whose arguments a program can hold: no NUL byte, no broken text, no number beyond 64 bits, no endless nesting.
+    """An AnsibleModule that rejects NUL bytes, invalid text, numbers beyond 64 bits and endless nesting in its arguments.
 
-    bounds: the least and the most of numbers, by the name of their option (`wait.timeout` for one within another).
+    bounds: minimum and maximum of numbers, by option name (`wait.timeout` for a suboption).
     """
     try:
         module = basic.AnsibleModule(argument_spec=argument_spec, **options)
-    except UNREADABLE as error:  # Ansible's own reading or conversion has given up
-        # What it was given says why better than its exception does.
+    except UNREADABLE as error:  # Ansible's own parsing or conversion failed
+        # The arguments explain it better than the exception does.
         fail(next(problems(_given()), "") or f"An argument cannot be used: {error}")
     for problem in [*problems(module.params), *beyond(module.params, bounds or {})]:
         module.fail_json(msg=problem)
@@ -37,7 +37,7 @@ def checked_module(
 
 
 def beyond(params: Mapping[str, object], bounds: Mapping[str, tuple[float, float]]) -> Iterator[str]:
-    """Numbers that are out of their bounds, which would make an endless wait, a loop or a list without end of a typing error."""
+    """Report numbers out of bounds, so that a typing error causes no endless wait, loop or list."""
     for name, (least, most) in bounds.items():
         value: Any = params
         for part in name.split("."):
@@ -47,7 +47,7 @@ def beyond(params: Mapping[str, object], bounds: Mapping[str, tuple[float, float
 
 
 def problems(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
-    """Name the values that no program can hold, by their place in the argument; the value itself may be a secret."""
+    """Report invalid values by their place in the arguments; the value itself may be a secret."""
     named = name or "the arguments"
     if depth > DEEPEST:
         yield f"{named} is nested more than {DEEPEST} levels deep; no option accepts that."
@@ -70,7 +70,7 @@ def problems(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
 
 
 def _is_text(value: str) -> bool:
-    """Bytes of a path that are not UTF-8 come as escapes and may go on as such."""
+    """Path bytes that are not UTF-8 arrive as surrogate escapes and are passed on unchanged."""
     try:
         value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -83,14 +83,14 @@ def _shown(key: Any) -> str:
 
 
 def _given() -> Any:
-    """The arguments as they came, as far as Ansible lets us see them."""
+    """The raw arguments, as far as Ansible exposes them."""
     try:
         return {name: value for name, value in basic._load_params().items() if not str(name).startswith("_ansible_")}
-    except Exception:  # of whatever kind: then there is no more to be said
+    except Exception:  # of whatever kind: then there is nothing more to say
         return {}
 
 
 def fail(sentence: str) -> None:
-    """End like fail_json, where there is no module yet."""
+    """Exit like fail_json, before there is a module."""
     sys.stdout.write(json.dumps({"failed": True, "changed": False, "msg": sentence}) + "\n")
     raise SystemExit(1)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Takes the place of Ansible's module in a program that host_code sends to a host: commands, and a way to answer."""
+"""Replaces Ansible's module in a program that host_code sends to a host: runs commands and returns the answer."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import subprocess
 import sys
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type
 
-# Where modules look beside the PATH, too.
+# Folders that modules search in addition to PATH.
 MORE_PATHS = ("/usr/sbin", "/sbin", "/usr/local/sbin")
 
 
 def find(name: str) -> Optional[str]:
-    """Where a program is."""
+    """Path of a program."""
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *MORE_PATHS]))
 
 
 def run(
     argv: Sequence[str], environ: Optional[Mapping[str, str]] = None, folder: Optional[str] = None
 ) -> Tuple[int, str, str]:
-    """Runs a program with an addition to its environment; what cannot be run ends with 127."""
+    """Run a program with additional environment variables; returns 127 if it cannot be run."""
     try:
         done = subprocess.run(
             list(argv),
@@ -40,7 +40,7 @@ def run(
 
 
 def expanded(params: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The parameters with these paths as this host means them: its home is not the controller's."""
+    """The parameters with these paths expanded for this host, whose home differs from the controller's."""
     paths: List[str] = [name for name in names if params.get(name)]
     return {**params, **{name: os.path.expanduser(os.path.expandvars(str(params[name]))) for name in paths}}
 
@@ -52,7 +52,7 @@ def change(
     apply: Callable[[Mapping[str, Any], bool], Mapping[str, Any]],
     refusals: Tuple[Type[Exception], ...],
 ) -> None:
-    """Bring something into its state, or tell what would be done, and tell the controller what came of it."""
+    """Bring something into its state, or predict that, and send the result to the controller."""
     try:
         result = apply(expanded(params, paths), params["check"])
     except refusals as error:
@@ -61,5 +61,5 @@ def change(
 
 
 def answer(mark: str, result: Mapping[str, Any]) -> None:
-    """Tell the controller, behind a mark by which it knows the line."""
+    """Send the answer to the controller, behind a marker that identifies the line."""
     sys.stdout.write(mark + json.dumps(result) + "\n")

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one way in which a module's logic runs the tools of a host."""
+"""Runs the tools of a host for a module's logic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MISSING = 127
 
 
 def runner(module: Any) -> Callable[[list[str]], tuple[int, str, str]]:
-    """`run(argv)` in the C locale; a program that is not installed gives code 127, as a shell would."""
+    """`run(argv)` in the C locale; returns 127 for a program that is not installed, like a shell."""
     paths: dict[str, str | None] = {}
 
     def run(argv: list[str]) -> tuple[int, str, str]:

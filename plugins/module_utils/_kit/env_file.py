@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Environments as files that a POSIX shell reads byte for byte: rendered, parsed, shown and stored."""
+"""Environment files that a POSIX shell reads byte for byte: render, parse, show and store."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HEADER = b"# Written by nanochat.ddp.env_file. Read it with: set -a; . ./env; se
 MASK = "********"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-# One assignment as render() writes it: quoted strings, between which \' stands for a quote.
+# One assignment as render() writes it: quoted strings, with \' for a quote between them.
 _ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]*)=('[^']*'(?:\\''[^']*')*)\n")
 # The kernel refuses to start a program with a longer NAME=value (MAX_ARG_STRLEN, counted with the final NUL).
 _LONGEST = 131072 - 1
 
-# Shells keep these for themselves: an assignment is refused, ignored or changed by dash or bash, so that a value
-# would not arrive.
+# Variables that shells reserve: dash or bash rejects, ignores or changes an assignment, so the value
+# would be lost.
 SHELL_OWNED = frozenset(
     (
         *("_", "PWD", "OLDPWD", "PPID", "UID", "EUID", "OPTIND", "LINENO", "SHLVL", "SHELLOPTS", "BASHOPTS", "BASHPID"),
@@ -33,27 +33,27 @@ SHELL_OWNED = frozenset(
 
 
 class EnvFileError(Exception):
-    """Says in one sentence what cannot be written, where and why."""
+    """Why an environment cannot be written, in one sentence."""
 
 
 def checked(env: Mapping[Any, Any]) -> dict[str, str]:
-    """The environment as names and texts, or an EnvFileError that names the first entry that cannot be one."""
+    """The environment as names and texts; EnvFileError for the first invalid entry."""
     return {_checked_name(name): _checked_value(name, value) for name, value in env.items()}
 
 
 def render(env: Mapping[str, str]) -> bytes:
-    """The file for an environment: one assignment for each name, in the order of the names."""
+    """The file for an environment: one assignment per name, sorted by name."""
     lines = [os.fsencode(f"{name}={quoted(env[name])}\n") for name in sorted(env)]
     return HEADER + b"".join(lines)
 
 
 def quoted(text: str) -> str:
-    """A word that a POSIX shell takes literally, whatever it holds."""
+    """A word quoted for a POSIX shell."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 
 def parse(data: bytes) -> dict[str, str] | None:
-    """Read back what render() wrote; None for any other text, which only a shell could make sense of."""
+    """Parse the output of render(); None for any other text, which only a shell could interpret."""
     env = {}
     at = len(HEADER) if data.startswith(HEADER) else 0
     while at < len(data):
@@ -67,7 +67,7 @@ def parse(data: bytes) -> dict[str, str] | None:
 
 
 def shown(env: Mapping[str, str] | None, visible: Iterable[str], other: Mapping[str, str] | None = None) -> str:
-    """An environment for people: values only of `visible` names; a masked one that differs from `other` is marked."""
+    """An environment for display: values only of `visible` names; a masked value that differs from `other` is marked."""
     if env is None:
         return "(a file not written by nanochat.ddp.env_file)\n"
     names = set(visible)
@@ -82,7 +82,7 @@ def shown(env: Mapping[str, str] | None, visible: Iterable[str], other: Mapping[
 
 
 def read(path: str) -> bytes | None:
-    """The file as it is, None where there is none."""
+    """The file's content, None if it does not exist."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -93,7 +93,7 @@ def read(path: str) -> bytes | None:
 
 
 def store(path: str, data: bytes, mode: int) -> None:
-    """Put the file in its place at once; at no moment can anybody read more of it than `mode` allows."""
+    """Replace the file atomically; it is never readable beyond `mode`."""
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise EnvFileError(f"cannot write {path}: the folder {folder} does not exist; create it first")
@@ -115,7 +115,7 @@ def _checked_name(name: Any) -> str:
 
 
 def _checked_value(name: str, value: Any) -> str:
-    """Numbers are written as they are; of anything else than text it is unclear how it should arrive."""
+    """Numbers are converted to text; any other type is ambiguous."""
     if isinstance(value, (bool, dict, list)) or value is None:
         raise EnvFileError(
             f"the value of {name} is {type(value).__name__}, not text: quote it exactly as the process should see it"

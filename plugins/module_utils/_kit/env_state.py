@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An env file brought into its state: what env_file does, also as a program for a bare Python on the host."""
+"""Brings an env file into its state for the module env_file, also as a bare program on the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Optional, Set, Tuple
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_files
 
-# What env_file is told.
+# Parameters of env_file.
 OPTIONS: Dict[str, Dict[str, object]] = {
     "path": {"type": "path", "required": True},
     "env": {"type": "dict", "no_log": True},
@@ -25,14 +25,14 @@ ERRORS = (env_files.EnvFileError, OSError)
 
 
 def octal(mode: str) -> int:
-    """The mode that the digits mean."""
+    """The mode as a number."""
     if not mode or len(mode) > 4 or set(mode) - set("01234567"):
         raise env_files.EnvFileError(f"mode {mode!r} is not a quoted octal mode such as '0600'")
     return int(mode, 8)
 
 
 def mode_of(path: str) -> Optional[str]:
-    """The mode of the file as octal digits, None where there is none."""
+    """The file's mode as octal digits, None if it does not exist."""
     try:
         return f"{stat.S_IMODE(os.stat(path).st_mode):04o}"
     except OSError:
@@ -40,7 +40,7 @@ def mode_of(path: str) -> Optional[str]:
 
 
 def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
-    """Bring the file into its state and tell what was done, or would be done."""
+    """Bring the file into its state, or predict that, and return the result."""
     path, present = params["path"], params["state"] == "present"
     env = env_files.checked(params["env"]) if present else {}
     mode = octal(params["mode"])
@@ -69,7 +69,7 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
 def difference(
     path: str, before: Optional[bytes], after: Optional[bytes], visible: Set[str], modes: Tuple[Optional[str], str]
 ) -> Dict[str, str]:
-    """Both states of the file as texts that give no secret away."""
+    """Both states of the file as texts without secrets."""
     old = env_files.parse(before) if before is not None else {}
     new = env_files.parse(after) if after is not None else {}
     texts = [
@@ -80,5 +80,5 @@ def difference(
 
 
 def say(mark: str, params: Dict[str, Any]) -> None:
-    """The program: answers with what env_file returns."""
+    """The program: returns the result of env_file."""
     bare.change(mark, params, ["path"], apply, ERRORS)

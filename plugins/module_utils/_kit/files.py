@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files that are never torn, JSON that may be anything, and locks with a limit: the one way of each."""
+"""Atomic writes, tolerant JSON reading, and locks with a timeout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tempfile
 import time
 from typing import Any, Callable, Iterator, TypedDict
 
-# No file of ours comes near this; more than that is not read into memory.
+# Larger than any file of ours; larger files are not read into memory.
 LONGEST_JSON = 64 * 1024 * 1024
 
 
@@ -28,11 +28,11 @@ class Diff(TypedDict):
 
 
 class Busy(Exception):
-    """Somebody else has held the lock for as long as we were ready to wait."""
+    """Somebody else held the lock until the timeout."""
 
 
 def write_whole(path: str, content: bytes | str, mode: int = 0o644, durable: bool = False) -> None:
-    """Give a file its content whole or not at all, with this mode from its first byte; durable: also over a power cut."""
+    """Write a file atomically, with this mode from its first byte; durable: also across a power cut."""
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     # mkstemp opens with 0600.
     handle, draft = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
@@ -58,7 +58,7 @@ def write_json(path: str, document: Any, mode: int = 0o644, durable: bool = Fals
 
 
 def read_text(path: str) -> str:
-    """Read a small text file, such as those of /proc and /sys; empty where it cannot be read."""
+    """Read a small text file, such as those of /proc and /sys; empty if that fails."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -67,7 +67,7 @@ def read_text(path: str) -> str:
 
 
 def read_bytes(path: str) -> bytes:
-    """Read a small file; empty where it cannot be read."""
+    """Read a small file; empty if that fails."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -76,26 +76,26 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_json(path: str) -> Any:
-    """The document in a file; None where there is none, or where it is not (yet) whole JSON."""
+    """The document in a file; None if it does not exist or is not (yet) complete JSON."""
     try:
         with open(path, "rb") as file:
             data = file.read(LONGEST_JSON + 1)
         return json.loads(data) if len(data) <= LONGEST_JSON else None
-    except (OSError, ValueError, RecursionError):  # of nesting that no writer of ours makes
+    except (OSError, ValueError, RecursionError):  # nesting deeper than our own files
         return None
 
 
 def read_object(path: str) -> dict[str, object]:
-    """The JSON object in a file; empty where there is none."""
+    """The JSON object in a file; empty if there is none."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}
 
 
 @contextlib.contextmanager
 def locked(path: str, patience: float, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock of a file (made where it is missing) or of a folder; Busy after `patience` seconds.
+    """Lock a file (created if missing) or a folder; Busy after `patience` seconds.
 
-    `waiting` is called once if it has to wait.
+    `waiting` is called once if it must wait.
     """
     folder = os.path.isdir(path)
     flags = os.O_RDONLY | os.O_DIRECTORY if folder else os.O_RDWR | os.O_CREAT

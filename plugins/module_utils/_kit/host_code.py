@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one way in which code of ours runs bare on a host: as a single program that needs nothing but Python.
+"""Packs our code into one program that runs on a host with nothing but Python.
 
-The program carries the source of a module of ours and of all that it imports from this collection, under their real names. So the same
-file serves Ansible (which brings it in an archive), a process that outlives the module that started it, and a look through the
-connection without any file at all. What runs so can make another such program out of what it carries.
+The program contains the source of a module of ours and of everything it imports from this collection, under their real names. So the
+same file works for Ansible (which sends it in an archive), for a process that outlives its module, and for a poll over the
+connection without any file. Such a program can build further ones from what it contains.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _last.{function}(*json.loads({arguments!r}))
 
 
 def program(module: str, function: str, *arguments: Any) -> str:
-    """Python source that calls `module`.`function` with these arguments (as JSON carries them)."""
+    """Source of a program that calls `module`.`function` with these arguments (JSON)."""
     return _PROGRAM.format(sources=sources_text(module), function=function, arguments=json.dumps(arguments))
 
 
 @functools.lru_cache(maxsize=None)
 def sources_text(module: str) -> str:
-    """The sources as the program has them; read once, since a controller has a program for each host."""
+    """The sources as the program contains them; cached, because a controller builds a program per host."""
     return json.dumps(sources(module))
 
 
 def sources(module: str) -> list[tuple[str, str]]:
-    """Name and source of the module and of what it imports from this collection, each after what it needs."""
+    """Name and source of the module and of its imports from this collection, dependencies first."""
     found: dict[str, str] = {}
     _collect(module, found)
     return list(found.items())
@@ -73,15 +73,15 @@ def _collect(name: str, found: dict[str, str]) -> None:
 
 
 def _source(name: str) -> str:
-    """The source of a file of ours, also out of the archive in which Ansible brings a module to the host."""
+    """The source of a file of ours, also from the archive in which Ansible sends a module."""
     loader: Any = importlib.import_module(name).__loader__
     source = loader.get_source(name)
-    # Ansible's own loader of collections, on the controller, returns bytes.
+    # Ansible's collection loader, on the controller, returns bytes.
     return source.decode("utf-8") if isinstance(source, bytes) else str(source)
 
 
 def _imported(source: str) -> list[str]:
-    """The modules of this collection that a source imports; `from room import file` names a file, `from file import thing` too."""
+    """The modules of this collection that a source imports, as `from room import file` or `from file import thing`."""
     names = []
     for statement in ast.parse(source).body:
         if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith(PACKAGE):

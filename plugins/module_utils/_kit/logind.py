@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether systemd-logind ends processes that a user leaves running."""
+"""Whether systemd-logind kills a user's processes at logout."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Callable, NamedTuple, Tuple
 
 
 class Logind(NamedTuple):
-    """Settings of systemd-logind for processes of a user who logs out."""
+    """Settings of systemd-logind for a user's processes at logout."""
 
     kills: bool
     lingers: bool
 
 
 def logind(run: Callable[[list[str]], Tuple[int, str, str]], user: str) -> Logind:
-    """Asked of loginctl; where that does not answer, nothing is killed."""
+    """Ask loginctl; if it does not answer, nothing is killed."""
     manager = run(["loginctl", "show-session", "-p", "KillUserProcesses", "-p", "KillExcludeUsers"])[1]
     answers = dict(line.partition("=")[::2] for line in manager.splitlines())
     kills = answers.get("KillUserProcesses") == "yes" and user not in answers.get("KillExcludeUsers", "root").split()

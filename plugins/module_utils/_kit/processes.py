@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who runs on this host: processes and listening ports as /proc tells them. Reads only, and only the standard library.
+"""Processes and listening ports of this host, read from /proc with only the standard library.
 
-A pid alone names nobody for long, so a process is known by its pid together with the clock tick at which it
-started; across a reboot by the kernel's boot id as well. A process that ends while it is being read is left out.
+Pids are reused, so a process is identified by its pid and the clock tick at which it
+started, and across reboots by the kernel's boot id too. Processes that end while being read are skipped.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import socket
 import sys
 from typing import Iterable, Iterator, NamedTuple, Sequence
 
-# Every process of a session carries this variable, so that it can be told from one that only looks alike.
+# Every process of a session has this variable, which tells it from lookalikes.
 SESSION_VARIABLE = "NANOCHAT_DDP_SESSION"
-# Tells a keeper that its runner has started it again, the one before having died.
+# Tells a keeper that its runner restarted it after it died.
 RESTARTED_VARIABLE = "NANOCHAT_KEEPER_RESTARTED"
 
 # State of a listening socket in /proc/net/tcp.
 _LISTEN = "0A"
 
 
-# What the process of preflight that answers on the job's ports calls itself, so that it is known where its play was interrupted.
+# Name of preflight's process that answers on the job's ports, to recognise it after an interrupted play.
 PORT_CHECK = "nanochat-check"
-# What a rank calls itself that our torchrun has forked: it has the agent's command line and environment.
+# Name of a rank forked by our torchrun; it has the agent's command line and environment.
 RANK_NAME = "nanochat-rank"
 
 
 class Process(NamedTuple):
-    """One process; `marker` is the session it belongs to, where its environment may be read."""
+    """One process; `marker` is its session, if its environment may be read."""
 
     pid: int
     ppid: int
@@ -41,24 +41,24 @@ class Process(NamedTuple):
     argv: tuple[str, ...]
     name: str
     marker: str | None = None
-    worker: bool = False  # carries torchrun's variables for a worker, or a forked one's name
+    worker: bool = False  # has torchrun's variables for a worker, or a forked rank's name
     run: str | None = None  # the run of that session
 
     @property
     def command(self) -> str:
-        """The command line for people; kernel threads and zombies have none, so their name stands in brackets."""
+        """The command line for people; kernel threads and zombies have none, so their name is shown in brackets."""
         if self.name == PORT_CHECK:
-            return PORT_CHECK  # it has the command line of the module that it was forked from
+            return PORT_CHECK  # it has the command line of the module that forked it
         return " ".join(self.argv) or f"[{self.name}]"
 
     @property
     def user(self) -> str:
-        """The owner's name, or the number where there is no name."""
+        """The owner's name, or user id if it has none."""
         return user_name(self.uid)
 
 
 class PortHolder(NamedTuple):
-    """One listening socket; `pid` and `command` are None where this user may not see whose it is."""
+    """One listening socket; `pid` and `command` are None if this user may not see its process."""
 
     port: int
     address: str
@@ -71,7 +71,7 @@ class PortHolder(NamedTuple):
 
 
 def user_name(uid: int) -> str:
-    """The name of a user id, or the id itself where nobody is called so."""
+    """The name of a user id, or the id itself if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -79,12 +79,12 @@ def user_name(uid: int) -> str:
 
 
 def boot_id(proc: str = "/proc") -> str:
-    """Changes with every boot, so that what a file says about pids can be told to be of this boot."""
+    """Changes with every boot, so it shows whether the pids in a file are from this boot."""
     return _read(os.path.join(proc, "sys/kernel/random/boot_id")).decode("ascii").strip()
 
 
 def process(pid: int, proc: str = "/proc") -> Process | None:
-    """One process, or None where there is none (any more) with this pid."""
+    """One process, or None if this pid does not exist (any more)."""
     folder = os.path.join(proc, str(pid))
     try:
         name, fields = _stat(folder)
@@ -96,7 +96,7 @@ def process(pid: int, proc: str = "/proc") -> Process | None:
     except (OSError, ValueError, IndexError):
         return None
     if again[19] != fields[19]:
-        return None  # another process took the pid between the reads
+        return None  # another process got the pid between the reads
     return Process(
         pid=pid,
         ppid=int(fields[1]),
@@ -118,12 +118,12 @@ def processes(proc: str = "/proc") -> dict[int, Process]:
 
 
 def marked(table: dict[int, Process], session: str) -> set[int]:
-    """The pids of the processes whose environment carries the id of this session."""
+    """The pids of the processes with this session id in their environment."""
     return {pid for pid, one in table.items() if one.marker == session}
 
 
 def live_runs(proc: str = "/proc") -> set[str]:
-    """The names of all runs of which a process lives on this host, whoever started it; root sees them all."""
+    """The names of all runs with a live process on this host, whoever started it; root sees them all."""
     found = set()
     for entry in os.listdir(proc):
         if entry.isdigit():
@@ -132,7 +132,7 @@ def live_runs(proc: str = "/proc") -> set[str]:
 
 
 def alive(pid: int, start: int | None, proc: str = "/proc") -> bool:
-    """Whether the very process that started at this tick (None: any with this pid) still runs; a zombie does not."""
+    """Whether the process that started at this tick (None: any with this pid) still runs; zombies do not count."""
     try:
         fields = _stat(os.path.join(proc, str(pid)))[1]
     except (OSError, ValueError, IndexError):
@@ -141,17 +141,17 @@ def alive(pid: int, start: int | None, proc: str = "/proc") -> bool:
 
 
 def start_ticks(pid: int, proc: str = "/proc") -> int:
-    """When the process started; OSError where there is none."""
+    """When the process started; OSError if it does not exist."""
     return int(_stat(os.path.join(proc, str(pid)))[1][19])
 
 
 def descendants(table: dict[int, Process], roots: Iterable[int]) -> set[int]:
-    """The pids of all children of the roots, and of theirs; without the roots themselves."""
+    """The pids of all descendants of the roots, without the roots."""
     return _below({one.pid: one.ppid for one in table.values()}, roots)
 
 
 def offspring(roots: Iterable[int], proc: str = "/proc") -> set[int]:
-    """The same of all processes there are, for who needs nothing but their pids."""
+    """The same, computed from a list of pids alone."""
     parents = {}
     for entry in os.listdir(proc):
         if entry.isdigit():
@@ -177,7 +177,7 @@ def _below(parents: dict[int, int], roots: Iterable[int]) -> set[int]:
 
 
 def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[PortHolder]:
-    """Who listens on these TCP ports, each holder once for each address."""
+    """Processes that listen on these TCP ports, once per address."""
     wanted = set(ports)
     sockets = [found for found in _listening(proc) if found[1] in wanted]
     owners = _socket_owners({found[3] for found in sockets}, proc) if sockets else {}
@@ -205,14 +205,14 @@ def _read(path: str) -> bytes:
 
 
 def _stat(folder: str) -> tuple[str, list[str]]:
-    """The name and the fields from the third on; the name may itself hold spaces and brackets."""
+    """The name and the fields from the third on; the name may contain spaces and brackets."""
     text = _read(os.path.join(folder, "stat")).decode("utf-8", "surrogateescape")
     head, tail = text.rsplit(")", 1)
     return head.split("(", 1)[1], tail.split()
 
 
 def _uid(folder: str) -> int:
-    # The folder's owner would be root for a process that may not be dumped, so the status is asked.
+    # The folder of a non-dumpable process belongs to root, so read the status.
     for line in _read(os.path.join(folder, "status")).splitlines():
         if line.startswith(b"Uid:"):
             return int(line.split()[1])
@@ -220,7 +220,7 @@ def _uid(folder: str) -> int:
 
 
 def _run_of(variables: dict[str, str], argv: Sequence[str] = ()) -> str | None:
-    """The run to which a process of a session belongs: by its environment, or by its command line where that is another user's."""
+    """The run of a session's process: from its environment, or from its command line if it is another user's."""
     folder = variables.get("NANOCHAT_BASE_DIR", "").rstrip("/") if SESSION_VARIABLE in variables else ""
     if argv and argv[-1].endswith("/.keeper/keeper.py"):
         folder = folder or argv[-1].rpartition("/.keeper/")[0]
@@ -229,7 +229,7 @@ def _run_of(variables: dict[str, str], argv: Sequence[str] = ()) -> str | None:
 
 
 def _variables(folder: str) -> dict[str, str]:
-    """The environment with which a process was started; empty where it may not be read."""
+    """The initial environment of a process; empty if unreadable."""
     try:
         entries = _read(os.path.join(folder, "environ")).split(b"\0")
     except OSError:
@@ -256,14 +256,14 @@ def _listening(proc: str) -> Iterator[tuple[str, int, int, str]]:
 
 
 def _address(text: str) -> str:
-    """The kernel writes an address as words of the host's byte order."""
+    """Decode the kernel's address, words in the host's byte order."""
     words = [int(text[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(text), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
     return socket.inet_ntop(family, b"".join(words))
 
 
 def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
-    """Which process has each socket open; of several (a parent and its child) the one with the smallest pid."""
+    """The process that has each socket open; of several (a parent and its child) the one with the smallest pid."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     owners: dict[str, int] = {}
     for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
@@ -274,7 +274,7 @@ def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
 
 
 def _open_files(folder: str) -> Iterator[str]:
-    """Targets of a process's open files; none if it is another user's. A file that is closed meanwhile is left out."""
+    """Targets of a process's open files; none if it is another user's. Skips files closed meanwhile."""
     try:
         descriptors = os.listdir(folder)
     except OSError:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures and tables as people read them: seconds, bytes, shares, columns. What was not measured is a dash."""
+"""Formats figures and tables: seconds, bytes, shares, columns. Unknown values become a dash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def seconds_text(seconds: Optional[float]) -> str:
-    """A length of time in the two units that matter."""
+    """A duration in its two largest units."""
     if seconds is None:
         return DASH
     if seconds < 10:
@@ -35,13 +35,13 @@ def seconds_text(seconds: Optional[float]) -> str:
 
 
 def clock_text(at: float) -> str:
-    """A point in time as the reader's clock had it, with the day where it was another."""
+    """A point in time in local time, with the date if it is another day."""
     then, now = time.localtime(at), time.localtime()
     return time.strftime("%H:%M" if then[:3] == now[:3] else "%a %H:%M", then)
 
 
 def bytes_text(count: Optional[float]) -> str:
-    """An amount of data in decimal units."""
+    """A number of bytes in decimal units."""
     if count is None:
         return DASH
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -51,7 +51,7 @@ def bytes_text(count: Optional[float]) -> str:
 
 
 def speed_text(tokens_per_second: Optional[float]) -> str:
-    """Tokens per second, as exact as is of use."""
+    """Tokens per second, rounded sensibly."""
     if tokens_per_second is None:
         return DASH
     return "%.*f" % (0 if tokens_per_second >= 100 else 1, tokens_per_second)
@@ -63,33 +63,33 @@ def share_text(share: Optional[float]) -> str:
 
 
 def loss_text(loss: Optional[float]) -> str:
-    """A loss or a figure of its kind."""
+    """A loss or similar figure."""
     return DASH if loss is None else "%.4f" % loss
 
 
 def columns(rows: Sequence[Sequence[Any]], indent: str = "  ") -> List[str]:
-    """Lines with columns as wide as their widest cell."""
+    """Lines with aligned columns."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return [indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "  ") -> List[str]:
-    """Columns with a header; a column in which nothing is known is left out."""
+    """A table with a header; columns without any value are dropped."""
     kept = [at for at in range(len(header)) if any(row[at] not in ("", DASH) for row in rows)]
     return columns([[line[at] for at in kept] for line in [header, *rows]], indent)
 
 
-# With more hosts than this those that are alike share a row.
+# With more hosts than this, similar hosts share a row.
 MANY_HOSTS = 16
 
 
 def span(values: Sequence[str]) -> str:
-    """The cell for several rows: their common value, or the first and the last."""
+    """One cell for several rows: their common value, or the first and the last."""
     return str(values[0]) if len(set(values)) == 1 else "%s ... %s" % (values[0], values[-1])
 
 
-# What the units of these texts come to.
+# Factors of these units.
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -102,8 +102,8 @@ def amount(text: str) -> float:
 def alike(
     rows: Sequence[Sequence[Any]], own: Sequence[int] = (0,), measured: Sequence[int] = ()
 ) -> List[Sequence[Any]]:
-    """Of many rows those that differ in their own columns only (name, rank, address) or in what was measured as one, with how many
-    there are, and the least and the most of what was measured."""
+    """Merge rows that differ only in their own columns (name, rank, address) or in measurements, with their number and
+    the minimum and maximum of the measurements."""
     if len(rows) <= MANY_HOSTS:
         return list(rows)
     groups: Dict[Tuple[str, ...], List[List[str]]] = {}
@@ -122,12 +122,12 @@ def alike(
 
 
 def named(hosts: Sequence[str]) -> str:
-    """Hosts by name; of many the first and the last, and how many there are."""
+    """Host names; of many only the first, the last and their number."""
     return ", ".join(hosts) if len(hosts) <= MANY_HOSTS else "%s (%d)" % (span(hosts), len(hosts))
 
 
 def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> List[str]:
-    """The table; on its side, a column for each host, where that fits the width and the table does not."""
+    """The table, or transposed with a column per host if only that fits the width."""
     upright = table(header, rows)
     if not width or max(map(len, upright)) <= width:
         return upright
@@ -145,7 +145,7 @@ NO_PYTHON = (
 
 
 def plain_reason(message: str) -> str:
-    """Why a host could not be asked, without what Ansible says before it; empty where nothing is known."""
+    """Why a host could not be reached, without Ansible's prefix; empty if unknown."""
     if not message:
         return ""
     said = re.sub(r"^Task failed: ", "", message.strip())
@@ -154,5 +154,5 @@ def plain_reason(message: str) -> str:
     said = re.sub(
         r"^(Failed to connect to the host via ssh|Data could not be sent to remote host .*? over ssh):\s*", "", said
     )
-    # Of a connection that was kept ssh says first that it broke, and then why there is no new one; or nothing at all.
+    # With a persistent connection, ssh first reports that it broke, then why there is no new one, or nothing.
     return re.sub(r"^mux_client_\w+: .*\n+(?=.)", "", said) or "the connection broke"
