@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Opens a host's firewall for the peers of a job, and closes exactly that again."""
+"""Opens a host's firewall to the peers of a job, and closes exactly that again."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Request(NamedTuple):
     backend: str = "auto"
     check: bool = False
     root: bool = True
-    # For state absent without a name: whose rules may be here, and whose stay.
+    # For state absent without a name: jobs that may have rules here, and jobs to keep.
     known: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
 
 
 class Result(TypedDict):
-    """The changes, done or predicted, and what the owner of the host is to know."""
+    """The changes, done or predicted, and messages for the owner of the host."""
 
     changed: bool
     backend: str
@@ -58,7 +58,7 @@ class Result(TypedDict):
 
 
 def firewalls_in_force(all_of_them: dict[str, Backend], wanted: Sequence[Rule]) -> list[Backend]:
-    """Those that may end the peers' packets, without those whose rules another one writes."""
+    """Active firewalls that may drop the peers' packets, without those managed by another one."""
     found: list[Backend] = []
     for name, backend in all_of_them.items():
         if not any(name in other.writes for other in found) and backend.in_force(wanted):
@@ -67,7 +67,7 @@ def firewalls_in_force(all_of_them: dict[str, Backend], wanted: Sequence[Rule]) 
 
 
 def apply(run: Run, request: Request) -> Result:
-    """Bring the host's firewall to what is asked and tell what was done."""
+    """Bring the host's firewall to the requested state and report it."""
     known = ["auto", *Backend.kinds, "none"]
     if request.backend not in known:
         raise FirewallError(f"backend is {request.backend}; it must be one of: {', '.join(known)}")
@@ -75,7 +75,7 @@ def apply(run: Run, request: Request) -> Result:
 
 
 def close_all(run: Run, request: Request) -> Result:
-    """Remove the rules of all jobs but those that are to stay."""
+    """Remove the rules of all jobs except those to keep."""
     backends = Backend.all(run, MARK).values()
     names: Sequence[str] = request.known
     if request.root:
@@ -91,7 +91,7 @@ def close_all(run: Run, request: Request) -> Result:
 
 
 def _sum_of(total: Result, one: Result, name: str) -> Result:
-    """One result for the changes of several jobs."""
+    """Combine the results of several jobs."""
     return {
         **one,
         "changed": total["changed"] or one["changed"],
@@ -103,7 +103,7 @@ def _sum_of(total: Result, one: Result, name: str) -> Result:
 
 
 def _apply_one(run: Run, request: Request) -> Result:
-    """The same for the rules of one job."""
+    """Apply one job's rules."""
     backends = Backend.all(run, request.mark)
     if request.backend == "none":
         return _result("none", False, NOTHING + " (by your setting)")
@@ -111,7 +111,7 @@ def _apply_one(run: Run, request: Request) -> Result:
         return _for_the_owner(backends, request)
     try:
         if not request.present:
-            # What is closed may have been opened while another firewall was active.
+            # They may have been opened while another firewall was active.
             asked = list(backends.values()) if request.backend == "auto" else [backends[request.backend]]
             changes = [(backend, backend.change([])) for backend in asked]
             chosen = [backend for backend, change in changes if change.steps or change.before]
@@ -154,7 +154,7 @@ def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, 
 
 
 def blocking_rules(chosen: list[Backend], wanted: Sequence[Rule]) -> list[str]:
-    """The owner's rules that stand in the way; only told, so a tool that cannot list them is no failure."""
+    """The owner's rules that block; only reported, so a tool that cannot list them is no error."""
     try:
         return [line for backend in chosen for line in backend.blocking_rules(wanted)][:MOST_BLOCKING]
     except FirewallError:
@@ -162,7 +162,7 @@ def blocking_rules(chosen: list[Backend], wanted: Sequence[Rule]) -> list[str]:
 
 
 def foreign_rules(backends: list[Backend], wanted: Sequence[Rule]) -> list[str]:
-    """Rules of other programs that block; they are reported only."""
+    """Rules of other programs that block; only reported."""
     try:
         return [line for backend in backends for line in backend.foreign_rules(wanted)][:MOST_BLOCKING]
     except FirewallError:
@@ -174,7 +174,7 @@ def _lines(rules: Any) -> str:
 
 
 def _verify(backend: Backend, change: Change, request: Request) -> None:
-    """A tool that says yes and does nothing is found here and not at the first collective."""
+    """Detect a tool that reports success without effect now, not at the first collective."""
     if not change.steps:
         return
     left = backend.change(request.wanted if request.present else []).steps
@@ -198,7 +198,7 @@ def carry_out_step(run: Run, step: Step) -> None:
 
 
 def replace(path: str, text: str) -> None:
-    """A file gets its new text whole or not at all, and keeps its mode and owner."""
+    """Replace a file atomically, keeping its mode and owner."""
     handle, draft = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".nanochat-ddp-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as output:
@@ -213,12 +213,12 @@ def replace(path: str, text: str) -> None:
 
 
 def _for_the_owner(backends: dict[str, Backend], request: Request) -> Result:
-    """Without root nothing is changed; the owner gets the commands for what seems to be active."""
+    """Without root nothing is changed; the owner gets commands for the firewall that seems active."""
     names: Sequence[str] = list(backends) if request.backend == "auto" else [request.backend]
     guessed = [backends[name] for name in names if request.backend != "auto" or backends[name].suspected()][:1]
     if not guessed:
         result = _result("none", False, "no firewall seen; reading its rules needs root")
-        # Rules may be loaded of which no file and no service tells.
+        # Rules may be loaded without any file or service showing it.
         unseen = [
             one
             for name, one in backends.items()

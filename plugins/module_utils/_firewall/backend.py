@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The interface of every firewall. A file of this room with a subclass is a backend: it is found by its name."""
+"""The interface of every firewall. A subclass in a file of this room is a backend, found by its name."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ DENIED = ("not permitted", "permission denied", "must be root", "need to be root
 
 
 class Backend(ABC):
-    """One kind of firewall; `run(argv)` gives (exit code, stdout, stderr) and 127 for a program that is missing."""
+    """One kind of firewall; `run(argv)` returns (exit code, stdout, stderr), 127 for a missing program."""
 
     name = ""
-    # Those with low numbers are asked first.
+    # Lower numbers are tried first.
     order = 0
-    # Backends whose rules this one writes: where it is active it stands for them.
+    # Backends whose rules this one manages: if it is active, it replaces them.
     writes: ClassVar[Tuple[str, ...]] = ()
-    # The program of a packet filter, whose rules may be loaded without any file or service that tells of them.
+    # The program of a packet filter, whose rules may be loaded without a trace in files or services.
     packet_filter = ""
     kinds: ClassVar[Dict[str, Type[Backend]]] = {}
 
@@ -43,40 +43,40 @@ class Backend(ABC):
 
     @abstractmethod
     def in_force(self, wanted: Sequence[Rule]) -> bool:
-        """Whether this firewall is active and could end packets that these rules would let in."""
+        """Whether this firewall is active and could drop packets that these rules would admit."""
 
     @abstractmethod
     def change(self, wanted: Sequence[Rule]) -> Change:
-        """The steps from the job's rules as they are to exactly the wanted ones."""
+        """The steps from the job's current rules to the wanted ones."""
 
     @abstractmethod
     def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
-        """The owner's rules by which such packets may end, in the firewall's own words; the first ones suffice."""
+        """The first of the owner's rules that may drop such packets, in the firewall's own syntax."""
 
     def foreign_rules(self, wanted: Sequence[Rule]) -> list[str]:
-        """Where such packets may end in what another program keeps (a ban of fail2ban's), which is told and left alone."""
+        """Rules of other programs that may drop such packets (for example fail2ban's); reported and left alone."""
         return []
 
     @abstractmethod
     def names(self, known: Sequence[str]) -> set[str]:
-        """The names of all jobs that have rules here; `known` for a firewall whose rules can hold none."""
+        """The names of all jobs with rules here; `known` is for firewalls whose rules contain no name."""
 
     @abstractmethod
     def suspected(self) -> bool:
-        """A guess, without root, whether this firewall is active."""
+        """Guess without root whether this firewall is active."""
 
     @abstractmethod
     def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
-        """Commands for the owner of a host, as well as they can be known without root."""
+        """Commands for the owner of a host, as precise as possible without root."""
 
     @classmethod
     def all(cls, run: Run, mark: str) -> dict[str, Backend]:
-        """Every backend by name, in the order in which they are asked."""
+        """Every backend by name, in order."""
         ordered = sorted(cls.kinds.values(), key=lambda kind: kind.order)
         return {kind.name: kind(run, mark) for kind in ordered}
 
     def tool(self, *argv: str) -> str:
-        """Output of a command that has to work."""
+        """Output of a command that must succeed."""
         code, out, err = self.run(list(argv))
         if code == 0:
             return out
@@ -93,5 +93,5 @@ class Backend(ABC):
         return self.run(["systemctl", verb, unit])[0] == 0
 
     def at(self, path: str) -> str:
-        """A path below the root that the tests may move."""
+        """A path below a root that tests may change."""
         return os.path.join(self.root, path.lstrip("/"))

@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""firewalld: rich rules in the zone where the peer's packets arrive, running and permanent alike.
+"""firewalld: rich rules in the zone of the peer's packets, both running and permanent.
 
-Rich rules hold no comment; a priority that is made from the job's name marks them, and puts them before any denial.
+Rich rules have no comment; a priority derived from the job's name identifies them and puts them before any denial.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PERMANENT = ("--permanent",)
 
 
 class Zone(NamedTuple):
-    """One zone as `firewall-cmd --list-all-zones` tells it."""
+    """One zone from `firewall-cmd --list-all-zones`."""
 
     target: str
     interfaces: list[str]
@@ -40,12 +40,12 @@ class Zone(NamedTuple):
 
 
 def priority(mark: str) -> int:
-    """The same number for the same job, in the range that comes before rules without a priority."""
+    """A job's constant priority, in the range before rules without one."""
     return -(1000 + zlib.crc32(mark.encode()) % 30000)
 
 
 def rich_rule(rule: Rule, mark: str) -> str:
-    """A rule in firewalld's own words and order."""
+    """A rule in firewalld's syntax and order."""
     return (
         f'rule priority="{priority(mark)}" family="ipv{rule.family}" source address="{rule.peer}" '
         f'port port="{rule.ports()}" protocol="{rule.proto}" accept'
@@ -63,7 +63,7 @@ def own_rule(text: str, mark: str) -> Rule | None:
 
 
 def parse_zones(text: str) -> dict[str, Zone]:
-    """All zones with what decides about us."""
+    """All zones with the settings that concern us."""
     zones: dict[str, Zone] = {}
     for block in re.split(r"\n(?=\S)", text.strip("\n")):
         lines = block.splitlines()
@@ -78,7 +78,7 @@ def parse_zones(text: str) -> dict[str, Zone]:
 
 
 def zone_for(peer: str, nic: str, zones: dict[str, Zone], default: str) -> str:
-    """A zone bound to the source comes before the zone of the interface, and that before the default zone."""
+    """A source's zone takes precedence over the interface's, which takes precedence over the default."""
     for name, zone in zones.items():
         if any(_inside(peer, source) for source in zone.sources):
             return name
@@ -93,7 +93,7 @@ def _inside(peer: str, source: str) -> bool:
 
 
 def is_open(zone: Zone, rule: Rule) -> bool:
-    """Whether a zone lets the peer in already."""
+    """Whether a zone already admits the peer."""
     denials = [
         rich
         for rich in zone.rich
@@ -103,13 +103,13 @@ def is_open(zone: Zone, rule: Rule) -> bool:
 
 
 def plain(rich: str) -> str:
-    """A rich rule in the words in which other firewalls say the same."""
+    """A rich rule in the syntax of the other firewalls."""
     said = re.sub(r'\bsource address="([^"]+)"', r"from \1", rich)
     return re.sub(r'\bport port="([^"]+)"', r"port \1", said)
 
 
 class Firewalld(Backend):
-    """firewall-cmd for both the running and the permanent rule set, each brought to what is wanted."""
+    """Manages the running and the permanent rule set with firewall-cmd."""
 
     name = "firewalld"
     order = 20
@@ -122,22 +122,22 @@ class Firewalld(Backend):
         return self.run(["firewall-cmd", "--state"])[0] == 0
 
     def names(self, known: Sequence[str]) -> set[str]:
-        """A rich rule holds no comment, so only names that are known from elsewhere can be looked for."""
+        """Rich rules have no comment, so only names known from elsewhere can be found."""
         found = []
         for argv in self._listings():
             found += [rich for zone in parse_zones(self.tool(*argv)).values() for rich in zone.rich]
         return {name for name in known if any(own_rule(rich, MARK + name) for rich in found)}
 
     def _listings(self) -> list[list[str]]:
-        """The commands that list the zones; of a firewalld that does not run, those that it will have when it does."""
+        """The commands that list the zones; of a stopped firewalld, the permanent ones."""
         if self._runs():
             return [["firewall-cmd", "--list-all-zones"], ["firewall-cmd", "--permanent", "--list-all-zones"]]
-        # Without root, or in a container without D-Bus, that says nothing either.
+        # Without root, or in a container without D-Bus, this shows nothing either.
         there = self.run(["firewall-offline-cmd", "--version"])[0] == 0
         return [["firewall-offline-cmd", "--list-all-zones"]] if there else []
 
     def _change_stopped(self) -> Change:
-        """The rules of a firewalld that does not run: what it would bring back when it is started can be taken away."""
+        """The rules of a stopped firewalld: those it would restore at its start can be removed."""
         own = [pair for argv in self._listings() for pair in self._own(parse_zones(self.tool(*argv)))]
         steps = [
             Step(["firewall-offline-cmd", f"--zone={name}", f"--remove-rich-rule={rich_rule(rule, self.mark)}"])
@@ -180,7 +180,7 @@ class Firewalld(Backend):
         ]
 
     def _nic(self, peer: str) -> str:
-        """The interface on which the peer's packets arrive, as far as the way back tells."""
+        """The interface on which the peer's packets arrive, guessed from the return route."""
         out = self.run(["ip", "route", "get", peer])[1]
         found = re.search(r"\bdev (\S+)", out)
         return found.group(1) if found else ""

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""iptables and ip6tables without a front end: rules at the head of INPUT, known by their comment."""
+"""iptables and ip6tables without a front end: rules at the head of INPUT, identified by their comment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HARMLESS = {"ACCEPT", "RETURN", "LOG", "NFLOG", "MARK", "CONNMARK", "CT", "TRACE
 
 
 class Family(NamedTuple):
-    """The two tools of the two address families, and the files that a distribution loads at boot, if it does."""
+    """The two tools of an address family, and the files that a distribution loads at boot, if it does."""
 
     version: int
     tool: str
@@ -41,27 +41,27 @@ FILES = {
     6: (("etc/iptables/rules.v6", "netfilter-persistent"), ("etc/sysconfig/ip6tables", "ip6tables")),
 }
 FAMILIES = (Family(4, "iptables", 32, FILES[4]), Family(6, "ip6tables", 128, FILES[6]))
-# Beside iptables-nft the kernel still follows the tables that iptables-legacy made; nothing loads these at boot.
+# Besides iptables-nft, the kernel still uses tables made by iptables-legacy; nothing loads these at boot.
 LEGACY = (Family(4, "iptables-legacy", 32, ()), Family(6, "ip6tables-legacy", 128, ()))
-# A kernel without IPv6 or without the filter table has no such rules.
+# A kernel without IPv6 or the filter table has no such rules.
 NO_TABLES = ("incompatible", "Address family not supported", "Table does not exist", "can't initialize")
 
 
 def words_of(rule: Rule, bits: int, mark: str) -> list[str]:
-    """A rule as `iptables -S` prints it, after the name of the chain."""
+    """A rule in the syntax of `iptables -S`, after the chain's name."""
     match = ["-p", rule.proto, "-m", rule.proto, "--dport", rule.ports(":"), "-m", "comment", "--comment", mark]
     return ["-s", f"{rule.peer}/{bits}", *match, "-j", "ACCEPT"]
 
 
 def _target(words: Sequence[str]) -> str:
-    """Where a rule sends a packet; nothing for a rule that only counts."""
+    """A rule's target; nothing for a rule that only counts."""
     return next((after for flag, after in zip(words, words[1:]) if flag in ("-j", "-g")), "")
 
 
 def ends_of(listing: str, packets: Sequence[Packets], of_others: bool = False) -> list[str]:
-    """The lines of `iptables -S` by which one of these packets may end on its way through INPUT.
+    """The lines of `iptables -S` that may drop one of these packets on its way through INPUT.
 
-    Chains that another program keeps are not followed, or with `of_others` those alone count.
+    Skips chains of other programs, or with `of_others` counts only those.
     """
     lines: dict[str, list[str]] = {}
     for line in listing.splitlines():
@@ -101,13 +101,13 @@ def split(line: str) -> list[str]:
 
 
 def own_rules(listing: str, mark: str) -> list[list[str]]:
-    """The words after `-A INPUT` of every rule that carries our mark."""
+    """The words after `-A INPUT` of every rule with our mark."""
     lines = (split(line) for line in listing.splitlines() if line.startswith("-A INPUT ") and mark in line)
     return [words[2:] for words in lines if ("--comment", mark) in zip(words, words[1:])]
 
 
 def rule_of(words: Sequence[str]) -> Rule:
-    """One of our own rules back from its words."""
+    """Parse one of our own rules."""
     value = dict(zip(words, words[1:]))
     low, _dummy, high = value["--dport"].partition(":")
     return Rule(value["-s"].split("/")[0], int(low), int(high or low), value["-p"])
@@ -130,7 +130,7 @@ def saved_with(text: str, mark: str, rules: Sequence[Sequence[str]]) -> str:
 
 
 class Iptables(Backend):
-    """Both families, each only where it blocks."""
+    """Manages both families, each only if it blocks."""
 
     name = "iptables"
     order = 40
@@ -139,11 +139,11 @@ class Iptables(Backend):
     def _listing(self, family: Family) -> str:
         argv = [family.tool, "-w", "-S"]
         code, _dummy, err = self.run(argv)
-        # Tables that native nft made are the nftables backend's.
+        # Tables made by native nft belong to the nftables backend.
         return "" if code == 127 or (code and any(words in err for words in NO_TABLES)) else self.tool(*argv)
 
     def _families(self) -> list[Family]:
-        """The two tools, and those of the old tables where there are some beside them."""
+        """The two tools, and those of the legacy tables if there are any."""
         old = []
         if "legacy" not in self.run(["iptables", "--version"])[1]:
             old = [family for family in LEGACY if re.search(r"^-A|^-P INPUT (?!ACCEPT)", self._listing(family), re.M)]
@@ -182,7 +182,7 @@ class Iptables(Backend):
             wanted = []
         mine = own_rules(listing, self.mark)
         present = [rule_of(words) for words in mine]
-        # Each goes in at the head, so the last of them is put in first.
+        # Each is inserted at the head, so the last comes first.
         steps = [
             Step([family.tool, "-w", "-I", "INPUT", "1", *words_of(rule, family.bits, self.mark)])
             for rule in reversed(wanted)
@@ -202,7 +202,7 @@ class Iptables(Backend):
         )
 
     def _saved(self, family: Family, wanted: Sequence[Rule]) -> tuple[list[Step], bool]:
-        """Our lines in the file that is loaded at boot; the running rule set is not saved over the owner's file."""
+        """Our lines in the file loaded at boot; the running rule set does not overwrite the owner's file."""
         for name, unit in family.files:
             text = file_text(self.at(name))
             if text is None or not self.service("is-enabled", unit):

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""nftables without a front end: our rules at the head of every chain that filters what comes in.
+"""nftables without a front end: our rules at the head of every chain that filters incoming packets.
 
-In nftables an accept in one base chain does not spare a packet the drop of the next one, so a table of our own would
-open nothing: the rules go into the very chains that may drop, and are known again by their comment.
+In nftables an accept in one base chain does not prevent a drop in the next, so a table of our own would
+open nothing. The rules go into the chains that may drop, and are identified by their comment.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules impor
 FILES = ("etc/nftables.conf", "etc/sysconfig/nftables.conf")
 VERDICTS = ("drop", "reject", "queue")
 Chain = Tuple[str, str, str]
-# An entry of nft's own JSON, of the shape that libnftables-json(5) gives it.
+# An entry of nft's JSON, as in libnftables-json(5).
 Listed = Dict[str, Any]
 
 
 class Own(NamedTuple):
-    """One of our rules as it stands in the kernel."""
+    """One of our rules in the kernel."""
 
     chain: Chain
     rule: Rule
@@ -50,7 +50,7 @@ class Own(NamedTuple):
 
 
 class Ruleset:
-    """The parts of `nft -j list ruleset` that decide about incoming packets."""
+    """The parts of `nft -j list ruleset` that concern incoming packets."""
 
     def __init__(self, text: str, iptables: bool = True) -> None:
         self.iptables = iptables
@@ -83,7 +83,7 @@ class Ruleset:
             self.sets.setdefault((found["family"], found["table"]), {})[found["name"]] = found.get("elem", [])
 
     def blocking(self, packets: Sequence[Packets], of_others: bool = False) -> list[Chain]:
-        """The base chains of the owner's own rule set in which one of these packets may end, or those of other programs."""
+        """The base chains that may drop one of these packets, of the owner's rule set or of other programs."""
         inet = [key for key in self.base if key[0] in ("ip", "ip6", "inet") and foreign(key[1]) is of_others]
         chains = [key for key in inet if not (managed(key) if self.iptables else key[1] == "firewalld")]
         return [key for key in chains if any(self._ends(key, one) for one in packets)]
@@ -98,7 +98,7 @@ class Ruleset:
         return any(self._rule_drops(chain, rule.get("expr", []), packets, seen) for rule in self.rules.get(chain, []))
 
     def _rule_drops(self, chain: Chain, parts: Any, packets: Packets, seen: set[Chain]) -> bool:
-        """Whether a rule ends these packets, unless one of its conditions keeps them from it."""
+        """Whether a rule drops these packets, unless one of its conditions excludes them."""
         sets = self.sets.get(chain[:2], {})
         for part in parts:
             if "match" in part and nft_match(packets, part["match"], sets) is False:
@@ -113,7 +113,7 @@ class Ruleset:
         return False
 
     def _met(self, chain: Chain, vmap: Listed, packets: Packets) -> list[Any]:
-        """The verdicts of a map that these packets may come to."""
+        """The verdicts of a map that these packets may reach."""
         data = vmap.get("data")
         pairs = data.get("set", []) if isinstance(data, dict) else self.maps.get((*chain[:2], str(data)[1:]), [])
         sets = self.sets.get(chain[:2], {})
@@ -131,20 +131,20 @@ class Ruleset:
         return False
 
     def own(self, mark: str) -> list[Own]:
-        """Our rules, wherever they are."""
+        """Our rules, in any chain."""
         marked = [(chain, rule) for chain, rules in self.rules.items() for rule in rules if rule.get("comment") == mark]
         return [Own(chain, rule_of(rule), rule["handle"]) for chain, rule in marked]
 
 
 def managed(chain: Chain) -> bool:
-    """Chains that iptables-nft or firewalld keep; these are changed through their own tools only."""
+    """Chains of iptables-nft or firewalld, which only their own tools change."""
     family, table, name = chain
     by_iptables = family in ("ip", "ip6") and table in ("filter", "raw", "mangle", "security") and name.isupper()
     return by_iptables or table == "firewalld"
 
 
 def rule_of(rule: Listed) -> Rule:
-    """One of our own rules back from nft's JSON."""
+    """Parse one of our own rules from nft's JSON."""
     peer, ports = "0.0.0.0", [0, 0]
     for part in rule.get("expr", []):
         match = part.get("match") or {}
@@ -158,7 +158,7 @@ def rule_of(rule: Listed) -> Rule:
 
 
 def words_of(chain: Chain, rule: Rule, mark: str) -> list[str]:
-    """nft's words for one rule at the head of a chain."""
+    """nft arguments for one rule at the head of a chain."""
     source = ["ip" if rule.family == 4 else "ip6", "saddr", rule.peer]
     return ["insert", "rule", *chain, *source, rule.proto, "dport", rule.ports(), "accept", "comment", f'"{mark}"']
 
@@ -174,7 +174,7 @@ def text_of(chain: Chain, rule: Rule) -> str:
 
 
 class Nftables(Backend):
-    """One rule for every peer, range and blocking chain."""
+    """Manages one rule per peer, range and blocking chain."""
 
     name = "nftables"
     order = 30
@@ -182,11 +182,11 @@ class Nftables(Backend):
 
     def _ruleset(self) -> Ruleset:
         text = self.tool("nft", "-j", "list", "ruleset") if self.there("nft") else ""
-        # Tables that look like iptables' own, but that it cannot handle or that no iptables is there for, are native.
+        # Tables in iptables' format that it cannot handle, or without iptables installed, count as native.
         return Ruleset(text, all(self._sees(tool) for tool in ("iptables", "ip6tables")))
 
     def _sees(self, tool: str) -> bool:
-        """Whether this iptables keeps its rules in nftables, where it would see these."""
+        """Whether this iptables stores its rules in nftables, where it would see these."""
         return self.run([tool, "-w", "-S"])[0] == 0 and "legacy" not in self.run([tool, "--version"])[1]
 
     def in_force(self, wanted: Sequence[Rule]) -> bool:
@@ -223,7 +223,7 @@ class Nftables(Backend):
         return Change(steps + saved, before, after, not note, note)
 
     def _saved(self, lines: list[str]) -> tuple[list[Step], str]:
-        """Our block in the file that is loaded at boot, and why there is none where there is none."""
+        """Our block in the file loaded at boot, or why there is none."""
         path = next((self.at(name) for name in FILES if file_text(self.at(name)) is not None), "")
         loaded = bool(path) and self.service("is-enabled", "nftables")
         text = file_text(path) if path else None
@@ -244,7 +244,7 @@ class Nftables(Backend):
         return [Step(["sh", "-c", f"cat >> {path} <<'END'\n{new[len(text) :]}END"], path, new)], ""
 
     def _refused(self, text: str) -> str | None:
-        """Errors of nft in a draft, before the file takes the place that a boot reads."""
+        """nft's errors about a draft, before it replaces the file loaded at boot."""
         with tempfile.NamedTemporaryFile("w", suffix=".nft", encoding="utf-8", errors="surrogateescape") as draft:
             draft.write(text)
             draft.flush()
@@ -266,7 +266,7 @@ class Nftables(Backend):
 
     def suspected(self) -> bool:
         texts = [file_text(self.at(name)) or "" for name in FILES]
-        # Where systemd cannot be asked, a file that drops is sign enough.
+        # If systemd cannot be asked, a file that drops is proof enough.
         return any(re.search(r"\b(drop|reject)\b", text) for text in texts) and (
             self.service("is-active", "nftables") or not os.path.isdir("/run/systemd/system")
         )
@@ -281,7 +281,7 @@ class Nftables(Backend):
 
 
 def chain_lines(text: str) -> dict[Chain, list[str]]:
-    """The lines of each chain of `nft list ruleset`, as a person would read them."""
+    """The lines of each chain in `nft list ruleset`."""
     found: dict[Chain, list[str]] = {}
     table, lines = ("", ""), []
     for line in text.splitlines():
@@ -298,7 +298,7 @@ def chain_lines(text: str) -> dict[Chain, list[str]]:
 
 
 def ends(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list[str]:
-    """The rules of a chain, and of those to which it leads, that end a packet."""
+    """The rules that drop a packet, in a chain and those it jumps to."""
     seen.add(chain)
     found = []
     for line in chains.get(chain, []):
@@ -311,7 +311,7 @@ def ends(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list
 
 
 def input_chains(text: str) -> list[Chain]:
-    """The input chains that a configuration file makes, read without nft."""
+    """The input chains defined in a configuration file, parsed without nft."""
     chains: list[Chain] = []
     table: tuple[str, str] = ("", "")
     name = ""

@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a rule of the owner's can meet the packets that the peers send: new TCP connections to our ports.
+"""Whether one of the owner's rules matches the peers' packets: new TCP connections to our ports.
 
-Every question has three answers: True (all of these packets), False (none of them), None (some, or it cannot be known from here).
+Every question has three answers: True (all of these packets), False (none of them), None (some, or unknown).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import Rule, Run
 
 Answer = Optional[bool]
-# The tables and chains of programs that keep a firewall of their own: these put their rules back, so ours would not last there.
+# Tables and chains of programs that restore their own rules, so ours would not last there.
 FOREIGN = re.compile(
     r"^(f2b-|fail2ban|docker|kube-|libvirt|lxc|incus|lxd|cni-|podman|netavark|cali-|calico|cilium|flannel|crowdsec|ts-|tailscale)",
     re.I,
@@ -39,7 +39,7 @@ NOT_FOR_US = ("127.0.0.0/8", "::1/128", "224.0.0.0/4", "ff00::/8", "255.255.255.
 
 
 class Packets(NamedTuple):
-    """The packets of one peer to one range of our ports; empty where it is not known."""
+    """The packets of one peer to one range of our ports; empty fields are unknown."""
 
     rule: Rule
     nic: str = ""  # where they arrive
@@ -47,7 +47,7 @@ class Packets(NamedTuple):
 
 
 def packets_of(wanted: Sequence[Rule], run: Run) -> list[Packets]:
-    """The packets to let in. The route back to a peer tells on which interface its packets arrive."""
+    """The packets to admit. The return route shows on which interface a peer's packets arrive."""
     own = tuple(re.findall(r"\binet6? ([\da-fA-F.:]+)/", run(["ip", "-o", "address", "show"])[1])) if wanted else ()
     nics: dict[str, str] = {}
     for rule in wanted:

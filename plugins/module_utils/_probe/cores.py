@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which processors a rank could compute on: the sets worth timing against each other on this host.
+"""Finds sets of processors that are worth timing against each other on this host.
 
-A matrix product is shared out evenly, so all its threads wait for the slowest: small cores, second threads of a core and memory of
-another socket can each cost more than they bring. Which do is measured, not guessed.
+A matrix product is split evenly, so all threads wait for the slowest: small cores, second threads of a core and memory of
+another socket can each cost more than they gain. The rehearsal measures which do.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import read
 
 MOST_SETS = 4
-# A core of less than this part of the fastest one's capacity is a small one.
+# Cores below this fraction of the fastest one's capacity are small.
 SMALL = 0.8
 
 
 class Cpu(NamedTuple):
-    """One processor as the kernel numbers them."""
+    """One processor."""
 
     number: int
     core: tuple[str, str]  # socket and core
@@ -31,7 +31,7 @@ class Cpu(NamedTuple):
 
 
 def listed(text: str) -> list[int]:
-    """The numbers of a list such as 0-7,16."""
+    """The numbers in a list such as 0-7,16."""
     found: list[int] = []
     for low, high in re.findall(r"(\d+)(?:-(\d+))?", text):
         found += range(int(low), int(high or low) + 1)
@@ -39,7 +39,7 @@ def listed(text: str) -> list[int]:
 
 
 def cpus(allowed: set[int], root: str = "/sys") -> list[Cpu]:
-    """The processors that this user may use, are switched on, and are not set aside for others."""
+    """The processors that this user may use, and that are online and not isolated."""
     base = os.path.join(root, "devices/system/cpu")
     online = read(os.path.join(base, "online"))
     usable = set(allowed) & set(listed(online)) if online else set(allowed)
@@ -59,7 +59,7 @@ def core_of(folder: str, number: int) -> tuple[str, str]:
 
 
 def small_ones(usable: set[int], root: str) -> set[int]:
-    """Efficiency cores, by Intel's two kinds or by the capacity that the kernel gives each processor of an ARM board."""
+    """Efficiency cores: by Intel's two core types, or by an ARM kernel's capacities."""
     atoms = set(listed(read(os.path.join(root, "devices/cpu_atom/cpus"))))
     if atoms:
         return atoms
@@ -87,7 +87,7 @@ def one_each(processors: Sequence[Cpu]) -> list[int]:
 
 
 def core_sets(processors: Sequence[Cpu], quota: float | None = None) -> list[CoreSet]:
-    """Sets worth timing as {name, cpus}, the one to begin with first; none larger than the quota of processor time."""
+    """Sets worth timing as {name, cpus}, the default first; none exceeds the CPU quota."""
     big = [one for one in processors if not one.small]
     counts = {node: len([one for one in big if one.node == node]) for node in {one.node for one in big}}
     largest = [one for one in big if one.node == max(counts, key=lambda node: (counts[node], -node))] if counts else []

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The facts of one host that a plan and the checks before a run need. Everything here only reads."""
+"""The facts of one host for the plan and preflight. Read-only."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ PYTHON_CHECK = (
     "import sys;from importlib.util import find_spec as f;print('%d.%d.%d'%sys.version_info[:3]);"
     "sys.exit(not(f('venv')and f('ensurepip')))"
 )
-# What the trainer's environment is told by, once it is made and before that; as in _venv.py, which would bring much along.
+# Markers of the trainer's environment, finished and unfinished; copied from _venv.py, which would import too much.
 VENV_STAMP = ".nanochat-ddp.json"
 VENV_MARK = ".nanochat-ddp.building"
-# Folders of pyenv and uv carry the version of what is in them.
+# Folders of pyenv and uv contain the version in their name.
 VERSION_IN_PATH = re.compile(r"/(?:cpython-)?3\.(\d+)(?:\.\d+)?[^/]*/bin/")
 OPTIONS: dict[str, dict[str, object]] = {
     "base_dir": {"type": "str", "default": "~/nanochat-ddp"},
@@ -68,7 +68,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 
 def say(mark: str, params: Mapping[str, Any]) -> None:
-    """The program of a look: answers with what host_info returns."""
+    """The program: returns the result of host_info."""
     bare.answer(mark, {"probe": probe(lambda argv: bare.run(argv, {"LC_ALL": "C"}), bare.find, **params)})
 
 
@@ -85,7 +85,7 @@ def probe(
     base_run: str | None = None,
     remote_tmp: str = "~/.ansible/tmp",
 ) -> Probe:
-    """All facts of this host; base_run is the name of the run whose model this one goes on from, remote_tmp Ansible's folder."""
+    """All facts of this host; base_run is the run whose model this one uses, remote_tmp is Ansible's folder."""
     base = expand(base_dir)
     venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
     ip_tool = find("ip")
@@ -137,7 +137,7 @@ def expand(path: str) -> str:
 
 
 def python_paths(find: Find, wanted: str | None, base: str) -> list[str]:
-    """Interpreters worth asking, each once; pyenv's shims are slow and only lead to others of the list."""
+    """Interpreters to try, each once; skips pyenv's shims, which are slow and only lead to others in the list."""
     home = os.path.expanduser("~")
     named = [find("python3.%d" % minor) for minor in (15, 14, 13, 12, 11, 10)] + [find("python3"), sys.executable]
     patterns = (
@@ -145,7 +145,7 @@ def python_paths(find: Find, wanted: str | None, base: str) -> list[str]:
         home + "/.local/bin/python3.1?",
         home + "/.pyenv/versions/*/bin/python3",
         home + "/.local/share/uv/python/*/bin/python3",
-        # On PATH they may stand behind a shim of the same name.
+        # On PATH they may be hidden by a shim of the same name.
         "/usr/local/bin/python3.1?",
         "/usr/bin/python3.1?",
         "/usr/bin/python3",
@@ -162,7 +162,7 @@ def python_paths(find: Find, wanted: str | None, base: str) -> list[str]:
 
 
 def pythons(run: Run, find: Find, wanted: str | None, base: str) -> Pythons:
-    """The interpreter that runs this, those that could make the trainer's environment, and where the library's sources lie."""
+    """The current interpreter, candidates for the trainer's environment, and the library's folder."""
     candidates: list[Python] = []
     for path in python_paths(find, wanted, base):
         code, out, _dummy = run([path, "-I", "-S", "-c", PYTHON_CHECK])
@@ -211,10 +211,10 @@ def sudo(run: Run, find: Find) -> str:
 
 
 def transfer(run: Run, folder: str) -> Optional[Dict[str, str]]:
-    """Ansible's folder and the login shell, where files cannot be copied to here.
+    """Ansible's folder and the login shell, if files cannot be copied to this host.
 
-    Where a login shell prints something by itself, sftp and scp fail. The way that Ansible then has left, dd, takes no folder with
-    a blank in its path. Only there the shell is started, as sshd does: with a level of its own, or bash would read no start-up file.
+    If a login shell prints something by itself, sftp and scp fail. Ansible's fallback, dd, does not support a space in
+    its path. Only then the shell is started, as sshd does: with its own level, or bash would skip its startup file.
     """
     if not re.search(r"\s", folder) or "SSH_CONNECTION" not in os.environ:
         return None

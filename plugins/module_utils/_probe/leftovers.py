@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find what earlier runs left: processes of trainers, holders of ports, and files in the base folder."""
+"""Finds remains of earlier runs: trainer processes, port holders, and files in the base folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def json_file(path: str) -> Document | None:
     return read_object(path) or None
 
 
-# Who is there already
+# Processes
 
 
 SCRIPTS = "|".join(stage.script.partition(".")[2] for stage in STAGES.values())
@@ -48,7 +48,7 @@ TRAINER_COMMAND = re.compile(rf"torchrun|torch\.distributed\.(run|launch)|script
 
 
 def trainer_processes() -> list[TrainingProcess]:
-    """Processes that this collection started, and those that look like a trainer's whoever started them."""
+    """Processes that this collection started, and lookalikes of any owner."""
     found: list[TrainingProcess] = []
     for pid, one in sorted(processes.processes().items()):
         if pid != os.getpid() and (one.marker or TRAINER_COMMAND.search(one.command)):
@@ -67,13 +67,13 @@ def trainer_processes() -> list[TrainingProcess]:
 
 
 def age(start: int) -> int | None:
-    """Seconds since a process started, of the clock tick at which it did."""
+    """Seconds since a process started, from its clock tick."""
     uptime = read("/proc/uptime").split()
     return int(float(uptime[0]) - start / os.sysconf("SC_CLK_TCK")) if uptime else None
 
 
 def port_holders(ports: Sequence[int]) -> list[PortHolder]:
-    """Who listens on the given ports, each process once; the user is known also where the process is somebody else's."""
+    """Processes listening on the given ports, each once; the user is known even for other people's processes."""
     found: dict[tuple[int, int | None], PortHolder] = {}
     for holder in processes.port_holders(ports):
         entry = found.setdefault(
@@ -93,7 +93,7 @@ def port_holders(ports: Sequence[int]) -> list[PortHolder]:
 
 
 def name_by_root(holders: list[PortHolder], run: Run, find: Find, prefix: list[str] | None) -> list[PortHolder]:
-    """The processes of other users that hold a port: only root sees which they are."""
+    """Other users' processes that hold a port, which only root can see."""
     tool = find("ss")
     for holder in holders:
         if holder["pid"] or not prefix or not tool:
@@ -107,7 +107,7 @@ def name_by_root(holders: list[PortHolder], run: Run, find: Find, prefix: list[s
     return holders
 
 
-# What earlier runs left
+# Earlier runs
 
 
 def run_facts(folder: str) -> PastRun:
@@ -131,12 +131,12 @@ def run_facts(folder: str) -> PastRun:
 
 
 def shares_of(plan: Document, what: str) -> dict[str, int]:
-    """The rows of each host, or the weight of its part of the head, under the plan that lies in the run's folder."""
+    """The rows of each host, or its part of the head, in the run folder's plan."""
     return {str(node.get("host")): number(node, what) for node in items(plan, "nodes")}
 
 
 def cores_of(plan: Document) -> dict[str, list[int]]:
-    """The processors to which that plan pins each host; hosts that it leaves to the kernel are not named."""
+    """The processors that this plan pins each host to; unpinned hosts are omitted."""
     pinned = [(str(node.get("host")), node.get("cores")) for node in items(plan, "nodes")]
     return {
         host: [core for core in cores if isinstance(core, int) and not isinstance(core, bool)]
@@ -146,7 +146,7 @@ def cores_of(plan: Document) -> dict[str, list[int]]:
 
 
 def data_sets(base: str) -> list[DataSet]:
-    """The data sets in the store, by their manifests."""
+    """The data sets in the store, from their manifests."""
     found: list[DataSet] = []
     for path in sorted(glob.glob(os.path.join(glob.escape(base), "data", "*", "manifest.json"))):
         manifest = read_object(path)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The machine: its system, processors, memory, disks and limits, as its kernel tells them. Everything here only reads."""
+"""System, processors, memory, disks and limits, read from the kernel. Read-only."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def cores(allowed: set[int] | None, root: str) -> int:
 
 
 def cgroup_folders(controller: str) -> list[str]:
-    """The folders of this process's control group and its parents, both versions."""
+    """The folders of this process's control group and its parents, in both versions."""
     folders = []
     for line in read("/proc/self/cgroup").splitlines():
         number, names, path = ([*line.split(":", 2), "", ""])[:3]
@@ -175,7 +175,7 @@ def memory() -> Memory:
 
 
 def memory_limit() -> tuple[int | None, int]:
-    """(the tightest limit of the control groups, what they use already but for reclaimable file pages)."""
+    """(tightest memory limit of the control groups, their use without reclaimable page cache)."""
     tightest: int | None = None
     used = 0
     for folder in cgroup_folders("memory"):
@@ -193,7 +193,7 @@ def memory_limit() -> tuple[int | None, int]:
 
 
 def disk(path: str) -> Disk:
-    """The room below a path, which need not exist yet: the nearest parent that does is looked at."""
+    """Disk space below a path, which need not exist: the nearest existing parent counts."""
     parent = path
     while not os.path.exists(parent) and os.path.dirname(parent) != parent:
         parent = os.path.dirname(parent)
@@ -259,7 +259,7 @@ def security() -> dict[str, str]:
     return {
         "selinux": {"1": "enforcing", "0": "permissive"}.get(enforce, "absent"),
         "apparmor": "enabled" if read("/sys/module/apparmor/parameters/enabled") == "Y" else "absent",
-        # Under which label this login's processes run; that of a rank is the same.
+        # The security label of this login's processes, and so of a rank.
         "label": (read("/proc/self/attr/apparmor/current") or read("/proc/self/attr/current")).rstrip("\0"),
     }
 
@@ -271,7 +271,7 @@ def ephemeral() -> dict[str, int]:
 
 
 def gpus() -> list[dict[str, str]]:
-    """NVIDIA's GPUs as the driver lists them; asking nvidia-smi can take seconds."""
+    """NVIDIA GPUs as the driver lists them; nvidia-smi can take seconds."""
     found = []
     for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
         model = re.search(r"^Model:\s*(.*)$", read(path), re.M)

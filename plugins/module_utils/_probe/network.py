@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A Linux host's network: interfaces, addresses, routes to given peers, names.
 
-Everything is read from /sys and /proc; `ip` is used where it is there and done without where it is not.
+Reads /sys and /proc; uses `ip` if it is installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Run = Callable[[Sequence[str]], Tuple[int, str, str]]
 Find = Callable[[str], Optional[str]]
 
 NET = "/sys/class/net"
-# All names together may take this long; a name server that does not answer would otherwise cost tens of seconds for each.
+# Timeout for all names together; otherwise an unresponsive name server would cost tens of seconds each.
 RESOLVE_SECONDS = 8.0
 OVERLAY_NAME = re.compile(
     r"^(tailscale|ts|wg|tun|tap|zt|nebula|utun|ppp|vpn|nordlynx|proton|cscotun|gpd|warp)[0-9a-z-]*$", re.I
@@ -59,7 +59,7 @@ def nic_names() -> list[str]:
 
 
 def kind_of(name: str, root: str = NET) -> str:
-    """wired, wifi, virtual, overlay, bridge or loopback, by what the kernel says and only then by the name."""
+    """wired, wifi, virtual, overlay, bridge or loopback; the kernel's information takes precedence over the name."""
     base = os.path.join(root, name)
     device_type = read(os.path.join(base, "type"))
     event = read(os.path.join(base, "uevent"))
@@ -79,7 +79,7 @@ def kind_of(name: str, root: str = NET) -> str:
 
 
 def _kind_of_bridge(base: str, root: str) -> str:
-    """A bridge over a real NIC is how many home servers reach their LAN; one over containers leads nowhere else."""
+    """Many home servers reach their LAN through a bridge over a real NIC; one over containers leads nowhere else."""
     try:
         members = os.listdir(os.path.join(base, "brif"))
     except OSError:
@@ -130,7 +130,7 @@ def nics(run: Run, ip_tool: str | None, root: str = NET) -> list[Nic]:
 
 
 def promote_container_nics(found: list[Nic]) -> list[Nic]:
-    """In a container or a network namespace the virtual NICs are the only way out, and as good as cables."""
+    """In a container or network namespace the virtual NICs are the only way out, and as fast as cables."""
     if any(nic["kind"] in ("wired", "wifi") for nic in found):
         return found
     return [
@@ -159,12 +159,12 @@ def addresses_by_ip(run: Run, ip_tool: str) -> dict[str, tuple[list[str], list[s
 
 
 def passing(entry: Mapping[str, Any]) -> bool:
-    """A temporary IPv6 address is another one tomorrow, and a deprecated one is about to go."""
+    """Temporary IPv6 addresses change by tomorrow, and deprecated ones are about to go."""
     return entry.get("family") == "inet6" and bool(entry.get("temporary") or entry.get("deprecated"))
 
 
 def json_objects(run: Run, argv: Sequence[str]) -> list[Document]:
-    """The objects in the JSON list that a command prints; none where it prints something else."""
+    """The objects in a command's JSON list; none if its output is different."""
     code, out, _dummy = run(list(argv))
     try:
         return objects_in(json.loads(out)) if code == 0 else []
@@ -177,7 +177,7 @@ def objects_in(value: Any) -> list[Document]:
 
 
 def ipv4_of(name: str) -> list[str]:
-    """The first IPv4 address of an interface, asked of the kernel directly."""
+    """The first IPv4 address of an interface, from the kernel."""
     siocgifaddr, siocgifnetmask = 0x8915, 0x891B
     request = struct.pack("256s", name.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -191,7 +191,7 @@ def ipv4_of(name: str) -> list[str]:
 
 
 def ipv6_of(name: str) -> list[str]:
-    """The addresses that stay: not those which privacy extensions change from day to day."""
+    """The stable addresses, without those that privacy extensions change daily."""
     found = []
     for line in read("/proc/net/if_inet6").splitlines():
         fields = line.split()
@@ -202,9 +202,9 @@ def ipv6_of(name: str) -> list[str]:
 
 
 def resolve_all(names: Sequence[str], patience: float = RESOLVE_SECONDS) -> dict[str, list[str]]:
-    """Addresses of all names, looked up side by side; a name server that does not answer costs `patience` once.
+    """Resolve all names in parallel; an unresponsive name server costs `patience` once.
 
-    The threads are daemons, for a look-up cannot be given up from outside.
+    The threads are daemons, because a lookup cannot be cancelled.
     """
     found: dict[str, list[str]] = {}
     threads = [
@@ -221,7 +221,7 @@ def resolve_all(names: Sequence[str], patience: float = RESOLVE_SECONDS) -> dict
 
 
 def resolve(name: str) -> list[str]:
-    """The addresses that a name stands for on this host, in the order in which it would try them."""
+    """The addresses of a name on this host, in the order it would try them."""
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -238,7 +238,7 @@ def is_address(text: str) -> bool:
 
 
 def route(peer: str, address: str, interfaces: Sequence[Nic], run: Run, ip_tool: str | None) -> Route:
-    """How packets to an address would leave; nothing is sent to find out."""
+    """The route of packets to an address; sends nothing."""
     found: Route = {"peer": peer, "address": address, "nic": None, "source": None, "gateway": None}
     if ip_tool:
         answer = next(iter(json_objects(run, [ip_tool, "-j", "route", "get", address])), {})
@@ -256,7 +256,7 @@ def route(peer: str, address: str, interfaces: Sequence[Nic], run: Run, ip_tool:
 
 
 def source_towards(address: str) -> str | None:
-    """The own address that the kernel would take; connecting a datagram socket sends nothing."""
+    """The source address that the kernel would use; connecting a datagram socket sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -269,7 +269,7 @@ def source_towards(address: str) -> str | None:
 def names_and_routes(
     peers: Sequence[str], interfaces: Sequence[Nic], run: Run, ip_tool: str | None
 ) -> tuple[Names, list[Route]]:
-    """Resolve the peers' names, and find the route to each peer."""
+    """Resolve the peers' names and find the route to each."""
     own = socket.gethostname()
     told = resolve_all([own, *(peer for peer in peers if not is_address(peer))])
     names: Names = {"own": told[own], "peers": {}}
@@ -280,6 +280,6 @@ def names_and_routes(
             names["peers"][peer] = addresses
         if addresses:
             routes.append(route(peer, addresses[0], interfaces, run, ip_tool))
-    # Where no peer has a name here, the way to anywhere tells which interface is the machine's main one.
+    # If no peer has a name here, the default route shows the machine's main interface.
     routes.append(route("default", "203.0.113.1", interfaces, run, ip_tool))
     return names, routes

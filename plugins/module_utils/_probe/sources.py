@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Look up the paths and URLs of the settings, on a host or on the controller. Read-only."""
+"""Checks paths and URLs from the settings, on a host or on the controller. Read-only."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
 
 TRAINER_SCRIPT = os.path.join("scripts", "base_train.py")
-# A tree without one file is soon seen; a large one is not read to its end.
+# A tree without files is small; a large one is not read to its end.
 MOST_FOLDERS = 2000
-# For a repository that answers slowly; one that does not answer at all is refused.
+# Timeout for a slow repository; an unreachable one is an error.
 GIT_SECONDS = 30
-# Whether there is a newer commit than the one that is used is good to know, and no more.
+# Timeout for the optional check for a newer commit.
 NEWER_SECONDS = 10
 
 
 def folder_facts(path: str) -> Folder:
-    """Describe a path: its kind, whether it can be read, and whether it holds parts of a data set or a trainer."""
+    """Describe a path: its kind, whether it is readable, and whether it contains parts of a data set or a trainer."""
     full = os.path.abspath(os.path.expanduser(path))
     kind = "folder" if os.path.isdir(full) else "file" if os.path.exists(full) else "absent"
     readable = os.access(full, os.R_OK | (os.X_OK if kind == "folder" else 0))
@@ -48,7 +48,7 @@ def _names(path: str) -> list[str]:
 
 
 def _files(folder: str) -> Iterator[str]:
-    """Visible files, as far as few folders lead."""
+    """Visible files in the first few folders."""
     for number, (dummy, folders, names) in enumerate(os.walk(folder)):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (name for name in names if not name.startswith("."))
@@ -57,7 +57,7 @@ def _files(folder: str) -> Iterator[str]:
 
 
 def is_writable(path: str) -> bool:
-    """Whether a folder can be made or written at a path."""
+    """Whether a folder can be created or written at a path."""
     parent = os.path.abspath(os.path.expanduser(path))
     while not os.path.lexists(parent) and os.path.dirname(parent) != parent:
         parent = os.path.dirname(parent)
@@ -65,7 +65,7 @@ def is_writable(path: str) -> bool:
 
 
 def git_problem(source: str, environment: Mapping[str, str]) -> str:
-    """Why a repository cannot be cloned to the controller; empty where it can. A # in the source is followed by a version."""
+    """Why the controller cannot clone a repository; empty if it can. # in the source precedes a version."""
     url, dummy, version = source.partition("#")
     tool = shutil.which("git")
     if tool is None:
@@ -84,7 +84,7 @@ def git_problem(source: str, environment: Mapping[str, str]) -> str:
 def _git(
     argv: Sequence[str], environment: Mapping[str, str], seconds: int = GIT_SECONDS
 ) -> subprocess.CompletedProcess[str]:
-    # Nobody is asked for a password in the middle of a play.
+    # Never ask for a password in the middle of a play.
     quiet = {**environment, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     return subprocess.run(
         list(argv), env=quiet, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
@@ -93,7 +93,7 @@ def _git(
 
 
 def git_commits(source: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The commit that a clone on the controller is at, and the one that its repository has now; empty where nobody says."""
+    """The commit of the controller's clone, and the repository's newest; empty if unknown."""
     url, dummy, version = source.partition("#")
     tool, told = shutil.which("git"), {"used": "", "newest": ""}
     if tool is None or not has_checkout(source, environment):
@@ -111,14 +111,14 @@ def git_commits(source: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _said(text: str) -> str:
-    """The line of git's that names the reason; the last ones are advice."""
+    """The line of git's output with the reason; the last lines are advice."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith(("fatal:", "ssh:", "error:"))] or lines or ["nothing"]
     return reasons[0].rstrip(".")
 
 
 def _has_version(version: str, references: Sequence[str]) -> bool:
-    """A commit is not listed by a repository, so that what may be one is believed."""
+    """Repositories do not list commits, so anything that looks like one is accepted."""
     commit = len(version) >= 7 and not set(version.lower()) - set("0123456789abcdef")
     names = [version, f"refs/heads/{version}", f"refs/tags/{version}"]
     return version in ("", "HEAD") or commit or any(name in references for name in names)
@@ -131,35 +131,35 @@ def checkout_of(source: str, environment: Mapping[str, str]) -> str:
 
 
 def has_checkout(source: str, environment: Mapping[str, str]) -> bool:
-    """Whether there is one, so that the repository is not asked again."""
+    """Whether a clone exists, so that the repository is not contacted again."""
     return os.path.isdir(os.path.join(checkout_of(source, environment), ".git"))
 
 
 class Results(TypedDict):
-    """Where results go on the controller."""
+    """The results folder on the controller."""
 
     path: str
     writable: bool
 
 
 class _Looked(TypedDict, total=False):
-    checkout: Mapping[str, Any]  # what its checks found, by _trainer/checkout.py
+    checkout: Mapping[str, Any]  # results of _trainer/checkout.py
     conversations: ConversationFacts
     held_out: ConversationFacts
 
 
 class Here(_Looked):
-    """The controller's answers to the plan's questions."""
+    """The controller's answers to the plan."""
 
     folders: dict[str, Folder]
     git: str
-    commits: dict[str, str]  # that a clone is at, and that its repository has now
+    commits: dict[str, str]  # commits of the clone and of its repository
     results: Results
 
 
 def look(asked: ControllerQuestion, environment: Mapping[str, str]) -> Here:
     """Answer the plan's questions to the controller (_plan/questions.py)."""
-    # As the role collect takes a relative path.
+    # The role collect resolves relative paths the same way.
     results = os.path.join(environment.get("PWD", ""), os.path.expanduser(asked["results"]))
     return {
         "folders": {path: folder_facts(path) for path in asked["folders"]},

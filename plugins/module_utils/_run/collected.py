@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a collected run back: a folder for each host."""
+"""Reads a collected run: one folder per host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import rea
 
 
 class ReportError(Exception):
-    """There is nothing to report on; the text is for the user."""
+    """There is nothing to report; the text is for the user."""
 
 
 class Rank(NamedTuple):
@@ -37,7 +37,7 @@ class Rank(NamedTuple):
     events: List[Event]
     session: Document
     lines: List[str]
-    members: Sequence[Document] = ()  # what its keeper wrote down
+    members: Sequence[Document] = ()  # recorded by its keeper
 
 
 class Run(NamedTuple):
@@ -48,17 +48,17 @@ class Run(NamedTuple):
     ranks: List[Rank]
     prediction: Document
     findings: List[Document]
-    members: Sequence[Document] = ()  # what the keeper wrote down that trained most often
+    members: Sequence[Document] = ()  # records of the keeper that trained most often
 
 
 def load_rank(folder: str, plan: Document) -> Optional[Rank]:
-    """One host's folder; None when nothing in it tells of a run."""
+    """One host's folder; None if it contains nothing about a run."""
     found = (re.match(r"metrics-rank(\d+)\.jsonl$", name) for name in sorted(os.listdir(folder)))
     metrics = {int(match.group(1)): os.path.join(folder, match.group(0)) for match in found if match}
     session = read_object(os.path.join(folder, "session.json"))
     if not metrics and not session:
         return None
-    # A host whose rank has changed has files of both; the newest start says which it is.
+    # A host whose rank changed has files of both; the newest start decides.
     host = os.path.basename(folder)
     planned = [number(node, "rank") for node in items(plan, "nodes") if folder_name(node) == host]
     named = re.search(r"-rank(\d+)$", str(session.get("session") or ""))
@@ -73,12 +73,12 @@ def load_rank(folder: str, plan: Document) -> Optional[Rank]:
 
 
 def folder_name(node: Document) -> str:
-    """Where collect puts what it brings from a host."""
+    """Folder for files collected from a host."""
     return str(node.get("host")).replace("/", "_")
 
 
 def collected_model(results: str, run: str = "") -> Optional[str]:
-    """Of what was collected the folder with the newest checkpoint of the newest training: of a run, or of the one that was started
+    """The collected folder with the newest checkpoint of the newest training, of a given run or of the one started
     last."""
     named = [run] if run else _names(results)
     folders = [os.path.join(results, name, host) for name in named for host in _names(os.path.join(results, name))]
@@ -97,7 +97,7 @@ def _names(folder: str) -> List[str]:
 
 
 def newest_plan(folders: Sequence[str]) -> Document:
-    """The plan of the newest start of the newest training; folders of hosts that have left keep that of an earlier one."""
+    """The plan of the newest start of the newest training; folders of hosts that left keep an older one."""
     newest: Tuple[Tuple[int, float], Document] = ((-1, -1.0), {})
     for folder in folders:
         plan = read_object(os.path.join(folder, "plan.json"))
@@ -109,7 +109,7 @@ def newest_plan(folders: Sequence[str]) -> Document:
 
 
 def load_run(path: str) -> Run:
-    """A folder RUN/ with a folder for each host."""
+    """A folder RUN/ with one folder per host."""
     if not os.path.isdir(path):
         raise ReportError("There is no folder %s. Check the run's name and that it was collected." % path)
     folders = sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
@@ -119,7 +119,7 @@ def load_run(path: str) -> Run:
     ranks = [rank for rank in (load_rank(folder, plan) for folder in there) if rank is not None]
     if not ranks:
         raise ReportError("No folder below %s has metrics or a session; collect the run first." % path)
-    # The rehearsal before the newest start knows it best; collecting keeps a copy where the results lie elsewhere.
+    # The last rehearsal's prediction; collecting copies it if the results are elsewhere.
     rehearsal = read_object(os.path.join(path, "rehearsal.json"))
     prediction = section(rehearsal, "prediction") or read_object(os.path.join(path, "prediction.json"))
     by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))

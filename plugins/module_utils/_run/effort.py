@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How hard the processes of a rank work: the CPU they use, the time for which they are ready to run without a core, and what they read.
+"""Measures the work of a rank's processes: CPU time, time spent ready to run without a core, and bytes read from disk.
 
-Waiting for a core counts as much as having one: on a machine with twenty busy processes a rank gets a tenth of a core and is at work
-all the same. So is one that loads its libraries from a slow disk.
+Waiting for a core counts as much as using one: on a machine with twenty busy processes a rank gets a tenth of a core and still
+works. So does a rank that loads its libraries from a slow disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find
 
 
 class Effort(NamedTuple):
-    """Seconds of work by the processes of a rank so far, when that was read, and the bytes they had from a disk."""
+    """Work of a rank's processes so far in seconds, the time of the reading, and bytes read from disk."""
 
     at: float
     seconds: float
@@ -28,7 +28,7 @@ class Effort(NamedTuple):
 
 
 def effort_of(session: Mapping[str, Any], heartbeat: Mapping[str, Any], proc: str = "/proc") -> Optional[Effort]:
-    """The work of the session's child and all its descendants, and of the process that beats; None where there are none."""
+    """Work of the session's child, its descendants and the process with the heartbeat; None if there are none."""
     roots = [pid for pid in (session.get("child_pid"), heartbeat.get("pid")) if isinstance(pid, int)]
     pids = {*roots, *processes.offspring(roots, proc)} if roots else set()
     found = [seconds for pid in pids for seconds in _seconds(proc, pid)]
@@ -36,7 +36,7 @@ def effort_of(session: Mapping[str, Any], heartbeat: Mapping[str, Any], proc: st
 
 
 def busy_share(first: Optional[Effort], second: Optional[Effort]) -> Optional[float]:
-    """The work between two readings as a share of one core; who reads from a disk is at work for all of that time."""
+    """Work between two readings as a fraction of one core; a process that reads from disk counts as fully busy."""
     if first is None or second is None or second.at <= first.at:
         return None
     share = max(0.0, second.seconds - first.seconds) / (second.at - first.at)
@@ -44,11 +44,11 @@ def busy_share(first: Optional[Effort], second: Optional[Effort]) -> Optional[fl
     return round(max(share, 1.0 if reads else 0.0), 3)
 
 
-READING = 1e5  # bytes a second from a disk, which no rank reads that waits for others
+READING = 1e5  # bytes per second from disk; a rank that waits for others never reads this much
 
 
 def _seconds(proc: str, pid: int) -> Iterator[float]:
-    """Of every thread: nanoseconds on a core, and nanoseconds ready to run; a kernel without these counts ticks on a core."""
+    """Per thread: nanoseconds on a core and ready to run; without these kernel counters, ticks on a core."""
     folder = os.path.join(proc, str(pid), "task")
     for name in _names(folder):
         fields = read_text(os.path.join(folder, name, "schedstat")).split()
@@ -60,7 +60,7 @@ def _seconds(proc: str, pid: int) -> Iterator[float]:
 
 
 def _bytes_read(proc: str, pid: int) -> int:
-    """Bytes that a process has read from a disk; 0 where the kernel does not tell."""
+    """Bytes that a process has read from disk; 0 if the kernel does not report it."""
     found = re.search(r"^read_bytes: (\d+)$", read_text(os.path.join(proc, str(pid), "io")), re.M)
     return int(found.group(1)) if found else 0
 
@@ -73,7 +73,7 @@ def _names(folder: str) -> List[str]:
 
 
 def read_effort(run_dir: str, rank: Optional[int]) -> Optional[Effort]:
-    """How hard the rank's processes have worked so far; None where there are none."""
+    """Work of the rank's processes so far; None if there are none."""
     session = read_object(os.path.join(run_dir, "session.json"))
     if session.get("ended") is not None:
         return None

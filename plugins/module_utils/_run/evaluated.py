@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Texts about a run that only measures a model (ddp_stage eval): it makes no steps and has one figure as its result."""
+"""Texts about a run that only evaluates a model (ddp_stage eval): no steps, one result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run = Mapping[str, Any]  # what run_info returned
 
 
 class StageOf(TypedDict):
-    """The stage of a run (ddp_stage), and the step of the base model where that is settled."""
+    """A run's stage (ddp_stage), and the base model's step once known."""
 
     stage: Optional[str]
     base: Optional[str]
@@ -32,36 +32,36 @@ def stage_of(plan: Document) -> Optional[StageOf]:
 
 
 def is_evaluation(run: Run) -> bool:
-    """Whether it measures a model and trains none."""
+    """Whether the stage only evaluates."""
     return (run.get("stage") or {}).get("stage") == EVALUATION
 
 
 def are_evaluations(runs: Sequence[Run]) -> bool:
-    """The same of all hosts that tell of a run."""
+    """The same for all hosts that have the run."""
     known = [run for run in runs if run.get("run") and run.get("state") is not None]
     return bool(known) and all(is_evaluation(run) for run in known)
 
 
 def batches_text(run: Run) -> str:
-    """The batch that a rank has come to, and of how many."""
+    """The rank's current batch and their number."""
     if not run.get("batch"):
         return DASH
     return "%s/%s" % (run["batch"], run["batches"]) if run.get("batches") else str(run["batch"])
 
 
 def progress_text(runs: Sequence[Run]) -> str:
-    """Where the slowest rank is; empty before the first batch."""
+    """The slowest rank's progress; empty before the first batch."""
     slowest = min((run for run in runs if run.get("batch")), key=lambda run: int(run["batch"]), default=None)
     return "evaluating, batch %s" % batches_text(slowest) if slowest else ""
 
 
 def result_text(run: Run) -> str:
-    """The result on this rank; the first one has the sum of all."""
+    """The result of this rank; the first rank has the total."""
     return "" if run.get("val_bpb") is None else "%s bits per byte" % loss_text(run["val_bpb"])
 
 
 def result_lines(runs: Sequence[Run]) -> List[str]:
-    """The figure, and what it is of."""
+    """The result and what was evaluated."""
     found = next((run for run in runs if run.get("val_bpb") is not None), None)
     if found is None:
         return ["  nothing was measured"]

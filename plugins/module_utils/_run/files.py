@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of a run folder that are worth bringing back, and of each only what the other side has not.
+"""Selects the files of a run folder to collect, and the parts that the other side lacks.
 
-Metrics and logs only grow, so that of a file whose beginning is known the rest is enough. Text is handed over up to its
-last whole line, so that a reader of the copy never sees half of one.
+Metrics and logs only grow, so the rest suffices if the beginning is known. Text is sent up to its
+last complete line, so that a reader of the copy never sees a partial one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Have(NamedTuple):
 
 
 class FilePiece(TypedDict):
-    """Some bytes of a file; the digest is of all of it up to their end."""
+    """A chunk of a file; the digest covers the file up to the chunk's end."""
 
     path: str
     offset: int
@@ -69,7 +69,7 @@ class FilePiece(TypedDict):
 
 
 class BigFile(TypedDict):
-    """A file that is fetched whole, by other means."""
+    """A file that is fetched as a whole, by other means."""
 
     path: str
     size: int
@@ -77,7 +77,7 @@ class BigFile(TypedDict):
 
 
 class Missing(TypedDict):
-    """The parts that the other side lacks, as far as one answer has room for them."""
+    """Parts that the other side lacks, as far as they fit into one answer."""
 
     pieces: List[FilePiece]
     more: bool
@@ -85,7 +85,7 @@ class Missing(TypedDict):
 
 
 class CopyError(Exception):
-    """A description of a file that does not match the file, or leads out of the folder; the text is for the user."""
+    """A file description that does not match, or leads out of the folder; the text is for the user."""
 
 
 def had(known: Any) -> Have:
@@ -97,17 +97,17 @@ def had(known: Any) -> Have:
 
 
 def sha256_of(data: bytes) -> str:
-    """The digest by which a piece is known."""
+    """The digest that identifies a chunk."""
     return hashlib.sha256(data).hexdigest()
 
 
 def matches(path: str, patterns: Any) -> bool:
-    """Whether a path relative to the run folder is one of these, level by level."""
+    """Whether a path relative to the run folder matches a pattern, level by level."""
     return any(path.count("/") == pattern.count("/") and fnmatch.fnmatch(path, pattern) for pattern in patterns)
 
 
 def small_files(run_dir: str) -> List[str]:
-    """Paths, relative to the run folder, of everything small that tells about the run."""
+    """Relative paths of all small files that describe the run."""
     found = []
     for folder in ("", "log", "report"):
         try:
@@ -120,7 +120,7 @@ def small_files(run_dir: str) -> List[str]:
 
 
 def masked(data: bytes) -> bytes:
-    """A plan without its secrets: the values of the environment that env_secret names are not for results folders."""
+    """A plan without its secrets: the environment values named by env_secret."""
     try:
         plan = json.loads(data)
         for node in items(plan, "nodes"):
@@ -132,7 +132,7 @@ def masked(data: bytes) -> bytes:
 
 
 def content(run_dir: str, path: str) -> Optional[bytes]:
-    """A small file as it may leave the host now; None when it went away."""
+    """A small file as it may be sent now; None if it disappeared."""
     try:
         with open(os.path.join(run_dir, path), "rb") as stream:
             data = stream.read()
@@ -144,7 +144,7 @@ def content(run_dir: str, path: str) -> Optional[bytes]:
 
 
 def piece(path: str, data: bytes, have: Optional[Have], room: int) -> Optional[FilePiece]:
-    """The part of a file that is missing on the other side, at most `room` bytes; None when nothing is."""
+    """The next missing part of a file, at most `room` bytes; None if nothing is missing."""
     offset = 0
     if have is not None and have.size <= len(data) and sha256_of(data[: have.size]) == have.sha256:
         if have.size == len(data):
@@ -161,7 +161,7 @@ def piece(path: str, data: bytes, have: Optional[Have], room: int) -> Optional[F
 
 
 def newest_checkpoint(run_dir: str) -> List[str]:
-    """The model and its description of the newest checkpoint of the folder's training."""
+    """The newest checkpoint's model and meta file, of the folder's training."""
     found: Dict[int, List[str]] = {}
     for pattern in CHECKPOINT_FILES:
         for path in glob.glob(os.path.join(glob.escape(run_dir), pattern)):
@@ -173,14 +173,14 @@ def newest_checkpoint(run_dir: str) -> List[str]:
 
 
 def to_talk_to(run_dir: str) -> List[str]:
-    """The files for a chat: the newest checkpoint, and the tokenizer that it was trained with."""
+    """The files for a chat: the newest checkpoint and its tokenizer."""
     newest = newest_checkpoint(run_dir)
     paths = [os.path.join("tokenizer", name) for name in TOKENIZER] if newest else []
     return [*newest, *(path for path in paths if os.path.isfile(os.path.join(run_dir, path)))]
 
 
 def big_files(run_dir: str, have: Dict[str, Have]) -> List[BigFile]:
-    """Those of to_talk_to that the other side has not; they are immutable, so size and time tell."""
+    """The missing ones of to_talk_to; they are immutable, so size and time suffice."""
     wanted: List[BigFile] = []
     for path in to_talk_to(run_dir):
         try:
@@ -194,7 +194,7 @@ def big_files(run_dir: str, have: Dict[str, Have]) -> List[BigFile]:
 
 
 def missing_files(run_dir: str, have: Dict[str, Have], checkpoints: bool, room: int) -> Missing:
-    """Everything that the other side lacks, as much of it as there is room for in one answer."""
+    """Everything that the other side lacks, up to the size of one answer."""
     pieces: List[FilePiece] = []
     more = False
     for path in small_files(run_dir):
@@ -211,16 +211,16 @@ def missing_files(run_dir: str, have: Dict[str, Have], checkpoints: bool, room: 
     return {"pieces": pieces, "more": more, "whole": big_files(run_dir, have) if checkpoints else []}
 
 
-# What a host may hand over beside the small files.
+# Other files that a host may send.
 BIG = (*CHECKPOINT_FILES, *("tokenizer/%s" % name for name in TOKENIZER))
-# Where checkpoints go of trainings that a host has set aside.
+# Where checkpoints of trainings go that a host has set aside.
 EARLIER = "earlier"
-# The most that a piece may come to; a host that is not what it was could send one that unpacks to anything.
+# Maximum size of an unpacked chunk; a compromised host could send a decompression bomb.
 LONGEST_PIECE = 1 << 28
 
 
 def place_of(folder: str, path: Any, patterns: Any) -> str:
-    """Where a file that a host names belongs below the folder; whatever is no file of a run, or leads out, is refused."""
+    """The destination of a file from a host; rejects files that do not belong to a run, or lead out of the folder."""
     try:
         is_one = matches(told.file_path(path), patterns)
     except told.Untrue:
@@ -234,7 +234,7 @@ def place_of(folder: str, path: Any, patterns: Any) -> str:
 
 
 def apply_piece(folder: str, part: Document) -> None:
-    """Put a piece where it belongs, the file changing all at once; the digest must fit."""
+    """Add a chunk to its file atomically; the digest must match."""
     path = place_of(folder, part.get("path"), SMALL)
     try:
         before = _beginning(path, number(part, "offset")) if part["offset"] else b""
@@ -257,13 +257,13 @@ def _beginning(path: str, count: int) -> bytes:
 
 
 def have_of(folder: str) -> Dict[str, Dict[str, object]]:
-    """The files of a run that a folder holds already, as the host expects them."""
+    """The files of a run already in a folder, as the host expects them."""
     known: Dict[str, Dict[str, object]] = {}
     for path in small_files(folder):
         with open(os.path.join(folder, path), "rb") as stream:
             data = stream.read()
         known[path] = {"size": len(data), "sha256": sha256_of(data), "mtime": 0.0}
-    # All, not the newest alone: that of a training before may have come further.
+    # All, not just the newest: an earlier training may have reached a higher step.
     for place in [place for pattern in BIG for place in glob.glob(os.path.join(glob.escape(folder), pattern))]:
         path, status = os.path.relpath(place, folder), os.stat(place)
         known[path] = {"size": status.st_size, "sha256": "", "mtime": status.st_mtime}
@@ -271,9 +271,9 @@ def have_of(folder: str) -> Dict[str, Dict[str, object]]:
 
 
 def set_aside_beyond(folder: str, path: str) -> List[str]:
-    """Of a folder into which this checkpoint was brought as the newest, move those of later steps to EARLIER/NUMBER/.
+    """Move checkpoints of steps later than the newest collected one to EARLIER/NUMBER/.
 
-    They are of a training that its host has set aside, and whoever takes the highest step would take theirs.
+    They belong to a training that the host set aside; code that picks the highest step would use them.
     """
     fetched = re.search(r"model_(\d+)\.pt$", path)
     if fetched is None:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which run is meant, where its folder is, and which rank this host has in it."""
+"""Finds the run that a command means, its folder, and this host's rank in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import f
 
 
 def newest_run(base_dir: str) -> Optional[str]:
-    """The run folder below a base folder that was written to last; None when there is none."""
+    """The run folder below a base folder that was written to last; None if there is none."""
     runs = os.path.join(base_dir, "runs")
     try:
         folders = [entry.path for entry in os.scandir(runs) if entry.is_dir()]
@@ -33,7 +33,7 @@ def newest_run(base_dir: str) -> Optional[str]:
 
 
 def _touched(run_dir: str) -> float:
-    """When anything that a running trainer writes was written last."""
+    """When the trainer's output was last written."""
     names = [
         name for name in _names(run_dir) if name.startswith(("session.json", "plan.json", "metrics-", "heartbeat-"))
     ]
@@ -69,7 +69,7 @@ def find_rank(run_dir: str, plan: Document, session: Document) -> Optional[int]:
 
 
 class Model(NamedTuple):
-    """Who has the model that is wanted, and where."""
+    """A host with the wanted model, and its location."""
 
     host: str
     run: str
@@ -77,18 +77,18 @@ class Model(NamedTuple):
 
 
 def one_run(seen: Iterable[Tuple[str, Document]]) -> Optional[str]:
-    """The one run that a command is about on all hosts, of what was seen on each: the one that was started last."""
+    """The one run that a command means on all hosts: the one started last."""
     named = [run for dummy, run in seen if text(run, "run")]
     return text(max(named, key=lambda run: finite(run.get("started")) or 0.0), "run") if named else None
 
 
 def age(run: Document) -> Tuple[int, float]:
-    """Orders what hosts tell of a run: the newest training last, and of one training what was started last."""
+    """Sort key: the newest training last; within a training, the last start last."""
     return number(section(run, "training"), "number"), finite(run.get("started")) or 0.0
 
 
 def newest_model(seen: Iterable[Tuple[str, Document]]) -> Optional[Model]:
-    """Of all hosts the one with the newest checkpoint of the newest training; a fine-tuned model before its base."""
+    """The host with the newest checkpoint of the newest training; a fine-tuned model before its base."""
 
     def order(one: Tuple[str, Document]) -> Tuple[bool, int, int, int]:
         run = one[1]
@@ -106,7 +106,7 @@ def newest_model(seen: Iterable[Tuple[str, Document]]) -> Optional[Model]:
     return Model(host, str(run["run"]), str(run["run_dir"]))
 
 
-# How a module is told which run is meant: its options, and what AnsibleModule is to ask of them (documentation fragment "run").
+# Options that select a run, and their AnsibleModule constraints (documentation fragment "run").
 WHICH_RUN: Dict[str, Dict[str, object]] = dict(
     run_dir=dict(type="path"), base_dir=dict(type="path"), run=dict(type="str")
 )
@@ -116,7 +116,7 @@ ONE_RUN: Dict[str, List[Tuple[str, str]]] = dict(
 
 
 def find_run_dir(params: Mapping[str, object]) -> Optional[str]:
-    """The run folder that a module's parameters mean: run_dir, or run (or the newest) below base_dir, if there is one."""
+    """The run folder that a module's parameters select: run_dir, or run (or the newest) below base_dir, if any."""
     if params.get("run_dir"):
         return str(params["run_dir"])
     base = str(params["base_dir"])

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The run folder of a node: made, given its plan, and cleared of an earlier run's outputs without losing them."""
+"""Prepares a node's run folder: creates it, writes its plan, and sets an earlier run's outputs aside."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched, training_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Diff, read_object, write_json, write_whole
 
-# What a run writes beside what it was given; all of it moves when a run starts from scratch.
+# A run's outputs; all of them move when a run starts from scratch.
 OUTPUTS = (*CHECKPOINTS, APART, "report", "log", SESSION)
 OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank", MEMBERS)
 
 
 class RunFolderError(Exception):
-    """The folder could not be brought into the wanted state; the text is for the user."""
+    """The folder could not be prepared; the text is for the user."""
 
 
 class _Shown(TypedDict, total=False):
@@ -44,7 +44,7 @@ class _Shown(TypedDict, total=False):
 
 
 class Prepared(_Shown):
-    """Changes of a run folder, made or predicted."""
+    """Changes to a run folder, made or predicted."""
 
     changed: bool
     set_aside: List[str]
@@ -53,22 +53,22 @@ class Prepared(_Shown):
 
 
 def read_plan(run_dir: str) -> Optional[Document]:
-    """The plan that lies in the folder, None if there is none or it cannot be read."""
+    """The folder's plan, None if there is none or it is unreadable."""
     return read_object(os.path.join(run_dir, PLAN)) or None
 
 
 def starts_over(plan: Document) -> bool:
-    """Whether the trainer is started without being told to go on from a checkpoint, so that it would write over those that are there."""
+    """Whether the trainer starts without --resume, so that it would overwrite existing checkpoints."""
     return bool(document.items(plan, "nodes")) and not lineage.resumes(plan)
 
 
 def outputs(run_dir: str) -> List[str]:
-    """Names of all that an earlier run wrote, in order."""
+    """Sorted names of an earlier run's outputs."""
     try:
         names = os.listdir(run_dir)
         written = [name for name in names if name in OUTPUTS or name.startswith(OUTPUT_PREFIXES)]
         found = sorted(name for name in written if not _is_empty_folder(os.path.join(run_dir, name)))
-        # It goes with what it tells of.
+        # moves with the outputs that it describes
         return [*found, TRAINING_FILE] if found and TRAINING_FILE in names else found
     except FileNotFoundError:
         return []
@@ -81,14 +81,14 @@ def _is_empty_folder(path: str) -> bool:
 
 
 def next_place(run_dir: str) -> str:
-    """Where the next generation goes; nothing that was set aside before is ever replaced."""
+    """Next generation's folder; never overwrites an earlier one."""
     return os.path.join(run_dir, PREVIOUS, str(max(generations(run_dir), default=0) + 1))
 
 
 def set_aside(run_dir: str, names: List[str], deployed: Optional[Document]) -> str:
-    """Move outputs into a folder of their own, with the plan that they were made under; returns that folder.
+    """Move outputs and their plan into a new folder, which is returned.
 
-    What interrupts this leaves a part here and a part there, and the rest goes to the next number: nothing is ever lost.
+    If interrupted, the rest goes to the next number; nothing is lost.
     """
     place = next_place(run_dir)
     try:
@@ -109,7 +109,7 @@ def plan_text(plan: Document) -> str:
 
 
 def write_plan(run_dir: str, plan: Document) -> None:
-    """Make the folder and put the plan there, whole or not at all."""
+    """Create the folder and write the plan atomically."""
     try:
         os.makedirs(os.path.join(run_dir, "log"), exist_ok=True)
         write_whole(os.path.join(run_dir, PLAN), plan_text(plan))
@@ -118,7 +118,7 @@ def write_plan(run_dir: str, plan: Document) -> None:
 
 
 def refuse_loss(run_dir: str, deployed: Optional[Document], plan: Document) -> bool:
-    """Whether training would start from step 0 beside outputs that are there; refused where these are checkpoints of another plan."""
+    """Refuse to start from step 0 beside checkpoints of another plan."""
     found = lineage.differences(deployed or {}, plan)
     steps = checkpoint_steps(run_dir)
     if found and steps:
@@ -131,7 +131,7 @@ def refuse_loss(run_dir: str, deployed: Optional[Document], plan: Document) -> b
 
 
 def is_of_another(run_dir: str, training: Optional[Launched]) -> bool:
-    """Whether what the folder holds is of another training than the one that is started."""
+    """Whether the folder holds a different training from the one being started."""
     if training is None:
         return False
     here = training_of(read_object(os.path.join(run_dir, TRAINING_FILE)))
@@ -140,7 +140,7 @@ def is_of_another(run_dir: str, training: Optional[Launched]) -> bool:
 
 
 def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool, training: Optional[Launched] = None) -> Prepared:
-    """Make the folder and refuse what `prepare` would refuse, without touching what is there: a run may still go on in it."""
+    """Create the folder and check what `prepare` would refuse, without changing anything: a run may still use it."""
     if not fresh and not is_of_another(run_dir, training):
         refuse_loss(run_dir, read_plan(run_dir), plan)
     there = os.path.isdir(run_dir)
@@ -155,7 +155,7 @@ def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool, training: O
 
 
 class Keeper(NamedTuple):
-    """Arguments of a keeper: its host, the secret of this start of the run, and its program."""
+    """Arguments of a keeper: its host, this start's secret, and its program."""
 
     host: str
     secret: str
@@ -163,7 +163,7 @@ class Keeper(NamedTuple):
 
 
 def write_keeper(run_dir: str, keeper: Optional[Keeper]) -> None:
-    """Put a keeper's program and settings there, for the start that comes; without one, take away the last."""
+    """Write a keeper's program and settings for the next start; without one, remove the last."""
     folder = os.path.join(run_dir, KEEPER_FOLDER)
     try:
         shutil.rmtree(folder, ignore_errors=True)
@@ -179,7 +179,7 @@ def write_keeper(run_dir: str, keeper: Optional[Keeper]) -> None:
 
 
 def write_training(run_dir: str, training: Optional[Launched], dry: bool) -> bool:
-    """Say which training the folder holds from now on; whether that is news there."""
+    """Record the folder's training; returns whether that changed."""
     if training is None:
         return False
     path = os.path.join(run_dir, TRAINING_FILE)
@@ -202,7 +202,7 @@ def prepare(
     keeper: Optional[Keeper] = None,
     training: Optional[Launched] = None,
 ) -> Prepared:
-    """Bring the folder to the plan; with dry, only say what would be done."""
+    """Bring the folder in line with the plan, or predict that (`dry`)."""
     deployed = read_plan(run_dir)
     over = fresh or is_of_another(run_dir, training) or refuse_loss(run_dir, deployed, plan)
     aside = outputs(run_dir) if over else []

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The events of a run in the order of time: starts, restarts, checkpoints, new shares, hosts that left and came back, ends."""
+"""A run's events in chronological order: starts, restarts, checkpoints, new shares, hosts leaving and returning, ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import 
 
 
 class Happening(TypedDict):
-    """One line of what happened; the time of what no file tells is unknown. The kind says how the loss curve marks it, if it does."""
+    """One event; the time may be unknown. The kind decides its mark on the loss curve, if any."""
 
     time: Optional[float]
     step: Any
@@ -35,17 +35,17 @@ class Happening(TypedDict):
 
 
 def happenings(run: Run) -> List[Happening]:
-    """Starts, restarts, checkpoints, differing weights, ends and findings, in the order of time."""
+    """Starts, restarts, checkpoints, differing weights, ends and findings, in chronological order."""
     stage = evaluated.stage_of(run.plan)
     found = [event for rank in run.ranks for event in _of_rank(rank, stage)] + membership(run) + _told(run.findings)
     return folded(sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"]))))
 
 
-FEW_SAVES = 6  # so many stand in a row of their own
+FEW_SAVES = 6  # up to this many get a row each
 
 
 def folded(found: Sequence[Happening]) -> List[Happening]:
-    """The same with checkpoints that follow each other as one line where there are many in all."""
+    """Merge consecutive checkpoints into one line if there are many."""
     if sum(one["kind"] == SAVE for one in found) <= FEW_SAVES:
         return list(found)
     lines: List[Happening] = []
@@ -101,12 +101,12 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
 
 
 SAVE = "save"
-# How the loss curve marks what happened; errors and warnings by their severity.
+# Marks on the loss curve; errors and warnings use their severity.
 MARKS = {"checkpoint": SAVE, "shares": "shares", "start": "start"}
 
 
 def new_shares(event: Event) -> str:
-    """That the ranks have other rows of a step than before."""
+    """The ranks' rows per step changed."""
     rows, before = (", ".join(map(str, listed(event, key))) for key in ("rows", "before"))
     speeds = ", ".join("%.0f" % (100 * one) for one in listed(event, "speeds") if finite(one) is not None)
     why = ", following their shares of the speed: %s %%" % speeds if speeds else ""
@@ -120,7 +120,7 @@ def listed(event: Event, key: str) -> List[Any]:
 
 
 def _told(findings: Sequence[Event]) -> List[Happening]:
-    """Findings of the rehearsal before the newest start, each once; it records no times."""
+    """Findings of the last rehearsal, each once; it records no times."""
     told: Dict[Tuple[str, str], Happening] = {}
     for finding in findings:
         host, text = str(finding.get("host")), "%s: %s" % (finding.get("code"), finding.get("seen"))
@@ -130,7 +130,7 @@ def _told(findings: Sequence[Event]) -> List[Happening]:
 
 
 def membership(run: Run) -> List[Happening]:
-    """Hosts that left and came back, and who trained together in each generation."""
+    """Hosts that left and returned, and the members of each generation."""
     found: List[Happening] = []
 
     def add(time: float, host: str, severity: str, text: str) -> None:
@@ -141,7 +141,7 @@ def membership(run: Run) -> List[Happening]:
         if one.back is not None:
             add(one.back, one.host, "info", "back in the run")
     seen: Set[Tuple[Any, str]] = set()
-    # Parts that trained apart know nothing of each other.
+    # Parts of a split know nothing of each other.
     for events in [run.members, *(rank.members for rank in run.ranks)]:
         for event in events:
             told = (event.get("generation"), ", ".join(words(event, "members")))

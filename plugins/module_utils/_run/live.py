@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one line about a run while it goes on: where it is, how fast, and what all wait for."""
+"""The live line of a run: position, speed, and what all ranks wait for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
     training_rows,
 )
 
-# -- the line while it runs -----------------------------------------------------------------------------------------------
+# -- the line during the run -----------------------------------------------------------------------------------------------
 
 PHASES = {
     "start": "loading",
@@ -50,21 +50,21 @@ PHASES = {
     "share": "changing the shares of the work",
     "end": "ending",
 }
-# What all ranks wait for between two steps, a start after the first one included.
+# What all ranks wait for between steps and after a start.
 PAUSES = ("eval", "sample", "save", "share", "start", "rendezvous", "agree", "resume", "data")
-SLOW_STEP = 2.0  # where steps usually take this long, the line counts the seconds since the last one
-QUIET = 3.0  # and wherever there was no news for so long
-LONGEST_PAUSE = 25.0  # looks at a host are never further apart, unless there is nothing new to be seen
+SLOW_STEP = 2.0  # from this usual step time on, the line counts the seconds since the last step
+QUIET = 3.0  # and after this long without news
+LONGEST_PAUSE = 25.0  # longest interval between polls, unless nothing new is expected
 BAR = (8, 30)
-# What is left out first where the line has little room.
+# Order in which parts are dropped in a narrow terminal.
 DISPENSABLE = ("waiting", "speed", "loss", "eta")
 
 
 def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
-    """Where the run is: bar, step, time in this step, loss, speed, share of time waiting, time left.
+    """A run's position: bar, step, time in this step, loss, speed, share of time waiting, time left.
 
-    It is as long as the width has room for, without a bar where no width is given. A row's `age` is how long ago it was looked at, and
-    `watched` for how long it is watched.
+    Fills the width; without a width there is no bar. A row's `age` is the time since its last poll,
+    `watched` the time since watching began.
     """
     apart = [", ".join(part.members) for part in parts(runs_of(rows))[1:]]
     rows = by_rank(training_rows(rows))
@@ -91,7 +91,7 @@ def _with_bar(rows: Sequence[Row], line: str, width: int, unicode: bool) -> str:
 
 
 def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
-    """The parts of the line by name, in their order."""
+    """The line's parts by name, in order."""
     done, steps = _made(rows)
     step = "step %d/%s" % (done, steps) if steps else "step %d" % done
     since = _since_step(rows)
@@ -107,7 +107,7 @@ def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
 
 
 def _waiting(rows: Sequence[Row], named: bool) -> str:
-    """The share of its time that each rank waits for others; of many ranks the longest."""
+    """The share of time that each rank waits for others; with many ranks, the longest."""
     known = [row for row in rows if row["run"].get("wait_share") is not None]
     if not known or len(rows) < 2:
         return ""
@@ -121,7 +121,7 @@ def _waiting(rows: Sequence[Row], named: bool) -> str:
 
 
 def _since_step(rows: Sequence[Row]) -> str:
-    """How long ago the last step was made, or what all wait for since; nothing where steps are quick and news is fresh."""
+    """Time since the last step, or what all wait for; nothing if steps are fast and news is fresh."""
     again = _between_generations(rows)
     if again:
         return again
@@ -130,7 +130,7 @@ def _since_step(rows: Sequence[Row]) -> str:
     if not ages or (usual < SLOW_STEP and min(ages) < QUIET):
         return ""
     if looked >= QUIET and usual < looked < LONGEST_PAUSE:
-        # There will have been more steps since; nobody has looked.
+        # There will have been more steps since the poll.
         return "seen %s ago" % whole_seconds(looked)
     for row in rows:
         run = row["run"]
@@ -142,7 +142,7 @@ def _since_step(rows: Sequence[Row]) -> str:
 
 
 def _between_generations(rows: Sequence[Row]) -> str:
-    """Why no rank runs, where keepers start them; nothing while one does."""
+    """Why no rank runs under keepers; nothing while one does."""
     told = keepers(runs_of(rows)).values()
     if not told or any(one["state"] == TRAINING for one in told):
         return ""
@@ -152,7 +152,7 @@ def _between_generations(rows: Sequence[Row]) -> str:
 
 
 def regrouped(rows: Sequence[Row], known: int) -> Tuple[int, str]:
-    """The newest generation that trains, and a line about it where it is newer than the one that is known."""
+    """The newest training generation, with a line about it if it is new."""
     told = keepers(runs_of(rows)).values()
     training = [one for one in told if one["state"] == TRAINING]
     if not training:
@@ -167,12 +167,12 @@ def regrouped(rows: Sequence[Row], known: int) -> Tuple[int, str]:
 
 
 def whole_seconds(seconds: float) -> str:
-    """A time that ticks."""
+    """A ticking time."""
     return "%d s" % seconds if seconds < 60 else seconds_text(seconds)
 
 
 def phases_text(rows: Sequence[Row]) -> str:
-    """The phase of each host; hosts in the same phase share a line."""
+    """Each host's phase; hosts in the same phase share a line."""
     doing: Dict[str, List[str]] = {}
     for row in rows:
         doing.setdefault(_doing(row["run"]), []).append(row["host"])
@@ -191,7 +191,7 @@ def _doing(run: Mapping[str, Any]) -> str:
 
 
 def _unheard(state: Any) -> str:
-    """A trainer that has not said anything yet has been started, and no more is known."""
+    """A trainer without any output has been started, and nothing else is known."""
     return "started" if state == "running" else str(state or "not seen yet")
 
 
@@ -200,8 +200,8 @@ def _age(row: Row) -> float:
 
 
 def _made(rows: Sequence[Row]) -> Tuple[int, int]:
-    """The steps that all have made, and of how many (0: nobody knows), both as one host tells them: another one may have been looked
-    at before the run went on for more steps. Who was looked at before its first step is about where the others are."""
+    """Steps finished by all, and their total (0: unknown), both from the same host: another one may have been polled
+    before the run was extended. Hosts polled before their first step are assumed to be where the others are."""
     stepping = [row for row in rows if row["run"].get("step") is not None]
     telling = stepping or [row for row in rows if not tells_nothing(row["run"])] or rows
     slowest = min((row["run"] for row in telling), key=lambda run: int(run.get("done") or 0))
@@ -209,7 +209,7 @@ def _made(rows: Sequence[Row]) -> Tuple[int, int]:
 
 
 def _progress(rows: Sequence[Row]) -> Tuple[int, int]:
-    """How many of how many steps or, of an evaluation, batches are made."""
+    """Finished steps and their total or, for an evaluation, batches."""
     evaluations = [row["run"] for row in rows if is_evaluation(row["run"]) and row["run"].get("batch")]
     if evaluations:
         return min(int(run["batch"]) for run in evaluations) - 1, int(evaluations[0].get("batches") or 0)
@@ -229,7 +229,7 @@ def _bar(rows: Sequence[Row], length: int, unicode: bool) -> str:
 
 
 class Now(TypedDict):
-    """The part of the live page that changes from one look to the next."""
+    """The part of the live page that changes between polls."""
 
     made: float
     headline: str
@@ -242,7 +242,7 @@ class Now(TypedDict):
 
 
 def now_of(rows: Sequence[Row], now: float, stall_factor: float = 5.0) -> Now:
-    """The status screen of a moment, for the page."""
+    """The status screen for the page."""
     screen, rows = status_screen(rows, stall_factor), by_rank(rows)
     states = [row["run"].get("state") for row in rows]
     going = "running" in states

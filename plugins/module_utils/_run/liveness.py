@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one place that decides whether a run makes progress: run_watch, the status and the doctor all ask here.
+"""Decides whether a run makes progress, for run_watch, the status and the doctor.
 
 Three rules. What a rank itself reported outweighs what its process looks like. A process that uses CPU, or waits in a queue for a core,
 is at work, so on a busy machine nothing is called stalled that only takes long. And a run stalls as a whole: one rank that evaluates or
@@ -20,44 +20,44 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import parts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING, keeper_lives
 
-HEARTBEAT_SECONDS = 45.0  # the trainer renews its heartbeat every second
-AWAY_SECONDS = 20.0  # a host may give no answer for so long before the others are asked whether they miss it
-BUSY = 0.5  # share of one core that a rank at work uses or waits for; the heartbeat of one that waits needs far less
+HEARTBEAT_SECONDS = 45.0  # the trainer writes its heartbeat every second
+AWAY_SECONDS = 20.0  # a host may be silent this long before the others are asked about it
+BUSY = 0.5  # fraction of a core that a working rank uses or waits for; a waiting one's heartbeat needs far less
 QUIET_SECONDS, QUIET_STEPS = 10.0, 3.0  # without a step for longer than both, people are told
 STALLED = "stalled"
 NO_HEARTBEAT = "no heartbeat"
 
 
 class Limits(NamedTuple):
-    """How long what may take, in seconds."""
+    """Time limits in seconds."""
 
-    factor: float = 5.0  # usual steps that one step may take
+    factor: float = 5.0  # maximum length of a step, in usual steps
     minimum: float = 45.0  # but at least this many seconds
-    timeout: float = 300.0  # the plan's: what has no usual length
+    timeout: float = 300.0  # the plan's, for phases without a usual length
 
     @property
     def start(self) -> float:
-        """Until the first steps are made."""
+        """Limit until the first steps are done."""
         return min(self.timeout, 5 / 3 * self.minimum)
 
 
 class Rank(NamedTuple):
-    """One rank as the judgement of liveness takes it."""
+    """One rank, as input of the judgement."""
 
-    run: Mapping[str, Any]  # as run_info returns it
-    quiet: float = math.inf  # seconds since its processes were last seen to use CPU; infinite where nobody saw it
-    age: float = 0.0  # seconds since it was started, as far as is known
-    silent: float = 0.0  # seconds for which its host has given no answer
+    run: Mapping[str, Any]  # from run_info
+    quiet: float = math.inf  # seconds since its processes last used CPU; infinite if unknown
+    age: float = 0.0  # seconds since its start, if known
+    silent: float = 0.0  # seconds that its host has been silent
 
 
 class Patience(NamedTuple):
-    """Seconds without progress: of a rank that uses no CPU, and of one that does."""
+    """Timeouts in seconds without progress: for a rank that uses no CPU, and for one that does."""
 
     idle: str
     working: str
 
 
-# The one table of patience. A step has a usual length; what needs a disk, or has no usual length, is given the plan's timeout
+# The one table of timeouts. A step has a usual length; phases that use a disk or have no usual length get the plan's timeout
 # or three times that.
 PATIENCE: Dict[Optional[str], Patience] = {
     "start": Patience("start", "timeout"),
@@ -73,9 +73,9 @@ PATIENCE: Dict[Optional[str], Patience] = {
     "sample": Patience("long", "long"),
     "save": Patience("long", "long"),
     "share": Patience("timeout", "long"),
-    # Agents wait for one another here, which takes no CPU.
+    # Agents wait for each other here, without using CPU.
     "end": Patience("start", "timeout"),
-    # A trainer that does not tell its phases evaluates and saves all the same.
+    # A trainer that does not report phases still evaluates and saves.
     None: Patience("step", "long"),
 }
 

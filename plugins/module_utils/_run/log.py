@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A rank's log read piece by piece: the last lines first, then whatever is new."""
+"""Reads a rank's log: the last lines first, then new ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
 )
 
 CHUNK = 256 * 1024
-# What run_log is told.
+# Parameters of run_log.
 OPTIONS: Dict[str, Dict[str, object]] = dict(
     rank=dict(type="int"),
     lines=dict(type="int", default=20),
@@ -34,7 +34,7 @@ BOUNDS = {"lines": (0, 100000), "rank": (0, 1000000), "offset": (0, 2**62), "wai
 
 
 class Piece(NamedTuple):
-    """Some lines of a log, and where the next ones begin."""
+    """Some lines of a log, and the offset of the next ones."""
 
     lines: List[str]
     offset: int
@@ -51,7 +51,7 @@ class LogPiece(TypedDict):
 
 
 def size_of(path: str) -> int:
-    """The size of a file; 0 of none."""
+    """The size of a file; 0 if missing."""
     try:
         return os.path.getsize(path)
     except OSError:
@@ -59,9 +59,9 @@ def size_of(path: str) -> int:
 
 
 def whole_lines(path: str, offset: int, everything: bool) -> Piece:
-    """The lines from offset on; the last one only if it is whole or nobody will write its rest."""
+    """The lines from an offset on; the last one only if complete or final."""
     if offset > size_of(path):
-        offset = 0  # a new log took the place of the old one
+        offset = 0  # a new log replaced the old one
     try:
         with open(path, "rb") as stream:
             stream.seek(offset)
@@ -70,13 +70,13 @@ def whole_lines(path: str, offset: int, everything: bool) -> Piece:
         return Piece([], offset)
     end = len(data) if everything and len(data) < CHUNK else data.rfind(b"\n") + 1
     if not end and len(data) == CHUNK:
-        end = CHUNK  # one line longer than any line should be
+        end = CHUNK  # longer than any line should be
     text = data[:end].decode("utf-8", "replace")
     return Piece([plain_line(line) for line in text.split("\n") if plain_line(line)], offset + end)
 
 
 def last_lines(path: str, count: int) -> Piece:
-    """The last lines that are whole now."""
+    """The last complete lines."""
     end = size_of(path)
     return Piece(log_lines(path, count), end)
 
@@ -86,7 +86,7 @@ def read_log(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> LogPiece:
-    """Look at the log: waits for new lines for as long as the run goes on and the caller allows."""
+    """Read the log; wait for new lines while the run is alive and the caller allows."""
     run_dir = find_run_dir(params)
     run: RunState = {**EMPTY} if run_dir is None else read_run(run_dir, params["rank"], lines=0, limit=16 * 1024)
     path = run["log"]
@@ -108,5 +108,5 @@ def _answer(run: RunState, piece: Piece, over: bool) -> LogPiece:
 
 
 def say(mark: str, params: Dict[str, object]) -> None:
-    """The program of a look at a log: answers with what run_log returns."""
+    """The program: returns the result of run_log."""
     bare.answer(mark, read_log(bare.expanded(params, ["run_dir", "base_dir"])))

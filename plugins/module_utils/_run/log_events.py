@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the log of a trainer that writes no metrics: nanochat's own line of every step becomes an event.
+"""Reads the log of a trainer without metrics: each of nanochat's step lines becomes an event.
 
-A line bears no time, so that times are counted back from when the log was last written.
+Lines have no time, so times are counted back from the log's last change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, List, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite
 
-# The first step and the newest ones; what lies between them in a long log changes nothing that is told.
+# The first step and the newest ones; those in between do not affect the result.
 HEAD_BYTES = 32 * 1024
 TAIL_BYTES = 256 * 1024
 
@@ -25,7 +25,7 @@ EVALUATION = re.compile(rb"^Step (\d+) \| Validation bpb: ([\d.]+)", re.M)
 
 
 def events_of_log(path: str, begin: int = 0) -> List[Event]:
-    """The events that the log tells of the run that began writing it at a position."""
+    """The events of the run that began at a position of the log."""
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
@@ -67,7 +67,7 @@ def _step(match: Any, time: float) -> Optional[Event]:
         "kind": "step",
         "time": time,
         "step": int(match.group(1)),
-        # A loss that is no number is told as such.
+        # A NaN loss is reported as such.
         "loss": float("nan") if loss is None else loss,
         "lr_multiplier": _number(match.group(4)),
         "seconds": milliseconds / 1000,

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The end of a rank's log: its last lines, and the one that names the error."""
+"""The end of a rank's log: its last lines, and the one with the error."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
 LOG_BYTES = 64 * 1024
 
 
-# "RuntimeError: ...", also behind a rank's prefix; torchrun's own summary of a failed child says nothing new.
+# "RuntimeError: ...", also after a rank's prefix; torchrun's summary of a failed child adds nothing.
 _ERROR_LINE = re.compile(r"^(?:\[[^\]]*\]:?\s*)*((?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b(?:: .*)?)$")
 _HOLLOW = ("ChildFailedError", "SignalException", "KeyboardInterrupt")
-# torchrun ends the log with a box of its own about the failed child, and lines of its logger about it.
+# torchrun ends the log with a box about the failed child, and lines of its logger.
 _RULER = re.compile(r"^(={8,}|-{8,})$")
 _AGENT = re.compile(
     r"^(?:\[[^\]]*\]:?\s*)*[EWI]\d{4} \S+ +\d+ torch/|^Traceback \(most recent call last\):|^\s"
@@ -28,19 +28,19 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def log_lines(path: str, count: int) -> List[str]:
-    """The last lines of a log, as text without terminal codes."""
+    """The last lines of a log, without terminal codes."""
     text = read_tail(path, LOG_BYTES).decode("utf-8", "replace")
     lines = [line for line in map(plain_line, text.split("\n")) if line]
     return lines[-count:] if count else []
 
 
 def plain_line(line: str) -> str:
-    """A line as a terminal would end up showing it, without codes."""
+    """A line as a terminal finally shows it, without codes."""
     return _ANSI.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip()
 
 
 def error_line(lines: List[str]) -> Optional[str]:
-    """The line of a log that names the error; without one, the last line that is not torchrun's own."""
+    """The log line with the error; if there is none, the last line that is not torchrun's."""
     lines = _without_box(lines)
     for line in reversed(lines):
         match = _ERROR_LINE.match(line.strip())
@@ -51,7 +51,7 @@ def error_line(lines: List[str]) -> Optional[str]:
 
 
 def _without_box(lines: List[str]) -> List[str]:
-    """The lines without rulers and without torchrun's box, which says FAILED below its first ruler and ends with another one."""
+    """The lines without rulers and torchrun's box, which says FAILED below its first ruler and ends with another."""
     kept, inside = [], False
     for line, following in zip(lines, [*lines[1:], ""]):
         if _RULER.match(line.strip()):

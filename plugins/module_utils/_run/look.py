@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A look at a run, now or when there is news: what run_info returns, also as a program for a bare Python on the host."""
+"""Polls a run, at once or when there is news, for run_info; also a bare program on the host."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import P
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, ENDED, RUNNING, RunState, read_run
 
 PEEK_SECONDS = 0.5
-IDLE_PEEK_SECONDS = 1.0  # while only an end would be news
-BUSY_SECONDS = 1.0  # over so long the use of CPU is measured where there was no progress for IDLE_SECONDS
+IDLE_PEEK_SECONDS = 1.0  # when only the end would be news
+BUSY_SECONDS = 1.0  # CPU use is measured over this time if there was no progress for IDLE_SECONDS
 IDLE_SECONDS = 10.0
 
 
 def _measure_busy(run: RunState, first: Optional[Effort], sleep: Callable[[float], None] = time.sleep) -> None:
-    """The share of a core that a running rank works, since the first reading; a moment is waited where it matters and that was just now."""
+    """The fraction of a core that a running rank uses since the first reading; waits a moment if that was just now and matters."""
     if run["state"] != RUNNING or first is None or run["run_dir"] is None:
         return
     left = BUSY_SECONDS - (time.monotonic() - first.at)
@@ -38,7 +38,7 @@ def _measure_busy(run: RunState, first: Optional[Effort], sleep: Callable[[float
 
 
 class Wait(NamedTuple):
-    """The state that the caller knows already, and how long it can wait for another."""
+    """The state that the caller knows, and how long it can wait for a change."""
 
     state: Optional[str] = None
     step: Optional[int] = None
@@ -52,9 +52,9 @@ def wait_for_news(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return once the state differs from what the caller knows, or (after at_least seconds) the step, or time is up.
+    """Return once the state differs from the caller's, or (after at_least seconds) the step, or after the timeout.
 
-    A peek costs about half a millisecond; more than two of them a second would be of no use to anybody.
+    A check costs about half a millisecond; more than two a second would help nobody.
     """
     begun = clock()
     run = peek()
@@ -66,7 +66,7 @@ def wait_for_news(
         run = peek()
 
 
-# What run_info is told.
+# Parameters of run_info.
 OPTIONS: Dict[str, Dict[str, object]] = dict(
     rank=dict(type="int"),
     lines=dict(type="int", default=10),
@@ -85,7 +85,7 @@ OPTIONS: Dict[str, Dict[str, object]] = dict(
 
 
 def look(params: Mapping[str, Any]) -> RunState:
-    """The state of a run, as run_info returns it."""
+    """A run's state for run_info."""
     run_dir, rank = find_run_dir(params), params.get("rank")
     if run_dir is None:
         return {**EMPTY}
@@ -100,16 +100,16 @@ def look(params: Mapping[str, Any]) -> RunState:
 
 
 def answer(params: Mapping[str, Any]) -> Dict[str, object]:
-    """The result of run_info, with the deployed plan if asked for."""
+    """The result of run_info, with the deployed plan on request."""
     run = look(params)
     return {"run": run, "plan": deployed_plan(run["run_dir"])} if params["plan"] else {"run": run}
 
 
 def deployed_plan(run_dir: Optional[str]) -> Document:
-    """The plan as it was written to the run folder; empty where there is none, or where what lies there is torn or was edited."""
+    """The plan in the run folder; empty if missing, torn or edited."""
     return undamaged(read_object(os.path.join(run_dir, PLAN))) if run_dir else {}
 
 
 def say(mark: str, params: Dict[str, object]) -> None:
-    """The program of a look: answers with what run_info returns."""
+    """The program: returns the result of run_info."""
     bare.answer(mark, answer(bare.expanded(params, ["run_dir", "base_dir"])))

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who took part in a run and when: read from what a host's keeper wrote down (members.json, members.jsonl)."""
+"""Who took part in a run and when, from the files of a host's keeper (members.json, members.jsonl)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TAIL_BYTES = 1 << 18
 
 
 class Absence(NamedTuple):
-    """A host that was not in a run for a while, and the step from which the others went on without it."""
+    """A host's absence from a run, and the step from which the others continued."""
 
     host: str
     left: float
@@ -55,7 +55,7 @@ class Away(TypedDict):
 
 
 class GaveWay(TypedDict):
-    """Steps that a host trained apart from the others and that do not count, since another part had more."""
+    """Steps of the losing part of a split, which do not count."""
 
     time: float
     host: str
@@ -65,21 +65,21 @@ class GaveWay(TypedDict):
 
 
 class Kept(TypedDict):
-    """A folder with checkpoints of steps that were given up."""
+    """A folder with checkpoints of discarded steps."""
 
     path: str
     checkpoint: Optional[int]
 
 
 class Said(NamedTuple):
-    """State and reason by a keeper's own word."""
+    """State and reason reported by a keeper."""
 
     state: Optional[str]
     why: Optional[str]
 
 
 class Membership(TypedDict):
-    """Who trains, by the last word of a host's keeper."""
+    """Who trains, from a keeper's last record."""
 
     state: Optional[str]
     generation: Optional[int]
@@ -99,14 +99,14 @@ class Membership(TypedDict):
 def read_membership(
     run_dir: str, started: Optional[float], metrics: Sequence[Event], plan: Document
 ) -> Optional[Membership]:
-    """The last word of this session's keeper; None where it has none."""
+    """The last record of this session's keeper; None if it has none."""
     told = read_object(os.path.join(run_dir, MEMBERS))
     since = finite(told.get("since"))
     if since is None or (started is not None and since < started):
         return None
     events = read_members(run_dir)
     said = said_last(events)
-    # The file is of the newest event, which may tell of another host; the reason stands with the state.
+    # The file has the newest event, which may concern another host; the reason is beside the state.
     why = said.why if said and said.state == text(told, "state") else text(told, "why")
     return {
         "state": text(told, "state"),
@@ -129,7 +129,7 @@ def read_membership(
 
 
 def read_members(run_dir: str) -> List[Document]:
-    """The newest events of a host's keeper."""
+    """A keeper's newest events."""
     try:
         with open(os.path.join(run_dir, MEMBER_EVENTS), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -148,13 +148,13 @@ def read_members(run_dir: str) -> List[Document]:
 
 
 def said_last(events: Sequence[Mapping[str, Any]]) -> Optional[Said]:
-    """The last state that the keeper which wrote these has told; None where there was none."""
+    """The last state that this keeper recorded; None if there is none."""
     newest = next((event for event in reversed(events) if event.get("what") in STATES), None)
     return Said(str(newest.get("what")), str(newest.get("why") or "")) if newest else None
 
 
 def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
-    """Who left and who came back, as one keeper saw it: by the generations in which it trained."""
+    """Who left and returned, as one keeper saw it from its generations."""
     away: Dict[str, Absence] = {}
     found: List[Absence] = []
     members: List[str] = []
@@ -165,7 +165,7 @@ def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
         if what == LOST:
             lost[str(event.get("host"))] = str(event.get("why") or "")
         if what in (ENDING, IDLE) and not broken:
-            # Where the keeper's own rank ended first, it did so since another one was gone.
+            # If the keeper's own rank ended first, the reason was the loss of another one.
             broken, why, by_rank = float(event["time"]), str(event.get("why") or ""), what == IDLE
         if what != TRAINING:
             continue
@@ -187,7 +187,7 @@ def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
 
 
 def given_up(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
-    """The times at which the keeper that wrote this gave way to another part of the run."""
+    """The times at which this keeper yielded to another part of the run."""
     found: List[GaveWay] = []
     members: Set[str] = set()
     begun = 0
@@ -203,7 +203,7 @@ def given_up(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
 
 
 def kept_apart(run_dir: str) -> List[Kept]:
-    """Where the checkpoints of such steps lie on this host."""
+    """Folders of such checkpoints on this host."""
     place = os.path.join(run_dir, APART)
     names = sorted(os.listdir(place)) if os.path.isdir(place) else []
     paths = [os.path.join(place, name) for name in names if os.path.isdir(os.path.join(place, name))]
@@ -216,7 +216,7 @@ def _steps_in(folder: str) -> List[int]:
 
 
 def steps_repeated(events: Sequence[Mapping[str, Any]]) -> int:
-    """Steps that were made again after restarts, by a rank's metrics."""
+    """Steps repeated after restarts, from a rank's metrics."""
     done, repeated = 0, 0
     for event in events:
         step = event.get("step")

@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The metrics that a trainer writes: read in part where they are long, and what they tell of the run.
+"""Reads a trainer's metrics, long files only in part.
 
-Readers never lock and never wait for the writer: a line that is not yet whole is left for the next look, and of a big file only the
+Readers never lock and never wait for the writer: an incomplete line is left for the next poll, and of a big file only the
 beginning and the newest part are read.
 """
 
@@ -23,16 +23,16 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 )
 
 HEAD_BYTES = 64 * 1024
-PEEK_BYTES = 16 * 1024  # enough to see whether there is news
-METRICS_BYTES = 4 * 1024 * 1024  # about 10000 steps; more than that is read in part
-RECENT_STEPS = 10  # speed "now"
-ETA_STEPS = 50  # pace for the time left, with the pauses for evaluations and saves in it
+PEEK_BYTES = 16 * 1024  # enough to detect news
+METRICS_BYTES = 4 * 1024 * 1024  # about 10000 steps; longer files are read in part
+RECENT_STEPS = 10  # for the current speed
+ETA_STEPS = 50  # for the time left, including evaluations and saves
 
-Event = Document  # its kind is always a text
+Event = Document  # its kind is always text
 
 
 class Checkpoint(TypedDict):
-    """The last one that was written."""
+    """The last checkpoint."""
 
     step: Optional[int]
     time: Optional[float]
@@ -41,7 +41,7 @@ class Checkpoint(TypedDict):
 
 
 class Speeds(TypedDict):
-    """Speeds and shares of the steps of one attempt."""
+    """Speeds and shares of one attempt's steps."""
 
     tokens_per_second: Optional[float]
     tokens_per_second_mean: Optional[float]
@@ -54,7 +54,7 @@ class Speeds(TypedDict):
 
 
 class Share(TypedDict):
-    """This rank's share of a step, and how long it is busy with it."""
+    """This rank's share of a step, and its busy time."""
 
     rows: Optional[int]
     rows_before: Optional[int]
@@ -64,7 +64,7 @@ class Share(TypedDict):
 
 
 class Told(Speeds, Share):
-    """A run by its metrics; unknown values are None. The keys are described in run_info."""
+    """A run's metrics; unknown values are None. run_info documents the keys."""
 
     rank: Optional[int]
     world: Optional[int]
@@ -92,21 +92,21 @@ class Told(Speeds, Share):
 
 
 class Read(NamedTuple):
-    """The events of one metrics file, and whether that is all of them."""
+    """The events of a metrics file, and whether they are complete."""
 
     events: List[Event]
     complete: bool
 
 
 def finite(value: Any) -> Optional[float]:
-    """The number as a float, or None for what is no finite number (a loss that became NaN must not break JSON)."""
+    """The number as a float, or None if it is not finite (a NaN loss must not break JSON)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def read_tail(path: str, limit: int) -> bytes:
-    """The last bytes of a file, starting at a whole line; empty when there is no file."""
+    """The last bytes of a file, starting at a complete line; empty if there is no file."""
     try:
         with open(path, "rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -118,7 +118,7 @@ def read_tail(path: str, limit: int) -> bytes:
 
 
 def parse_events(data: bytes) -> List[Event]:
-    """The events in some bytes of a metrics file; what is not a whole JSON object with a kind is passed over."""
+    """Parse the events of a metrics file; skips anything but complete JSON objects with a kind."""
     events = []
     for line in data.splitlines():
         try:
@@ -131,7 +131,7 @@ def parse_events(data: bytes) -> List[Event]:
 
 
 def read_events(path: str, limit: int = METRICS_BYTES) -> Read:
-    """The events of a metrics file; of one bigger than limit its beginning and its newest part."""
+    """The events of a metrics file; beyond `limit` bytes, its beginning and newest part."""
     try:
         size = os.path.getsize(path)
     except OSError:
@@ -150,14 +150,14 @@ def _number(event: Event, key: str) -> float:
 
 
 def _speed(steps: List[Event]) -> Optional[float]:
-    """Tokens per second of all ranks over some steps: all their tokens over all their seconds."""
+    """Tokens per second of all ranks over some steps."""
     seconds = sum(_number(step, "seconds") for step in steps)
     tokens = sum(_number(step, "tokens_per_second") * _number(step, "seconds") for step in steps)
     return tokens / seconds if seconds > 0 else None
 
 
 def median(values: List[float]) -> Optional[float]:
-    """The middle value; None of nothing."""
+    """The median; None if empty."""
     if not values:
         return None
     ordered, middle = sorted(values), len(values) // 2
@@ -169,7 +169,7 @@ def _last(events: List[Event], kind: str) -> Event:
 
 
 def _pace(steps: List[Event]) -> Optional[float]:
-    """Seconds by the clock from one step to the next, evaluations and saves included."""
+    """Wall-clock seconds per step, evaluations and saves included."""
     window = steps[-ETA_STEPS:]
     if len(window) < 2:
         return _number(window[0], "seconds") or None if window else None
@@ -178,20 +178,20 @@ def _pace(steps: List[Event]) -> Optional[float]:
 
 
 def newest_attempt(events: List[Event]) -> Tuple[int, List[Event]]:
-    """How many times the run was started, and the events of its newest start."""
+    """The number of starts, and the events of the newest one."""
     starts = [index for index, event in enumerate(events) if event["kind"] == "start"]
     return len(starts), events[starts[-1] :] if starts else events
 
 
 def _measured(events: List[Event]) -> List[Event]:
-    """The events that tell of speeds and weights: those of the newest start, or where that ended without a step, of the one before."""
+    """The events with speeds and weights: of the newest start, or if that ended before a step, of the one before."""
     count, attempt = newest_attempt(events)
     had_nothing_to_do = bool(_last(attempt, "end")) and not _last(attempt, "step")
     return _measured(events[: len(events) - len(attempt)]) if had_nothing_to_do and count > 1 else attempt
 
 
 def _speeds(steps: List[Event]) -> Speeds:
-    """Speeds and shares of the steps of one attempt; its first step, which warms up, counts for the totals only."""
+    """Speeds and shares of one attempt's steps; its first step, a warm-up, counts only for the totals."""
     steady = steps[1:] if len(steps) > 1 else steps
     seconds = sum(_number(step, "seconds") for step in steady)
     waited = sum(_number(step, "wait_seconds") for step in steady)
@@ -202,7 +202,7 @@ def _speeds(steps: List[Event]) -> Speeds:
         "step_seconds": median([_number(step, "seconds") for step in steady]),
         "wait_seconds": sum(_number(step, "wait_seconds") for step in steps) if told else None,
         "wait_share": waited / seconds if seconds > 0 and told else None,
-        # The mean, since with local steps most send nothing.
+        # The mean, because with local steps most send nothing.
         "bytes_sent": _mean_bytes(steady),
         "memory_bytes": whole(steps[-1], "memory_bytes") if steps else None,
         "steps_counted": len(steady),
@@ -210,10 +210,10 @@ def _speeds(steps: List[Event]) -> Speeds:
 
 
 def share_of(steps: List[Event]) -> Share:
-    """The rows of a rank now and before they changed last, and the usual seconds of its newest steps with them."""
+    """A rank's rows now and before the last change, and its usual step time with them."""
     rows = whole(steps[-1], "rows") if steps else None
     begun = next((at for at in range(len(steps) - 1, -1, -1) if whole(steps[at], "rows") != rows), -1) + 1
-    # A first step, and one after a change, touches memory for the first time.
+    # The first step, and one after a change, touch memory for the first time.
     steady = steps[begun + 1 :][-RECENT_STEPS:] if rows is not None else []
     return {
         "rows": rows,
@@ -230,7 +230,7 @@ def _mean_bytes(steps: List[Event]) -> Optional[int]:
 
 
 def positive(value: Any) -> Optional[int]:
-    """A count that was really given; the trainer's -1 means that it is worked out later."""
+    """A given count; the trainer's -1 means computed later."""
     return value if isinstance(value, int) and value > 0 else None
 
 
@@ -247,13 +247,13 @@ def _checkpoint(events: List[Event]) -> Optional[Checkpoint]:
 
 
 def _blamed(end: Event) -> Optional[List[int]]:
-    """The ranks at fault; None where the trainer names none or is another one."""
+    """The ranks at fault; None if unknown."""
     found = end.get("blames")
     return [one for one in found if isinstance(one, int)] if isinstance(found, list) else None
 
 
 def describe_events(events: List[Event]) -> Told:
-    """Everything about the run that its metrics tell, the newest attempt's where it is about now."""
+    """A run's description from its metrics; current values come from the newest attempt."""
     attempts, attempt = newest_attempt(events)
     all_steps = [event for event in events if event["kind"] == "step" and isinstance(event.get("step"), int)]
     steps = [event for event in attempt if event["kind"] == "step" and isinstance(event.get("step"), int)]
@@ -269,14 +269,14 @@ def describe_events(events: List[Event]) -> Told:
         "world": whole(start, "world"),
         "step": number(steps[-1], "step") if steps else None,
         "done": number(steps[-1], "step") + 1 if steps else resumed or 0,
-        # What only measures says that it has none.
+        # An evaluation reports null steps.
         "steps": positive(start.get("steps", section(start, "settings").get("num_iterations"))),
         "loss": finite(steps[-1].get("loss")) if steps else None,
         "diverged": bool(steps) and steps[-1].get("loss") is not None and finite(steps[-1].get("loss")) is None,
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,
         "last_loss": finite(all_steps[-1].get("loss")) if all_steps else None,
         "val_bpb": finite(evaluation.get("val_bpb")) if evaluation else finite(end.get("val_bpb")),
-        # Weights that were seen to differ once make no model, whatever is compared later.
+        # Weights that differed once are no model, whatever later comparisons say.
         "identical": all(compared) if compared else None,
         "digest": text(_last(measured, "digest"), "digest"),
         "checkpoint": _checkpoint(events),

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find and remove what jobs keep below a base folder: only what carries our own mark, and nothing while anything there lives."""
+"""Finds and removes a job's files below a base folder: only files with our marks, and nothing while anything there is alive."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import rea
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import PEEK_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RUNNING, read_run
 
-# Names that only we give: of data sets, and of what a run folder holds before its plan is there.
+# Names that only we use: of data sets, and in a run folder before its plan exists.
 DATA_NAME = "(text|url|host|controller)-[0-9a-f]{8}"
 UNFINISHED_WHEELS = r"3\.\d+-[a-z0-9_]+\.part"
 PREPARED = {"data", "tokenizer", "log", "base_data", "base_data_climbmix"}
-# Folders into which files are brought, beside those of others.
+# Folders that we copy files into, beside other people's.
 BROUGHT = ("trainer", "tools")
 ENV_MARK = b"# Written by nanochat.ddp"
 
@@ -50,7 +50,7 @@ class Living(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Paths to remove, foreign paths that stay, and living processes."""
+    """Paths to remove, other people's paths, and live processes."""
 
     remove: List[str]
     stay: List[str]
@@ -85,7 +85,7 @@ def look(base: str, run: str, everything: bool) -> Findings:
 
 
 class Purged(TypedDict):
-    """The paths that were (or would be) removed, and those that stayed since they are not ours."""
+    """The paths that were (or would be) removed, and those kept because they are not ours."""
 
     changed: bool
     removed: List[str]
@@ -93,7 +93,7 @@ class Purged(TypedDict):
 
 
 def purge(base: str, run: str, everything: bool, dry: bool) -> Purged:
-    """Remove what `look` found; refuses while anything of it lives."""
+    """Remove what `look` found; refuse while any of it is alive."""
     found = look(base, run, everything)
     if found.live:
         names = sorted({one.run for one in found.live if one.run})
@@ -108,17 +108,17 @@ def purge(base: str, run: str, everything: bool, dry: bool) -> Purged:
             _remove(path)
         for parent in parents:
             _drop_empty(os.path.join(base, parent), deep=parent in BROUGHT)
-    # What lies beside our files in the folders of the trainer stays, and with it the folder.
+    # Other files in the trainer's folders stay, and so do the folders.
     left = [os.path.join(base, name) for name in BROUGHT if everything and not dry]
     stay = [*found.stay, *(path for path in left if os.path.isdir(path))]
     return {"changed": bool(found.remove), "removed": found.remove, "stayed": stay}
 
 
-# -- whose is it ------------------------------------------------------------------------------------------------------
+# -- ownership ---------------------------------------------------------------------------------------------------------
 
 
 def is_run_folder(path: str) -> bool:
-    """Whether a folder is one of a run: by its name, and by the plan, the session or the prepared data in it."""
+    """Whether a folder is a run's: by its name, and its plan, session or prepared data."""
     if os.path.islink(path) or not re.fullmatch(RUN_NAME, os.path.basename(path)):
         return False
     plan, session = read_object(os.path.join(path, PLAN)), read_object(os.path.join(path, SESSION))
@@ -129,7 +129,7 @@ def is_run_folder(path: str) -> bool:
 
 
 def is_data_set(path: str) -> bool:
-    """Whether a folder is a data set: by its manifest, or by a name of ours where making it was cut short."""
+    """Whether a folder is a data set: by its manifest, or by our names if it is incomplete."""
     if os.path.islink(path) or not os.path.isdir(path):
         return False
     manifest = read_object(os.path.join(path, MANIFEST))
@@ -137,7 +137,7 @@ def is_data_set(path: str) -> bool:
 
 
 def is_wheels(path: str) -> bool:
-    """Whether a folder holds packages that we fetched or were handed on."""
+    """Whether a folder contains packages that we fetched or copied."""
     if os.path.islink(path) or not os.path.isdir(path):
         return False
     described = read_object(os.path.join(path, MANIFEST))
@@ -155,7 +155,7 @@ def _is_tracker(path: str) -> bool:
 
 
 def _deployed(folder: str) -> List[str]:
-    """The files that we brought into a folder, and the record of them."""
+    """The files that we copied into a folder, and their record."""
     record = os.path.join(folder, DEPLOYED)
     listed = read_object(record).get("files")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
@@ -174,11 +174,11 @@ def _below(folder: str) -> List[str]:
         return []
 
 
-# -- does it live -----------------------------------------------------------------------------------------------------
+# -- liveness ----------------------------------------------------------------------------------------------------------
 
 
 def _living(folders: List[str]) -> Iterator[Living]:
-    """Living processes of these folders: a session, the rest of one, or a trainer that was started by hand."""
+    """Live processes of these folders: a session, its remains, or a trainer started by hand."""
     table = processes.processes()
     markers = {one.marker: one for one in table.values() if one.marker and one.state not in ("Z", "X")}
     for folder in folders:
@@ -193,7 +193,7 @@ def _living(folders: List[str]) -> Iterator[Living]:
             yield Living(f"a training runs in {folder}", run)
 
 
-# -- its removal ------------------------------------------------------------------------------------------------------
+# -- removal -----------------------------------------------------------------------------------------------------------
 
 
 def _remove(path: str) -> None:
@@ -207,7 +207,7 @@ def _remove(path: str) -> None:
 
 
 def _drop_empty(folder: str, deep: bool) -> None:
-    """A folder of ours goes with the last that is in it; what Python generated beside files that we brought counts for nothing."""
+    """Remove our empty folders; files that Python generated beside ours do not count."""
     for root, dummy, dummy_files in os.walk(folder, topdown=False) if deep else [(folder, [], [])]:
         if os.path.basename(root) == "__pycache__" and not os.path.islink(root):
             shutil.rmtree(root, ignore_errors=True)

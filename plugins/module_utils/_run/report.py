@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One self-contained HTML page from the collected files of a run, and of others to compare with.
+"""A self-contained HTML page from a run's collected files, optionally compared with other runs.
 
-The page holds the figures of the metrics as they were written and draws them itself; it needs no network. As a report, the same files
-make the same page, byte for byte. As the live page it also shows what the hosts do now, and loads itself again.
+The page contains the metrics and draws them itself, without a network. As a report, the same files
+make the same page, byte for byte. As the live page it also shows the hosts' current state and reloads itself.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     host_state,
 )
 
-# What each host is worth, by what run_info would tell of each: host -> tokens per second without it.
+# What each host adds, from their run states: host -> tokens per second without it.
 Worth = Callable[[Mapping[str, Mapping[str, Any]]], Mapping[str, float]]
 
-# Of every step these columns are shown; a column that no step has is left out.
+# Columns shown for every step; empty ones are dropped.
 COLUMNS = (
     "loss",
     "seconds",
@@ -58,7 +58,7 @@ PARTS = ("report.html", "report.css", "report.js")
 
 
 class Summary(TypedDict):
-    """One rank's line in the table at the top of the page."""
+    """One rank's line in the page's table."""
 
     host: str
     rank: int
@@ -80,7 +80,7 @@ class Summary(TypedDict):
 
 
 class RankData(TypedDict):
-    """Everything that the page draws of one rank."""
+    """A rank's data for the page."""
 
     summary: Summary
     columns: Dict[str, List[Any]]
@@ -94,7 +94,7 @@ class RankData(TypedDict):
 
 
 def made_steps(events: Sequence[Event]) -> List[Event]:
-    """The steps as the weights of today saw them: a step that was made again after a restart counts as made again."""
+    """The steps behind today's weights; a repeated step counts in its last version."""
     latest: Dict[int, Event] = {}
     for event in events:
         step = whole(event, "step")
@@ -106,7 +106,7 @@ def made_steps(events: Sequence[Event]) -> List[Event]:
 
 
 def columns(steps: Sequence[Event]) -> Dict[str, List[Any]]:
-    """The steps as one list for each figure, null where it is no finite number."""
+    """The steps as one list per figure, null if not finite."""
     table: Dict[str, List[Any]] = {"step": [step["step"] for step in steps]}
     for name in COLUMNS:
         values = [step.get(name) if finite(step.get(name)) is not None else None for step in steps]
@@ -116,7 +116,7 @@ def columns(steps: Sequence[Event]) -> Dict[str, List[Any]]:
 
 
 def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
-    """All events of a kind, cut down to these keys."""
+    """All events of a kind, reduced to these keys."""
     found = []
     for event in events:
         if event["kind"] == kind:
@@ -129,7 +129,7 @@ def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
 
 
 def rank_end(rank: Rank) -> str:
-    """How this rank's newest attempt ended, as far as the files tell."""
+    """How this rank's newest attempt ended, from the files."""
     told, said = describe_events(rank.events), said_last(rank.members)
     if rank.session and rank.session.get("ended") is None and (said or told["end_reason"] is None):
         return "still running when this was collected"
@@ -144,14 +144,14 @@ def rank_end(rank: Rank) -> str:
 
 
 def given_up(ranks: Sequence[Rank]) -> str:
-    """Why the keepers gave the run up; empty where they did not."""
+    """Why the keepers gave up; empty if they did not."""
     last = [(finite(rank.members[-1].get("time")) or 0.0, said_last(rank.members)) for rank in ranks if rank.members]
     failed = [(time, said.why or "") for time, said in last if said and said.state == FAILED]
     return min(failed, default=(0.0, ""))[1]
 
 
 def summary(rank: Rank, steps: Sequence[Event]) -> Summary:
-    """One rank's line in the table at the top."""
+    """One rank's line in the table."""
     told = describe_events(rank.events)
     return {
         "host": rank.host,
@@ -175,7 +175,7 @@ def summary(rank: Rank, steps: Sequence[Event]) -> Summary:
 
 
 def compared(run: Run, ranks: Sequence[RankData]) -> List[List[Any]]:
-    """Rows of (what, host, expected, measured); only what both sides know."""
+    """Rows of (what, host, expected, measured), if both are known."""
     start = next((event for rank in run.ranks for event in rank.events if event["kind"] == "start"), {})
     planned = section(section(run.plan, "model"), "parameters").get("total")
     made = section(section(start, "model"), "parameters").get("total")
@@ -211,7 +211,7 @@ def mean_of(table: Dict[str, List[Any]], name: str) -> Optional[float]:
 
 
 def plan_rows(plan: Document) -> List[List[str]]:
-    """The plan in pairs of words, without environment or anything else that might be secret."""
+    """The plan as pairs of words, without environment or other possible secrets."""
     if not plan:
         return []
     rows = [["digest", str(plan.get("digest"))]]
@@ -235,7 +235,7 @@ def plan_rows(plan: Document) -> List[List[str]]:
 
 
 def rank_data(rank: Rank) -> RankData:
-    """Everything that the page draws of one rank."""
+    """A rank's data for the page."""
     steps = made_steps(rank.events)
     return {
         "summary": summary(rank, steps),
@@ -248,7 +248,7 @@ def rank_data(rank: Rank) -> RankData:
 
 
 def other_data(run: Run) -> Document:
-    """The figures of a run that the page compares with."""
+    """Data of a run to compare with."""
     first = run.ranks[0]
     steps = made_steps(first.events)
     table = columns(steps)
@@ -281,7 +281,7 @@ def worth_rows(run: Run, worth: Worth) -> List[List[Any]]:
 def page_data(
     run: Run, others: Sequence[Run] = (), worth: Worth = lambda runs: {}, live: Optional[Mapping[str, Any]] = None
 ) -> Document:
-    """All that the page shows; live is what the hosts do now (live.now_of)."""
+    """The page's data; `live` is the current state of the hosts (live.now_of)."""
     ranks = [rank_data(rank) for rank in run.ranks]
     start = next((event for event in reversed(run.ranks[0].events) if event["kind"] == "start"), {})
     planned = [str(node.get("host")) for node in items(run.plan, "nodes")]
@@ -308,7 +308,7 @@ def page_data(
 
 
 def render(data: Document, parts: Dict[str, str]) -> str:
-    """The page: the data goes in as JSON in which nothing can end the script element."""
+    """Fill the template; the JSON cannot close its script element."""
     title = re.sub(
         r"[^\w .-]", "", "%s - %s" % (data["run"], "training now" if data.get("live") else "training report")
     )

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hand over the parts of a run that the controller lacks; also a program for a bare Python on the host."""
+"""Sends the parts of a run that the controller lacks; also a bare program on the host."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OPTIONS: Dict[str, Dict[str, object]] = dict(
 
 
 class Sent(Missing):
-    """The run, null where there is none, and what of it is lacking."""
+    """The run (null if none) and what the controller lacks."""
 
     run: Optional[str]
     run_dir: Optional[str]
 
 
 def send(params: Mapping[str, Any]) -> Sent:
-    """The answer of run_files to its controller's side."""
+    """The answer of run_files to the controller."""
     run_dir = find_run_dir(params)
     have = {path: had(known) for path, known in params["have"].items()}
     if run_dir is None or not os.path.isdir(run_dir):
@@ -39,5 +39,5 @@ def send(params: Mapping[str, Any]) -> Sent:
 
 
 def say(mark: str, params: Dict[str, object]) -> None:
-    """The program: answers with that."""
+    """The program: returns that answer."""
     bare.answer(mark, send(bare.expanded(params, ["run_dir", "base_dir"])))

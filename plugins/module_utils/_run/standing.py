@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who of a run with keepers trains, with whom, and why each other host does not: run_watch, the status and the doctor all ask here.
+"""Who trains in a run with keepers, and why other hosts do not, for run_watch, the status and the doctor.
 
-Pure functions of what run_info returned, by host. Of a host that gave no answer there is an empty state.
+Pure functions of run_info results by host; the state of a silent host is empty.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ Runs = Mapping[str, Mapping[str, Any]]
 
 
 class Part(NamedTuple):
-    """Hosts that train together now."""
+    """Hosts that now train together."""
 
     generation: int
     members: Tuple[str, ...]
     since: float
-    done: int  # steps made
+    done: int  # finished steps
 
 
 def keepers(runs: Runs) -> Dict[str, Mapping[str, Any]]:
-    """The last word of every living keeper, by host."""
+    """The last record of every live keeper, by host."""
     return {host: run["membership"] for host, run in runs.items() if keeper_lives(run)}
 
 
 def parts(runs: Runs) -> List[Part]:
-    """Those who train together, the newest generation first: several where a split network made them train apart."""
+    """The groups that train together, newest generation first; several if the network is split."""
     found: List[Part] = []
     training = [one for one in keepers(runs).values() if one["state"] == TRAINING and one["members"]]
     for one in sorted(training, key=lambda each: -int(each["generation"] or 0)):
         members = tuple(one["members"])
-        # Of two generations that share a host the older one is over, and a look at one of its keepers was too early.
+        # Of two generations that share a host, the older one is over; one keeper was polled too early.
         if not any(set(members) & set(part.members) for part in found):
             done = max(int(runs[each].get("done") or 0) for each in members if each in runs)
             found.append(Part(int(one["generation"] or 0), members, float(one["since"]), done))
@@ -62,12 +62,12 @@ def parts(runs: Runs) -> List[Part]:
 
 
 def trains(host: str, runs: Runs) -> bool:
-    """Whether a host is in one of the parts that train now."""
+    """Whether a host is in a part that trains."""
     return runs[host].get("state") in (None, RUNNING) and any(host in part.members for part in parts(runs))
 
 
 def apart_since(runs: Runs) -> Optional[int]:
-    """The step from which several parts train apart, as far as their keepers know."""
+    """The step since which parts train separately, as far as their keepers know."""
     found = parts(runs)
     steps = [
         int(away["step"])
@@ -80,7 +80,7 @@ def apart_since(runs: Runs) -> Optional[int]:
 
 
 def apart_text(runs: Runs) -> str:
-    """That several models are trained, where that is so."""
+    """Text if several models are being trained."""
     found, since = parts(runs), apart_since(runs)
     if len(found) < 2:
         return ""
@@ -93,34 +93,34 @@ def apart_text(runs: Runs) -> str:
 
 
 def gave_up(runs: Runs) -> Optional[str]:
-    """The host whose keeper gave the run up first, which the others followed; None where none did."""
+    """The host whose keeper gave up first, followed by the others; None if none did."""
     failed = [host for host, run in runs.items() if _last_word(run) == FAILED]
     return min(failed, key=lambda host: float(runs[host]["membership"]["since"]), default=None)
 
 
 def _last_word(run: Mapping[str, Any]) -> Optional[str]:
-    """The last word of a keeper that has ended; None while it lives, where it died silently, and where there was none."""
+    """The last record of an ended keeper; None while it lives, if it died silently, or if there was none."""
     keeper = run.get("membership")
     return keeper["state"] if keeper and not keeper_lives(run) and keeper["state"] in OVER else None
 
 
 def without_keeper(run: Mapping[str, Any]) -> bool:
-    """Whether the keeper of a host is gone without having come to an end, so that nothing starts a rank there again."""
+    """Whether a host's keeper is gone without a regular end, so that nothing restarts a rank there."""
     return bool(run.get("membership")) and run.get("state") == CRASHED and _last_word(run) is None
 
 
 def is_out(run: Mapping[str, Any]) -> bool:
-    """Whether nothing on a host takes part any more, though the run did not end there."""
+    """Whether nothing on a host takes part any more, although the run did not end there."""
     return run.get("state") in (CRASHED, STOPPED, OUTSIDE)
 
 
 def others_finished(host: str, runs: Runs) -> bool:
-    """Whether the run came to its end without this host."""
+    """Whether the run finished without this host."""
     return any(other != host and run.get("state") == FINISHED for other, run in runs.items())
 
 
 def away_since(host: str, runs: Runs) -> str:
-    """Since when and from which step the others are without a host, as they tell; empty where they do not."""
+    """Since when and which step the others train without a host; empty if unknown."""
     told = [
         away
         for other, run in runs.items()
@@ -136,7 +136,7 @@ def away_since(host: str, runs: Runs) -> str:
 
 
 def reason(host: str, runs: Runs) -> str:
-    """Why a host does not train with the others, to be read behind its name; empty where it trains or there is no keeper."""
+    """Why a host does not train with the others, to follow its name; empty if it trains or has no keeper."""
     run = runs[host]
     keeper = run.get("membership")
     if not keeper or trains(host, runs):
@@ -160,7 +160,7 @@ def reason(host: str, runs: Runs) -> str:
 
 
 def _waits(host: str, runs: Runs) -> str:
-    """For whom a keeper waits, as far as it and the others know."""
+    """The hosts that a keeper waits for, as far as known."""
     keeper, found = runs[host]["membership"], parts(runs)
     if keeper["state"] == STUCK:
         return "does not take part, because its rank cannot be stopped: %s" % (keeper["why"] or "no reason given")
@@ -179,7 +179,7 @@ def _waits(host: str, runs: Runs) -> str:
 
 
 def _missing(host: str, runs: Runs) -> str:
-    """Why a host that is waited for is not heard."""
+    """Why a missing host is not heard."""
     run = runs.get(host)
     if run is None or run.get("state") is None:
         return "which does not answer"
@@ -193,7 +193,7 @@ def _missing(host: str, runs: Runs) -> str:
 
 
 def lines(runs: Runs) -> List[str]:
-    """Lines about who trains: parts that train apart, hosts that were away, steps that were given up, and why other hosts do not train."""
+    """Lines about who trains: split parts, absent hosts, discarded steps, and why other hosts do not train."""
     told: List[str] = []
     found = parts(runs)
     for part in found:
@@ -212,7 +212,7 @@ def lines(runs: Runs) -> List[str]:
 
 
 def own_errors(runs: Runs) -> Dict[str, str]:
-    """The errors to be shown where no keeper has the last word: what a rank only heard of is told where nobody tells more."""
+    """The errors to show if no keeper has decided: second-hand ones only if nobody has a better one."""
     crashed = {host: run for host, run in runs.items() if run.get("error") and not run.get("membership")}
     own = {
         host: run
@@ -226,12 +226,12 @@ MOST_ABSENCES = 6  # the newest ones are shown
 
 
 def history(runs: Runs) -> List[str]:
-    """Who was away, what was made again, and what was given up."""
+    """Absences, repeated steps and discarded steps."""
     return [*(_absences(runs) if len(parts(runs)) < 2 else []), *_given_up(runs)]
 
 
 def _absences(runs: Runs) -> List[str]:
-    """Who was away, and what was made again, as the keeper that trains in the newest generation knows."""
+    """Absences and repeated steps, as known to the keeper in the newest generation."""
     told = [run["membership"] for run in runs.values() if run.get("membership")]
     newest = max(told, key=lambda one: (one["state"] == TRAINING, one["generation"] or 0), default=None)
     if newest is None:
@@ -250,7 +250,7 @@ def absence_text(one: Mapping[str, Any]) -> str:
 
 
 def _given_up(runs: Runs) -> List[str]:
-    """Which steps were trained apart and gave way, and where their checkpoints are."""
+    """The discarded steps of splits, and where their checkpoints are."""
     told: List[str] = []
     for host, run in runs.items():
         keeper: Mapping[str, Any] = run.get("membership") or {}
@@ -262,7 +262,7 @@ def _given_up(runs: Runs) -> List[str]:
 
 
 def gave_way_text(one: Mapping[str, Any]) -> str:
-    """That a host's steps do not count, since another part of the run had more."""
+    """A host's steps do not count, because another part of the run had more."""
     return "%s yielded at %s: its %d steps from %d to %d do not count, because others had made more" % (
         one["host"],
         clock_text(float(one["time"])),

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state of one host's share of a run, read from its run folder and nothing else.
+"""The state of one host's share of a run, read only from its run folder.
 
-The files are those of docs/contract.md. Readers never lock and never wait for the writer: a line that is not yet
-whole is left for the next look, and of a big file only the beginning and the newest part are read.
+docs/contract.md describes the files. Readers never lock and never wait for the writer: an incomplete
+line is left for the next poll, and of a big file only the beginning and the newest part are read.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ STOPPED = "stopped"
 CRASHED = "crashed"
 AWAY = "away"
 ENDED = (FINISHED, STOPPED, CRASHED, AWAY)
-FRESH_SECONDS = 10.0  # a heartbeat is renewed every second; one of this age still counts as life
+FRESH_SECONDS = 10.0  # a heartbeat of this age still counts as alive
 
 
 class Previous(TypedDict):
-    """The outputs that a fresh start set aside last."""
+    """The outputs that the last fresh start set aside."""
 
     path: str
     count: int
@@ -74,7 +74,7 @@ class Previous(TypedDict):
 
 
 class Beat(TypedDict):
-    """The part of a state that the heartbeat gives."""
+    """Fields from the heartbeat."""
 
     heartbeat_age: Optional[float]
     phase: Optional[str]
@@ -85,7 +85,7 @@ class Beat(TypedDict):
 
 
 class Filed(TypedDict):
-    """The part of a state that plan and session give."""
+    """Fields from plan and session."""
 
     plan_digest: Optional[str]
     trainer: Optional[str]
@@ -99,14 +99,14 @@ class Filed(TypedDict):
 
 
 class Planned(TypedDict):
-    """The part of a state that the speed of a step depends on."""
+    """Fields that determine a step's speed."""
 
     plan_facts: Optional[Document]
     links: Dict[str, object]
 
 
 class RunState(Told, Beat, Filed, Planned):
-    """The state of one host's share of a run; run_info describes the keys."""
+    """The state of one host's share of a run; run_info documents the keys."""
 
     state: str
     run: Optional[str]
@@ -129,7 +129,7 @@ class RunState(Told, Beat, Filed, Planned):
 
 
 def session_alive(session: Document) -> bool:
-    """Whether the runner that wrote session.json still runs: the same process, in the same boot."""
+    """Whether the runner in session.json is still alive: the same process, in the same boot."""
     pid = session.get("pid")
     if session.get("ended") is not None or not isinstance(pid, int):
         return False
@@ -139,7 +139,7 @@ def session_alive(session: Document) -> bool:
 
 
 def heartbeat_alive(heartbeat: Document, now: float) -> bool:
-    """Whether the trainer itself lives: a fresh heartbeat of a process that exists."""
+    """Whether the trainer is alive: a fresh heartbeat of an existing process."""
     pid, beat = heartbeat.get("pid"), finite(heartbeat.get("time"))
     if not isinstance(pid, int) or beat is None or now - beat > FRESH_SECONDS:
         return False
@@ -147,13 +147,13 @@ def heartbeat_alive(heartbeat: Document, now: float) -> bool:
 
 
 def host_state(session: Document, alive: bool, told: Told, has_events: bool, keeper: Optional[Said]) -> str:
-    """One of the states of docs/architecture.md: the one place that tells a run that was stopped from one that died."""
+    """One of the states of docs/architecture.md; decides whether a run was stopped or died."""
     if alive:
         return RUNNING
     if not session:
         if told["end_reason"] in (FINISHED, STOPPED):
             return str(told["end_reason"])
-        # Events without a session: somebody started the trainer by hand, and it disappeared without an exit status.
+        # Events without a session: somebody started the trainer by hand, and it vanished without an exit status.
         return CRASHED if has_events else PREPARED
     if told["end_reason"] == FINISHED and (session.get("stopped") or keeper):
         return FINISHED
@@ -162,31 +162,31 @@ def host_state(session: Document, alive: bool, told: Told, has_events: bool, kee
     if session.get("stopped"):
         return STOPPED
     if session.get("ended") is None or keeper:
-        # A keeper that had no time for a word, since its host went down, has not died of itself.
+        # A keeper whose host shut down too fast to record anything did not die by itself.
         return AWAY if keeper and session.get("terminated_by") else CRASHED
     if session.get("exit_code") != 0:
-        # A job that a signal ended has not stopped by itself, whatever its rank could still write.
+        # A job that was killed by a signal did not stop by itself, whatever its rank could still write.
         return STOPPED if told["end_reason"] == STOPPED and not session.get("signal") else CRASHED
     return STOPPED if told["end_reason"] == STOPPED or _short(told) else FINISHED
 
 
 def _by_last_word(word: str) -> str:
-    """The state of a host whose rank did not make the last step, by what its keeper said at its end."""
+    """The state of a host whose rank did not reach the last step, from its keeper's final record."""
     return {STOPPED: STOPPED, FAILED: CRASHED}.get(word, AWAY)
 
 
 def keeper_lives(run: Mapping[str, object]) -> bool:
-    """Whether a keeper runs on this host, which decides with the others who trains."""
+    """Whether a keeper is alive on this host."""
     return run.get("state") == RUNNING and bool(run.get("membership"))
 
 
 def _short(told: Told) -> bool:
-    """Whether metrics show that steps are missing; a trainer without our metrics gets the benefit of the doubt."""
+    """Whether metrics show missing steps; trainers without our metrics get the benefit of the doubt."""
     return isinstance(told["steps"], int) and told["end_reason"] is None and told["done"] < told["steps"]
 
 
 def error_text(state: str, session: Document, told: Told, lines: List[str], keeper: Optional[Said]) -> Optional[str]:
-    """Why it crashed: in its keeper's words, else in the trainer's where there are any."""
+    """Why it crashed: from its keeper, otherwise from the trainer, if known."""
     if state != CRASHED:
         return None
     if keeper and keeper.state == FAILED:
@@ -207,9 +207,9 @@ def error_text(state: str, session: Document, told: Told, lines: List[str], keep
 
 
 def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optional[str]:
-    """Why it was stopped, or is not in the run any more, as far as its keeper or its session says."""
+    """Why it was stopped or left the run, from its keeper or session."""
     if state not in (STOPPED, AWAY) or (state == STOPPED and session.get("stopped")):
-        # By a user, and on this host.
+        # by a user, on this host
         return None
     if keeper and keeper.why:
         return keeper.why
@@ -275,7 +275,7 @@ def read_run(
     now: Optional[float] = None,
     limit: int = METRICS_BYTES,
 ) -> RunState:
-    """Everything that can be told about this host's share of a run; the same keys in every state."""
+    """Everything known about this host's share of a run; the same keys in every state."""
     run: RunState = {**EMPTY, "run_dir": run_dir, "run": os.path.basename(run_dir.rstrip("/")), "rank": rank}
     if not os.path.isdir(run_dir):
         return run
@@ -321,7 +321,7 @@ def read_run(
 
 
 def _timed(run: RunState, heartbeat: Document, now: float) -> RunState:
-    """The same with what depends on the clock."""
+    """The state with its time-dependent fields."""
     run["eta_seconds"] = _eta(run["state"], run, run["membership"])
     run = {**run, **_beat(heartbeat, run, now)}
     run["idle_seconds"] = _idle(run, now)
@@ -331,7 +331,7 @@ def _timed(run: RunState, heartbeat: Document, now: float) -> RunState:
 
 
 def _of_plan_and_session(plan: Document, session: Document) -> Filed:
-    """The fields of plan and session in the shape of a state."""
+    """The fields from plan and session."""
     return {
         "plan_digest": text(plan, "digest"),
         "trainer": trainer_of(plan),
@@ -346,7 +346,7 @@ def _of_plan_and_session(plan: Document, session: Document) -> Filed:
 
 
 def _told(events: List[Event], session: Document, plan: Document) -> Told:
-    """The metrics of this session; results of an earlier evaluation in the same folder are left out."""
+    """The metrics of this session; ignores an earlier evaluation in the same folder."""
     told = _this_session(describe_events(events), session)
     if not is_evaluation({"stage": stage_of(plan)}):
         return told
@@ -359,7 +359,7 @@ def _node(plan: Document, rank: Optional[int]) -> Document:
 
 
 def _planned(plan: Document, rank: Optional[int]) -> Planned:
-    """The links as a rehearsal measured them from here; the plan's part is told by its first rank alone."""
+    """The links measured from here; only the first rank reports the plan's part."""
     place = text(_node(plan, rank), "base_dir")
     links = section(read_object(os.path.join(place, "measured.json")), "links") if place else {}
     if rank != 0 or not items(plan, "nodes"):
@@ -370,7 +370,7 @@ def _planned(plan: Document, rank: Optional[int]) -> Planned:
 
 
 def _or_of_log(metrics: Read, session: Document, log: str) -> Read:
-    """Another trainer than this collection's tells its steps in the log."""
+    """Other trainers report their steps in the log."""
     if not session or metrics.events:
         return metrics
     return Read(events_of_log(log, number(session, "log_begin")), True)
@@ -381,7 +381,7 @@ def _age(since: Optional[float], now: float) -> Optional[float]:
 
 
 def previous_of(run_dir: str) -> Optional[Previous]:
-    """The newest of the generations that were set aside, how many there are, and the newest step of its checkpoints."""
+    """The newest generation set aside, their number, and its newest checkpoint."""
     numbers = generations(run_dir)
     if not numbers:
         return None
@@ -390,7 +390,7 @@ def previous_of(run_dir: str) -> Optional[Previous]:
 
 
 def _idle(run: RunState, now: float) -> Optional[float]:
-    """Seconds since the last sign of progress; None when it is not running or gives no such signs."""
+    """Seconds since the last sign of progress; None if not running or unknown."""
     if run["state"] != RUNNING:
         return None
     signs = [run["phase_seconds"]] if run["phase_seconds"] is not None else []
@@ -400,7 +400,7 @@ def _idle(run: RunState, now: float) -> Optional[float]:
 
 
 def _this_session(told: Told, session: Document) -> Told:
-    """Drop the end that metrics of an earlier start tell: this session was started after it."""
+    """Drop the end event of an earlier start."""
     started, updated = finite(session.get("started")), told["updated"]
     if started is None or updated is None or updated >= started:
         return told
@@ -418,20 +418,20 @@ def _this_session(told: Told, session: Document) -> Told:
 
 
 def _steps(told: Told, heartbeat: Document, plan: Document) -> Optional[int]:
-    """How many steps the run has. Of long metrics the newest start may not have been read, so the heartbeat says it first."""
+    """The number of steps. Of long metrics the newest start may be unread, so the heartbeat comes first."""
     if is_evaluation({"stage": stage_of(plan)}):
         return None
     return positive(heartbeat.get("steps")) or told["steps"] or positive(section(plan, "training").get("iterations"))
 
 
 def _of_session(heartbeat: Document, started: Optional[float]) -> Document:
-    """The heartbeat of this session; empty where it is of an earlier one, which may have had other steps and ranks."""
+    """The heartbeat of this session; empty if it is an earlier one's, which may differ in steps and ranks."""
     beat = finite(heartbeat.get("time"))
     return {} if beat is None or (started is not None and beat < started) else heartbeat
 
 
 def _beat(heartbeat: Document, run: RunState, now: float) -> Beat:
-    """Ages by this host's own clock, so that clocks which differ between hosts do no harm."""
+    """Ages by this host's own clock, so that clock differences do not matter."""
     beat, since = finite(heartbeat.get("time")), finite(heartbeat.get("phase_since"))
     if beat is None:
         return NO_BEAT

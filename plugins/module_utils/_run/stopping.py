@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long a rank may need to end in order, from what it has measured itself."""
+"""How long a rank may need to stop cleanly, from its own measurements."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import Optional, Sequence, Tuple
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
 
-# Nothing is to be saved yet in these, and a rank there may not even hear that it is to stop.
+# Nothing to save in these phases, and a rank may not even notice the request.
 EARLY = (None, "start", "rendezvous", "agree", "resume")
 EARLY_SECONDS = 10.0
-# A slow disk, for a checkpoint of which none has been written yet.
+# Time for a first checkpoint on a slow disk.
 SLOWEST_DISK = 10e6
-# The next step or save may take longer than those before, and processes take their time to end.
+# The next step or save may take longer than earlier ones, and processes need time to exit.
 CAUTION = 2.0
 MARGIN_SECONDS = 30.0
-# A rank whose connections were ended tells within this time who was lost.
+# A rank whose connections were closed reports the lost rank within this time.
 LAST_WORDS_SECONDS = 8.0
-# Whatever the figures say, a stop ends.
+# Upper limit of a stop, whatever the figures say.
 LONGEST_STOP = 86400.0
 RECENT = 20
 DEFAULT_TIMEOUT = 300.0
 
 
 def stop_seconds(events: Sequence[Document], heartbeat: Document, plan: Document) -> float:
-    """Seconds that a stop is to be given: for the step that goes on and the next, the way to a meeting of local steps, and a save."""
+    """Timeout for a stop: the current step and the next, the way to a meeting of local steps, and a save."""
     timeout = _told(plan, "timeout_seconds") or DEFAULT_TIMEOUT
     attempt = _attempt(events)
     step, save = _measured(events, heartbeat, plan)
     if step is None:
         ours = trainer_of(plan) in (None, *TELLING)
-        # The first step may take long; a trainer that tells nothing gets the time that everything is derived from.
+        # The first step may take long; a trainer without metrics gets the plan's timeout.
         return EARLY_SECONDS if ours and heartbeat.get("phase") in EARLY and not _is_training(attempt) else timeout
-    # What is going on besides, and ends before the rank can stop.
+    # Other work in progress that ends before the rank can stop.
     aside = max(_longest(events, "eval") or 0.0, _longest(events, "sample") or 0.0)
     steps = 2 + _to_meeting(heartbeat, plan)
     return min(LONGEST_STOP, CAUTION * (steps * step + save + aside) + MARGIN_SECONDS)
 
 
 def rescue_seconds(events: Sequence[Document], heartbeat: Document, plan: Document) -> float:
-    """Seconds for a rank that has lost another one: it meets that in its next exchange, and saves the last finished step."""
+    """Timeout for a rank that lost another: it notices in its next exchange and saves the last finished step."""
     step, save = _measured(events, heartbeat, plan)
     return min(LONGEST_STOP, LAST_WORDS_SECONDS + CAUTION * ((step or 0.0) + save))
 
 
 def _measured(events: Sequence[Document], heartbeat: Document, plan: Document) -> Tuple[Optional[float], float]:
-    """Seconds of a step, None before the first one, and of a save."""
+    """Seconds per step (None before the first) and per save."""
     step = _told(heartbeat, "step_seconds") or _longest(_attempt(events), "step") or _longest(events, "step")
     return step, _told(heartbeat, "save_seconds") or _longest(events, "checkpoint") or _unsaved(plan)
 
@@ -63,7 +63,7 @@ def _is_training(attempt: Sequence[Document]) -> bool:
 
 
 def _told(document: Document, name: str) -> Optional[float]:
-    """A length of time; None of what is none."""
+    """A duration, or None."""
     found = document.get(name)
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found < 1e6:
         return None
@@ -71,13 +71,13 @@ def _told(document: Document, name: str) -> Optional[float]:
 
 
 def _longest(events: Sequence[Document], kind: str) -> Optional[float]:
-    """The most that one of the latest events of a kind took."""
+    """The longest of the recent events of a kind."""
     latest = [event for event in events if event["kind"] == kind][-RECENT:]
     return max((seconds for seconds in (_told(event, "seconds") for event in latest) if seconds), default=None)
 
 
 def _to_meeting(heartbeat: Document, plan: Document) -> int:
-    """Steps until all ranks meet: as the trainer says, else at most the distance of two meetings of local steps."""
+    """Steps until all ranks meet: from the trainer, otherwise the maximum."""
     told = heartbeat.get("meeting_in")
     if isinstance(told, int) and 0 <= told < 10**6:
         return told

@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Texts about a run: the table at its end, the status screen, and the one line while it goes on.
+"""Texts about a run: the closing table, the status screen, and the live line.
 
-Every figure comes from run_info, which has it from the metrics; what was not measured is shown as a dash.
+All figures come from run_info, which reads the metrics; unknown values are a dash.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import 
 )
 
 FEW_HOSTS = 4
-Row = Mapping[str, Any]  # {"host": ..., "run": what run_info returned, "verdict"/"sentence": of run_watch}
+Row = Mapping[str, Any]  # {"host": ..., "run": from run_info, "verdict"/"sentence": from run_watch}
 
 
 # -- facts over all ranks -----------------------------------------------------------------------------------------------
 
 
 def by_rank(rows: Sequence[Row]) -> List[Row]:
-    """In the order of the ranks; hosts without a rank last."""
+    """Sort by rank; hosts without a rank last."""
     return sorted(rows, key=lambda row: (row["run"].get("rank") is None, row["run"].get("rank") or 0, row["host"]))
 
 
 def first_known(rows: Sequence[Row], key: str) -> Any:
-    """A value of the whole run from the first rank that has it."""
+    """A run-wide value from the first rank that has it."""
     return next((row["run"][key] for row in by_rank(rows) if row["run"].get(key) is not None), None)
 
 
 def slowest(rows: Sequence[Row]) -> Optional[Row]:
-    """The rank for which the others wait, that is the one that waits least; None when nobody waits to speak of."""
+    """The rank that the others wait for, which waits least itself; None if nobody waits much."""
     known = [row for row in rows if row["run"].get("wait_share") is not None]
     if len(known) < 2 or any(row["run"].get("state") not in ("running", "finished") for row in rows):
         return None
@@ -67,7 +67,7 @@ def slowest(rows: Sequence[Row]) -> Optional[Row]:
 
 
 def identical_text(rows: Sequence[Row]) -> str:
-    """The proof of synchronisation, in words."""
+    """Whether the weights were identical, in words."""
     said = [row["run"].get("identical") for row in rows]
     ranks = first_known(rows, "world") or len(rows)
     on_ranks = "on both ranks" if ranks == 2 else "on all %d ranks" % ranks
@@ -82,39 +82,39 @@ def identical_text(rows: Sequence[Row]) -> str:
     return "weights identical %s%s" % (on_ranks, " (digest %s)" % str(digest)[:16] if digest else "")
 
 
-# -- the table at the end -------------------------------------------------------------------------------------------------
+# -- the closing table ---------------------------------------------------------------------------------------------------
 
 CLOSING = ("host", "rank", "state", "steps", "rows", "first loss", "last loss", "val bpb", "tok/s", "waited", "memory")
 
 
-# What no two hosts have the same of.
+# Columns that differ between any two hosts.
 MEASURED = ("tok/s", "mean tok/s", "waited", "waiting", "memory", "left")
 
 
 def of_many(header: Sequence[str], rows: Sequence[Sequence[str]]) -> List[Sequence[Any]]:
-    """The rows of a table; of many hosts those that are alike as one."""
+    """The rows of a table; with many hosts, similar ones are merged."""
     measured = [at for at, name in enumerate(header) if name in MEASURED]
     return alike(rows, own=[at for at, name in enumerate(header) if name in ("host", "rank")], measured=measured)
 
 
 def tells_nothing(run: Mapping[str, Any]) -> bool:
-    """Of another trainer than this collection's only the first rank says how far it is."""
+    """Other trainers report progress only on the first rank."""
     silent = run.get("step") is None and run.get("phase") is None and run.get("heartbeat_age") is None
     return silent and not run.get("done") and run.get("state") in ("running", "finished")
 
 
 def steps_text(run: Mapping[str, Any]) -> str:
-    """Steps made of those planned."""
+    """Finished and planned steps."""
     return "%s/%s" % (DASH if tells_nothing(run) else run.get("done") or 0, run.get("steps"))
 
 
 def rows_text(run: Mapping[str, Any]) -> str:
-    """The rows of a step that a host has now."""
+    """A host's rows per step."""
     return DASH if run.get("rows") is None else str(run["rows"])
 
 
 def changed_rows_lines(rows: Sequence[Row]) -> List[str]:
-    """That shares of rows have changed while training, where they have."""
+    """Lines about changed shares, if any."""
     steps = {row["run"]["rows_changed"] for row in rows if row["run"].get("rows_changed") is not None}
     if not steps:
         return []
@@ -143,7 +143,7 @@ def _closing_row(row: Row) -> List[str]:
 
 
 def closing_table(rows: Sequence[Row], width: int = 0) -> str:
-    """The closing table: one line a rank, and below it what holds for all ranks; a width of 0 sets no limit."""
+    """The closing table: one line per rank, then facts about all ranks; width 0 means no limit."""
     rows = by_rank(rows)
     lines = ["run %s" % (first_known(rows, "run") or DASH)]
     runs = [row["run"] for row in rows]
@@ -166,7 +166,7 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
 
 
 def _checkpoint_lines(rows: Sequence[Row]) -> List[str]:
-    """Where the checkpoints lie; hosts on which they lie in the same place share a line."""
+    """Where the checkpoints are; hosts with the same path share a line."""
     places: Dict[Tuple[Any, str], List[str]] = {}
     for row in rows:
         checkpoint = row["run"].get("checkpoint")
@@ -179,7 +179,7 @@ def _checkpoint_lines(rows: Sequence[Row]) -> List[str]:
 
 
 def _previous_lines(rows: Sequence[Row]) -> List[str]:
-    """Where a fresh start put what was there before."""
+    """Where a fresh start put the earlier outputs."""
     lines = []
     for row in rows:
         kept = row["run"].get("previous")
@@ -191,7 +191,7 @@ def _previous_lines(rows: Sequence[Row]) -> List[str]:
 
 
 def counted_text(counts: Mapping[str, int]) -> str:
-    """How many of something each host has; of many hosts those with as many are taken together."""
+    """A count per host; with many hosts, equal counts are merged."""
     alike: Dict[int, List[str]] = {}
     for host, count in sorted(counts.items()):
         alike.setdefault(count, []).append(host)
@@ -227,7 +227,7 @@ STATUS = (
 
 
 def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
-    """The state with what one must know of it; the mark is that of liveness.shown."""
+    """The state with the most important detail; `mark` is from liveness.shown."""
     state = str(state_of(run) or "not reached")
     if state in ("absent", "prepared"):
         return "never started" if state == "absent" else "prepared, not started"
@@ -254,7 +254,7 @@ def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
 
 
 def training_rows(rows: Sequence[Row]) -> List[Row]:
-    """The rows of those that train together now; all where no keeper says so."""
+    """The rows of the training hosts; all without keepers."""
     found = standing.parts(runs_of(rows))
     members = [row for row in rows if found and row["host"] in found[0].members]
     return members or list(rows)
@@ -266,7 +266,7 @@ def runs_of(rows: Sequence[Row]) -> Dict[str, Mapping[str, Any]]:
 
 
 def marks(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, str]:
-    """Judge the liveness of the hosts of a run from one look at each."""
+    """Judge the liveness of a run's hosts from one poll each."""
     limits = Limits(factor=stall_factor, timeout=first_known(rows, "timeout_seconds") or Limits().timeout)
     ranks = {
         row["host"]: Rank(
@@ -302,7 +302,7 @@ def _status_row(row: Row, mark: Optional[str]) -> List[str]:
 
 
 def _steps_now(run: Mapping[str, Any]) -> bool:
-    """Whether a rank makes steps, so that it has a speed."""
+    """Whether a rank is making steps, so that it has a speed."""
     return run.get("state") == "running" and not waits_for_others(run) and standstill(run) is None
 
 
@@ -312,12 +312,12 @@ def _evaluation_row(row: Row, mark: Optional[str]) -> List[str]:
 
 
 def since_text(seconds: float) -> str:
-    """For how long; of hours since when."""
+    """Elapsed time; beyond hours, the start time."""
     return "for %s" % seconds_text(seconds) if seconds < HOUR else "since %s" % clock_text(time.time() - seconds)
 
 
 def course_text(rows: Sequence[Row], now: float, stalls: bool = False) -> str:
-    """When the run began and ended, or how long it will take yet."""
+    """When the run began and ended, or its time left."""
     runs = [row["run"] for row in rows]
     began = min((run["started"] for run in runs if run.get("started")), default=None)
     if began is None:
@@ -337,13 +337,13 @@ def course_text(rows: Sequence[Row], now: float, stalls: bool = False) -> str:
 
 
 def of_newest_training(rows: Sequence[Row]) -> List[Row]:
-    """Without the hosts that hold an older training of the run, since they were away while it was begun again."""
+    """Without hosts that hold an older training of the run."""
     numbers = [number(section(row["run"], "training"), "number") for row in rows]
     return [row for row, one in zip(rows, numbers) if not one or one == max(numbers)]
 
 
 def _other_runs(rows: Sequence[Row]) -> List[str]:
-    """Hosts whose newest run is another one, or whose training of this run is an older one."""
+    """Hosts whose newest run is another one, or who hold an older training."""
     told = []
     newer: Dict[str, List[str]] = {}
     for row in rows:
@@ -372,7 +372,7 @@ def _headline(rows: Sequence[Row], stalls: bool) -> str:
 
 
 class Screen(NamedTuple):
-    """The status: a headline, a table, and in a sentence each what is wrong."""
+    """The status: a headline, a table, and one sentence per problem."""
 
     headline: str
     heads: Sequence[str]
@@ -381,7 +381,7 @@ class Screen(NamedTuple):
 
 
 def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> Screen:
-    """The parts of the status; the rows of its table are in the order of the ranks."""
+    """The parts of the status; table rows are in rank order."""
     rows = by_rank(rows)
     current = of_newest_training(rows)
     runs = runs_of(current)
@@ -404,7 +404,7 @@ def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> Screen:
 
 
 def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0) -> str:
-    """One screen: what every host does, then what is wrong in a sentence each; a width of 0 sets no limit."""
+    """One screen: the state of every host, then one sentence per problem; width 0 means no limit."""
     screen = status_screen(rows, stall_factor)
     table = fitting_table(screen.heads, screen.cells, width)
     return "\n".join([screen.headline, *table, *("  " + line for line in screen.sentences)])

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When watching is over: the judgement on one host's share of a run, given what is known of the others.
+"""Decides when watching one host is over, given what is known of the others.
 
-Pure functions of what run_info returned; the action plugin run_watch does the looking and the remembering. Whether the run makes progress
-is decided in liveness.py.
+Pure functions of run_info results; the action plugin run_watch does the polling and remembering. liveness.py decides whether
+the run makes progress.
 """
 
 from __future__ import annotations
@@ -54,38 +54,38 @@ LOST = "lost"
 MISSING = "missing"
 STARTED = "started"
 
-ORPHAN_GRACE = 20.0  # the other ranks see a broken connection at once and end by themselves
-EARLY_GRACE = 5.0  # before they have met there is no connection that could break
+ORPHAN_GRACE = 20.0  # the other ranks notice a broken connection at once and exit by themselves
+EARLY_GRACE = 5.0  # before they have met there is no connection to break
 MISSING_GRACE = 60.0
-START_GRACE = 30.0  # what keepers take to find out that a host is missing, and to start without it
-LOST_SECONDS = 600.0  # a host may give no answer for this long
+START_GRACE = 30.0  # time for keepers to notice a missing host and start without it
+LOST_SECONDS = 600.0  # maximum silence of a host
 
 
 class Observation(NamedTuple):
-    """One host as the watch knows it: the last answer, and how old everything is."""
+    """One host as the watch sees it: the last answer, and its age."""
 
     run: Mapping[str, Any]
-    age: float = 0.0  # seconds since it was first looked at
-    silent: float = 0.0  # seconds for which it has given no answer
-    quiet: float = math.inf  # seconds since its rank was last seen to use CPU
+    age: float = 0.0  # seconds since the first poll
+    silent: float = 0.0  # seconds of silence
+    quiet: float = math.inf  # seconds since its rank last used CPU
     ended: float = 0.0  # seconds since its end was first seen
-    over: Optional[str] = None  # the verdict with which watching it has ended
+    over: Optional[str] = None  # the final verdict on it
 
     def is_over(self, grace: float = ORPHAN_GRACE) -> bool:
-        """Whether its end was seen long enough ago; while its processes use CPU it may be starting again."""
+        """Whether its end was seen long enough ago; while its processes use CPU it may be restarting."""
         still_there = self.run.get("state") == RUNNING
         return min(self.ended, self.quiet if still_there else math.inf) > grace
 
     @property
     def rank(self) -> Rank:
-        """The same for the judgement of progress; a host that is watched no more is not asked any more, so it is not silent."""
+        """The input for liveness; a host that is no longer watched is not polled, so it is not silent."""
         age = self.run.get("session_age")
         silent = 0.0 if self.over not in (None, LOST) else self.silent
         return Rank(self.run, self.quiet, self.age if age is None else float(age), silent)
 
 
 class Verdict(NamedTuple):
-    """Why watching this host is over, and the sentence for it."""
+    """Why watching this host is over, as a sentence too."""
 
     verdict: str
     sentence: str
@@ -98,7 +98,7 @@ def judge(
     first_step: bool = False,
     lost_after: float = LOST_SECONDS,
 ) -> Optional[Verdict]:
-    """The verdict on a host, or None while there is reason to go on watching it."""
+    """The verdict on a host, or None to continue watching."""
     if _is_kept(host, seen):
         return _judge_kept(host, seen, limits, first_step, lost_after)
     return _judge_alone(host, seen, limits, first_step, lost_after)
@@ -107,7 +107,7 @@ def judge(
 def _judge_alone(
     host: str, seen: Mapping[str, Observation], limits: Limits, first_step: bool, lost_after: float
 ) -> Optional[Verdict]:
-    """The verdict where a run lives or ends as a whole."""
+    """The verdict if a run lives or dies as a whole."""
     own = seen[host]
     if own.run.get("state") in ENDED or (state_of(own.run) == CRASHED and own.is_over()):
         return _ended(own.run)
@@ -115,7 +115,7 @@ def _judge_alone(
         return Verdict(LOST, _lost(own))
     if own.run.get("state") != RUNNING:
         return _missing(own) if own.age > MISSING_GRACE else None
-    # A trainer without metrics of our kind never says more; ours may take long to begin.
+    # Trainers without our metrics never report more; ours may take long to start.
     silent = is_mute(own.run) and own.run.get("trainer") not in TELLING and own.age > MISSING_GRACE
     if first_step and is_evaluation(own.run) and own.run.get("batch"):
         return Verdict(STARTED, "has started (%s)" % _where(own.run))
@@ -125,14 +125,14 @@ def _judge_alone(
 
 
 def _is_kept(host: str, seen: Mapping[str, Observation]) -> bool:
-    """Whether keepers decide who trains, as far as anybody has told yet."""
+    """Whether the run has keepers, as far as known yet."""
     return any(one.run.get("membership") for one in seen.values()) and not is_evaluation(seen[host].run)
 
 
 def _judge_kept(
     host: str, seen: Mapping[str, Observation], limits: Limits, first_step: bool, lost_after: float
 ) -> Optional[Verdict]:
-    """The verdict where keepers go on without some hosts: who is missed by nobody is not given up while the others train."""
+    """The verdict if keepers can continue without hosts: a host that nobody misses is not given up while the others train."""
     own = seen[host]
     runs = {name: one.run if one.silent <= lost_after else {} for name, one in seen.items()}
     overs = [one.over for name, one in seen.items() if name != host]
@@ -151,12 +151,12 @@ def _judge_kept(
 
 
 def _stepless(one: Observation) -> float:
-    """Seconds since a host's rank made its last step, or since its session began."""
+    """Seconds since a host's last step, or since its session began."""
     return float(one.run.get("session_age" if one.run.get("step_age") is None else "step_age") or 0.0)
 
 
 def _hopeless(seen: Mapping[str, Observation], limits: Limits, lost_after: float) -> bool:
-    """Whether those who wait to train have waited for longer than they wait for a host that they can do without."""
+    """Whether the waiting hosts have waited longer than for a dispensable host."""
     waiting = [one for one in seen.values() if keeper_lives(one.run) and one.silent <= AWAY_SECONDS]
     if not waiting:
         return True
@@ -214,10 +214,10 @@ def _missing(own: Observation) -> Verdict:
 
 
 def _orphaned(host: str, seen: Mapping[str, Observation]) -> Optional[Verdict]:
-    """Whether this rank waits for one that has crashed, or was never started."""
+    """Whether this rank waits for one that crashed or was never started."""
     own = seen[host].run
     if keeper_lives(own):
-        # Its keeper goes on without them.
+        # Its keeper continues without them.
         return None
     meets = own.get("trainer") in TELLING and own.get("phase") in (None, "rendezvous")
     grace = EARLY_GRACE if meets else ORPHAN_GRACE
@@ -235,7 +235,7 @@ def _orphaned(host: str, seen: Mapping[str, Observation]) -> Optional[Verdict]:
 
 
 def _stalled(host: str, seen: Mapping[str, Observation], limits: Limits) -> Optional[Verdict]:
-    """The run stalls as a whole, so all hosts are told when the first one is."""
+    """The run stalls as a whole, so all hosts get the verdict of the first."""
     ranks = {name: one.rank for name, one in seen.items()}
     if not is_stalled(ranks, limits) and not any(one.over == STALLED for one in seen.values()):
         return None
@@ -262,10 +262,10 @@ def _stalled_text(host: str, own: Observation, away: Any, limits: Limits) -> str
 
 
 def intervals(elapsed: float, first_step: bool = False) -> Dict[str, float]:
-    """How often to look: every three seconds at first, three times a minute in a long run, so that looking costs it nothing.
+    """Poll intervals: every three seconds at first, every twenty in a long run, to keep the cost low.
 
-    A verdict within two minutes has no room for longer: it takes the patience, a look at a host that froze, and the doctor.
-    Whoever waits for nothing but the first step is told of it at once.
+    A verdict within two minutes leaves no room for longer: timeout, a poll of a frozen host, and the doctor.
+    Waiting only for the first step ends at once when it comes.
     """
     at_least = min(20.0, 3.0 + elapsed / 10.0)
     return {"at_least": 0.0 if first_step else at_least, "timeout": at_least + 5.0}
