@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """One host's answer: evidence, or why there is none.
 
-A host that cannot be reached, one that did not answer in time and one on which the module failed are three different things.
+Unreachable, too slow to answer, and a failed module are three different cases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FAILED = "failed"
 
 
 class Answer(NamedTuple):
-    """The evidence of a host; without it what kind of failure that was, and in words."""
+    """A host's evidence; otherwise the kind of failure, and its text."""
 
     evidence: Optional[Evidence]
     failure: Optional[str] = None
@@ -27,12 +27,12 @@ class Answer(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing came back from the host."""
+        """Whether the host returned nothing."""
         return self.failure in (UNREACHABLE, TIMED_OUT)
 
 
 def answer_of(result: Any) -> Answer:
-    """The registered result of doctor_info on a host, whatever became of the task there."""
+    """The result of doctor_info on a host, whatever happened to the task."""
     if not isinstance(result, Mapping):
         return Answer(None, FAILED, "was not examined: the host was not contacted")
     if isinstance(result.get("evidence"), Mapping):

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All that the doctor has seen, for a file that may be shown to others."""
+"""Everything the doctor has seen, in a file that can be shared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import answers_of
 
-# Variables that the plan sets itself; whatever else is in the environment may be a secret.
+# Variables that the plan sets; all others may be secrets.
 OPEN_NAMES = re.compile(
     r"(NANOCHAT|OMP|GLOO|NCCL|PYTHON|TORCH)[A-Z_]*|CUDA_VISIBLE_DEVICES|GLIBC_TUNABLES",
 )
@@ -25,7 +25,7 @@ def bundle(
     secrets: Sequence[Mapping[str, Any]] = (),
     told: Mapping[str, Any] = MappingProxyType({}),
 ) -> Dict[str, object]:
-    """The verdict, the plan and all evidence, without the values of secrets and of variables that others chose."""
+    """The verdict, the plan and all evidence, without secrets and user-defined variables."""
     nodes = [dict(node, env=masked_env(node.get("env") or {})) for node in plan["nodes"]]
     values = {str(value) for one in secrets for value in one.values() if len(str(value)) > 3}
     hosts = {host: answer.evidence or answer.words for host, answer in answers_of(results).items()}
@@ -38,7 +38,7 @@ def masked_env(env: Mapping[str, object]) -> Dict[str, object]:
 
 
 def without(found: Any, secrets: Sequence[str]) -> Any:
-    """The same with every secret masked, however deep it lies."""
+    """The same with every secret masked, at any depth."""
     if isinstance(found, Mapping):
         return {key: without(value, secrets) for key, value in found.items()}
     if isinstance(found, (list, tuple)):

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All that the doctor's judge looks at: the plan, what became of the question to each host, and how long what may take."""
+"""Input of the doctor's judge: the plan, each host's answer, and the time limits."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class Case(NamedTuple):
         return {host: answer.evidence for host, answer in self.answers.items() if answer.evidence is not None}
 
     def runs(self) -> Dict[str, Mapping[str, Any]]:
-        """The run of each host; empty for one that gave no answer."""
+        """The run of each host; empty for a silent one."""
         return {host: answer.evidence["run"] if answer.evidence else {} for host, answer in self.answers.items()}
 
     def silent(self) -> List[str]:
-        """The hosts from which nothing came back."""
+        """The hosts that returned nothing."""
         return sorted(host for host, answer in self.answers.items() if answer.is_silent)
 
     def ranks(self, count_cpu: bool = True) -> Dict[str, Rank]:
-        """As the judgement of progress wants them; without CPU as if no rank used any."""
+        """Input for liveness; `without CPU` as if no rank used any."""
         ranks = {host: Rank({}, silent=math.inf) for host in self.answers}
         for host, found in self.known().items():
             quiet = 0.0 if count_cpu and works(found) else math.inf

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why a rank ended and by whom, from what it wrote about that, from signals, and only without these from words."""
+"""Why a rank ended and who caused it: from its own record, from signals, and only otherwise from log messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import 
 
 LOW_DISK = 64 * 1024 * 1024
 
-# The findings for what the trainer writes as the cause of an end; for all others it is FAILED.
+# Findings by the trainer's cause of an end; FAILED for all others.
 FAILED = "rank-failed"
 CODES: Dict[str, str] = {
     cause.value: code
@@ -42,16 +42,16 @@ class Death(NamedTuple):
     """Why a rank ended."""
 
     code: str
-    blames: List[int]  # the ranks at fault, as far as the rank knew
-    is_echo: bool  # it ended for no other reason than that another rank was missing or at fault
-    cause: str = ""  # as the trainer wrote it
+    blames: List[int]  # the ranks at fault, if known
+    is_echo: bool  # it ended only because another rank was missing or at fault
+    cause: str = ""  # as the trainer recorded it
 
 
 def death_of(found: Evidence, rank: int) -> Death:
     """Classify the end of a crashed rank."""
     run = found["run"]
     if without_keeper(run):
-        # Its rank could still write why it ended, but that was only since the keeper had.
+        # Its rank could still record why it ended, but only because the keeper had ended first.
         free = (found.get("system") or {}).get("disk_free")
         full = free is not None and free < LOW_DISK
         return Death("rank-oom" if out_of_memory(found) else "disk-full" if full else "keeper-gone", [rank], False)
@@ -68,15 +68,15 @@ def death_of(found: Evidence, rank: int) -> Death:
 
 
 def was_killed(found: Evidence) -> bool:
-    """By SIGKILL; torchrun ends with a code of its own then and says so in the log."""
+    """By SIGKILL; torchrun then exits with its own code and logs it."""
     run = found["run"]
     if run.get("signal") == 9 or run.get("exit_code") in (137, -9):
         return True
-    # A trainer that could still say why was not killed; the log may hold what an earlier attempt said.
+    # A trainer that could record the reason was not killed; the log may be from an earlier attempt.
     return not run.get("end_error") and prose.says_killed("\n".join([*(run.get("last_lines") or []), error_of(found)]))
 
 
 def out_of_memory(found: Evidence) -> bool:
-    """The kernel says so, or its count of processes killed for lack of memory has grown since the rank's last heartbeat."""
+    """The kernel reports it, or its count of OOM kills grew since the rank's last heartbeat."""
     before, now = found.get("oom_kills_before"), (found.get("system") or {}).get("oom_kills")
     return bool(found.get("kernel")) or (before is not None and now is not None and now > before)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The evidence that doctor_info returns about a rank: gathered on its host (gather.py), judged on the controller (judge.py)."""
+"""The types of the evidence about a rank: collected on its host (gather.py), judged on the controller (judge.py)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import Run
 
 
 class Peer(TypedDict):
-    """Another node of the run, and where it is."""
+    """Another node of the run and its address."""
 
     host: str
     address: str
 
 
 class RankProcess(TypedDict, total=False):
-    """The rank's own process, empty where there is none; shares are of one core."""
+    """The rank's process, empty if there is none; shares are of one core."""
 
     pid: int
     state: str
@@ -31,7 +31,7 @@ class RankProcess(TypedDict, total=False):
 
 
 class OtherProcess(TypedDict):
-    """Somebody else who computes there."""
+    """Another process that uses the CPU."""
 
     pid: int
     user: str
@@ -40,7 +40,7 @@ class OtherProcess(TypedDict):
 
 
 class Socket(TypedDict):
-    """A TCP connection to a peer: bytes not yet sent or read, and how often the kernel sent again."""
+    """A TCP connection to a peer: bytes unsent and unread, and retransmissions."""
 
     peer: str
     port: int
@@ -59,7 +59,7 @@ class Nic(TypedDict):
 
 
 class System(TypedDict, total=False):
-    """The machine while it was looked at."""
+    """The machine during the examination."""
 
     cpus: int
     load1: float
@@ -83,7 +83,7 @@ class Flight(TypedDict, total=False):
 
 
 class Dump(TypedDict, total=False):
-    """The trainer's own answer: the stacks of its threads and its flight record."""
+    """The trainer's answer: the stacks of its threads and its flight record."""
 
     time: object
     pid: object
@@ -104,6 +104,6 @@ class _Seen(TypedDict, total=False):
 
 
 class Evidence(_Seen):
-    """All of it; what could not be read is not there."""
+    """All evidence; unreadable parts are missing."""
 
     run: RunState

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gather what one host knows about a rank that is stuck or died, in a few seconds and without a change.
+"""Collects a host's evidence about a stuck or dead rank in a few seconds, without changes.
 
-Everything comes from /proc, /sys, the run folder and the trainer's own answer to a request for its stacks. What may not be
-read is left out; the judge (judge.py) works with what is there.
+Everything comes from /proc, /sys, the run folder and the trainer's answer to a request for its stacks. Unreadable
+parts are left out; the judge (judge.py) works with the rest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import rea
 
 Run = Callable[[List[str]], Tuple[int, str, str]]
 
-# The trainer's heartbeat looks for this file once a second and answers with its stacks and its flight record.
+# The trainer's heartbeat thread checks for this file every second and answers with its stacks and flight record.
 REQUEST = "dump-request-rank%d"
 ANSWER = "dump-rank%d.json"
 ANSWER_SECONDS = 4.0
@@ -53,7 +53,7 @@ TCP_STATES = {
 
 
 def collect(run_dir: str, rank: int, peers: Sequence[Peer], probe_port: int, run: Run) -> Evidence:
-    """Everything about this host's rank. peers: [{host, address}]; probe_port: one that the peers' firewalls leave open."""
+    """All evidence about this host's rank. peers: [{host, address}]; probe_port: one that the peers' firewalls leave open."""
     state = read_run(run_dir, rank, lines=30)
     pid = trainer_pid(run_dir, rank)
     ask(run_dir, rank, pid)
@@ -83,14 +83,14 @@ def heartbeat(run_dir: str, rank: int) -> Document:
 
 
 def rank_pids(run_dir: str, pid: Optional[int]) -> Set[int]:
-    """The rank and all else of its session, and of the other nodes of the run on this machine."""
+    """All processes of the rank's session, and of the run's other nodes on this machine."""
     name = os.path.basename(run_dir.rstrip("/"))
     mine = {one.pid for one in processes.processes().values() if one.worker and "--run=%s" % name in one.argv}
     return mine | {os.getpid()} | ({pid} if pid else set())
 
 
 def trainer_pid(run_dir: str, rank: int) -> Optional[int]:
-    """The rank's process: the one that beats, else the deepest one of its session; None when it is gone."""
+    """The rank's process: the one with the heartbeat, or else its session's deepest one; None if gone."""
     table = processes.processes()
     session = read_object(os.path.join(run_dir, "session.json"))
     marker = session.get("id")
@@ -105,7 +105,7 @@ def trainer_pid(run_dir: str, rank: int) -> Optional[int]:
 
 
 class Counters(NamedTuple):
-    """Counters that are read twice and compared."""
+    """Counters to read twice and compare."""
 
     time: float
     cpu: Dict[int, float]  # seconds by process
@@ -116,13 +116,13 @@ class Counters(NamedTuple):
 
 
 def counters(pid: Optional[int]) -> Counters:
-    """As they are now."""
+    """Read them now."""
     swapped = sum(_vmstat(("pswpin", "pswpout")))
     return Counters(time.monotonic(), dict(_cpu_times()), swapped, _throttle(), _limited(), _delay(pid))
 
 
 def _delay(pid: Optional[int]) -> float:
-    """Seconds that the threads of a process were ready to run and had no core."""
+    """Seconds that a process's threads were ready to run without a core."""
     folder, total = "/proc/%s/task" % pid, 0
     for name in os.listdir(folder) if pid and os.path.isdir(folder) else []:
         fields = read_text("%s/%s/schedstat" % (folder, name)).split()
@@ -140,7 +140,7 @@ def _cpu_times() -> Iterable[Tuple[int, float]]:
 
 
 def process_facts(pid: Optional[int], first: Counters, second: Counters) -> Optional[RankProcess]:
-    """State, memory and share of a CPU of the rank's process; None when there is none."""
+    """State, memory and CPU share of the rank's process; None if there is none."""
     one = processes.process(pid) if pid else None
     if one is None or pid is None:
         return None
@@ -164,11 +164,11 @@ def _status_bytes(status: str, name: str) -> int:
     return int(found.group(1)) * 1024 if found else 0
 
 
-# -- stacks and flight record, by the trainer itself --------------------------------------------------------------------
+# -- stacks and flight record, from the trainer -------------------------------------------------------------------------
 
 
 def ask(run_dir: str, rank: int, pid: Optional[int]) -> None:
-    """Leave the request; a folder that may not be written just gets no answer."""
+    """Write the request; an unwritable folder just gets no answer."""
     if pid is None:
         return
     try:
@@ -179,7 +179,7 @@ def ask(run_dir: str, rank: int, pid: Optional[int]) -> None:
 
 
 def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
-    """The trainer's answer to the request, None if it does not come: a stopped process, or another trainer than ours."""
+    """The trainer's answer, None if it does not come: a stopped process, or another trainer."""
     request, path = os.path.join(run_dir, REQUEST % rank), os.path.join(run_dir, ANSWER % rank)
     limit = time.monotonic() + (ANSWER_SECONDS if pid is not None else 0.0)
     while os.path.exists(request) and time.monotonic() < limit:
@@ -196,7 +196,7 @@ def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
 
 
 def peer_sockets(pid: Optional[int], addresses: List[str]) -> List[Socket]:
-    """The process's TCP connections to its peers: bytes not yet sent or read, and how often the kernel sent again."""
+    """The process's TCP connections to its peers: bytes unsent and unread, and retransmissions."""
     inodes = _socket_inodes(pid) if pid else set()
     found: List[Socket] = []
     for name in ("tcp", "tcp6"):
@@ -233,7 +233,7 @@ def _socket_inodes(pid: int) -> Set[str]:
 
 
 def _endpoint(text: str) -> Tuple[str, int]:
-    """(address, port) of the kernel's notation; IPv4 in IPv6 is given as IPv4."""
+    """Parse the kernel's (address, port); IPv4 in IPv6 becomes IPv4."""
     raw, port = text.split(":")
     words = b"".join(bytes.fromhex(raw[at : at + 8])[::-1] for at in range(0, len(raw), 8))
     if len(words) == 16 and words[:12] == b"\0" * 10 + b"\xff\xff":
@@ -242,7 +242,7 @@ def _endpoint(text: str) -> Tuple[str, int]:
 
 
 def reach_all(peers: Sequence[Peer], port: int) -> Dict[str, str]:
-    """Every peer side by side, so that ten which do not answer take no longer than one."""
+    """Test all peers in parallel, so that ten unresponsive ones take no longer than one."""
     found: Dict[str, str] = {}
     threads = [
         threading.Thread(target=lambda one=peer: found.update({one["host"]: reach(one["address"], port)}), daemon=True)
@@ -256,7 +256,7 @@ def reach_all(peers: Sequence[Peer], port: int) -> Dict[str, str]:
 
 
 def reach(address: str, port: int, seconds: float = 3.0) -> str:
-    """Whether packets reach the peer and come back: open and refused both say yes."""
+    """Whether packets reach the peer and come back: open and refused both prove it."""
     try:
         socket.create_connection((address, port), seconds).close()
     except ConnectionRefusedError:
@@ -310,7 +310,7 @@ def _vmstat(names: Iterable[str]) -> List[int]:
 
 
 def _throttle() -> int:
-    """How often any core was slowed because it was too hot."""
+    """How often any core was thermally throttled."""
     root, total = "/sys/devices/system/cpu", 0
     for name in os.listdir(root) if os.path.isdir(root) else []:
         if re.fullmatch(r"cpu\d+", name):
@@ -319,18 +319,18 @@ def _throttle() -> int:
 
 
 def _pressure(name: str) -> Optional[float]:
-    """Share of the last ten seconds in which somebody waited for this, in percent."""
+    """Percentage of the last ten seconds in which a process waited for this resource."""
     found = re.search(r"^some avg10=([\d.]+)", read_text("/proc/pressure/" + name))
     return float(found.group(1)) if found else None
 
 
 def _oom_kills() -> int:
-    """How often the kernel has killed a process because it was out of memory (OOM) since it started."""
+    """The kernel's number of OOM kills since boot."""
     return _vmstat(["oom_kill"])[0]
 
 
 def _limited() -> float:
-    """Seconds for which a limit of this control group kept its processes from the CPU."""
+    """Seconds that this control group's CPU limit kept its processes waiting."""
     group = read_text("/proc/self/cgroup").strip().rpartition("::")[2].rstrip("/")
     for path in ("/sys/fs/cgroup%s/cpu.stat" % group, "/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat"):
         found = re.search(r"^throttled_(usec|time) (\d+)", read_text(path), re.M)
@@ -349,7 +349,7 @@ def _nic(name: str) -> Nic:
 
 
 def busiest(first: Counters, second: Counters, own: Set[int], most: int = 3) -> List[OtherProcess]:
-    """Who else computes, by share of a CPU, from a tenth of one on."""
+    """Other processes by CPU share, from a tenth of a core on."""
     seconds = second.time - first.time
     shares = [(used - first.cpu.get(pid, used)) / seconds for pid, used in second.cpu.items()]
     ranked = sorted(zip(shares, second.cpu), reverse=True)
@@ -362,17 +362,17 @@ def busiest(first: Counters, second: Counters, own: Set[int], most: int = 3) -> 
 
 
 def program_of(one: processes.Process) -> str:
-    """The program and what it runs; the rest of a command line may hold what its owner shows nobody."""
+    """The program and its script; the rest of a command line may be private."""
     words = [os.path.basename(one.argv[0])] if one.argv else [one.command]
     if words[0].startswith(INTERPRETERS):
-        # What follows -c is a whole program.
+        # -c is followed by a whole program.
         script = next((word for word in one.argv[1:] if not word.startswith("-")), "") if "-c" not in one.argv else ""
         words.append(os.path.basename(script))
     return " ".join(words).strip()[:120]
 
 
 def kernel_words(run: Run, started: Optional[float]) -> List[str]:
-    """The kernel's messages about OOM kills since the run started, where this user may read them."""
+    """The kernel's messages about OOM kills since the run started, if this user may read them."""
     since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started or 0))
     for argv in (
         ["dmesg", "--time-format", "iso"],

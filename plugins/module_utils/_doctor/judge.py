@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The judge over the evidence of all ranks (gather.py): one verdict, with what it rests on. Pure, so it can be tried.
+"""Judges the evidence of all ranks (gather.py): one verdict and its evidence. Pure functions.
 
-The order of the questions is the order of certainty: a host that gives no answer explains everything else, a rank that
-died explains why the others wait, a rank that is stopped explains a stall, and only where all live are links and speeds
+The questions are in order of certainty: a silent host explains everything else, a dead rank
+explains why the others wait, a stopped rank explains a stall, and only if all are alive are links and speeds
 compared.
 """
 
@@ -49,20 +49,20 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     STOPPED,
 )
 
-PASSES = ("open", "refused")  # answers of a peer: packets go there and come back
+PASSES = ("open", "refused")  # answers of a peer that prove a two-way path
 LOST_PACKETS = ("timeout", "no route")
 WAITING = ("sync", "head", "agree", "rendezvous", "end")
 
 
 class Diagnosis(TypedDict):
-    """The verdict, and the lines it rests on."""
+    """The verdict, and the supporting lines."""
 
     verdict: Finding
     evidence: List[str]
 
 
 def diagnose(plan: Plan, results: Mapping[str, Any], stall_factor: float = 5.0) -> Diagnosis:
-    """One verdict over all ranks, from the results of doctor_info by host: a finding, and the lines it rests on."""
+    """One verdict over all ranks from doctor_info's results by host: a finding, and the supporting lines."""
     limits = Limits(factor=float(stall_factor), timeout=float(plan.get("timeout_seconds") or Limits().timeout))
     case = Case(plan, answers_of(results), limits)
     names = {host: case.name(host) for host in sorted(case.answers, key=case.rank)}
@@ -73,7 +73,7 @@ def diagnose(plan: Plan, results: Mapping[str, Any], stall_factor: float = 5.0) 
 
 
 def judged(case: Case) -> Finding:
-    """The answer to the first question that has one."""
+    """The first question's answer that is not None."""
     for question in QUESTIONS:
         verdict = question(case)
         if verdict:
@@ -82,7 +82,7 @@ def judged(case: Case) -> Finding:
 
 
 def of_keepers(case: Case) -> Optional[Finding]:
-    """Where keepers decide who trains: those who train are judged, then who does not and why; None where there is no more to say."""
+    """With keepers: first judge the training hosts, then who does not train and why; None if there is nothing more to report."""
     runs = case.runs()
     found = parts(runs)
     if not found:
@@ -107,7 +107,7 @@ def of_keepers(case: Case) -> Optional[Finding]:
 
 
 def absence(case: Case, host: str) -> str:
-    """How it is with a host that is not in the run."""
+    """The state of a host that is not in the run."""
     found = case.answers[host].evidence
     if found is None:
         return case.answers[host].words
@@ -115,7 +115,7 @@ def absence(case: Case, host: str) -> str:
 
 
 def waiting(case: Case) -> Finding:
-    """No rank trains: whose fault that is, and who waits for whom."""
+    """No rank trains: who is at fault, and who waits for whom."""
     runs, hosts = case.runs(), sorted(case.answers, key=case.rank)
     seen = "No rank trains: %s." % "; ".join("%s %s" % (host, absence(case, host)) for host in hosts)
     if own_deaths(case):
@@ -128,7 +128,7 @@ def waiting(case: Case) -> Finding:
 
 
 def given_up(case: Case) -> Optional[Finding]:
-    """Keepers gave the run up, for another reason than an error that a rank could name itself."""
+    """Keepers gave up for a reason that no rank could record itself."""
     first = gave_up(case.runs())
     if first is None or any(case.death(host).cause for host in own_deaths(case)):
         return None
@@ -137,11 +137,11 @@ def given_up(case: Case) -> Optional[Finding]:
     return finding("run-given-up", first, seen + (" Last seen: %s" % last["seen"] if last else ""))
 
 
-# -- the questions, each a verdict or None; QUESTIONS below has them all ------------------------------------------------
+# -- the questions, each returning a verdict or None; listed in QUESTIONS below -----------------------------------------
 
 
 def silent(case: Case) -> Optional[Finding]:
-    """A host that does not answer explains all, unless a rank that does answer died of something of its own."""
+    """A silent host explains everything, unless a responding rank died of its own error."""
     gone = case.silent()
     over = bool(case.known()) and set(case.states().values()) <= {FINISHED, STOPPED, AWAY}
     if not gone or over or (own_deaths(case) and not stalled(case)):
@@ -168,7 +168,7 @@ def silent(case: Case) -> Optional[Finding]:
 
 
 def not_examined(case: Case) -> Optional[Finding]:
-    """Missing evidence is no evidence of health; what is certain without it is said first."""
+    """Missing evidence does not prove health; conclusions that do not need it come first."""
     failed = sorted(host for host, answer in case.answers.items() if answer.failure == FAILED)
     if not failed:
         return None
@@ -177,12 +177,12 @@ def not_examined(case: Case) -> Optional[Finding]:
 
 
 def own_deaths(case: Case) -> List[str]:
-    """The hosts whose rank crashed of its own."""
+    """The hosts whose rank crashed by itself."""
     return [host for host, state in case.states().items() if state == CRASHED and not case.death(host).is_echo]
 
 
 def died(case: Case) -> Optional[Finding]:
-    """The first cause among the ranks that crashed; a rank that only heard of it is not to blame."""
+    """The first cause among the crashed ranks; a rank that only lost a peer is not to blame."""
     crashed = [host for host, state in case.states().items() if state == CRASHED]
     if not crashed:
         return None
@@ -195,7 +195,7 @@ def died(case: Case) -> Optional[Finding]:
 
 
 def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
-    """All ranks that ended were left alone by another one: whom they blame."""
+    """All ended ranks were left alone by another one: the one that they blame."""
     for host in crashed:
         death, text = case.death(host), error_of(case.known()[host])
         accused = [one for one in map(case.host_of, death.blames) if one is not None and one != host]
@@ -219,7 +219,7 @@ def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
 
 
 def missed_each_other(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
-    """Every rank ended because others did not come, none knows who, and now the links are open: they were not for a while."""
+    """Every rank ended because others did not arrive, none knows which, and the links are open again."""
     if len(crashed) < max(2, len(case.plan["nodes"])):
         return None
     host, other = crashed[0], crashed[1]
@@ -276,7 +276,7 @@ def frozen(case: Case) -> Optional[Finding]:
 
 
 def cut(case: Case) -> Optional[Finding]:
-    """A link on which packets are lost: the active probe says it outright, sockets that send again and again suggest it."""
+    """A link that loses packets: proven by the active probe, suggested by repeated retransmissions."""
     for host, found in case.known().items():
         nic = next((node.get("nic") for node in case.plan["nodes"] if node["host"] == host), None)
         if nic_down(found, nic):
@@ -304,7 +304,7 @@ def cut(case: Case) -> Optional[Finding]:
 
 
 def nic_down(found: Evidence, nic: Optional[str]) -> bool:
-    """Whether the network interface of the plan is down or gone."""
+    """Whether the plan's network interface is down or gone."""
     nics = (found.get("system") or {}).get("nics") or {}
     if not nics or not nic:
         return False
@@ -312,13 +312,13 @@ def nic_down(found: Evidence, nic: Optional[str]) -> bool:
 
 
 def behind(case: Case) -> Optional[Finding]:
-    """The rank that has not reached the collective at which the others wait."""
+    """The rank that has not reached the collective where the others wait."""
     full = no_room(case)
     if full:
         return full
     late = latest(case)
     if not stalled(case):
-        # One that is at work is slow where all others have waited for it for longer than a rank at rest may take.
+        # A working rank is slow if all others have waited for it longer than an idle rank may take.
         return slow(case, late) if late and works(case.known()[late]) and lags(case) else None
     if late is None:
         return stuck(case)
@@ -346,7 +346,7 @@ def slow(case: Case, host: str) -> Finding:
 
 
 def no_room(case: Case) -> Optional[Finding]:
-    """A rank that cannot save, though it is still there."""
+    """A live rank that cannot save."""
     for host, found in case.known().items():
         free = (found.get("system") or {}).get("disk_free")
         waits = (found["run"].get("idle_seconds") or 0.0) > case.limits.minimum
@@ -366,19 +366,19 @@ def lags(case: Case) -> bool:
 
 
 def latest(case: Case) -> Optional[str]:
-    """The host whose rank has done the fewest collectives, None where all are at the same one."""
+    """The host whose rank has done the fewest collectives, None if all are at the same one."""
     counted = positions(case)
     if len(set(counted.values())) > 1:
         return min(counted, key=lambda host: counted[host])
     elsewhere = [host for host, found in case.known().items() if found["run"].get("phase") not in WAITING]
     if len(elsewhere) != 1 or len(case.known()) < 2:
-        # Of several that do the same, the one that computes keeps the others waiting.
+        # Of several at the same one, the one that computes delays the others.
         elsewhere = [host for host in elsewhere or case.known() if works(case.known()[host])]
     return elsewhere[0] if len(elsewhere) == 1 else None
 
 
 def positions(case: Case) -> Dict[str, Tuple[int, int]]:
-    """How far each rank came, counted in the same way on all: by the flight record if every rank gave one."""
+    """Each rank's position, counted the same way for all: by the flight record if every rank has one."""
     known = case.known()
     flights = {host: recorded(found) for host, found in known.items()}
     if all(number is not None for number in flights.values()):
@@ -392,7 +392,7 @@ def positions(case: Case) -> Dict[str, Tuple[int, int]]:
 
 
 def stuck(case: Case) -> Optional[Finding]:
-    """Nobody is behind the others: all wait, or all compute."""
+    """Nobody is behind: all wait, or all compute."""
     known = case.known()
     if any(map(works, known.values())):
         return None
@@ -408,12 +408,12 @@ def stuck(case: Case) -> Optional[Finding]:
     return finding("rank-stuck", host, seen)
 
 
-# In the order of certainty.
+# In order of certainty.
 QUESTIONS = (silent, died, not_examined, not_running, frozen, cut, behind)
 
 
 def healthy(case: Case) -> Finding:
-    """All live and none is stuck: say how fast, and who sets the pace."""
+    """All are alive and none is stuck: report the speed, and who sets the pace."""
     known = case.known()
     host = case.plan["master"]["host"] if case.plan["master"]["host"] in known else sorted(known)[0]
     for one, found in known.items():

@@ -1,20 +1,20 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the cause of a death from the messages of other trainers, of torchrun, and of libraries.
+"""Parses the cause of a death from messages of other trainers, torchrun and libraries.
 
-The one place that reads sentences. This collection's trainer writes the cause and the ranks at fault as data (deaths.py).
+This is the only place that parses sentences. Our trainer records the cause and the ranks at fault as data (deaths.py).
 """
 
 from __future__ import annotations
 
 import re
 
-# How libraries say that another rank was missing; whoever says so is not to blame.
+# Messages of libraries about a missing rank; their rank is not to blame.
 ECHO = re.compile(
     r"did not (come|arrive)|(closed|reset) by peer|broken pipe|timed out|timeout|connectfullmesh|clients joined", re.I
 )
-# Words of an error and the code they stand for, the more specific first.
+# Error patterns and their codes, the most specific first.
 WORDS = (
     (re.compile(r"no space left|disk (is )?full|not enough (disk )?space", re.I), "disk-full"),
     (re.compile(r"weights.*(differ|not identical|diverged)", re.I), "weights-differ"),
@@ -28,15 +28,15 @@ KILLED = re.compile(r"exitcode\s*: -9|\bsignal 9\b|SIGKILL")
 
 
 def code_of(text: str) -> str:
-    """The code that an error stands for."""
+    """The code of an error."""
     return next((code for pattern, code in WORDS if pattern.search(text)), "rank-failed")
 
 
 def is_echo(text: str) -> bool:
-    """Whether an error only says that another rank was missing."""
+    """Whether an error only reports a missing rank."""
     return bool(ECHO.search(text)) and code_of(text) == "rank-failed"
 
 
 def says_killed(text: str) -> bool:
-    """Whether torchrun says that its child was killed by SIGKILL."""
+    """Whether torchrun reports that SIGKILL killed its child."""
     return bool(KILLED.search(text))

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the evidence of one rank by itself: its messages, its use of CPU, and why it may be slow."""
+"""Interprets one rank's evidence: its messages, its CPU use, and why it may be slow."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import BUSY
 
-LATE = 0.2  # seconds a second that its threads may be ready to run and have no core
-PRESSED = 40.0  # percent of the time that somebody may wait for the disk
+LATE = 0.2  # fraction of the time that its threads may be ready to run without a core
+PRESSED = 40.0  # percentage of the time that a process may wait for the disk
 
 
 def error_of(found: Evidence) -> str:
-    """The end that the rank recorded; its processes may still be ending."""
+    """The recorded end of the rank; its processes may still be exiting."""
     return str(found["run"].get("error") or found["run"].get("end_error") or "")
 
 
@@ -27,7 +27,7 @@ def busy(found: Evidence) -> float:
 
 
 def works(found: Evidence) -> bool:
-    """Whether a rank uses CPU or, where others take all cores, is ready to."""
+    """Whether a rank uses CPU, or is ready to while others take all cores."""
     return max(busy(found), found["run"].get("busy") or 0.0) >= BUSY
 
 
@@ -43,7 +43,7 @@ def innermost(found: Evidence) -> str:
 
 
 def slow_reasons(found: Evidence) -> List[str]:
-    """Why a rank may be slow, as far as its host tells."""
+    """Why a rank may be slow, as far as its host shows."""
     system: System = found.get("system") or {}
     process: RankProcess = found.get("process") or {}
     reasons = []
@@ -82,7 +82,7 @@ def held_back(system: Mapping[str, Any]) -> List[str]:
 
 
 def lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> List[str]:
-    """The lines that a verdict rests on, a few for each host; `names` are how hosts are called."""
+    """The lines that support a verdict, a few per host; `names` are display names."""
     told = []
     for host, name in names.items():
         found = answers[host].evidence

@@ -11,7 +11,7 @@ Found = Mapping[str, Any]
 
 
 def disagreements(found: Mapping[str, Mapping[str, Found]]) -> Iterator[str]:
-    """A sentence for each host that differs from the first; `found` has files, venv and data (as far as they are compared) by host."""
+    """A sentence for each host that differs from the first; `found` has files, venv and data (if compared) by host."""
     for part, differs in PARTS.items():
         hosts = list(found.get(part, ()))
         for host in hosts[1:]:
@@ -19,13 +19,13 @@ def disagreements(found: Mapping[str, Mapping[str, Found]]) -> Iterator[str]:
 
 
 def other_files(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
-    """Compare what trainer_files returned."""
+    """Compare the results of trainer_files."""
     if one["digest"] != right["digest"]:
         yield f"{host} has different trainer files from {first}; run --tags trainer again."
 
 
 def other_packages(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
-    """Compare what trainer_venv returned."""
+    """Compare the results of trainer_venv."""
     if not same_packages(right, one):
         names = differing(right, one) or ["torch"]
         yield (
@@ -35,7 +35,7 @@ def other_packages(host: str, one: Found, first: str, right: Found) -> Iterator[
 
 
 def other_data(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
-    """Compare the files that the run reads."""
+    """Compare the run's data files."""
     if one["digest"] != right["digest"]:
         yield (
             f"{host} reads different files from {first}: {one['digest']} in its run folder, {right['digest']} there. "
@@ -51,26 +51,26 @@ PARTS: Mapping[str, Callable[[str, Found, str, Found], Iterator[str]]] = {
 
 
 def same_packages(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """The same torch, and the same versions of all where the Python is the same."""
+    """Whether torch is the same, and all packages too if the Python is."""
     if public(one["torch"]) != public(other["torch"]):
         return False
-    # Another Python may need another version of what only reads data.
+    # Another Python may need another version of packages that only read data.
     return not differing(one, other) or one["python_version"] != other["python_version"]
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The packages of which both have another version; what only one of them has, the other was not asked to have."""
+    """Packages with different versions; those that only one has were not required of the other."""
     ours, theirs = versions(one), versions(other)
     return sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
 
 
 def versions(venv: Mapping[str, Any]) -> dict[str, str]:
-    """Package -> version as it was released, without the kind of build."""
+    """Package -> released version, without the build tag."""
     return {name: public(version) for name, version in venv["packages"].items()}
 
 
 def versions_text(venv: Mapping[str, Any], names: Sequence[str]) -> str:
-    """For people; of torch, which is told by itself, even where it is not among the packages."""
+    """For people; torch is always listed."""
     found = {"torch": public(venv["torch"]) or "none", **versions(venv)}
     return ", ".join(f"{name} {found[name]}" for name in names)
 

@@ -14,16 +14,16 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 
-# Up to so many hosts every pair is tried; beyond it so many rings over all hosts, one of which is that of the ranks.
+# Up to this many hosts every pair is tested; beyond it this many rings over all hosts, including the ranks' ring.
 ALL_PAIRS = 16
 RINGS = 3
 
 
 class Evidence(NamedTuple):
-    """All that is known, each by host: probes, tries (what peer_responder and peer_check returned), firewalls (what
-    peer_firewall predicted), gloo (the all-reduce), manifests (digest of each host's data), files (those that are not as
-    the manifest says, and how).
-    Missing hosts and empty mappings are fine."""
+    """Everything known by host: probes, tries (from peer_responder and peer_check), firewalls (predicted by
+    peer_firewall), gloo (the all-reduce), manifests (digest of each host's data), files (those that do not
+    match the manifest, and how).
+    Hosts may be missing and mappings empty."""
 
     plan: Plan
     probes: Mapping[str, Mapping[str, Any]]
@@ -33,13 +33,13 @@ class Evidence(NamedTuple):
     manifests: Mapping[str, str] = {}
     files: Mapping[str, Mapping[str, str]] = {}
     plan_findings: Sequence[Finding] = ()
-    # Whether the network step still comes, so that closed ports are to be opened.
+    # Whether the network step still comes, which opens closed ports.
     before_network: bool = False
     rehearsal: bool = False
     running: bool = False
 
     def fact(self, host: str, *keys: str) -> Any:
-        """A fact of a host's probe, None where it is not known."""
+        """A fact of a host's probe, None if unknown."""
         value: Any = self.probes.get(host) or {}
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -53,15 +53,15 @@ def node_of(evidence: Evidence, host: str) -> Mapping[str, Any]:
 
 
 def others_in_turn(plan: Plan, host: str) -> list[str]:
-    """The other hosts from the next rank on, so that in each moment every host measures towards a different one."""
+    """The other hosts from the next rank on, so that at any moment all hosts measure towards different ones."""
     hosts = [node["host"] for node in plan["nodes"]]
     at = hosts.index(host)
     return hosts[at + 1 :] + hosts[:at]
 
 
 def partners(plan: Plan, host: str) -> list[str]:
-    """Whom a host tries to reach, from the next rank on. Among few hosts everybody; among many the neighbours in some rings
-    over all hosts and, because of the rendezvous, the master. Who tries whom is tried back."""
+    """The hosts that a host connects to, from the next rank on: all of few hosts; of many, its neighbours in some rings
+    and the master, because of the rendezvous. Both directions are tested."""
     others = others_in_turn(plan, host)
     if len(others) < ALL_PAIRS:
         return others
@@ -71,13 +71,13 @@ def partners(plan: Plan, host: str) -> list[str]:
 
 
 def measured_partners(plan: Plan, host: str) -> set[str]:
-    """To whom a host measures the rate as well: the master's star would only measure how many ask the master at once."""
+    """Partners for measuring the rate: with the master, only the number of simultaneous clients would be measured."""
     hosts = [node["host"] for node in plan["nodes"]]
     if len(hosts) <= ALL_PAIRS:
         return set(hosts) - {host}
     chosen = set()
     for number in range(RINGS):
-        # The first ring is that of the ranks, the others are drawn, the same way on every look at the same plan.
+        # The first ring is that of the ranks, the others are random but constant for a plan.
         ring = sorted(hosts, key=lambda name: drawn(plan, number, name)) if number else hosts
         at = ring.index(host)
         chosen |= {ring[at - 1], ring[(at + 1) % len(ring)]}
@@ -85,12 +85,12 @@ def measured_partners(plan: Plan, host: str) -> set[str]:
 
 
 def drawn(plan: Plan, ring: int, host: str) -> str:
-    """A host's place in a drawn ring."""
+    """A host's place in a random ring."""
     return hashlib.sha256(f"{plan.get('digest')} {ring} {host}".encode()).hexdigest()
 
 
 def peers_of(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
-    """The targets of a host: the responders of its partners that could start one, at their planned addresses."""
+    """The targets of a host: its partners' responders that started, at their planned addresses."""
     measured = measured_partners(plan, host)
     addresses = {node["host"]: node["address"] for node in plan["nodes"]}
     return [
@@ -102,7 +102,7 @@ def peers_of(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> l
 def responders(
     plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The partners of a host that could start a responder, each with its own, as far as it can be one."""
+    """A host's partners with a working responder."""
     for other in partners(plan, host):
         found = section(tries.get(other), "responder")
         ports, token = found.get("ports"), found.get("token")
@@ -112,6 +112,6 @@ def responders(
 
 
 def with_hosts(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
-    """The links that a host measured, each with the name of the peer."""
+    """A host's measured links, with their peers' names."""
     names = [other for other, dummy in responders(plan, tries, host)]
     return [dict(link, host=name) for name, link in zip(names, items(tries.get(host), "links"))]

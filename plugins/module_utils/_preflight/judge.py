@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Findings against a plan, judged from the probes of the hosts and the tries between them. Pure functions."""
+"""Judges probes and tests of the hosts against the plan. Pure functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOW_FILES = 256
 LOW_PROCESSES = 512
 LONG_RUN = 7 * 24 * 3600
 DENIED = re.compile(r"Permission denied|Operation not permitted")
-# Instruction sets in the order of what they do for matrix products.
+# Instruction sets by their benefit for matrix products.
 LEVELS = (
     ("amx_tile", "AMX"),
     ("avx512f", "AVX-512"),
@@ -35,7 +35,7 @@ LEVELS = (
 
 
 def judge(evidence: Evidence) -> list[Finding]:
-    """Every finding, the worst first, each once."""
+    """All findings, the worst first, without duplicates."""
     found: list[Finding] = list(from_plan(evidence))
     for host in (node["host"] for node in evidence.plan["nodes"]):
         if not evidence.probes.get(host):
@@ -51,7 +51,7 @@ def judge(evidence: Evidence) -> list[Finding]:
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:
-    """Without doubles, errors first, otherwise as they came."""
+    """Without duplicates, errors first, otherwise in order."""
     unique: dict[tuple[Any, ...], Finding] = {}
     for entry in found:
         unique.setdefault((entry["code"], entry["host"], entry["peer"], entry["seen"]), entry)
@@ -59,7 +59,7 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
 
 
 def from_plan(evidence: Evidence) -> Iterable[Finding]:
-    """The findings of the plan, except those that are examined more closely here."""
+    """The plan's findings, except those examined more closely here."""
     ours = {process["pid"] for host in evidence.probes for process in stale(evidence, host)}
     for entry in evidence.plan_findings:
         pids = set((entry.get("facts") or {}).get("pids") or [])
@@ -73,7 +73,7 @@ def from_plan(evidence: Evidence) -> Iterable[Finding]:
 
 
 def interface(evidence: Evidence, host: str) -> Iterable[Finding]:
-    """The NIC of the plan as it is now."""
+    """The planned NIC as it is now."""
     name = node_of(evidence, host)["nic"]
     nics = {nic["name"]: nic for nic in evidence.fact(host, "nics") or []}
     if name and nics and name not in nics:
@@ -87,7 +87,7 @@ def interface(evidence: Evidence, host: str) -> Iterable[Finding]:
 
 
 def address_names(evidence: Evidence, host: str) -> Iterable[Finding]:
-    """Names that lead to the host itself: its own, and worse, a peer's."""
+    """Names that resolve to the host itself: its own, or worse, a peer's."""
     own = [text for text in evidence.fact(host, "names", "own") or [] if is_loopback(text)]
     alone = is_loopback(node_of(evidence, host)["address"] or "")
     if own and not alone:
@@ -112,13 +112,13 @@ def is_loopback(text: str) -> bool:
 
 
 def own_session(evidence: Evidence, host: str) -> Any:
-    """The session of this run that is in progress on a host."""
+    """This run's session in progress on a host."""
     session = evidence.fact(host, "run", "session") or {}
     return session.get("id") if session.get("ended") is None else None
 
 
 def stale(evidence: Evidence, host: str) -> list[Mapping[str, Any]]:
-    """Processes that this collection started in a session which is not this run's present one, and that lost their parent."""
+    """Processes of this collection's other sessions that lost their parent."""
     current = own_session(evidence, host)
     user = evidence.fact(host, "host", "user")
     return [
@@ -135,7 +135,7 @@ def leftovers(evidence: Evidence, host: str) -> Iterable[Finding]:
 
 
 def first_here(evidence: Evidence, host: str) -> bool:
-    """Whether this is the first node of its machine; the machine is reported once."""
+    """Whether this is the machine's first node; each machine is reported once."""
     boot = evidence.fact(host, "host", "boot_id")
     return bool(
         next(node["host"] for node in evidence.plan["nodes"] if evidence.fact(node["host"], "host", "boot_id") == boot)
@@ -144,14 +144,14 @@ def first_here(evidence: Evidence, host: str) -> bool:
 
 
 def load(evidence: Evidence, host: str) -> Iterable[Finding]:
-    """Another load on the cores; that of a run in progress is its own."""
+    """Other load on the cores; a run in progress is not."""
     load1, cores = evidence.fact(host, "cpu", "load1"), evidence.fact(host, "cpu", "available")
     if load1 and cores and first_here(evidence, host) and not own_session(evidence, host) and load1 >= max(1.5, cores):
         yield finding("host-busy", host, f"{load1:.1f} processes want to run on {cores} processors")
 
 
 def limits(evidence: Evidence, host: str) -> Iterable[Finding]:
-    """Limits of the user that this very plan would meet."""
+    """User limits that this plan would exceed."""
     node, known = node_of(evidence, host), evidence.fact(host, "limits") or {}
     files = max(LOW_FILES, 8 * evidence.plan["world"])
     for name, least, seen in (
@@ -172,7 +172,7 @@ def limits(evidence: Evidence, host: str) -> Iterable[Finding]:
 
 
 def confined(evidence: Evidence, host: str) -> Iterable[Finding]:
-    """SELinux or AppArmor where something that the modes of files allow was denied all the same."""
+    """SELinux or AppArmor, if something was denied despite the file modes."""
     said = [str((found.get(host) or {}).get("error") or "") for found in (evidence.tries, evidence.gloo)]
     denied = next((words for words in said if DENIED.search(words)), "")
     label = str(evidence.fact(host, "security", "label") or "")
@@ -202,7 +202,7 @@ def precision(evidence: Evidence, host: str) -> Iterable[Finding]:
 
 def families(evidence: Evidence) -> Iterable[Finding]:
     if any(entry["code"] == "ip-family-mix" for entry in evidence.plan_findings):
-        return  # the plan has said it
+        return  # the plan has reported it
     kinds = {node["host"]: 6 if ":" in node["address"] else 4 for node in evidence.plan["nodes"] if node["address"]}
     if len(set(kinds.values())) > 1:
         seen = ", ".join(f"{host} by IPv{kind}" for host, kind in kinds.items())
@@ -214,7 +214,7 @@ def tried_port(evidence: Evidence) -> bool:
 
 
 def holders(evidence: Evidence) -> Iterable[Finding]:
-    """Findings about strangers on the rendezvous port."""
+    """Foreign processes on the rendezvous port."""
     master = evidence.plan["master"]
     for holder in (evidence.tries.get(master["host"]) or {}).get("holders") or []:
         if holder.get("marker") and holder["marker"] == own_session(evidence, master["host"]):
@@ -223,7 +223,7 @@ def holders(evidence: Evidence) -> Iterable[Finding]:
 
 
 def clocks(evidence: Evidence) -> Iterable[Finding]:
-    """Against the master's clock, as the pairs measured it."""
+    """Clock offsets to the master, as measured by the pairs."""
     master = evidence.plan["master"]["host"]
     for link in (evidence.tries.get(master) or {}).get("links") or []:
         offset = link.get("clock_offset")
@@ -234,7 +234,7 @@ def clocks(evidence: Evidence) -> Iterable[Finding]:
 
 
 def cpus(evidence: Evidence) -> Iterable[Finding]:
-    """Instruction sets; a CPU of which no flag is known says nothing."""
+    """Instruction sets; CPUs with unknown flags are skipped."""
     known = {host: cpu_level(evidence.fact(host, "cpu", "flags") or []) for host in evidence.probes}
     level = {host: name for host, name in known.items() if name}
     if len(set(level.values())) > 1:
@@ -248,11 +248,11 @@ def cpu_level(flags: Sequence[str]) -> str:
 
 
 def software(evidence: Evidence) -> Iterable[Finding]:
-    """The trainer's Python, torch and files, as the rehearsal or the probes saw them."""
+    """The trainer's Python, torch and files, from the rehearsal or the probes."""
     torches = {host: result.get("torch") for host, result in evidence.gloo.items()} or {
         host: evidence.fact(host, "python", "venv", "torch") for host in evidence.probes
     }
-    # On CPUs a build for CUDA computes the same.
+    # On CPUs a CUDA build computes the same.
     torches = {host: str(version).partition("+")[0] if version else version for host, version in torches.items()}
     severity = None if evidence.rehearsal else WARNING
     yield from differing("torch-differs", torches, evidence, severity)
@@ -285,7 +285,7 @@ def data(evidence: Evidence) -> Iterable[Finding]:
 def differing(
     code: str, values: Mapping[str, Any], evidence: Evidence, severity: str | None = None
 ) -> Iterable[Finding]:
-    """Hosts whose value is not the master's."""
+    """Hosts whose value differs from the master's."""
     reference = evidence.plan["master"]["host"]
     for host, value in values.items():
         if value and values.get(reference) and value != values[reference]:
@@ -294,21 +294,21 @@ def differing(
 
 
 def closed(evidence: Evidence) -> bool:
-    """Whether some port was tried in vain."""
+    """Whether any tested port was unreachable."""
     links = [link for tried in evidence.tries.values() for link in tried.get("links") or []]
     return any(port["error"] not in OPEN for link in links for port in link["ports"])
 
 
 def all_reduce(evidence: Evidence) -> Iterable[Finding]:
-    """The real exchange."""
+    """The all-reduce."""
     missing = [node["host"] for node in evidence.plan["nodes"] if not evidence.gloo.get(node["host"])]
     if evidence.running:
         yield finding("run-in-progress", "", f"the run {evidence.plan['run']} is in progress")
     elif missing:
-        # Before the network step nobody expects one: the rehearsal comes later. A trainer that is not joined has no program for it.
+        # Before the network step it is not expected: the rehearsal comes later. A trainer that is not joined has no program for it.
         able = trainer_of(evidence.plan) in TELLING
         if len(evidence.plan["nodes"]) > 1 and able and not evidence.before_network:
-            # The all-reduce is of all hosts, so it is tried on none where one of them lacks its Python.
+            # The all-reduce needs all hosts, so it is skipped if one of them lacks its Python.
             missing = [host for host in missing if not evidence.fact(host, "python", "venv", "torch")] or missing
             why = f"no trainer's Python on {', '.join(missing)} yet"
             if closed(evidence) or list(holders(evidence)):

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Findings from the tries between the hosts: closed ports, wrong routes, packets that vanish, slow links. Pure functions."""
+"""Findings from tests between the hosts: closed ports, wrong routes, lost packets, slow links. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence i
 
 SLOW_MBIT = 300.0
 LATE_MS = 5.0
-# Below this share of the nominal speed something is wrong.
+# Below this fraction of the nominal speed something is wrong.
 NOMINAL_SHARE = 0.5
 OPEN = ("", "stranger")
 WORDS = {
@@ -27,7 +27,7 @@ WORDS = {
 
 
 class Pair(NamedTuple):
-    """One direction between two hosts: `host` connected to `peer`."""
+    """One direction between two hosts: `host` connects to `peer`."""
 
     host: str
     peer: str
@@ -39,7 +39,7 @@ class Pair(NamedTuple):
 
 
 def judge_links(evidence: Evidence) -> list[Finding]:
-    """All that the tries say."""
+    """All findings from the tests."""
     found: list[Finding] = []
     for host, tried in evidence.tries.items():
         if tried.get("error"):
@@ -56,7 +56,7 @@ def judge_links(evidence: Evidence) -> list[Finding]:
 
 
 def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
-    """Closed ports of one direction, in one finding that names what closes them."""
+    """One direction's closed ports as one finding, with what closes them."""
     closed = pair.closed
     if not closed:
         return
@@ -84,13 +84,13 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
 
 
 def with_password(host: str, commands: Sequence[str]) -> str:
-    """The people who can open the ports of a host without root."""
+    """Who can open a host's ports without root."""
     by_owner = f"otherwise its owner can open them on {host}: {' ; '.join(commands)}"
     return f"Add -K (--ask-become-pass) if the user's password allows sudo; {by_owner}"
 
 
 def unread(host: str, wall: Mapping[str, Any]) -> str:
-    """A firewall that shows no sign of itself to this user may be all there is to it, or the network may be."""
+    """The cause may be a firewall that this user cannot see, or the network."""
     return (
         f"{with_password(host, wall['if_closed'])}. If no firewall there blocks: check the cable or Wi-Fi link, that both addresses "
         "are in one network, and any client isolation of the router between them."
@@ -98,21 +98,21 @@ def unread(host: str, wall: Mapping[str, Any]) -> str:
 
 
 def opening(evidence: Evidence, host: str, wall: Mapping[str, Any]) -> str:
-    """The step that opens the ports of a host, where root is available."""
+    """How to open a host's ports if root is available."""
     by_hand = f"On {host}: {' ; '.join(wall['commands'])}"
-    # A rehearsal comes after the step that opens them, which then was left out or of no avail.
+    # The rehearsal follows the step that opens them, so that was skipped or had no effect.
     if not evidence.plan["manage_firewall"] or evidence.rehearsal:
         return by_hand
     return f"train.yml opens them automatically; to do only that now, add --tags network. By hand: {by_hand[0].lower()}{by_hand[1:]}"
 
 
 def by_rule(wall: Mapping[str, Any]) -> str:
-    """The rules that block, in the firewall's own words."""
+    """The blocking rules, in the firewall's own syntax."""
     return f" by `{'` and `'.join(wall['blocking'])}`" if wall.get("blocking") else ""
 
 
 def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:
-    """Knowledge about firewalls where ours has nothing to add."""
+    """Known facts about other firewalls."""
     if any(port["error"] == "forbidden" for port in pair.closed):
         return f"; an outgoing firewall rule on {pair.host} forbids it"
     if wall.get("foreign"):
@@ -131,7 +131,7 @@ def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:
 
 
 def carrier(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
-    """The interface by which packets really leave, against the plan's."""
+    """The interface that packets really use, compared with the plan's."""
     name = pair.link.get("nic")
     planned = node_of(evidence, pair.host)["nic"]
     if not name or not planned or name == planned or name == "lo":
@@ -158,7 +158,7 @@ def packets(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
 
 
 def quality(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
-    """Rate and delay of one direction; the plan says already what is to be said about Wi-Fi links."""
+    """Rate and delay of one direction; the plan already reports Wi-Fi links."""
     rate, late = pair.link.get("bandwidth_mbit"), pair.link.get("latency_ms")
     nominal = nominal_speed(evidence, pair)
     if rate and nominal and rate < NOMINAL_SHARE * nominal:
@@ -171,11 +171,11 @@ def quality(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
 
 
 def nominal_speed(evidence: Evidence, pair: Pair) -> int:
-    """The slower of the two cables; 0 where one is unknown, virtual or Wi-Fi, whose nominal speed says little."""
+    """The slower of the two cables; 0 if one is unknown, virtual or Wi-Fi, whose nominal speed means little."""
     speeds = []
     for host in (pair.host, pair.peer):
         planned = node_of(evidence, host)["nic"]
         nic: Mapping[str, Any] = next((one for one in evidence.fact(host, "nics") or [] if one["name"] == planned), {})
         speeds.append((nic.get("speed_mbit") or 0) if nic.get("kind") == "wired" else 0)
-    # The port of a virtual switch says 10 Gbit/s whatever lies behind it.
+    # A virtual switch's port reports 10 Gbit/s whatever is behind it.
     return min(speeds) if max(speeds) < 10000 else 0

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The measurements of a rehearsal as they are kept on a host. Pure functions."""
+"""A rehearsal's measurements as stored on a host. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import f
 
 
 def best_of_all(results: Sequence[Mapping[str, Any]], key: str) -> Document:
-    """The result of the first products that were timed, each with the sets of processors (items [set, products]), and
-    where there were several what each did; key: what it was measured of."""
+    """The result for the first precision that was timed, with those of each set of processors (items [set, products]), and
+    with several precisions, each one's; key: what was measured."""
     by_products: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         cores, matmul = result.get("item") or [{}, ""]
@@ -32,7 +32,7 @@ def best_of_all(results: Sequence[Mapping[str, Any]], key: str) -> Document:
 
 
 def best_of_sets(results: Sequence[Mapping[str, Any]]) -> Document:
-    """The fastest of the sets {name, cpus} that were timed, with what each came to."""
+    """The fastest of the timed sets {name, cpus}, with each one's result."""
     timed = [(result["item"], found) for result in results if (found := told_by(result)) is not None]
     if not timed:
         return {}
@@ -47,18 +47,18 @@ def best_of_sets(results: Sequence[Mapping[str, Any]]) -> Document:
 
 
 def told_by(result: Mapping[str, Any]) -> Document | None:
-    """The result of a measured step; None where it failed."""
+    """A measured step's result; None if it failed."""
     found = last_object(result)
     return found if found and speed_of(found) else None
 
 
 def speed_of(found: Document) -> float:
-    """Tokens per second; 0 where they are missing."""
+    """Tokens per second; 0 if unknown."""
     return finite(found.get("tokens_per_second")) or 0.0
 
 
 def last_object(result: Mapping[str, Any]) -> Document | None:
-    """The JSON object in the last line of a program that ended well."""
+    """The JSON object in the last line of a successful program."""
     lines = str(result.get("stdout") or "").strip().splitlines()
     try:
         found = json.loads(lines[-1]) if result.get("rc") == 0 and lines else None
@@ -70,8 +70,8 @@ def last_object(result: Mapping[str, Any]) -> Document | None:
 def with_link(
     measured: Mapping[str, Any], plan: Plan, links: Sequence[Mapping[str, Any]], gloo: Mapping[str, Any]
 ) -> Document:
-    """A host's measured step with the slowest link from there to another host, and with what model it was: so much does a
-    plan need to know which way of ddp_sync is best."""
+    """A host's measured step with its slowest link and the model: what the plan needs to choose
+    the best ddp_sync."""
     training, rate = plan["training"], finite((last_object(gloo) or {}).get("bandwidth_mbit"))
     link = slowest_link({"": {"links": links}}, rate)
     names = host_by_address(plan)
@@ -81,6 +81,6 @@ def with_link(
 
 
 def host_by_address(plan: Plan) -> dict[str, str]:
-    """The hosts that have an address for themselves."""
+    """The hosts with an address of their own."""
     places = [str(node.get("address")) for node in plan["nodes"]]
     return {place: node["host"] for place, node in zip(places, plan["nodes"]) if places.count(place) == 1}

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tests from one host to the responders of the others: every port, the delay, the rate, full-size packets, the interface."""
+"""Tests from one host to the others' responders: every port, delay, rate, full-size packets, interface."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Callable, NamedTuple, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_responder import CHUNK, GREETING, sockaddr
 
-# Names that Python's socket module has not.
+# Constants missing from Python's socket module.
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IP_MTU = 10, 2, 14
 IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO, IPV6_MTU = 23, 2, 24
 
 PINGS = 15
 ANSWER_BYTES = 21  # "OK", a space, the responder's clock in 17 digits, a line end
 PATH_SIZES = (8192, 4000, 1500, 1492, 1450, 1400, 1350, 1280, 576)
-SEND_BUFFER = 1 << 18  # what lies in it at the end has to drain over a slow link within the patience
+SEND_BUFFER = 1 << 18  # its content must drain over a slow link before the timeout
 PATIENCE = 5.0
 
 KINDS = {
@@ -38,7 +38,7 @@ KINDS = {
 
 
 class Limits(NamedTuple):
-    """Limits: the wait for a connection, the bytes to send for the rate, and the time after which no further peer is measured."""
+    """Limits: connection timeout, bytes to send for the rate, and the time after which no further peer is measured."""
 
     timeout: float = 3.0
     seconds: float = 0.5
@@ -47,7 +47,7 @@ class Limits(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """The addresses and ports at which another host answers."""
+    """The addresses and ports of another host's responder."""
 
     address: str
     ports: list[int]
@@ -56,7 +56,7 @@ class Peer(NamedTuple):
 
 
 class PortTry(TypedDict):
-    """One port of a peer, and in which way it fails if it does."""
+    """One port of a peer, and how it fails if it does."""
 
     port: int
     reachable: bool
@@ -66,7 +66,7 @@ class PortTry(TypedDict):
 
 
 class LinkTry(TypedDict):
-    """One peer: its ports, and what was measured of the way there; None for what could not be."""
+    """One peer: its ports and measurements; None if not measurable."""
 
     address: str
     ports: list[PortTry]
@@ -83,11 +83,11 @@ class LinkTry(TypedDict):
 
 
 class Stranger(OSError):
-    """Something answers, but not our responder."""
+    """Something answers, but it is not our responder."""
 
 
 def kind_of(error: OSError) -> str:
-    """One word for why a connection failed."""
+    """One word for a connection failure."""
     if isinstance(error, Stranger):
         return "stranger"
     if isinstance(error, socket.timeout):
@@ -96,7 +96,7 @@ def kind_of(error: OSError) -> str:
 
 
 def connect(source: str, peer: str, port: int, timeout: float, segment: int = 0) -> socket.socket:
-    """A connection from our own address, whose packets no router may cut into pieces."""
+    """A connection from our planned address with fragmentation disabled."""
     family, where = sockaddr(peer, port)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -119,7 +119,7 @@ def connect(source: str, peer: str, port: int, timeout: float, segment: int = 0)
 
 
 def ask(sock: socket.socket, token: str, service: str) -> float:
-    """Ask the responder for a service; its clock against ours, in seconds. Any other answer is a stranger's."""
+    """Request a service; returns the clock offset in seconds. Any other answer comes from a stranger."""
     begin = time.time()
     sock.sendall(f"{GREETING} {token} {service}\n".encode())
     reply = _exactly(sock, ANSWER_BYTES)
@@ -145,7 +145,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def try_port(source: str, peer: Peer, port: int, timeout: float) -> PortTry:
-    """Whether one port of a peer can be reached, and if not in which way it fails."""
+    """Whether a port of a peer is reachable, or how it fails."""
     begin = time.monotonic()
     try:
         with connect(source, peer.address, port, timeout) as sock:
@@ -153,7 +153,7 @@ def try_port(source: str, peer: Peer, port: int, timeout: float) -> PortTry:
             ask(sock, peer.token, "echo")
             return _port(port, "", "", opened - begin)
     except OSError as error:
-        # Whoever took the connection but is not ours still proves that the way is open.
+        # A foreign program that accepts the connection still proves that the port is open.
         return _port(port, kind_of(error), error.strerror or str(error), time.monotonic() - begin)
 
 
@@ -168,7 +168,7 @@ def _port(port: int, error: str, words: str, seconds: float) -> PortTry:
 
 
 def latency(source: str, peer: Peer, port: int, timeout: float) -> tuple[float, float]:
-    """(the middle one of some round trips in milliseconds, the peer's clock against ours in seconds)."""
+    """(median round trip in milliseconds, the peer's clock offset in seconds)."""
     with connect(source, peer.address, port, timeout) as sock:
         offset = ask(sock, peer.token, "echo")
         trips = []
@@ -182,7 +182,7 @@ def latency(source: str, peer: Peer, port: int, timeout: float) -> tuple[float, 
 
 
 def send_bulk(source: str, peer: Peer, port: int, limits: Limits, segment: int = 0) -> tuple[float, int]:
-    """Send for a short while; (Mbit/s as the receiver saw it, the path MTU that the kernel knows by then)."""
+    """Send for a short while; (Mbit/s measured by the receiver, path MTU known to the kernel by then)."""
     with connect(source, peer.address, port, limits.timeout, segment) as sock:
         ask(sock, peer.token, "sink")
         sock.settimeout(max(PATIENCE, limits.timeout))
@@ -202,14 +202,14 @@ def send_bulk(source: str, peer: Peer, port: int, limits: Limits, segment: int =
 
 
 def both_ways(source: str, peer: Peer, port: int, limits: Limits) -> float:
-    """Mbit/s that arrive here while as much is sent there as will go, as in a training step: half where both ends share the air."""
+    """Mbit/s received while sending at full rate, as in a training step; half on a shared Wi-Fi channel."""
     with connect(source, peer.address, port, limits.timeout) as sock:
         ask(sock, peer.token, "both")
         sock.settimeout(max(PATIENCE, limits.timeout))
         end = time.monotonic() + limits.seconds
         sender = threading.Thread(target=_send_until, args=(sock, end), daemon=True)
         sender.start()
-        # What is under way when the clock starts has been sent before: a fifth of the time is left out.
+        # Packets in flight at the start were sent before: skip a fifth of the time.
         begin, count, total = time.monotonic() + limits.seconds / 5, 1, 0
         buffer, last = bytearray(CHUNK), begin
         while count and time.monotonic() < end:
@@ -229,7 +229,7 @@ def _send_until(sock: socket.socket, end: float) -> None:
 
 
 def path_mtu(sock: socket.socket) -> int:
-    """The kernel's figures about the way to the other end."""
+    """The kernel's figures about the path."""
     six = sock.family == socket.AF_INET6
     try:
         return sock.getsockopt(socket.IPPROTO_IPV6 if six else socket.IPPROTO_IP, IPV6_MTU if six else IP_MTU)
@@ -238,7 +238,7 @@ def path_mtu(sock: socket.socket) -> int:
 
 
 def passing_size(source: str, peer: Peer, port: int, timeout: float) -> int:
-    """The largest packet that gets through where full-size ones vanish; 0 if none does."""
+    """The largest packet that arrives if full-size ones do not; 0 if none does."""
     headers = 60 if ":" in peer.address else 40
     quick = Limits(timeout=min(timeout, 1.0), seconds=0.0, bytes=CHUNK)
     for size in PATH_SIZES:
@@ -260,7 +260,7 @@ def _send_small(source: str, peer: Peer, port: int, limits: Limits, segment: int
 
 
 def carrier(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> tuple[str | None, str | None]:
-    """(interface, gateway) by which packets to the peer really leave; None where `ip` cannot tell."""
+    """(interface, gateway) that packets to the peer really use; None if `ip` cannot tell."""
     plain = peer.split("%", 1)[0]
     code, out, dummy = run(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
     words = out.split()
@@ -296,17 +296,17 @@ def check_peer(source: str, peer: Peer, limits: Limits) -> LinkTry:
 
 
 def closed_ports(link: LinkTry) -> int:
-    """The number of ports of a peer that nobody answers; an answering stranger proves that the way is open."""
+    """The number of a peer's unreachable ports; a port where a stranger answers is reachable."""
     return sum(port["error"] not in ("", "stranger") for port in link["ports"])
 
 
 def usable_port(link: LinkTry) -> int | None:
-    """A port on which the responder itself answered."""
+    """A port where the responder itself answered."""
     return next((port["port"] for port in link["ports"] if port["reachable"]), None)
 
 
 def measure_rate(source: str, peer: Peer, link: LinkTry, limits: Limits) -> None:
-    """Rate and path MTU; where small packets pass and full ones do not, the size that does."""
+    """Rate and path MTU; if only small packets pass, their size."""
     port = usable_port(link)
     if port is None or link["latency_ms"] is None:
         return
@@ -321,7 +321,7 @@ def measure_rate(source: str, peer: Peer, link: LinkTry, limits: Limits) -> None
     try:
         link["duplex_mbit"] = both_ways(source, peer, port, limits)
     except OSError:
-        pass  # it says more of a rate that is known, and no more where it fails
+        pass  # this adds to a known rate, and adds nothing if it fails
 
 
 def check(

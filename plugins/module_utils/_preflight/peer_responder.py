@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A short-lived process that answers the other hosts of a job on the ports that the job will use.
+"""A short-lived process that answers the job's other hosts on the ports that the job will use.
 
-It binds one address, serves only who knows its token, and ends by itself at its deadline, whatever happens to the
-controller. One line asks for a service: `echo` gives back what comes (latency), `sink` swallows until the sender is
-done and tells how much came in what time (bandwidth), `both` does that while it sends as well, for as long as bytes come.
+It binds one address, serves only clients with its token, and exits at its deadline, whatever happens to the
+controller. A line requests a service: `echo` returns the data (latency), `sink` discards it until the sender is
+done and returns the amount and time (bandwidth), `both` also sends, for as long as data arrives.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import
 
 GREETING = "NANOCHAT-DDP-CHECK"
 CHUNK = 1 << 16
-PATIENCE = 10.0  # seconds that a connection may be silent
-LINE = 200  # bytes a request may have
+PATIENCE = 10.0  # seconds that a connection may be idle
+LINE = 200  # maximum bytes of a request
 
 
 class PeerCheckError(Exception):
-    """The check could not be made at all; the text says what was tried and what was seen."""
+    """The check could not run; the text says what was tried and what was seen."""
 
 
 class Ask(NamedTuple):
-    """The addresses and ports at which a host is to answer, and for how long."""
+    """Where a host should answer, and for how long."""
 
     address: str
-    rendezvous_port: int  # 0 where this host is not the master
+    rendezvous_port: int  # 0 if this host is not the master
     low: int
     high: int
     data_count: int
@@ -63,7 +63,7 @@ class Holder(TypedDict):
 
 
 class Responder(TypedDict, total=False):
-    """The answer for the peers and for the stop; empty where nothing could be started."""
+    """Data for the peers and for stopping; empty if it did not start."""
 
     address: str
     ports: list[int]
@@ -81,7 +81,7 @@ class Started(TypedDict):
 
 
 def sockaddr(address: str, port: int) -> tuple[int, Any]:
-    """Family and socket address of a numeric address, with its zone if it has one."""
+    """Family and socket address of a numeric address, with its zone if any."""
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
     except (OSError, UnicodeError) as error:
@@ -104,14 +104,14 @@ def bound(address: str, port: int) -> socket.socket:
 
 
 def data_candidates(low: int, high: int, count: int, chosen: random.Random) -> list[int]:
-    """Both ends of the range and random ports between them, more than needed since some may be taken."""
+    """Both ends of the range and random ports between them, more than needed because some may be taken."""
     middle = [chosen.randint(low, high) for dummy in range(count * 20)]
     ends = [low, high] if count > 1 else []
     return list(dict.fromkeys([*ends, *middle]))
 
 
 def listeners(ask: Ask) -> tuple[list[socket.socket], list[Holder]]:
-    """Sockets on the rendezvous port and on some data ports, and who holds the rendezvous port if somebody does."""
+    """Sockets on the rendezvous port and some data ports, and who holds the rendezvous port, if anybody."""
     holders: list[Holder] = []
     sockets: list[socket.socket] = []
     if ask.rendezvous_port:
@@ -138,7 +138,7 @@ def listeners(ask: Ask) -> tuple[list[socket.socket], list[Holder]]:
 
 
 def _unseen(port: int, address: str) -> Holder:
-    """A holder that /proc does not show, for instance in another network namespace behind a forwarder."""
+    """A holder missing from /proc, for example in another network namespace."""
     return {"port": port, "address": address, "user": None, "pid": None, "command": None, "marker": None, "run": None}
 
 
@@ -146,14 +146,14 @@ def _try_bind(address: str, port: int) -> list[socket.socket]:
     try:
         return [bound(address, port)]
     except OSError as error:
-        # The lowest ports are root's; any other is denied by SELinux or AppArmor alone, which preflight wants to know.
+        # Low ports belong to root; otherwise SELinux or AppArmor denied it, which preflight should know.
         if error.errno == errno.EADDRINUSE or (error.errno == errno.EACCES and port < 1024):
             return []
         raise PeerCheckError(f"cannot listen on {address} port {port}: {error.strerror}") from error
 
 
 def start(ask: Ask) -> Started:
-    """Start the responder in a process of its own; what the peers and the stop need is returned."""
+    """Start the responder in a separate process; returns what the peers and the stop need."""
     sockets, holders = listeners(ask)
     token = secrets.token_hex(16)
     pid, started = _spawn(sockets, token, ask.seconds)
@@ -165,7 +165,7 @@ def start(ask: Ask) -> Started:
 
 
 def _spawn(sockets: Sequence[socket.socket], token: str, seconds: int) -> tuple[int, int]:
-    """Fork twice, so that the responder belongs to nobody and leaves no zombie; its pid comes through a pipe."""
+    """Fork twice, so that the responder has no parent and leaves no zombie; its pid comes through a pipe."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -188,7 +188,7 @@ def _spawn(sockets: Sequence[socket.socket], token: str, seconds: int) -> tuple[
 
 
 def _detach(keep: Sequence[int]) -> None:
-    """Take a name, and let go of the connection that started us, or it would wait for our end."""
+    """Set a name and close the connection that started us, which would otherwise wait for our exit."""
     os.chdir("/")
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
         comm.write(PORT_CHECK)
@@ -218,13 +218,13 @@ def _accept(listener: socket.socket, token: str) -> None:
         try:
             connection = listener.accept()[0]
         except OSError:
-            time.sleep(0.05)  # out of descriptors; the next one may find some
+            time.sleep(0.05)  # out of descriptors; the next one may get some
             continue
         threading.Thread(target=answer, args=(connection, token), daemon=True).start()
 
 
 def answer(connection: socket.socket, token: str) -> None:
-    """Serve one connection; whoever does not know the token is cut off silently."""
+    """Serve one connection; clients without the token are disconnected silently."""
     with connection:
         try:
             connection.settimeout(PATIENCE)
@@ -262,7 +262,7 @@ def _echo(connection: socket.socket) -> None:
 
 
 def _sink(connection: socket.socket) -> bytes:
-    """Bytes after the first read and the seconds that they took."""
+    """Bytes after the first read, and the seconds they took."""
     buffer = bytearray(CHUNK)
     first = connection.recv_into(buffer)
     begin = time.monotonic()
@@ -275,7 +275,7 @@ def _sink(connection: socket.socket) -> bytes:
 
 
 def _both(connection: socket.socket) -> None:
-    """Send while receiving; our end of it closes when the other's has, and neither side reports the bytes."""
+    """Send while receiving; our end closes when the other's has, and neither side reports the bytes."""
     done = threading.Event()
 
     def send() -> None:
@@ -297,7 +297,7 @@ def _both(connection: socket.socket) -> None:
 
 
 def stop(pid: int, started: int, patience: float = 2.0) -> bool:
-    """End the responder if that very process still runs; True if it did."""
+    """Stop the responder if its process still runs; True if it did."""
     if not alive(pid, started):
         return False
     try:

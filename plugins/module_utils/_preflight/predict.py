@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Will it pay? From a measured step of each host and the measured links to the speed of one host and of all. Pure functions.
+"""Predicts the speed of one host and of all, from each host's measured step and the measured links. Pure functions.
 
-The figures are estimates with a stated model: a rank computes its rows, the gradients travel partly while it still does,
+The figures are estimates from a simple model: a rank computes its rows, gradients are sent partly meanwhile,
 and the step ends when the slowest rank and the slowest link are done.
 """
 
@@ -36,29 +36,29 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 
-PAYS = 1.1  # below this gain the trouble of several hosts is not worth it
+PAYS = 1.1  # below this gain several hosts are not worth the trouble
 WORTH_SAYING = 1.08
-# Local steps train another way, so they are spoken of only where they give much.
+# Local steps change the training, so they are suggested only for a large gain.
 LOCAL_PAYS = 1.3
 GIGABIT = 940.0
 
 
 class Share(TypedDict):
-    """One host by itself, and its rows of a step."""
+    """One host alone, and its rows per step."""
 
     tokens_per_second: float
     rows: int
 
 
 class WaySpeed(TypedDict):
-    """The speed that a way of ddp_sync gives."""
+    """The speed of a ddp_sync method."""
 
     bytes_sent: int
     tokens_per_second: float
 
 
 class Outlook(TypedDict):
-    """The speed and waits to expect of a run."""
+    """The expected speed and waits of a run."""
 
     one_host: str
     one_host_tokens_per_second: float
@@ -80,8 +80,8 @@ class Outlook(TypedDict):
     auto_sync: Optional[str]
     auto_local: Optional[int]
     auto_why: Optional[str]
-    began: bool  # whether there is a run of earlier, whose choices the plan keeps
-    products: Dict[str, float]  # tokens per second of all hosts by themselves, where several precisions were measured
+    began: bool  # whether an earlier run exists, whose choices the plan keeps
+    products: Dict[str, float]  # tokens per second of all hosts alone, if several precisions were measured
 
 
 def outlook(
@@ -134,14 +134,14 @@ def outlook(
 
 
 def fewer(team: Optional[Team], now: Step) -> Optional[Dict[str, object]]:
-    """The hosts that are faster without the rest; None where all together are as fast."""
+    """The hosts that are faster without the rest; None if all together are as fast."""
     if team is None or team.tokens_per_second < COSTS * now.tokens_per_second:
         return None
     return {"hosts": team.hosts, "tokens_per_second": team.tokens_per_second}
 
 
 def ways(job: Job, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, WaySpeed]:
-    """The speed of each way of ddp_sync over this link, with the local steps of the plan; empty where there is nothing to choose."""
+    """The speed of each ddp_sync method over this link, with the plan's local steps; empty if there is no choice."""
     if job.world < 2 or link is None or job.sync not in WAYS:
         return {}
     steps = {kind: mean_step(job, speeds, link, rows, kind) for kind in WAYS}
@@ -178,7 +178,7 @@ def better(
             consider("use-local-steps", apart, local_steps=way.local_steps)
     if radio and link.mbit < GIGABIT:
         consider("use-cable", mean_step(job, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio))
-    # Where shares follow the speeds, what was measured is in them already, as far as it may be.
+    # If shares follow the speeds, they already use the measurements as far as possible.
     if trainer_of(plan) in (None, "ours") and not follows_speed(plan):
         shares = share_rows(sum(rows), [1.0 / speed.pass_seconds for speed in speeds])
         consider("rows-unbalanced", mean_step(job, speeds, link, shares), rows=shares)
@@ -186,13 +186,13 @@ def better(
 
 
 def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
-    """The findings that follow from a prediction."""
+    """The findings from a prediction."""
     master = plan["master"]["host"]
     words = {code: speed_text(entry["tokens_per_second"]) for code, entry in predicted["better"].items()}
     now = speed_text(predicted["tokens_per_second"])
     found = []
     costs = leave_out(plan, predicted)
-    # Nodes of one machine share its cores: they show how it works, and nobody expects them to be faster.
+    # Nodes of one machine share its cores: they are for demonstration, and nobody expects them to be faster.
     is_one_machine = len({node["address"] for node in plan["nodes"]}) < 2
     if costs is not None:
         found.append(costs)
@@ -222,7 +222,7 @@ def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
 
 
 def leave_out(plan: Plan, predicted: Mapping[str, Any]) -> Optional[Finding]:
-    """Hosts that cost more than they bring, with what to type; None where there are none, or where one host alone is best."""
+    """Hosts that cost more than they add, with the command; None if there are none, or if one host alone is best."""
     team = predicted.get("fewer")
     if not team or team["tokens_per_second"] < PAYS * predicted["one_host_tokens_per_second"]:
         return None
@@ -237,12 +237,12 @@ def leave_out(plan: Plan, predicted: Mapping[str, Any]) -> Optional[Finding]:
 
 
 def short(seconds: Optional[float]) -> str:
-    """A short time; the waits of a small model are milliseconds."""
+    """A short duration; a small model waits for milliseconds."""
     return seconds_text(seconds) if seconds is None or seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 def prediction_text(plan: Plan, predicted: Mapping[str, Any]) -> str:
-    """The prediction for people."""
+    """The prediction as text."""
     rows = [
         [
             host,
@@ -266,7 +266,7 @@ def prediction_text(plan: Plan, predicted: Mapping[str, Any]) -> str:
 
 
 def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """Every way of ddp_sync beside the one that is taken."""
+    """Every ddp_sync method compared with the chosen one."""
     taken, auto = plan["training"]["sync"], job_of(plan).sync_open
     rows = [
         [
@@ -280,13 +280,13 @@ def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> List[str]:
 
 
 def why_line(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
-    """Why auto took the way of the plan."""
+    """Why auto chose the plan's method."""
     link = f"the slowest link carries {predicted['link_mbit'] or 0:.0f} Mbit/s each way while both hosts send"
     return [*why_local(plan, predicted, link), *why_sync(plan, predicted, link), *why_products(plan, predicted)]
 
 
 def other_than_taken(name: str, taken: object, best: object, because: str, began: bool) -> List[str]:
-    """Why the plan has something else than what was measured speaks for now."""
+    """Why the plan differs from what the measurements suggest."""
     if began:
         return [
             f"  {name} auto keeps {taken}, which the run started with; {because}, so it would now choose {best} "
@@ -333,7 +333,7 @@ def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
 
 
 def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:
-    """The prediction beside what happened (host -> what run_info tells of its run); empty where either is unknown."""
+    """The prediction compared with the result (host -> run_info); empty if either is unknown."""
     speeds = [run["tokens_per_second_mean"] for run in happened.values() if run.get("tokens_per_second_mean")]
     if not predicted or not speeds:
         return ""

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rates of the links between the hosts in a step, from the measurements of each. Pure functions."""
+"""Link rates during a step, from each host's measurements. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, Mapping, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import WIRE_SHARE, Link
 
-# Below this the line is the limit, and a short all-reduce would understate it; above it is what Gloo's copying makes of it.
+# Below this the link is the limit, and a short all-reduce would underestimate it; above it, Gloo's copying is.
 FAST_LINE = 2000.0
 
 # From a host to its peers.
@@ -17,7 +17,7 @@ Links = Mapping[str, Mapping[str, Link]]
 
 
 def slowest_link(tries: Mapping[str, Mapping[str, Any]], gloo_mbit: Optional[float] = None) -> Optional[Link]:
-    """The link that every step waits for; of a fast one Gloo's own figure, where one was measured and is lower."""
+    """The link that every step waits for; for a fast one Gloo's own measurement, if lower."""
     links = [link for tried in tries.values() for link in tried.get("links") or [] if link.get("bandwidth_mbit")]
     if not links:
         return None
@@ -28,20 +28,20 @@ def slowest_link(tries: Mapping[str, Mapping[str, Any]], gloo_mbit: Optional[flo
 
 
 def rate_of(link: Mapping[str, Any], gloo_mbit: Optional[float] = None) -> float:
-    """The rate while both ends send, as they do in a step: half of it where they share the air. Both ends send in an
-    all-reduce, too; a busy processor makes either measurement too low, so the better one counts."""
+    """The rate while both ends send, as in a step: half of it on a shared Wi-Fi channel. Both ends also send in an
+    all-reduce; a busy CPU lowers either measurement, so the better one counts."""
     one_way, both_ways = float(link["bandwidth_mbit"]), link.get("duplex_mbit")
     return min(one_way, max(both_ways, (gloo_mbit or 0.0) / WIRE_SHARE)) if both_ways else one_way
 
 
 def by_peer(links: Iterable[Mapping[str, Any]]) -> Dict[str, Link]:
-    """The links of one host that were measured, each {host, bandwidth_mbit, duplex_mbit, latency_ms}."""
+    """One host's measured links, each {host, bandwidth_mbit, duplex_mbit, latency_ms}."""
     known = [link for link in links if link.get("bandwidth_mbit")]
     return {str(link["host"]): Link(round(rate_of(link), 1), float(link.get("latency_ms") or 0.0)) for link in known}
 
 
 def slowest_between(links: Links, hosts: Iterable[str]) -> Optional[Link]:
-    """The link that these hosts would wait for by themselves; None where none between them was measured."""
+    """The slowest link among these hosts; None if none was measured."""
     there = set(hosts)
     found = [link for host in sorted(there) for peer, link in links.get(host, {}).items() if peer in there]
     if not found:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether the steps trainer and data have anything to bring, decided once for all hosts from one look at each. Pure functions."""
+"""Decides once for all hosts whether the steps trainer and data have anything to copy. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.agreement 
 
 
 class Setup(TypedDict):
-    """Which steps have nothing to bring to any host."""
+    """Steps with nothing to copy to any host."""
 
     trainer: bool
     data: bool
 
 
 def what_is_there(plan: Document, seen: Mapping[str, Mapping[str, Any]]) -> Setup:
-    """From what setup_info returned of every host."""
+    """Combine the results of setup_info."""
     return {
         "trainer": _is_ready(seen, "files", "venv"),
         "data": _brings_shards_only(plan) and _is_ready(seen, "data"),
@@ -27,7 +27,7 @@ def what_is_there(plan: Document, seen: Mapping[str, Mapping[str, Any]]) -> Setu
 
 
 def _is_ready(seen: Mapping[str, Mapping[str, Any]], *parts: str) -> bool:
-    """Whether every host has these parts, all of them the same; where they disagree the step says how."""
+    """Whether every host has these parts, all of them equal; if they differ, the step reports how."""
     if not all(one[part]["ready"] for one in seen.values() for part in parts):
         return False
     found = {part: {host: one[part] for host, one in seen.items()} for part in parts}
@@ -35,6 +35,6 @@ def _is_ready(seen: Mapping[str, Mapping[str, Any]], *parts: str) -> bool:
 
 
 def _brings_shards_only(plan: Document) -> bool:
-    """Fine-tuning brings conversations as well, and another trainer wants names of its own for the data."""
+    """Fine-tuning also copies conversations, and other trainers need their own names for the data."""
     stage = section(plan, "stage")
     return section(plan, "trainer").get("source") == "ours" and not {"conversations", "held_out"} & set(stage)

@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One look at all that the steps trainer and data bring to a host, by the very rules by which these compare. It only reads.
+"""Checks in one go everything that the steps trainer and data copy to a host, by their own rules. Read-only.
 
-Whatever cannot be read counts as not there: the step itself then says what is the matter.
+Unreadable items count as missing; the step itself then reports the problem.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FilesSeen(TypedDict):
 
 
 class VenvSeen(TypedDict, total=False):
-    """The trainer's environment; all but `ready` only of one that is."""
+    """The trainer's environment; only `ready` if incomplete."""
 
     ready: bool
     venv: str
@@ -66,7 +66,7 @@ class DataSeen(TypedDict):
 
 
 class SetupSeen(TypedDict):
-    """The parts that a host has already."""
+    """The parts that a host already has."""
 
     files: FilesSeen
     venv: VenvSeen
@@ -74,7 +74,7 @@ class SetupSeen(TypedDict):
 
 
 def say(mark: str, params: Mapping[str, Any]) -> None:
-    """The program of a look: answers with what setup_info returns."""
+    """The program: returns the result of setup_info."""
     given = bare.expanded(params, [name for name, option in OPTIONS.items() if option["type"] == "path"])
     bare.answer(mark, setup_seen(given, lambda argv: bare.run(argv, PIP_ENVIRONMENT), bare.find))
 
@@ -90,7 +90,7 @@ def setup_seen(given: Mapping[str, Any], run: Run, find: Callable[[str], str | N
 
 
 def files_seen(folder: str, wanted: Mapping[str, str]) -> FilesSeen:
-    """Whether the folder holds exactly these files of ours."""
+    """Whether the folder contains exactly our files."""
     plain = bool(wanted) and all(trainer_files.is_inside(path) for path in wanted)
     difference = trainer_files.compare(folder, wanted)
     ready = plain and not difference.write and not difference.remove
@@ -98,7 +98,7 @@ def files_seen(folder: str, wanted: Mapping[str, str]) -> FilesSeen:
 
 
 def venv_seen(wanted: Wanted, python: str, minimum: str, run: Run, find: Callable[[str], str | None]) -> VenvSeen:
-    """Whether the environment holds what is asked for, made with the Python that is asked for."""
+    """Whether the environment has the required packages and Python."""
     try:
         base = find_interpreter(run, find, python, minimum, wanted.host)
         venv = Venv(wanted, run, base)
@@ -118,7 +118,7 @@ def venv_seen(wanted: Wanted, python: str, minimum: str, run: Run, find: Callabl
 
 
 def data_seen(folder: str, run_dir: str) -> DataSeen:
-    """Whether the data set is whole by its own manifest, and the run reads exactly its files."""
+    """Whether the data set matches its manifest, and the run links exactly its files."""
     manifest = load_manifest(folder)
     if manifest is None:
         return {"ready": False, "digest": ""}

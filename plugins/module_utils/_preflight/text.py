@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The findings of preflight for people: a table of the links, the findings with what to do, and one sentence for the end."""
+"""Preflight's findings as text: a table of the links, the findings with remedies, and a final sentence."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, alike, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence
 
-# With more directions than this a line for each is read by nobody.
+# With more directions than this, nobody reads a line for each.
 MANY_LINKS = 12
 
 
 def links_text(evidence: Evidence) -> str:
-    """One line for each direction between two hosts; among many hosts one for each host, with the worst of what it tried."""
+    """One line per direction between two hosts; among many hosts one per host, with its worst result."""
     links = {host: tried["links"] for host, tried in evidence.tries.items() if tried["links"]}
     if sum(map(len, links.values())) > MANY_LINKS:
         head = ["from", "to", "nic", "ports", "longest round trip", "lowest rate", "MTU"]
@@ -29,12 +29,12 @@ def links_text(evidence: Evidence) -> str:
 
 
 def among(count: int, others: int) -> str:
-    """To how many others; that it is not all of them is said."""
+    """The number of tested hosts, if not all."""
     return f"{count} hosts" if count >= others else f"{count} of {others}"
 
 
 def worst(links: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A row for one link, or the least of several."""
+    """A row for one link, or the worst values of several."""
     return [
         ", ".join(dict.fromkeys(link.get("nic") or DASH for link in links)),
         ports_text([port for link in links for port in link["ports"]]),
@@ -58,7 +58,7 @@ def number(value: Any, unit: str, digits: int) -> str:
 
 
 def findings_text(findings: Sequence[Finding]) -> str:
-    """The findings as a table, and below each what to do."""
+    """The findings as a table, each followed by its remedy."""
     if not findings:
         return "Preflight found no problems."
     lines = []

@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The worth of each host: the speed that the others would have without it. Pure functions.
+"""Each host's contribution: the speed that the others would have without it. Pure functions.
 
-The same model of a step gives it before a run, from the rehearsal's measurements, and while it trains, from those of its own steps.
+The same model of a step is used before a run, with the rehearsal's measurements, and during it, with those of its steps.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links, slowest_between
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
 
-# The others have to be faster by this much without a host before it is said that it costs more than it brings.
+# A host costs more than it adds if the others are this much faster without it.
 COSTS = 1.08
 MOST_ROWS = 100_000
-# Of more hosts than this, only those are listed that cost more than they bring.
+# With more hosts than this, only those that cost more than they add are listed.
 FEW_HOSTS = 4
 
 
 class Team(NamedTuple):
-    """The hosts that stay, and the speed that they have."""
+    """The remaining hosts and their speed."""
 
     hosts: List[str]
     tokens_per_second: float
@@ -41,7 +41,7 @@ class Team(NamedTuple):
 def team_speed(
     plan: Plan, speeds: Sequence[Speed], links: Links, rows: Sequence[int], hosts: Sequence[str]
 ) -> Optional[float]:
-    """Tokens per second of some of the hosts with all rows of a step; None where their links are not known."""
+    """Tokens per second of some hosts with all rows of a step; None if their links are unknown."""
     stay = [(speed, share) for speed, share in zip(speeds, rows) if speed.host in hosts]
     link = slowest_between(links, hosts)
     if not stay or (link is None and len(stay) > 1):
@@ -55,26 +55,26 @@ def team_speed(
 
 
 def follows_speed(plan: Plan) -> bool:
-    """Whether the hosts' rows come to follow their speed."""
+    """Whether the hosts' rows follow their speeds."""
     training = plan["training"]
     return training.get("batch_split") in ("auto", "speed") or bool(training.get("rebalance"))
 
 
 def part_of(job: Job, rows: Mapping[str, int]) -> Job:
-    """The same job for these hosts alone, with so many rows each."""
+    """The same job for these hosts alone, with these rows."""
     hosts = tuple(host for host in job.hosts if host in rows)
     return dataclasses.replace(job, hosts=hosts, rows=tuple(rows[host] for host in hosts), head_shares=())
 
 
 def neighbours(plan: Plan) -> List[str]:
-    """The nodes that share a machine with others: without one of these the rest would have its processors, which no
-    measurement tells of."""
+    """Nodes that share a machine: without one of them the rest would have its processors, which no
+    measurement covers."""
     places = [node.get("address") for node in plan["nodes"]]
     return [node["host"] for node in plan["nodes"] if places.count(node.get("address")) > 1]
 
 
 def without_each(plan: Plan, speeds: Sequence[Speed], links: Links, rows: Sequence[int]) -> Dict[str, float]:
-    """Tokens per second of the others without each host, as far as that is known."""
+    """Tokens per second of the others without each host, if known."""
     hosts = [speed.host for speed in speeds]
     beside = neighbours(plan)
     found: Dict[str, float] = {}
@@ -87,8 +87,8 @@ def without_each(plan: Plan, speeds: Sequence[Speed], links: Links, rows: Sequen
 
 
 def best_team(plan: Plan, speeds: Sequence[Speed], links: Links, rows: Sequence[int]) -> Optional[Team]:
-    """The fastest of the teams of two and more that are left without one host, without those of the slowest links (a second host
-    on Wi-Fi would hide what the first costs), or without the slowest hosts. None where nothing is known."""
+    """The fastest of the teams of two or more left without one host, without those of the slowest links (a second host
+    on Wi-Fi would hide the first one's cost), or without the slowest hosts. None if unknown."""
     hosts, beside = [speed.host for speed in speeds], set(neighbours(plan))
     of_links = sorted(hosts, key=lambda host: -max((link.mbit for link in links.get(host, {}).values()), default=0.0))
     of_speed = [speed.host for speed in sorted(speeds, key=lambda speed: speed.pass_seconds)]
@@ -103,11 +103,11 @@ def best_team(plan: Plan, speeds: Sequence[Speed], links: Links, rows: Sequence[
     return max(found, key=lambda team: team.tokens_per_second, default=None)
 
 
-# While a run trains
+# During a run
 
 
 def speed_seen(plan: Plan, host: str, run: Mapping[str, Any]) -> Optional[Speed]:
-    """A host's speed by its own newest steps. What it spends in the optimizer is taken for its share of Muon, which is most of it."""
+    """A host's speed from its newest steps. Its optimizer time counts as its share of Muon, which is most of it."""
     rows, computing, optimizer = run.get("rows"), run.get("compute_seconds"), run.get("optimizer_seconds")
     if not rows or not computing or optimizer is None:
         return None
@@ -115,19 +115,19 @@ def speed_seen(plan: Plan, host: str, run: Mapping[str, Any]) -> Optional[Speed]
 
 
 def worth_of_runs(runs: Mapping[str, Mapping[str, Any]]) -> Dict[str, float]:
-    """Tokens per second without each host, by what run_info tells of each; empty unless all hosts of the plan tell theirs."""
+    """Tokens per second without each host, from run_info; empty unless all hosts of the plan report."""
     plan = next((cast(Plan, run["plan_facts"]) for run in runs.values() if run.get("plan_facts")), None)
     try:
         return _worth_of_runs(plan, runs) if plan else {}
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        # The plan's file there is of another version, or damaged; a status must not fail for that.
+        # That plan is of another version, or damaged; a status must not fail for it.
         return {}
 
 
 def _worth_of_runs(plan: Plan, runs: Mapping[str, Mapping[str, Any]]) -> Dict[str, float]:
     hosts = [node["host"] for node in plan["nodes"]]
     there = [runs[host] for host in hosts if host in runs]
-    # While a host is away, the figures are those of other shares.
+    # While a host is away, the figures belong to other shares.
     if len(hosts) < 2 or len(there) < len(hosts) or any(run.get("world") != len(hosts) for run in there):
         return {}
     speeds = [speed for speed in (speed_seen(plan, host, runs[host]) for host in hosts) if speed]
@@ -139,7 +139,7 @@ def _worth_of_runs(plan: Plan, runs: Mapping[str, Mapping[str, Any]]) -> Dict[st
 
 
 def worth_lines(runs: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """The worth of each host for people; of many hosts only those that cost more than they bring."""
+    """Each host's contribution as text; of many hosts only those that cost more than they add."""
     without = worth_of_runs(runs)
     now = next((run["tokens_per_second"] for run in runs.values() if run.get("tokens_per_second")), None)
     if not now:

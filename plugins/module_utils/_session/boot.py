@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Having a session started again after a reboot: by a systemd user unit with linger, or else by crontab's @reboot.
+"""Restarts a session after a reboot: by a systemd user unit with lingering, or by crontab's @reboot.
 
-What the entry runs is `main`, a program in the run folder. It starts what the last start was given, and nothing where the
-run had come to its end or a user had stopped it.
+The entry runs `main`, a program in the run folder. It repeats the last launch, unless the run
+had ended or a user had stopped it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session.record impor
 SYSTEMD, CRON, NONE = "systemd", "cron", "none"
 CRON_NAMES = ("cron", "crond", "cronie", "fcron", "busybox")
 MARK = "# nanochat.ddp "
-# How crontab says that there is none, in the places where it is no failure.
+# crontab's ways to report a missing crontab, where that is no failure.
 NO_CRONTAB = ("no crontab for", "can't open", "No such file or directory")
 Run = Callable[[List[str]], Tuple[int, str, str]]
 
 
 class BootError(Exception):
-    """Says what could not be entered or taken out, and what the system said."""
+    """An entry could not be added or removed; contains the system's message."""
 
 
 class Entry(NamedTuple):
-    """The session to start at boot, and where the entries about it lie."""
+    """The session to start at boot, and its entries' names."""
 
     name: str  # of the session
     program: str
@@ -61,12 +61,12 @@ class Entry(NamedTuple):
         return os.path.join(self.units, self.name + ".service")
 
     def old_units(self) -> List[str]:
-        """Units for the same program: of this session, and of what it was called when this host had another rank."""
+        """Units for the same program: of this session, and of its names under other ranks."""
         found = glob.glob(os.path.join(glob.escape(self.units), "nanochat-*.service"))
         return [path for path in found if _quoted(self.program).encode() in read_bytes(path)]
 
     def unit_text(self) -> bytes:
-        """tmux goes on after the program has ended; when the machine is shut down, all that runs in it is asked to end."""
+        """tmux continues after the program has ended; at shutdown, everything in it is asked to exit."""
         words = " ".join(_quoted(word) for word in (sys.executable, "-B", self.program))
         return (
             "[Unit]\nDescription=Starts %s again after a reboot (nanochat.ddp)\n\n"
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
         return "@reboot %s %s%s" % (_for_cron([sys.executable, "-B", self.program]), MARK, self.name)
 
     def is_old(self, line: str) -> bool:
-        """Whether a line of the crontab is for this program, whatever its session was called."""
+        """Whether a crontab line is for this program, under any session name."""
         command, mark, dummy = line.rpartition(" " + MARK)
         return bool(mark) and command.endswith(" " + _for_cron([self.program]))
 
@@ -93,11 +93,11 @@ def _quoted(word: str) -> str:
     return '"%s"' % word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
 
 
-# -- what is entered
+# -- current and possible entries
 
 
 def entered(run: Run, entry: Entry) -> str:
-    """By what the session is started after a reboot now."""
+    """The mechanism that starts the session after a reboot now."""
     if read_bytes(entry.program) != entry.source:
         return NONE
     if read_bytes(entry.unit) == entry.unit_text() and run(["systemctl", "--user", "is-enabled", entry.name])[0] == 0:
@@ -106,7 +106,7 @@ def entered(run: Run, entry: Entry) -> str:
 
 
 def possible(run: Run, user: str, cron_runs: bool, dry: bool) -> Tuple[str, str]:
-    """How it would start at boot, and what was seen where nothing does. Enables lingering for the user, unless only checking."""
+    """How it would start at boot, or why nothing does. Enables lingering for the user, unless only checking."""
     seen = "its systemd does not answer this user"
     if run(["systemctl", "--user", "show-environment"])[0] == 0:
         lingers = "Linger=yes" in run(["loginctl", "show-user", user, "-p", "Linger"])[1].split()
@@ -119,7 +119,7 @@ def possible(run: Run, user: str, cron_runs: bool, dry: bool) -> Tuple[str, str]
 
 
 def enter(run: Run, entry: Entry, way: str) -> None:
-    """Have it started that way, and no other."""
+    """Start it that way, and no other."""
     leave(run, entry, keep=way)
     write_whole(entry.program, entry.source, 0o600)
     if way == SYSTEMD:
@@ -132,7 +132,7 @@ def enter(run: Run, entry: Entry, way: str) -> None:
 
 
 def leave(run: Run, entry: Entry, keep: str = NONE) -> bool:
-    """Take out what is entered, but for what is to be kept; whether there was anything."""
+    """Remove entries, except the one to keep; returns whether there were any."""
     changed = False
     for unit in entry.old_units():
         if keep == SYSTEMD and unit == entry.unit:
@@ -150,7 +150,7 @@ def leave(run: Run, entry: Entry, keep: str = NONE) -> bool:
 
 
 def _crontab(run: Run) -> List[str]:
-    """The lines of the crontab; BootError where it cannot be read."""
+    """The crontab's lines; BootError if unreadable."""
     code, out, err = run(["crontab", "-l"])
     if code and not any(words in err for words in NO_CRONTAB):
         raise BootError("`crontab -l` failed, so the crontab was not changed: %s" % (err.strip() or "code %d" % code))
@@ -158,7 +158,7 @@ def _crontab(run: Run) -> List[str]:
 
 
 def _readable_crontab(run: Run) -> List[str]:
-    """The same; nothing of ours is in one that this user may not read."""
+    """The same; an unreadable crontab contains nothing of ours."""
     with contextlib.suppress(BootError):
         return _crontab(run)
     return []
@@ -189,22 +189,22 @@ def cron_is_running() -> bool:
     return bool(names & set(CRON_NAMES))
 
 
-# -- what the entry runs
+# -- the program of the entry
 
 
 def launch_of(run_dir: str) -> Launch:
-    """Arguments of the last start."""
+    """Arguments of the last launch."""
     return launch_in(os.path.join(run_dir, SESSION_FILES, LAUNCH))
 
 
 def runs(record: Record) -> bool:
-    """Whether the session of a record is still there. The boot alone does not tell: a container keeps that of its machine."""
+    """Whether a recorded session is still alive. The boot id alone does not tell: a container keeps its machine's."""
     same_boot = record.get("boot_id") == processes.boot_id()
     return same_boot and processes.alive(record.get("pid") or 0, record.get("pid_start"))
 
 
 def to_start(run_dir: str) -> List[str]:
-    """The command of a session that the machine's end has cut short; empty where nothing is to be started."""
+    """The command of a session that the shutdown cut short; empty if there is nothing to start."""
     folder = os.path.join(run_dir, SESSION_FILES)
     launch, record = launch_of(run_dir), record_in(os.path.join(run_dir, SESSION))
     over = record.get("ended") is not None and not cut_short(record.get("exit_code"))

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide once for all nodes whether a launch starts the run: it lives or ends as a whole."""
+"""Decides for all nodes together whether to start the run, because it lives or ends as a whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ START = "start"
 def launch_action(
     runs: Sequence[Mapping[str, object]], plan_digest: str, restart: bool = False, fresh: bool = False
 ) -> Dict[str, str]:
-    """Decide from the state of every node (as run_info returns it) whether the run is left alone or started, and say why."""
+    """Decide from all nodes' states (from run_info) whether to start the run, and why."""
     states = {str(run["state"]) for run in runs}
     if fresh:
         return {"action": START, "reason": "you asked for a fresh start"}

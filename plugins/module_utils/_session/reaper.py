@@ -1,12 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which processes belong to a session, and how they are ended: gently, then firmly, and never anybody else's.
+"""Finds a session's processes and ends them: gently, then by force, and never anybody else's.
 
-A process belongs to a session if it descends from the session's runner or if its environment carries the session's id
-(one that left its parents, or outlived a killed runner). No name and no command line is ever looked at. A signal
-goes to the process that was looked at or to nobody: through a pidfd where Python has them, and after a last look at
-the tick at which it started.
+A process belongs to a session if it descends from the session's runner, or has the session's id in its environment
+(one that left its parents, or outlived a killed runner). Names and command lines are never used. A signal
+reaches only the intended process: through a pidfd if Python supports it, and after a last check of
+its start tick.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Callable, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
 
-# How long a process may take to die from SIGTERM once its turn to save is over, and from SIGKILL.
+# Time for a process to die from SIGTERM after its chance to save, and from SIGKILL.
 TERM_SECONDS = 5.0
 KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.05
@@ -29,16 +29,16 @@ class Session(NamedTuple):
 
     id: str
     uid: int
-    runner: tuple[int, int] | None = None  # pid and start; None where the runner is known to be gone
+    runner: tuple[int, int] | None = None  # pid and start; None if the runner is known to be gone
 
 
 def runner_alive(session: Session) -> bool:
-    """Whether the very runner of this session still runs."""
+    """Whether this session's runner still runs."""
     return session.runner is not None and processes_utils.alive(*session.runner)
 
 
 def members(session: Session) -> dict[int, processes_utils.Process]:
-    """The session's living processes by pid, without its runner."""
+    """The session's live processes by pid, without its runner."""
     table = processes_utils.processes()
     roots = {pid for pid in processes_utils.marked(table, session.id) if table[pid].uid == session.uid}
     found = set(roots)
@@ -53,9 +53,9 @@ def members(session: Session) -> dict[int, processes_utils.Process]:
 
 
 def gentle_targets(tree: dict[int, processes_utils.Process]) -> list[processes_utils.Process]:
-    """Those that are asked first, so that whoever waits for them sees them end by themselves.
+    """Processes to ask first, so that those waiting for them see them exit by themselves.
 
-    They are the workers of torchrun, where there are any: the agent above them would kill them before they have saved,
+    These are torchrun's workers, if any: the agent above them would kill them before they saved,
     and the helpers below them cannot save. Otherwise they are the leaves of the tree.
     """
     workers = [one for one in tree.values() if one.worker and not (one.ppid in tree and tree[one.ppid].worker)]
@@ -66,7 +66,7 @@ def gentle_targets(tree: dict[int, processes_utils.Process]) -> list[processes_u
 
 
 def send(target: processes_utils.Process, number: int) -> None:
-    """Signal this process and none that took its pid since; one that is gone or not ours to signal is left."""
+    """Signal this process, not one that reused its pid; skips processes that are gone or not ours to signal."""
     descriptor = None
     try:
         if hasattr(os, "pidfd_open"):
@@ -91,9 +91,9 @@ def end(
     tick: Callable[[], None] = lambda: None,
     term: float = TERM_SECONDS,
 ) -> dict[int, processes_utils.Process]:
-    """End all of the session's processes but its runner, and return those that are left.
+    """End all processes of the session except its runner, and return the remaining ones.
 
-    First the gentle targets are asked and have `grace` seconds, then all are and have `term` seconds, then all are killed.
+    First the gentle targets get a signal and `grace` seconds, then all get one and `term` seconds, then all are killed.
     `hurry` cuts the grace short; `tick` is called while waiting.
     """
     tree = members(session)
@@ -106,7 +106,7 @@ def end(
         tree = _wait(session, term, tick)
     deadline = time.monotonic() + KILL_SECONDS
     while tree and time.monotonic() < deadline:
-        # Again and again: a tree that grows while it dies has new members each time.
+        # Repeat, because a dying tree may still spawn processes.
         for one in tree.values():
             send(one, signal.SIGKILL)
         tree = _wait(session, 4 * _POLL_SECONDS, tick)
@@ -115,7 +115,7 @@ def end(
 
 def _ask(one: processes_utils.Process) -> None:
     send(one, signal.SIGTERM)
-    # One that was stopped would not even hear it.
+    # A stopped process would not receive it.
     if one.state in ("T", "t"):
         send(one, signal.SIGCONT)
 
@@ -126,12 +126,12 @@ def _wait(
     tick: Callable[[], None],
     hurry: Callable[[], bool] = lambda: False,
 ) -> dict[int, processes_utils.Process]:
-    """Wait until the session has no members any more, or `hurry` says so, or time is up; return who is left."""
+    """Wait until the session has no members, `hurry` returns true, or time is up; returns the members left."""
     deadline = time.monotonic() + seconds
     known: dict[int, processes_utils.Process] = {}
     while True:
         tick()
-        # All of /proc is looked through only once those that are known have ended: it costs processor time, which they need to end.
+        # Scan all of /proc only when the known ones have ended: the scan takes CPU time that they need to exit.
         known = {pid: one for pid, one in known.items() if processes_utils.alive(pid, one.start)} or members(session)
         if not known:
             return known
@@ -141,7 +141,7 @@ def _wait(
 
 
 def own_line(table: dict[int, processes_utils.Process]) -> set[int]:
-    """This process and those above it: whoever stops a session must not stop itself, even if it was started inside."""
+    """This process and its ancestors: a command must not stop the session that it runs in."""
     line: set[int] = set()
     pid = os.getpid()
     while pid in table and pid not in line:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The records of a session: how it was started (launch.json), and what became of it (session.json)."""
+"""The records of a session: its launch (launch.json) and its outcome (session.json)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 
 LAUNCH = "launch.json"
-# The exit code (EX_TEMPFAIL) of a job that has not come to its end and wants to be started again.
+# Exit code (EX_TEMPFAIL) of an unfinished job that wants to be restarted.
 COME_BACK = os.EX_TEMPFAIL
 TEXT, WHOLE, TIME = (str,), (int,), (int, float)
 LARGEST = 2**63
-# What the fields that we use may hold.
+# Types of the fields that we use.
 KINDS: Mapping[str, Tuple[type, ...]] = {
     **dict.fromkeys(("id", "session", "script", "record", "boot_id", "log", "terminated_by", "died_of"), TEXT),
     **dict.fromkeys(("pid", "pid_start", "child_pid", "log_begin", "exit_code", "signal", "revived"), WHOLE),
@@ -26,12 +26,12 @@ KINDS: Mapping[str, Tuple[type, ...]] = {
 
 
 def label_of(state_dir: str) -> str:
-    """By what tmux tells for which folder a session runs: a session is known by it when it is started, and when it is after a reboot."""
+    """tmux's label for a session's folder, which identifies it at a start and after a reboot."""
     return hashlib.sha256(os.fsencode(os.path.abspath(state_dir))).hexdigest()[:16]
 
 
 class Given(TypedDict):
-    """Arguments of a start, with digests in place of the environment's values."""
+    """Arguments of a start, with digests instead of environment values."""
 
     argv: List[str]
     chdir: str
@@ -41,7 +41,7 @@ class Given(TypedDict):
 
 
 class Launch(TypedDict, total=False):
-    """Arguments of the last start, for its runner; empty where there was none."""
+    """Arguments of the last launch, for the runner; empty if there was none."""
 
     id: str
     session: str
@@ -51,12 +51,12 @@ class Launch(TypedDict, total=False):
     argv: List[str]
     boot_id: str
     stop_timeout: float
-    revive: bool  # start it again when it dies
+    revive: bool  # restart it when it dies
     given: Given
 
 
 class Record(TypedDict, total=False):
-    """A session from its start on; empty where there is none."""
+    """A session since its start; empty if there is none."""
 
     id: str
     session: str
@@ -72,20 +72,20 @@ class Record(TypedDict, total=False):
     exit_code: Optional[int]
     signal: Optional[int]
     stopped: bool  # by a user
-    terminated_by: Optional[str]  # the signal by which the host ended it
-    revived: int  # how often it was started again
+    terminated_by: Optional[str]  # the signal with which the host ended it
+    revived: int  # number of restarts
     died: Optional[float]  # when it last died
     died_of: Optional[str]
 
 
 class Status(Record, total=False):
-    """The record, and what is found of it."""
+    """The record, and the observed state."""
 
     state: str
 
 
 def launch_in(path: str) -> Launch:
-    """Read the arguments of the last start; invalid fields are left out, and everything if there is no id."""
+    """The arguments of the last launch; invalid fields are dropped, and all without an id."""
     found = _fitting(read_object(path))
     given = section(found, "given")
     texts = [given.get("chdir"), given.get("log"), *section(given, "env").values(), *words(given, "argv")]
@@ -99,17 +99,17 @@ def launch_in(path: str) -> Launch:
 
 
 def cut_short(exit_code: Optional[int]) -> bool:
-    """Whether a job that has ended was killed (it has no exit code) or wants to come back."""
+    """Whether an ended job was killed (no exit code) or wants to be restarted."""
     return exit_code in (None, COME_BACK)
 
 
 def record_in(path: str) -> Record:
-    """Read the record of a session; invalid fields are left out."""
+    """A session's record; invalid fields are dropped."""
     return cast(Record, _fitting(read_object(path)))
 
 
 def _fitting(found: Document) -> Document:
-    """The fields that hold what they may; somebody may have edited the file, or written over it."""
+    """The fields with valid types; somebody may have edited or overwritten the file."""
     return {
         name: value for name, value in found.items() if name not in KINDS or value is None or _fits(value, KINDS[name])
     }

@@ -1,13 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs inside the tmux pane of a session: starts the run script, logs its output and records how it ended.
+"""Runs in a session's tmux pane: starts the run script, logs its output and records how it ended.
 
-Python 3.8 and its standard library, copied to the host beside processes.py and reaper.py. It is told what to run by
-launch.json in the folder that is its only argument, and writes session.json (docs/contract.md says what is in it).
-Everything that the job starts stays below this process, or comes back to it when its parent ends, so nothing
-outlives the job. SIGTERM, SIGHUP (the host goes down, or tmux was killed) and Ctrl-C in the pane stop the job gently; a second
-Ctrl-C at once. Only Ctrl-C means that a user stops the run. A job that is to be revived is started again when it dies.
+Python 3.8 with the standard library, copied to the host beside processes.py and reaper.py. Its only argument is a folder:
+it reads launch.json there and writes session.json (documented in docs/contract.md).
+Everything that the job starts stays below this process, or is reparented to it, so nothing
+outlives the job. SIGTERM, SIGHUP (shutdown, or tmux was killed) and Ctrl-C in the pane stop the job gently; a second
+Ctrl-C at once. Only Ctrl-C counts as a stop by the user. A job to be revived is restarted when it dies.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session.record impor
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# A line that is still without its end is shown after this long (a prompt, a progress bar).
+# Show an incomplete line after this long (a prompt, a progress bar).
 _PARTIAL_SECONDS = 0.5
 _CHUNK = 65536
-# A job that dies is started again after the first of these, and each time it dies soon again after twice as long.
+# First delay before restarting a dead job; doubles each time it dies again soon.
 _REVIVE_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 
 
 def base_environment(session_id: str, restarted: bool = False) -> dict[str, str]:
-    """The job's environment before its own env file: nothing of the terminal or of a tmux server that was there before."""
+    """The job's environment before its env file: without variables of the terminal or an earlier tmux server."""
     user = pwd.getpwuid(os.getuid())
     return {
         "HOME": user.pw_dir,
         "LANG": "C.UTF-8",
         "LOGNAME": user.pw_name,
         "PATH": _PATH,
-        # Python would keep its output for itself until a block is full, since it writes into a pipe.
+        # Otherwise Python would buffer its output, because it writes to a pipe.
         "PYTHONUNBUFFERED": "1",
         "SHELL": user.pw_shell or "/bin/sh",
         "USER": user.pw_name,
@@ -56,7 +56,7 @@ def base_environment(session_id: str, restarted: bool = False) -> dict[str, str]
 
 
 class Output:
-    """The job's output: whole lines to the log at once, everything to the pane as long as that takes it."""
+    """The job's output: complete lines to the log at once, everything to the pane as long as it accepts it."""
 
     def __init__(self, log: str, source: int) -> None:
         self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -64,11 +64,11 @@ class Output:
         self._partial = b""
         self._partial_since = 0.0
         os.set_blocking(source, False)
-        # A pane that was stopped with Ctrl-S must not stop the job.
+        # A pane stopped with Ctrl-S must not stop the job.
         os.set_blocking(1, False)
 
     def pump(self, seconds: float) -> None:
-        """Pass on what there is, waiting up to `seconds` for it."""
+        """Pass on available output, waiting up to `seconds` for it."""
         if select.select([self.source], [], [], seconds)[0]:
             try:
                 self._take(os.read(self.source, _CHUNK))
@@ -78,7 +78,7 @@ class Output:
             self.flush()
 
     def drain(self) -> None:
-        """Pass on what is there now, without waiting for more."""
+        """Pass on output that is available now."""
         deadline = time.monotonic() + 2
         while time.monotonic() < deadline and select.select([self.source], [], [], 0)[0]:
             self.pump(0)
@@ -89,11 +89,11 @@ class Output:
         self._partial = b""
 
     def say(self, text: str) -> None:
-        """A word of the runner's own, for the pane alone."""
+        """A message of the runner, only for the pane."""
         self._write(1, f"[{text}]\n".encode("utf-8", "backslashreplace"))
 
     def log_line(self, text: str) -> None:
-        """A word of the runner's own that is still wanted when the pane is gone."""
+        """A message of the runner that should outlive the pane."""
         self.flush()
         self.say(text)
         self._write(self.log, f"session: {text}\n".encode("utf-8", "backslashreplace"))
@@ -110,14 +110,14 @@ class Output:
 
     @staticmethod
     def _write(descriptor: int, data: bytes) -> None:
-        """Write as much as goes: neither a full disk nor a pane that is gone may end the job."""
+        """Write as much as possible: neither a full disk nor a closed pane may end the job."""
         with contextlib.suppress(OSError):
             while data:
                 data = data[os.write(descriptor, data) :]
 
 
 class Runner:
-    """One session from its start to its end."""
+    """One session from start to end."""
 
     def __init__(self, folder: str) -> None:
         with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
@@ -136,7 +136,7 @@ class Runner:
             "pid_start": self.me.runner[1] if self.me.runner else None,
             "child_pid": None,
             "log": self.launch["log"],
-            # Where this session begins in a log that earlier ones wrote, too.
+            # Where this session begins in a log shared with earlier ones.
             "log_begin": os.path.getsize(self.launch["log"]) if os.path.exists(self.launch["log"]) else 0,
             "started": time.time(),
             "ended": None,
@@ -150,13 +150,13 @@ class Runner:
         }
 
     def run(self) -> None:
-        """Start the job, pass on its output until it ends, end what it left behind and write down how it ended."""
+        """Start the job, pass on its output until it ends, end its leftovers and record the outcome."""
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._asked_to_stop)
-        # Before anything runs: what could not be written down would be known to nobody.
+        # Before anything runs: a session that cannot be recorded would be unknown to everybody.
         self._write_state()
-        # This process keeps the end that the job writes into, for the next start, and so never meets an end of file.
+        # This process keeps the write end of the job's pipe for the next start, and so never sees end-of-file.
         reader, writer = os.pipe()
         output = Output(self.launch["log"], reader)
         pause = _REVIVE_SECONDS
@@ -165,7 +165,7 @@ class Runner:
             self._start(writer, output)
             status = self._follow(output)
             died = self._died(status)
-            # A keeper that was killed leaves a rank behind, which is to save.
+            # A killed keeper leaves a rank behind, which should save.
             grace = self.launch["stop_timeout"] if died else 0
             reaper.end(self.me, grace, lambda: self.interrupts > 0, lambda: self._tick(output))
             output.drain()
@@ -193,7 +193,7 @@ class Runner:
         self._save(output)
 
     def _follow(self, output: Output) -> int:
-        """The job's wait status, once it has ended by itself or was stopped."""
+        """The job's wait status, after it ended or was stopped."""
         while self.status is None:
             output.pump(0.2)
             if self.stops:
@@ -206,11 +206,11 @@ class Runner:
         return bool(self.stops) or os.path.exists(self.stop_asked)
 
     def _died(self, status: int) -> bool:
-        """Whether the job is one to be started again, and has died."""
+        """Whether the job should be restarted and has died."""
         return bool(self.launch.get("revive")) and cut_short(_exit_code(status)) and not self._over()
 
     def _revive_later(self, status: int, pause: float, output: Output) -> None:
-        """Tell it, and wait: also for a process of the job that cannot be killed, beside which no other is started."""
+        """Report it and wait, also for an unkillable process of the job, beside which no other may start."""
         self.state.update({"child_pid": None, "died": time.time(), "died_of": _how(status)})
         self.state["revived"] += 1
         self._save(output)
@@ -223,11 +223,11 @@ class Runner:
     def _stop_gently(self, output: Output) -> None:
         output.say("stopping; Ctrl-C ends it at once")
         if self.interrupts:
-            # What was asked for in the pane is known to whoever would start it again.
+            # A request made in the pane is known to whoever would restart it.
             with contextlib.suppress(OSError), open(self.stop_asked, "a", encoding="utf-8"):
                 pass
         if self.launch.get("revive") and self.status is None and self.state["child_pid"]:
-            # It tells the other hosts, and ends its own rank.
+            # It informs the other hosts, and ends its own rank.
             os.kill(self.state["child_pid"], signal.SIGINT if self.interrupts else signal.SIGTERM)
         asked = self.interrupts
         reaper.end(
@@ -242,7 +242,7 @@ class Runner:
         self._reap()
 
     def _reap(self) -> None:
-        """Take in whatever has ended: orphans, and the job itself."""
+        """Reap ended processes: orphans, and the job itself."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -256,7 +256,7 @@ class Runner:
         if number == signal.SIGINT:
             self.interrupts += 1
         elif number == signal.SIGTERM or not self.state["terminated_by"]:
-            # Where a machine goes down, SIGHUP comes beside it.
+            # At a shutdown SIGHUP comes as well.
             self.state["terminated_by"] = signal.Signals(number).name
 
     def _ended(self, status: int, output: Output) -> None:
@@ -269,7 +269,7 @@ class Runner:
         output.say(f"{self.launch['session']} {how} with {_how(status)}; log: {self.launch['log']}")
 
     def _save(self, output: Output) -> None:
-        """Write down how it is; a full disk does not end the job."""
+        """Record the state; a full disk does not end the job."""
         try:
             self._write_state()
         except OSError as error:
@@ -288,7 +288,7 @@ def _how(status: int) -> str:
 
 
 def main() -> None:
-    """The program: its only argument is the folder that holds launch.json."""
+    """The program: its argument is the folder with launch.json."""
     try:
         Runner(sys.argv[1]).run()
     except OSError as error:

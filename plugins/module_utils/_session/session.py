@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One named session: what it was given, what became of it, and what is to be done to bring it into a state."""
+"""One named session: its arguments, its outcome, and the steps to bring it into a state."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ RUNNING = "running"
 FINISHED = "finished"
 GONE = "gone"
 
-# How long a runner may take to say that it lives, and to go once its job is dead.
+# Time for a runner to report that it is alive, and to exit once its job is dead.
 _START_SECONDS = 20.0
 _GO_SECONDS = 10.0
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+\Z")
 
 
 class SessionError(Exception):
-    """Says in one sentence which session, what was tried, what was seen and what to do."""
+    """Which session, what was tried, what was seen and what to do, in one sentence."""
 
 
 class Spec(NamedTuple):
@@ -66,7 +66,7 @@ class Spec(NamedTuple):
 
 
 class Session:
-    """The session `name` whose files lie in `state_dir`."""
+    """The session `name` with its files in `state_dir`."""
 
     def __init__(self, name: str, state_dir: str, tmux: tmux_utils.Tmux | None) -> None:
         self.name = tmux_utils.check_name(name)
@@ -80,15 +80,15 @@ class Session:
 
     @property
     def server(self) -> tmux_utils.Tmux:
-        """tmux, where nothing goes on without it."""
+        """tmux, or an error if it is missing."""
         if self.tmux is None:
             raise tmux_utils.TmuxError("tmux is not installed on this host; install the package tmux")
         return self.tmux
 
-    # -- what is there ------------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------------
 
     def launch(self) -> Launch:
-        """Arguments of the last start; empty where there was none."""
+        """Arguments of the last launch; empty if there was none."""
         return launch_in(os.path.join(self.folder, LAUNCH))
 
     def recorded(self) -> Record:
@@ -105,22 +105,22 @@ class Session:
             return {**record, "state": RUNNING}
         if not record:
             return {"state": GONE if self._tmux_id() else ABSENT}
-        # It may have ended between the two looks.
+        # It may have ended between the two reads.
         record = self.recorded() or record
         return {**record, "state": FINISHED if record.get("ended") is not None else GONE}
 
     def left_over(self) -> dict[int, processes.Process]:
-        """All processes of the session but its runner."""
+        """All processes of the session except its runner."""
         identity = self._identity(self.recorded())
         return reaper.members(identity) if identity else {}
 
     def same(self, spec: Spec) -> bool:
-        """Whether the last start was given the very same."""
+        """Whether the last start had the same arguments."""
         launch = self.launch()
         return bool(launch) and launch.get("session") == self.name and launch.get("given") == _given(spec, launch["id"])
 
     def describe(self, spec: Spec | None, state: str) -> str:
-        """Arguments of a start as text for a diff; of the environment only names."""
+        """Arguments of a start as text for a diff; only names of environment variables."""
         launch = self.launch()
         last = launch.get("given")
         given = last if spec is None else _given(spec, str(launch.get("id")))
@@ -134,18 +134,18 @@ class Session:
         return "\n".join(lines).encode("utf-8", "backslashreplace").decode() + "\n"
 
     def _tmux_id(self) -> str:
-        """The id of the session of this name in tmux, empty where it has none or the session is somebody else's."""
+        """tmux's id of the session with this name; empty if there is none or it is somebody else's."""
         label, dummy, identifier = (self.tmux.label(self.name) if self.tmux else "").partition(".")
         return identifier if label == self.label else ""
 
     def _identity(self, record: Record) -> reaper.Session | None:
-        """By what this session's processes are known; None if they were of another boot (or another machine)."""
+        """Identity of this session's processes; None if they are from another boot or machine."""
         uid, boot = os.getuid(), processes.boot_id()
         if record.get("id"):
             pid, start = record.get("pid"), record.get("pid_start")
             runner = (pid, start) if pid and start else None
             return reaper.Session(record["id"], uid, runner) if record.get("boot_id") == boot else None
-        # Somebody moved session.json away: tmux knows whom it runs, and launch.json what was started last.
+        # Somebody moved session.json away: tmux knows its pane's process, and launch.json the last start.
         launch, identifier = self.launch(), self._tmux_id()
         if identifier and self.tmux is not None:
             return reaper.Session(identifier, uid, _with_start(self.tmux.runner(self.name)))
@@ -153,10 +153,10 @@ class Session:
             return reaper.Session(launch["id"], uid)
         return None
 
-    # -- what is done -------------------------------------------------------------------------------------------------
+    # -- actions ------------------------------------------------------------------------------------------------------
 
     def start(self, spec: Spec, stop_timeout: float) -> None:
-        """Write what is to be run and run it; the session must not be running."""
+        """Write the files and start; the session must not be running."""
         self.check_startable(spec)
         self._clear_tmux()
         identifier = uuid.uuid4().hex
@@ -164,7 +164,7 @@ class Session:
             self._prepare(spec, identifier, stop_timeout)
         except OSError as error:
             raise SessionError(f"session {self.name}: cannot write {error.filename}: {error.strerror}") from error
-        # -E and -s: neither the environment of a tmux server nor a user's own packages change what the runner is.
+        # -E and -s: neither a tmux server's environment nor a user's packages may affect the runner.
         self.server.start(
             self.name,
             f"{self.label}.{identifier}",
@@ -174,7 +174,7 @@ class Session:
         self._wait_until_started(identifier)
 
     def stop(self, timeout: float) -> None:
-        """End the session's processes, and make sure that they are dead."""
+        """End the session's processes and verify that they are dead."""
         record = self.recorded()
         identity = self._identity(record)
         if identity is None or not (reaper.runner_alive(identity) or reaper.members(identity)):
@@ -196,11 +196,11 @@ class Session:
             )
         record = self.recorded()
         if record and record.get("ended") is None:
-            # Its runner was gone before, so nobody else can write down that it was stopped.
+            # Its runner was already gone, so nobody else can record the stop.
             write_json(self.record, {**record, "stopped": True}, durable=True)
 
     def remove(self) -> None:
-        """Take the session out of tmux and forget that it was there; its log and run.sh stay."""
+        """Remove the session from tmux and its records; its log and run.sh stay."""
         if self.tmux is not None and self._tmux_id():
             self.tmux.kill(self.name)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -209,7 +209,7 @@ class Session:
 
     @contextlib.contextmanager
     def locked(self, make: bool, timeout: float) -> Iterator[None]:
-        """Keep a second controller from bringing the same session into a state meanwhile."""
+        """Lock out a second controller that works on the same session."""
         if make:
             os.makedirs(self.state_dir, exist_ok=True)
         if not os.path.isdir(self.state_dir):
@@ -225,12 +225,12 @@ class Session:
             ) from None
 
     def check_free(self) -> None:
-        """The name must not be in use in tmux, by somebody's own session or by a run of another folder."""
+        """The name must be free in tmux, of other people's sessions and of runs in another folder."""
         if not self.server.exists(self.name) or self._tmux_id():
             return
         remedy = f"end it (tmux kill-session -t '={self.name}') or choose another name"
         if not self.server.label(self.name):
-            # It may have ended, and been taken away, between the two looks.
+            # It may have ended and been removed between the two checks.
             if not self.server.exists(self.name):
                 return
             raise SessionError(f"tmux already has a session {self.name} that nanochat.ddp did not start: {remedy}")
@@ -241,7 +241,7 @@ class Session:
             )
 
     def _clear_tmux(self) -> None:
-        """Take our own last session out of tmux, whatever it was called, and what has ended under this name."""
+        """Remove our last session from tmux, under any name, and ended ones with this name."""
         last = str(self.launch().get("session", ""))
         if last not in ("", self.name) and self.server.label(last).partition(".")[0] == self.label:
             self.server.kill(last)
@@ -249,7 +249,7 @@ class Session:
             self.server.kill(self.name)
 
     def check_startable(self, spec: Spec) -> None:
-        """Everything that a start needs; asked before anything that runs is stopped for it."""
+        """Requirements of a start, checked before anything running is stopped for it."""
         self.check_free()
         program = spec.argv[0]
         if spec.env_file and not os.path.isfile(spec.env_file):
@@ -262,7 +262,7 @@ class Session:
             raise SessionError(f"session {self.name}: {program} does not exist or cannot be executed")
 
     def _prepare(self, spec: Spec, identifier: str, stop_timeout: float) -> None:
-        """Everything that the runner reads; nothing of an earlier session is left that could be taken for this one's."""
+        """Write the runner's files; remove leftovers of an earlier session."""
         os.makedirs(self.folder, exist_ok=True)
         os.makedirs(os.path.dirname(spec.log), exist_ok=True)
         for stale in (self.record, os.path.join(self.folder, "stop")):
@@ -296,7 +296,7 @@ class Session:
 
 
 def script(name: str, spec: Spec) -> bytes:
-    """run.sh: what the session runs, which a person can run by hand just as well."""
+    """run.sh: the session's command, which a person can also run by hand."""
     lines = [
         "#!/bin/sh",
         f"# What the tmux session {name} runs; by hand: sh run.sh",
@@ -309,7 +309,7 @@ def script(name: str, spec: Spec) -> bytes:
 
 
 def quote(word: str) -> str:
-    """A word for a POSIX shell, bare where that is safe."""
+    """Quote a word for a POSIX shell if necessary."""
     return word if _PLAIN.match(word) else env_file_utils.quoted(word)
 
 
@@ -322,7 +322,7 @@ def spec_from(
     name: str,
     revive: bool = False,
 ) -> Spec:
-    """The job of a session, from a module's options."""
+    """A session's job, from module options."""
     if not argv or not argv[0] or argv[0].startswith("-"):
         raise SessionError(
             f"session {name}: argv must begin with a program, not with {repr(argv[0]) if argv else 'nothing'}"
@@ -340,7 +340,7 @@ def spec_from(
 
 
 def _given(spec: Spec, salt: str) -> Given:
-    """Arguments of a start, with digests for the environment's values; the salt makes them useless elsewhere."""
+    """Arguments of a start, with salted digests instead of environment values."""
     data = (env_file_utils.read(spec.env_file) if spec.env_file else b"") or b""
     env = env_file_utils.parse(data)
     values = {"(the whole file)": data} if env is None else {name: os.fsencode(text) for name, text in env.items()}
@@ -351,7 +351,7 @@ def _given(spec: Spec, salt: str) -> Given:
 
 
 def _end_runner(pid: int, start: int) -> dict[int, processes.Process]:
-    """The runner goes by itself once its job is dead; one that hangs is killed. Returns it if it is still there."""
+    """The runner exits once its job is dead; a hanging one is killed. Returned if it is still alive."""
     deadline = time.monotonic() + _GO_SECONDS
     while processes.alive(pid, start):
         runner = processes.process(pid)
@@ -372,7 +372,7 @@ def _with_start(pid: int | None) -> tuple[int, int] | None:
 
 
 def user_scope(kills: bool, lingers: bool) -> list[str]:
-    """Command prefix that starts a process outside our own login, where logging out would kill it."""
+    """Command prefix that starts a process outside our login, which logging out would kill."""
     program = shutil.which("systemd-run")
     if not (kills and lingers and program and os.environ.get("XDG_RUNTIME_DIR")):
         return []

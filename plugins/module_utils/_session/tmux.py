@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The few words of tmux that a session needs; names always match exactly, and only what carries our label is touched."""
+"""The tmux commands that a session needs; names match exactly, and only sessions with our label are touched."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Callable
 
 Run = Callable[["list[str]"], "tuple[int, str, str]"]
 
-# User options of the tmux session: by one we know it again, the other is for people.
+# tmux user options: one identifies our session, the other is for people.
 _LABEL = "@nanochat_ddp"
 _FOLDER = "@nanochat_ddp_folder"
-DYING_SERVERS = 5  # met one after the other, before this is an error
+DYING_SERVERS = 5  # retries before this is an error
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
 
 class TmuxError(Exception):
-    """Says what tmux was asked and what it answered."""
+    """tmux's command and its answer."""
 
 
 def check_name(name: str) -> str:
-    """The name if tmux can address it without doubt: to tmux '.' and ':' separate windows and panes."""
+    """A name that tmux addresses unambiguously: '.' and ':' separate windows and panes."""
     if not _NAME.match(name):
         raise TmuxError(f"{name!r} is not a session name: use letters, digits, '_' and '-', not starting with '-'")
     return name
@@ -34,25 +34,25 @@ class Tmux:
     def __init__(self, run: Run, path: str, prefix: list[str] | None = None) -> None:
         self._run = run
         self._path = path
-        self._prefix = prefix or []  # what starts a server outside the login that we came by
+        self._prefix = prefix or []  # starts a server outside the current login
 
     def exists(self, name: str) -> bool:
-        """Whether there is a session of exactly this name."""
+        """Whether a session with exactly this name exists."""
         code, dummy, err = self._run([self._path, "has-session", "-t", f"={name}"])
         if code and "version" in err:
             raise TmuxError(f"the running tmux server does not understand {self._path}: {err.strip()}")
         return code == 0
 
     def label(self, name: str) -> str:
-        """The label that start() gave the session; empty for a session that somebody else started."""
+        """The label from start(); empty for somebody else's session."""
         return self._option(name, _LABEL)
 
     def folder(self, name: str) -> str:
-        """The folder for which start() was called."""
+        """The folder given to start()."""
         return self._option(name, _FOLDER)
 
     def runner(self, name: str) -> int | None:
-        """The process in the session's pane, None once it has ended (or there is no such session)."""
+        """The process in the session's pane, None if it has ended (or there is no session)."""
         code, out, dummy = self._run([self._path, "list-panes", "-t", f"={name}:", "-F", "#{pane_dead} #{pane_pid}"])
         dead, dummy, pid = out.strip().partition(" ")
         return int(pid) if code == 0 and dead == "0" and pid.isdigit() else None
@@ -65,13 +65,13 @@ class Tmux:
             [*self._prefix, self._path, "new-session", "-d", "-s", name, "-x", "160", "-y", "48", *map(_literal, argv)]
             + [";", "set-option", "-t", target, _LABEL, label]
             + [";", "set-option", "-t", target, _FOLDER, _literal(folder)]
-            # A user's own configuration may end sessions that nobody looks at.
+            # A user's configuration may kill detached sessions.
             + [";", "set-option", "-t", target, "destroy-unattached", "off"]
             + [";", "set-window-option", "-t", target, "remain-on-exit", "on"],
         )
 
     def kill(self, name: str) -> None:
-        """End exactly this session, not its processes; it may have ended since somebody looked."""
+        """Kill exactly this session, not its processes; it may have ended meanwhile."""
         try:
             self._check(name, [self._path, "kill-session", "-t", f"={name}"])
         except TmuxError:
@@ -84,14 +84,14 @@ class Tmux:
         return "\n".join(line for line in out.splitlines() if line.strip()) if code == 0 else ""
 
     def _option(self, name: str, option: str) -> str:
-        # The trailing colon makes old releases read the name as a session's for this command as well.
+        # Old releases need the trailing colon to read the name as a session's for this command.
         code, out, dummy = self._run([self._path, "show-options", "-v", "-t", f"={name}:", option])
         return out.strip() if code == 0 else ""
 
     def _check(self, name: str, argv: list[str]) -> None:
         for dummy in range(DYING_SERVERS):
             code, out, err = self._run(argv)
-            # A server ends with its last session. Whoever asks it just then gets this answer; asked again, tmux starts another.
+            # A server ends with its last session. A command at that moment gets this error; on a retry tmux starts a new server.
             if "server exited" not in err:
                 break
         if code:
@@ -100,7 +100,7 @@ class Tmux:
 
 
 def ends_with_login(pid: int) -> bool:
-    """Whether systemd counts this process to a login, so that it ends with it where logind kills."""
+    """Whether this process belongs to a login session, which logind may kill."""
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
             return re.search(r"/session-[^/\n]+\.scope", file.read()) is not None
@@ -109,5 +109,5 @@ def ends_with_login(pid: int) -> bool:
 
 
 def _literal(word: str) -> str:
-    """tmux takes a semicolon at the end of a word for the end of the command."""
+    """tmux interprets a semicolon at the end of a word as the end of the command."""
     return word[:-1] + "\\;" if word.endswith(";") else word

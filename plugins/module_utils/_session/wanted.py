@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A session brought into its wanted state: what tmux_session does, also as a program for a bare Python on the host."""
+"""Brings a session into its wanted state for tmux_session; also a bare program on the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux 
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import Status
 
 STARTING = ("started", "restarted", "ready")
-# What tmux_session is told.
+# Parameters of tmux_session.
 OPTIONS: Dict[str, Dict[str, object]] = {
     "name": {"type": "str", "required": True},
     "state_dir": {"type": "path", "required": True},
@@ -57,11 +57,11 @@ def decide(session: session_utils.Session, params: Mapping[str, Any], spec: Opti
 
 
 def carry_out(session: session_utils.Session, action: str, spec: Optional[session_utils.Spec], timeout: int) -> None:
-    """Do it. Whatever is started, what an earlier session left behind is ended first."""
+    """Do it. Before a start, the remains of an earlier session are ended."""
     if action == "none":
         return
     if spec is not None:
-        # What could not be started again is not stopped for it.
+        # Do not stop what could not be restarted.
         session.check_startable(spec)
     session.stop(timeout)
     if action == "remove":
@@ -83,17 +83,17 @@ def difference(session: session_utils.Session, action: str, spec: Optional[sessi
 
 
 def run(argv: List[str]) -> Tuple[int, str, str]:
-    """A command of the host, from a folder that nobody takes away."""
+    """Run a command on the host, from a folder that will not disappear."""
     program = bare.find(argv[0])
     return bare.run([program, *argv[1:]], folder="/") if program else (127, "", f"{argv[0]} is not installed")
 
 
 def connect(state: str) -> Tuple[Optional[tmux_utils.Tmux], bool]:
-    """The user's own tmux server (None without tmux), and whether logging out would kill what is started now."""
+    """The user's tmux server (None without tmux), and whether logging out would kill what starts now."""
     path = bare.find("tmux")
     if path is None:
         return None, False
-    # Inside tmux the client would take the server around it instead of the user's own.
+    # Inside tmux the client would use the surrounding server instead of the user's.
     os.environ.pop("TMUX", None)
     if state not in ("started", "restarted"):
         return tmux_utils.Tmux(run, path), False
@@ -102,7 +102,7 @@ def connect(state: str) -> Tuple[Optional[tmux_utils.Tmux], bool]:
 
 
 def warnings_of_logout(status: Status) -> List[str]:
-    """Says so if the session will not survive the connection by which it was started."""
+    """Warns if the session will not survive the current SSH connection."""
     if status["state"] != session_utils.RUNNING or not tmux_utils.ends_with_login(status.get("pid", 0)):
         return []
     user = processes_utils.user_name(os.getuid())
@@ -113,7 +113,7 @@ def warnings_of_logout(status: Status) -> List[str]:
 
 
 def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
-    """Bring the session into its state and tell what was done, or would be done."""
+    """Bring the session into its state, or predict that, and return the result."""
     tmux, logout_kills = connect(params["state"])
     session = session_utils.Session(params["name"], params["state_dir"], tmux)
     spec = None
@@ -142,5 +142,5 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
 
 
 def say(mark: str, params: Dict[str, Any]) -> None:
-    """The program: answers with what tmux_session returns."""
+    """The program: returns the result of tmux_session."""
     bare.change(mark, params, PATHS, apply, ERRORS)

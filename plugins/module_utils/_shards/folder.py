@@ -36,7 +36,7 @@ CHUNK = 1 << 20
 
 
 class ShardsError(Exception):
-    """One sentence: which host and file, what was seen, what to do."""
+    """Which host and file, what was seen, what to do, in one sentence."""
 
 
 class Entry(NamedTuple):
@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 
 
 class State(NamedTuple):
-    """How a file of the manifest stands in the folder: ok, missing, truncated, oversized or corrupted."""
+    """State of a manifest's file in the folder: ok, missing, truncated, oversized or corrupted."""
 
     entry: Entry
     state: str
@@ -59,10 +59,10 @@ class State(NamedTuple):
 
 
 def entries(manifest: Manifest) -> list[Entry]:
-    """The files of a manifest; whatever could lead out of the folder is refused."""
+    """A manifest's files; rejects paths that lead out of the folder."""
     found = []
     for key, prefix in (("shards", ""), ("tokenizer", "tokenizer/"), ("files", "")):
-        # A file of the host may hold anything, whatever its type says.
+        # A host's file may contain anything, whatever its type says.
         listed: Any = manifest.get(key)
         for item in listed or []:
             try:
@@ -76,7 +76,7 @@ def entries(manifest: Manifest) -> list[Entry]:
 
 
 def manifest_of(name: str, layout: str, files: list[Entry]) -> Manifest:
-    """The document; its order is the order of training."""
+    """The document, in training order."""
 
     def items(prefix: str) -> list[ManifestFile]:
         return [
@@ -95,24 +95,24 @@ def manifest_of(name: str, layout: str, files: list[Entry]) -> Manifest:
 
 
 def digest_of(manifest: Manifest) -> str:
-    """One short name for exactly these files with exactly these bytes."""
+    """One short digest of these files and their bytes."""
     lines = "".join(f"{one.path} {one.bytes} {one.sha256}\n" for one in sorted(entries(manifest)))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
 def listing(manifest: Manifest | None) -> str:
-    """For people and diffs: one line a file."""
+    """One line per file, for people and diffs."""
     return "".join(f"{one.path} {one.bytes} {one.sha256[:16]}\n" for one in entries(manifest or {}))
 
 
 def load_manifest(folder: str) -> Manifest | None:
-    """The folder's own manifest, None where there is none or where it cannot be read as one."""
+    """The folder's manifest; None if missing or invalid."""
     document = read_object(os.path.join(folder, MANIFEST))
     return cast(Manifest, document) if document.get("format") == 1 else None
 
 
 def save_manifest(folder: str, manifest: Manifest) -> bool:
-    """Writes the manifest where it differs from what is there."""
+    """Write the manifest if it differs."""
     if load_manifest(folder) == manifest:
         return False
     write_json(os.path.join(folder, MANIFEST), manifest)
@@ -124,7 +124,7 @@ def save_manifest(folder: str, manifest: Manifest) -> bool:
 
 
 class Digests:
-    """Digests of a folder's files, believed as long as size, time and inode do not change."""
+    """Digests of a folder's files, valid while size, time and inode do not change."""
 
     def __init__(self, folder: str, believe: bool = True) -> None:
         self.folder = folder
@@ -135,7 +135,7 @@ class Digests:
             self._known = remembered(read_object(os.path.join(folder, DIGESTS)))
 
     def of(self, path: str) -> Entry | None:
-        """The entry for a file as it is now; None if it is not there."""
+        """The entry for a file as it is now; None if missing."""
         full = os.path.join(self.folder, path)
         try:
             found = os.stat(full)
@@ -151,16 +151,16 @@ class Digests:
         return Entry(path, found.st_size, sha256)
 
     def learn(self, path: str, sha256: str) -> None:
-        """Takes a digest that was computed while the file was written."""
+        """Store a digest that was computed while writing the file."""
         self._remember(path, os.stat(os.path.join(self.folder, path)), sha256)
 
     def forget(self, path: str) -> None:
-        """Drops what is known about a path."""
+        """Forget a path's digest."""
         if self._known.pop(path, None) is not None:
             self._dirty = True
 
     def save(self) -> None:
-        """Keeps what was learnt; other processes may read the file at any time."""
+        """Save the digests; other processes may read the file at any time."""
         if self._dirty and os.path.isdir(self.folder):
             write_json(os.path.join(self.folder, DIGESTS), {"format": 1, "files": self._known})
             self._dirty = False
@@ -185,7 +185,7 @@ def hash_file(path: str) -> str:
 
 
 def compare(wanted: list[Entry], digests: Digests) -> list[State]:
-    """How each wanted file stands; a file of the wrong size is not even read."""
+    """The state of each wanted file; files of the wrong size are not read."""
     states = []
     for entry in wanted:
         try:
@@ -206,7 +206,7 @@ def compare(wanted: list[Entry], digests: Digests) -> list[State]:
 
 
 def files_below(folder: str, layout: str) -> list[str]:
-    """The files that belong to the layout, in the order of training; hidden files and the manifest do not."""
+    """The files that belong to the layout, in training order, without hidden files and the manifest."""
     if layout == "data":
         shards = sorted(name for name in _names(folder) if name.endswith(".parquet") and not name.startswith("."))
         have = set(_names(os.path.join(folder, "tokenizer")))
@@ -243,7 +243,7 @@ def writing(folder: str, host: str) -> Iterator[None]:
 
 
 def check_space(folder: str, need: int, host: str) -> None:
-    """Says that the disk is too small before anything is moved."""
+    """Fail before anything is copied if the disk is too small."""
     free = free_bytes(folder)
     if need > free:
         raise ShardsError(
@@ -261,7 +261,7 @@ def free_bytes(folder: str) -> int:
 
 
 def make_folder(folder: str, host: str) -> bool:
-    """Makes a folder and says in one sentence why it cannot be made or written."""
+    """Create a folder, or say in one sentence why it cannot be created or written."""
     try:
         existed = os.path.isdir(folder)
         os.makedirs(folder, mode=0o755, exist_ok=True)
@@ -277,7 +277,7 @@ def _who_may(folder: str) -> str:
 
 
 def link(source: str, target: str) -> str:
-    """Makes target another name of source: a hard link, a symlink where the file systems differ."""
+    """Make target another name of source: a hard link, or a symlink across file systems."""
     temporary = os.path.join(os.path.dirname(target), f".linking-{os.path.basename(target)}")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
@@ -303,14 +303,14 @@ def is_link_to(source: str, target: str) -> bool:
 
 
 class Linking(NamedTuple):
-    """Links to make and files to remove so that a run has exactly the manifest's files."""
+    """Links to create and files to remove, so that a run has exactly the manifest's files."""
 
     make: list[str]
     remove: list[str]
 
 
 def plan_links(store: str, run: str, wanted: list[Entry]) -> Linking:
-    """Compares run/data and run/tokenizer with the manifest."""
+    """Compare run/data and run/tokenizer with the manifest."""
     targets = {run_path(one.path): one.path for one in wanted}
     make = [
         target
@@ -327,12 +327,12 @@ def plan_links(store: str, run: str, wanted: list[Entry]) -> Linking:
 
 
 def run_path(path: str) -> str:
-    """Where a file of the data set stands in the run's folder."""
+    """A data set file's path in the run folder."""
     return path if path.startswith("tokenizer/") else "data/" + path
 
 
 def apply_links(store: str, run: str, links: Linking) -> dict[str, int]:
-    """Makes the run's folders hold exactly what was planned; returns how many links of each kind were made."""
+    """Apply the planned links; returns the number of links of each kind."""
     kinds = {"hard": 0, "symbolic": 0}
     for part in ("data", "tokenizer"):
         os.makedirs(os.path.join(run, part), mode=0o755, exist_ok=True)
@@ -345,7 +345,7 @@ def apply_links(store: str, run: str, links: Linking) -> dict[str, int]:
 
 
 def choose(names: list[str], count: int) -> list[str]:
-    """The first count-1 shards of a sorted collection and its last one, which is validation; 0 takes all."""
+    """The first count-1 shards of a sorted collection and its last one, for validation; 0 means all."""
     names = sorted(names)
     if count <= 0 or count >= len(names):
         return names
@@ -355,7 +355,7 @@ def choose(names: list[str], count: int) -> list[str]:
 def take_seeds(
     folder: str, wanted: list[State], seeds: list[str], digests: Digests, report: Callable[[str, int], None]
 ) -> list[State]:
-    """Links what other folders of this host already hold with the right digest; returns what is still wanted."""
+    """Link files with the right digest from other folders of this host; returns the still missing ones."""
     left = []
     for state in wanted:
         if not any(_take_seed(folder, state.entry, seed, digests) for seed in seeds):
@@ -380,7 +380,7 @@ def _take_seed(folder: str, entry: Entry, seed: str, digests: Digests) -> bool:
 
 
 def sweep_parts(folder: str) -> None:
-    """Removes what cut transfers left behind; called when everything wanted is there."""
+    """Remove remains of interrupted transfers, once everything wanted is there."""
     for root, _folders, names in os.walk(folder):
         for name in names:
             if name.startswith(".") and name.endswith((".part", ".part.etag")):
@@ -389,7 +389,7 @@ def sweep_parts(folder: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Removes a folder or file, whatever it is; nothing there is fine."""
+    """Remove a folder or file of any kind; it may be missing."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:

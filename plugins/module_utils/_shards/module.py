@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shared by the modules for folders of shards: options, the checked request, and the result."""
+"""Shared code of the shard modules: options, the checked request, and the result."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ VERIFY: dict[str, dict[str, object]] = {"verify": {"type": "str", "default": "ch
 
 
 class Request(NamedTuple):
-    """The module's options after they were checked."""
+    """The module's validated options."""
 
     host: str
     path: str
     check: bool
     id: str
     layout: str
-    full: bool  # read every byte again, whatever is remembered
+    full: bool  # read every byte, ignoring stored digests
     manifest: Manifest | None
     options: Mapping[str, Any]
 
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def run_module(make: Callable[[Request], Outcome], argument_spec: Mapping[str, object], **checks: Any) -> None:
-    """A module from its options to its result; trouble with the file system becomes one sentence."""
+    """Run a module; file system errors become one sentence."""
     module = checked_module(argument_spec=argument_spec, supports_check_mode=True, **checks)
     given = module.params
     request = Request(

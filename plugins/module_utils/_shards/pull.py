@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pulls the files that a folder lacks from whichever hosts of the job have them already.
+"""Pulls missing files of a folder from the hosts of the job that already have them.
 
-Every host hands on what it has finished, and the rarest file is taken first, so that the first source sends each file
-about once however many hosts there are. A cut transfer goes on where it ended, at another host if need be; a file gets
-its name only when its digest is right.
+Every host serves what it has finished, and the rarest file is fetched first, so the first source sends each file
+about once regardless of the number of hosts. An interrupted transfer resumes, from another host if necessary; a file gets
+its name only if its digest is right.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONNECT_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 0.5
 ASK_SOON_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0
-LONGEST_ANSWER = 64 * 1024 * 1024  # of a peer that is asked what it has
+LONGEST_ANSWER = 64 * 1024 * 1024  # timeout of asking a peer for its files
 
 
 class Peer(NamedTuple):
@@ -50,7 +50,7 @@ class Peer(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """One file that arrived, and who sent its last byte."""
+    """A file that arrived, and the sender of its last byte."""
 
     path: str
     bytes: int
@@ -58,15 +58,15 @@ class Pulled(NamedTuple):
 
 
 class BusyError(Exception):
-    """The peer has enough to do just now."""
+    """The peer has no free slot now."""
 
 
 class WrongBytesError(Exception):
-    """A whole file arrived, but it is not the one of the manifest."""
+    """A complete file arrived, but it does not match the manifest."""
 
 
 class Job(NamedTuple):
-    """One file to be fetched from one peer."""
+    """A file to fetch from a peer."""
 
     entry: Entry
     peer: Peer
@@ -74,7 +74,7 @@ class Job(NamedTuple):
 
 
 class Swarm:
-    """The files that this host lacks and those that the others are known to have; all threads share one."""
+    """Missing files and those that the others offer; shared by all threads."""
 
     def __init__(self, wanted: list[Entry], peers: list[Peer], patience: float) -> None:
         self.todo: dict[str, Entry] = {one.path: one for one in wanted}
@@ -82,7 +82,7 @@ class Swarm:
         self.patience = patience
         self.pulled: list[Pulled] = []
         self.received = 0
-        self.trouble: dict[str, str] = {}  # by host: the last thing that went wrong with it
+        self.trouble: dict[str, str] = {}  # by host: its last problem
         self.lock = threading.RLock()
         self._busy: set[str] = set()
         self._have: dict[Peer, dict[str, Offered]] = {}
@@ -93,7 +93,7 @@ class Swarm:
         self.news_wanted = threading.Event()
 
     def next_job(self) -> Job | None:
-        """The rarest file that a peer has, from the peer that sent it least; None if there is none just now."""
+        """The rarest file that a peer offers, from the peer that sent it least; None if there is none now."""
         with self.lock:
             now = time.monotonic()
             offers = []
@@ -116,7 +116,7 @@ class Swarm:
         return known is not None and known["sha256"] == entry.sha256 and (peer, entry.path) not in self._wrong
 
     def heard(self, peer: Peer, files: dict[str, Offered]) -> None:
-        """A peer told what it has; news from anyone means that the swarm still moves."""
+        """A peer listed its files; any news means that the swarm is alive."""
         with self.lock:
             if set(files) != set(self._have.get(peer, {})):
                 self._last_progress = time.monotonic()
@@ -136,7 +136,7 @@ class Swarm:
             self._last_progress = time.monotonic()
 
     def gave_up(self, job: Job, why: Exception) -> None:
-        """Somebody else gets a turn: another peer, or this one a little later."""
+        """Let somebody else try: another peer, or this one a little later."""
         with self.lock:
             self._busy.discard(job.entry.path)
             if isinstance(why, BusyError):
@@ -160,14 +160,14 @@ class Swarm:
             return self._pause.get((peer, ""), 0) <= time.monotonic()
 
     def is_stuck(self) -> bool:
-        """Nothing moves any more, or nobody can have what is left."""
+        """No progress, or nobody has what is missing."""
         with self.lock:
             if not self._busy and self._is_hopeless():
                 return True
             return time.monotonic() - self._last_progress > self.patience
 
     def _is_hopeless(self) -> bool:
-        """All peers were heard, and what is left is with none of them: it cannot turn up later."""
+        """All peers answered, and none has what is missing: it cannot turn up later."""
         everyone = all(peer in self._have for peer in self.peers)
         return everyone and not any(self._holds(peer, entry) for peer in self.peers for entry in self.todo.values())
 
@@ -177,7 +177,7 @@ class Swarm:
 
 
 def _offered(one: Any) -> Offered | None:
-    """A peer's offer of a file; None where that makes no sense."""
+    """A peer's offer of a file; None if invalid."""
     try:
         return {
             "bytes": told.whole(one["bytes"]), "sha256": told.sha256(one["sha256"]), "times": told.whole(one.get("times", 0))
@@ -187,7 +187,7 @@ def _offered(one: Any) -> Offered | None:
 
 
 def in_words(why: Exception) -> str:
-    """An exception of the network as people say it."""
+    """A network exception as text."""
     if isinstance(why, (socket.timeout, TimeoutError)):
         return "timed out (a firewall drops packets, or the host is gone)"
     if isinstance(why, ConnectionRefusedError):
@@ -198,7 +198,7 @@ def in_words(why: Exception) -> str:
 
 
 class Puller:
-    """Fetches what is wanted into a folder with a few threads."""
+    """Fetches files into a folder with a few threads."""
 
     def __init__(
         self, host: str, digests: Digests, peers: list[Peer], secret: str, address: str = "", parallel: int = 3
@@ -212,7 +212,7 @@ class Puller:
         self._failed: BaseException | None = None
 
     def pull(self, wanted: list[Entry], patience: float) -> list[Pulled]:
-        """Everything that is wanted, or one sentence about what could not be had and why."""
+        """Fetch all wanted files, or raise one sentence about those that failed."""
         swarm = Swarm(wanted, self.peers, patience)
         workers = [
             threading.Thread(target=self._work, args=(swarm,), daemon=True)
@@ -232,7 +232,7 @@ class Puller:
         return swarm.pulled
 
     def _ask_all(self, swarm: Swarm) -> None:
-        """Asks every peer at once what it has; one that does not answer must not hold up the others."""
+        """Ask all peers at once, so that an unresponsive one does not delay the others."""
 
         def ask(peer: Peer) -> None:
             try:
@@ -294,7 +294,7 @@ class Puller:
                 self._failed = why
 
     def _fetch(self, swarm: Swarm, job: Job) -> None:
-        """One file from one peer into its .part, then under its own name if the digest is right."""
+        """Fetch a file from a peer into its .part, and rename it if the digest is right."""
         part = part_of(self.digests.folder, job.entry)
         os.makedirs(os.path.dirname(part), exist_ok=True)
         digest, begin = _resume(part, job.entry.bytes)
@@ -349,13 +349,13 @@ class Puller:
 
 
 def part_of(folder: str, entry: Entry) -> str:
-    """Where a file grows; the digest in the name keeps another file's beginning out."""
+    """Path of a growing file; the digest in the name keeps another file's beginning out."""
     name = f".{os.path.basename(entry.path)}.{entry.sha256[:12]}.part"
     return os.path.join(folder, os.path.dirname(entry.path), name)
 
 
 def _resume(part: str, size: int) -> tuple[Any, int]:
-    """The digest of what a cut transfer left, and its length."""
+    """The digest and length of an interrupted transfer."""
     digest = hashlib.sha256()
     begin = 0
     with open(part, "ab+") as file:
@@ -369,7 +369,7 @@ def _resume(part: str, size: int) -> tuple[Any, int]:
 
 
 def _wait(swarm: Swarm, seconds: float) -> None:
-    """Until it is time to ask the peers again, which is sooner when one of them had old news of the others."""
+    """Wait until the peers should be asked again; sooner if one of them had outdated information."""
     begun = time.monotonic()
     while time.monotonic() < begun + seconds and not swarm.is_over():
         time.sleep(0.02)
@@ -383,14 +383,14 @@ def _is_about_disk(why: OSError) -> bool:
 
 
 def told_disk(why: BaseException) -> str:
-    """An error of the local disk as people say it."""
+    """A local disk error as text."""
     if isinstance(why, OSError) and why.strerror:
         return f"{why.filename}: {why.strerror}" if why.filename else why.strerror
     return f"{type(why).__name__}: {why}"
 
 
 def part_bytes(folder: str, wanted: list[Entry]) -> int:
-    """Bytes that interrupted transfers have brought already."""
+    """Bytes already received by interrupted transfers."""
     total = 0
     for entry in wanted:
         with contextlib.suppress(OSError):

@@ -1,12 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hands a folder's verified files to the other hosts of the job for as long as a transfer takes.
+"""Serves a folder's verified files to the other hosts of the job during a transfer.
 
-Runs as a process of its own (_kit/host_code.py makes the program, `python3 server.py server.json`), so it needs nothing but
-the standard library. It listens on one address, talks to the listed peers only, wants each request signed with the secret
-of this transfer (which itself never crosses the network), and offers no file whose digest is not known. It ends at
-its deadline, when nobody has asked for a while, when its settings file goes, or on SIGTERM.
+Runs as a separate process (_kit/host_code.py makes the program, `python3 server.py server.json`), with only
+the standard library. It listens on one address, serves only the listed peers, requires each request to be signed with the secret
+of this transfer (which never crosses the network), and offers no file without a known digest. It exits at
+its deadline, when idle, when its settings file disappears, or on SIGTERM.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ SLOTS = 6
 
 
 def proof(secret: str, method: str, path: str, ranges: str) -> str:
-    """Signs one request; the same for the client and for the server."""
+    """Sign a request; used by client and server."""
     return hmac.new(secret.encode(), f"{method} {path}\n{ranges}".encode(), hashlib.sha256).hexdigest()
 
 
 def plain_address(address: str) -> str:
-    """One spelling for each address; IPv4 inside IPv6 is IPv4."""
+    """The canonical spelling of an address; IPv4 inside IPv6 is IPv4."""
     found = ipaddress.ip_address(address.split("%")[0])
     return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 class Shelf:
-    """The files that may be handed out, and who is being handed what."""
+    """The files on offer, and the transfers in progress."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ class Shelf:
         self._known: dict[str, Remembered] = {}
 
     def offer(self) -> dict[str, Offered]:
-        """Every file whose digest is known and which has not been touched since."""
+        """All files with a known digest that have not changed since."""
         with self._lock:
             self._reload()
             return {
@@ -74,7 +74,7 @@ class Shelf:
             }
 
     def take_slot(self, path: str, believed: str) -> bool:
-        """Few at a time: those who must wait soon find the file at the hosts that were served first.
+        """Limit parallel transfers; those who wait soon find the file at hosts already served.
 
         A peer says how often it believes this file to have left already; if that is old news, it has to look again who
         else has it by now. So it is nearly always another host that a file comes from the third time.
@@ -116,7 +116,7 @@ class Shelf:
     def _is_unchanged(self, path: str, known: Remembered) -> bool:
         try:
             found = os.stat(os.path.join(self.folder, path))
-        except (OSError, ValueError):  # a name that no file can have
+        except (OSError, ValueError):  # an impossible file name
             return False
         now = [found.st_size, found.st_mtime_ns, found.st_ino]
         return now == [known.get("bytes"), known.get("mtime_ns"), known.get("inode")]
@@ -169,7 +169,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.flush()
             while length > 0:
-                # In pieces, so that the count is right when the other side goes away.
+                # In chunks, so that the count is right if the other side disconnects.
                 sent = self.connection.sendfile(file, begin, min(length, 8 << 20))
                 if not sent:
                     self.close_connection = True
@@ -185,7 +185,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is logged for each request: the counts say it all."""
+        """Requests are not logged; the counts suffice."""
 
 
 def _range_start(header: str, size: int) -> int | None:
@@ -196,7 +196,7 @@ def _range_start(header: str, size: int) -> int | None:
 
 
 class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
-    """Bound to one address; connections from others than the peers are closed unread."""
+    """Bound to one address; closes connections from others than the peers unread."""
 
     daemon_threads = True
     block_on_close = False
@@ -210,7 +210,7 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         super().__init__((address, port), Handler)
 
     def server_bind(self) -> None:
-        # Not HTTPServer's own: that one asks the resolver for a name, which may take a long time and is of no use.
+        # Not HTTPServer's, which does a slow and useless DNS lookup.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -218,11 +218,11 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         return plain_address(client_address[0]) in self.allow
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that goes away in the middle is nothing to tell about."""
+        """A disconnecting peer is not worth reporting."""
 
 
 def bind(address: str, low: int, high: int, shelf: Shelf, secret: str, allow: list[str]) -> Server:
-    """On any free port of the range; in random order, since others take ports from it too."""
+    """Bind any free port of the range, in random order, because others take ports from it too."""
     ports = random.sample(range(low, high + 1), min(high - low + 1, 200)) if high else [0]
     seen: OSError | None = None
     for port in ports:
@@ -236,14 +236,14 @@ def bind(address: str, low: int, high: int, shelf: Shelf, secret: str, allow: li
 
 
 def watch(server: Server, config: str, deadline: float, idle: float) -> None:
-    """Ends the server when its time is up, when it is not needed any more, or when it was forgotten."""
+    """Stop the server at its deadline, when it is idle, or when it is forgotten."""
     while time.monotonic() < deadline and server.shelf.quiet_seconds() < idle and os.path.exists(config):
         time.sleep(0.5)
     server.shutdown()
 
 
 def main() -> int:
-    """The program: its only argument is the file of its settings."""
+    """The program: its argument is its settings file."""
     config_path = sys.argv[1]
     with open(config_path, encoding="utf-8") as file:
         config = json.load(file)

@@ -18,12 +18,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import
 
 
 def serve_or_stop(request: Request) -> Outcome:
-    """Start or stop the server, as the option state says."""
+    """Start or stop the server, according to the option state."""
     return stop(request) if request.options["state"] == "stopped" else serve(request)
 
 
 def serve(request: Request) -> Outcome:
-    """Starts the server over what is known to be right in the folder."""
+    """Serve the folder's verified files."""
     outcome = Outcome()
     options = request.options
     ports = options["ports"] or {}
@@ -54,7 +54,7 @@ def serve(request: Request) -> Outcome:
 
 
 def _know_digests(request: Request) -> None:
-    """Reads what has changed, so that the server offers all that is right from its first moment."""
+    """Hash changed files, so that the server offers everything valid from the start."""
     wanted = entries(request.manifest or load_manifest(request.path) or {})
     with writing(request.path, request.host):
         digests = Digests(request.path, believe=not request.full)
@@ -63,7 +63,7 @@ def _know_digests(request: Request) -> None:
 
 
 def _server(host: str, address: str | None, state: share.ServerState | None) -> dict[str, object]:
-    """As the peers are told of it, and its process and what it has sent."""
+    """The server as its peers see it, with its process and what it has sent."""
     state = state or {}
     return {
         "server": {"host": host, "address": state.get("address") or address, "port": state.get("port")},
@@ -77,7 +77,7 @@ def _server_line(state: share.ServerState | None) -> str:
 
 
 def stop(request: Request) -> Outcome:
-    """Ends the transfer's server and forgets its secret; without a secret those of all transfers."""
+    """Stop the transfer's server and delete its secret; without a secret, those of all transfers."""
     outcome = Outcome()
     secret = request.options["secret"]
     state = None

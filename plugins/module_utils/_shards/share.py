@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Starts, finds and stops the short-lived server which hands a folder's files to the peers."""
+"""Starts, finds and stops the short-lived server of a folder's files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Offer(NamedTuple):
 
 
 class ServerState(TypedDict, total=False):
-    """The state file of a server; empty where there is none."""
+    """A server's state file; empty if there is none."""
 
     pid: int
     pid_start: int
@@ -54,18 +54,18 @@ class ServerState(TypedDict, total=False):
 
 
 def place_of(folder: str, secret: str) -> str:
-    """Where a transfer keeps its server's files. Each has a place of its own, so that two controllers do not end each other's."""
+    """A folder per transfer for its server's files, so that two controllers do not stop each other's."""
     return os.path.join(folder, SHARE, hashlib.sha256(secret.encode()).hexdigest()[:16])
 
 
 def places(folder: str) -> list[str]:
-    """Those of all transfers, also of such that were never ended."""
+    """Those of all transfers, including ones that were never stopped."""
     share = os.path.join(folder, SHARE)
     return [os.path.join(share, name) for name in sorted(os.listdir(share))] if os.path.isdir(share) else []
 
 
 def running(place: str) -> ServerState | None:
-    """The state of the server of a place if that very process is alive."""
+    """The state of a server if its process is alive."""
     state = _state(place)
     pid = number(state, "pid")
     if not pid or state.get("ended") or not _is_ours(pid, state, place):
@@ -84,10 +84,10 @@ def _is_ours(pid: int, state: ServerState, place: str) -> bool:
 
 
 def start(offer: Offer) -> ServerState:
-    """Starts the server in a session of its own and returns its state once it listens."""
+    """Start the server in a separate session; returns its state once it listens."""
     _forget_those_that_ended(offer.folder)
     place = place_of(offer.folder, offer.secret)
-    # makedirs gives its mode to the last folder only.
+    # makedirs applies the mode only to the last folder.
     os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
     os.makedirs(place, mode=0o700, exist_ok=True)
     for name in ("server.state", "server.log"):
@@ -131,14 +131,14 @@ def _wait_until_listening(offer: Offer, process: subprocess.Popen[bytes]) -> Ser
 
 
 def _forget_those_that_ended(folder: str) -> None:
-    """Remove what is left of servers that ended by themselves, since nobody was there to stop them."""
+    """Remove remains of servers that exited by themselves."""
     for place in places(folder):
         if _state(place) and running(place) is None:
             remove_tree(place)
 
 
 def stop(place: str, patience: float = 10.0) -> ServerState | None:
-    """Ends the server of a place, and only that; returns its last state, None if none was running."""
+    """Stop exactly this server; returns its last state, None if none was running."""
     state = running(place)
     if state is not None:
         pid = int(state["pid"])
@@ -166,7 +166,7 @@ def _wait_gone(place: str, state: ServerState, patience: float) -> bool:
 
 
 def is_same(offer: Offer) -> bool:
-    """Whether the running server was started with just these settings, so that it may go on."""
+    """Whether the running server has the same settings and can be reused."""
     settings = read_object(os.path.join(place_of(offer.folder, offer.secret), "server.json"))
     settings.pop("state", None)
     return bool(settings == offer._asdict())

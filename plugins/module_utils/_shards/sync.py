@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Describe a folder of shards, import it, fetch it, bring it in line with other hosts, link it into a run; one function each."""
+"""Describe a folder of shards, import it, download it, sync it with other hosts, link it into a run; one function each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import P
 
 
 def make_manifest(request: Request) -> Outcome:
-    """Describes the folder as it is. A manifest that is already there stays the truth unless it is to be rebuilt."""
+    """Describe the folder. An existing manifest stays valid unless it should be rebuilt."""
     outcome = Outcome()
     kept = load_manifest(request.path)
     outcome.manifest = kept
@@ -93,15 +93,15 @@ def _require_files(request: Request, names: list[str]) -> None:
 
 
 def import_folder(request: Request) -> Outcome:
-    """Gives the chosen shards of an existing folder and its tokenizer a second name in the store; nothing is copied.
+    """Link the chosen shards of an existing folder and its tokenizer into the store, without copying.
 
-    Once the store has a manifest, that says what belongs to the data set, whatever the source holds today.
+    Once the store has a manifest, that decides what belongs to the data set, whatever the source contains today.
     """
     outcome = Outcome()
     kept = load_manifest(request.path)
     pairs = _chosen(request, kept)
     outcome.moved = [path for path in pairs if not _is_taken(request, kept, pairs[path], path)]
-    # What the source held once is not what it holds.
+    # The source may have changed since.
     gone = [] if kept else [one for one in files_below(request.path, "data") if "/" not in one and one not in pairs]
     outcome.extra = gone
     outcome.bytes = sum(os.path.getsize(pairs[path]) for path in outcome.moved)
@@ -121,7 +121,7 @@ def import_folder(request: Request) -> Outcome:
 
 
 def _is_taken(request: Request, kept: Manifest | None, source: str, path: str) -> bool:
-    """Whether the store has the file: of a data set that is described by its name, else only where it still is the source's."""
+    """Whether the store has the file: by name if the data set has a manifest, otherwise only if it is still the source's file."""
     target = os.path.join(request.path, path)
     return os.path.exists(target) if kept else is_link_to(source, target)
 
@@ -145,7 +145,7 @@ def _chosen(request: Request, kept: Manifest | None) -> dict[str, str]:
 
 
 def _tokenizer_folder(request: Request, source: str) -> str:
-    """The given folder, or the one in or beside the source; empty if there is none, so that one has to be trained."""
+    """The given folder, or the one in or beside the source; empty if a tokenizer must be trained."""
     given = request.options["tokenizer"]
     tried = (
         [given] if given else [os.path.join(source, "tokenizer"), os.path.join(os.path.dirname(source), "tokenizer")]
@@ -165,7 +165,7 @@ def _tokenizer_folder(request: Request, source: str) -> str:
 
 
 def fetch(request: Request) -> Outcome:
-    """Downloads what is missing or broken of the first shards of a collection and its last one."""
+    """Download missing or broken files of a collection's first shards and its last one."""
     outcome = Outcome()
     options = request.options
     collection = url.Collection(request.host, options["url"], options["shards"], options["last_shard"])
@@ -182,7 +182,7 @@ def fetch(request: Request) -> Outcome:
             if problem != "missing":
                 outcome.repaired[name] = problem
     outcome.changed = bool(outcome.moved)
-    lacking = set(outcome.moved)  # of a whole collection there are thousands
+    lacking = set(outcome.moved)  # a whole collection has thousands
     outcome.before = "".join(f"{name}\n" for name in names if name not in lacking)
     outcome.after = "".join(f"{name}\n" for name in names)
     outcome.msg = f"{plural(len(outcome.moved), 'shard')} to fetch from {collection.url}" if outcome.moved else ""
@@ -214,7 +214,7 @@ def _problem(folder: str, name: str, digests: Digests, sha256: str | None) -> st
 
 
 def sync(request: Request) -> Outcome:
-    """Brings the folder to hold every file of the manifest with its digest, from whichever peer has it."""
+    """Complete the folder with every file of the manifest, from any peer."""
     outcome = Outcome()
     manifest = request.manifest
     if manifest is None:
@@ -263,7 +263,7 @@ def _line(entry: Entry) -> str:
 
 
 def _bring(request: Request, outcome: Outcome, lacking: list[State], digests: Digests) -> None:
-    """Own folders first, then the disk is looked at, then the network."""
+    """First other folders of this host, then a check of the disk, then the network."""
 
     def from_here(path: str, count: int) -> None:
         outcome.sources[request.host] = outcome.sources.get(request.host, 0) + count
@@ -290,7 +290,7 @@ def _bring(request: Request, outcome: Outcome, lacking: list[State], digests: Di
 
 
 def link_run(request: Request) -> Outcome:
-    """Makes the run's data and tokenizer folders hold exactly the manifest's files, after a look at each digest."""
+    """Link exactly the manifest's files into the run's data and tokenizer folders, after verifying each digest."""
     outcome = Outcome()
     manifest = request.manifest or load_manifest(request.path)
     if manifest is None:
@@ -338,5 +338,5 @@ STATES = {"imported": import_folder, "fetched": fetch, "described": make_manifes
 
 
 def to_state(request: Request) -> Outcome:
-    """Bring the folder to the state that is asked for."""
+    """Bring the folder into the requested state."""
     return STATES[request.options["state"]](request)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Downloads numbered parquet shards of a public collection: resumable, retried, and checked before they get a name."""
+"""Downloads numbered parquet shards of a public collection: resumable, retried, and verified before they get a name."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ USER_AGENT = "nanochat.ddp"
 
 
 class Collection(NamedTuple):
-    """Where numbered shards are, and which of them are wanted."""
+    """Where numbered shards are, and which of them to fetch."""
 
-    host: str  # which fetches
+    host: str  # the downloading host
     url: str
-    shards: int  # wanted, the validation shard among them
+    shards: int  # wanted, including the validation shard
     last: int  # number of the collection's last shard, which is validation
 
     def names(self) -> list[str]:
-        """The first ones train, the last one of the collection validates."""
+        """The first ones are for training, the collection's last one for validation."""
         train = range(min(self.shards - 1, self.last)) if self.shards > 0 else range(self.last)
         return [name_of(number) for number in [*train, self.last]]
 
 
 class Promised(TypedDict):
-    """Size and digest of a file by the word of its server; the digest may be empty."""
+    """Size and digest according to the server; the digest may be empty."""
 
     size: int
     sha256: str
 
 
 class PassingError(Exception):
-    """A failure that another try may repair."""
+    """A failure that a retry may fix."""
 
 
 class FinalError(Exception):
-    """A failure that stays."""
+    """A permanent failure."""
 
 
 def name_of(number: int) -> str:
@@ -73,7 +73,7 @@ def fetch_all(
     retries: int = 6,
     pause: float = 1.0,
 ) -> int:
-    """Fetches the named shards into the folder; returns the bytes that crossed the network."""
+    """Download the named shards into the folder; returns the bytes transferred."""
     moved: list[int] = []
 
     def one(name: str) -> None:
@@ -120,7 +120,7 @@ def _fetch(
 
 
 class Download:
-    """One try at one file, which goes on where the last one ended."""
+    """One attempt at a file, which resumes the last one."""
 
     def __init__(self, url: str, target: str, count: Callable[[int], None]) -> None:
         self.url = url
@@ -148,7 +148,7 @@ class Download:
         return self._check(promised, expected or promised["sha256"])
 
     def _judge(self, why: urllib.error.HTTPError, begin: int) -> None:
-        """Tells apart what passes and what stays; 416 means that the part was complete already, or that it is junk."""
+        """Temporary or permanent failure; 416 means that the part was already complete, or is junk."""
         if why.code == 416 and begin:
             total = (why.headers.get("Content-Range") or "").rpartition("/")[2]
             if total == str(begin):
@@ -179,7 +179,7 @@ class Download:
         return {"size": size, "sha256": etag if re.fullmatch("[0-9a-f]{64}", etag) else ""}
 
     def _begin(self, response: http.client.HTTPResponse, begin: int) -> int:
-        """Where this answer starts: from nothing if the file has changed or the server knows no ranges."""
+        """Offset of this answer: 0 if the file changed or the server does not support ranges."""
         tag = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
         known = _read(self.path + ".etag")
         if begin and response.status == 206 and known and tag and known != tag:
@@ -212,7 +212,7 @@ class Download:
 
 
 def parquet_problem(path: str) -> str:
-    """Why a file cannot be a whole parquet file; empty if it can."""
+    """Why a file cannot be a complete parquet file; empty if it can."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(4)

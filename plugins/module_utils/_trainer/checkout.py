@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a nanochat checkout can be driven: read from its sources on the controller, where none of it is run."""
+"""Checks from its sources whether we can drive a nanochat checkout; runs on the controller and executes none of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Optional, Sequence
 
 BASE_TRAIN = "scripts.base_train"
 CHECKPOINTS = os.path.join("nanochat", "checkpoint_manager.py")
-# What the launcher puts around the checkout's functions takes these parameters, in this order.
+# Parameters, in order, of the checkout's functions that the launcher wraps.
 PARAMETERS = {
     "save_checkpoint": ("checkpoint_dir", "step", "model_data", "optimizer_data", "meta_data"),
     "load_checkpoint": ("checkpoint_dir", "step", "device"),
@@ -20,8 +20,8 @@ PARAMETERS = {
 
 
 def problems(folder: str, flags: Sequence[str], module: str = BASE_TRAIN) -> dict[str, list[str]]:
-    """Why a script of a checkout cannot train, as ends of sentences: whether its ranks are joined or not, and only if
-    they are."""
+    """Why a checkout's script cannot train, as ends of sentences: with or without joined ranks, and only
+    with."""
     folder, name = os.path.abspath(os.path.expanduser(folder)), module.replace(".", os.sep) + ".py"
     script = _read(os.path.join(folder, name))
     if script is None:
@@ -39,7 +39,7 @@ def _script_problems(name: str, script: str, flags: Sequence[str]) -> Sequence[s
 
 
 def _names(script: str, flag: str) -> bool:
-    """Whether a script names a flag in any spelling, since some put their flags together in a loop."""
+    """Whether a script contains a flag in any spelling, because some build their flags in a loop."""
     words = flag.lstrip("-").split("-")
     return re.search(r"(?<![\w-])(--)?" + "[-_]".join(map(re.escape, words)) + r"(?![\w-])", script) is not None
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether wheels that a host fetched for others are those of the package indexes, by the digests that the indexes list."""
+"""Checks wheels that a host fetched for others against the digests in the package indexes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LISTED = re.compile(r"""sha256["']?\s*[=:]\s*["']?([0-9a-f]{64})""")
 
 
 def unconfirmed(files: Sequence[Mapping[str, Any]], torch_index: str, run: Run, pip: Sequence[str]) -> list[str]:
-    """Names of the files ({name, sha256}) that no index has, or of which none can be asked here."""
+    """Names of the files ({name, sha256}) that no index lists, or for which none can be asked here."""
     settings = pip_settings(run, pip)
     listed: dict[str, set[str]] = {}
     wrong = []
@@ -49,7 +49,7 @@ def places(torch_index: str, settings: Mapping[str, str]) -> list[str]:
 
 
 def _digests(project: str, urls: Sequence[str], settings: Mapping[str, str]) -> Iterator[str]:
-    """Those of all files that the indexes and folders have of a project."""
+    """Digests of all files of a project in the indexes and folders."""
     for url in urls:
         yield from LISTED.findall(page_of(url, project, settings) or "")
         folder = url[len("file://") :] if url.startswith("file:///") else ""
