@@ -157,11 +157,9 @@ def in_words(section: Stage) -> str:
     if section["stage"] == EVAL:
         step, base = section["step"], section["base"]
         return f"measures step {step} of the run {base} on the validation shard, and trains nothing"
-    if "script" in section:
-        script = section["script"].replace(".", "/") + ".py"
-        return f"goes on from the model of the run {section['base']} with {script} of the checkout, which has data of its own"
     if "conversations" not in section:
-        return f"goes on from the model of the run {section['base']} with {SCRIPTS[section['stage']]}"
+        own = f"{str(section.get('script')).replace('.', '/')}.py of the checkout, which has data of its own"
+        return f"goes on from the model of the run {section['base']} with {own if 'script' in section else SCRIPTS[section['stage']]}"
     talks, held_out = section["conversations"], section.get("held_out")
     beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
     return f"fine-tunes the model of the run {section['base']} on {talks['count']} conversations of {talks['path']}{beside}"

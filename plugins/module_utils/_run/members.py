@@ -44,16 +44,6 @@ class Absence(NamedTuple):
     step: Optional[int] = None
 
 
-class Away(TypedDict):
-    """The same for programs."""
-
-    host: str
-    left: float
-    why: str
-    back: Optional[float]
-    step: Optional[int]
-
-
 class GaveWay(TypedDict):
     """Steps that a host trained apart from the others and that do not count, since another part had more."""
 
@@ -90,7 +80,7 @@ class Membership(TypedDict):
     hears: List[str]
     hosts: List[str]
     grace: float
-    away: List[Away]
+    away: List[Dict[str, Any]]  # each an Absence
     repeated: int
     gave_way: List[GaveWay]
     kept: List[Kept]
@@ -118,10 +108,7 @@ def read_membership(
         "hears": words(told, "hears"),
         "hosts": [str(node.get("host")) for node in items(plan, "nodes")],
         "grace": finite(section(plan, "keeper").get("grace_seconds")) or 0.0,
-        "away": [
-            {"host": one.host, "left": one.left, "why": one.why, "back": one.back, "step": one.step}
-            for one in absences(events)
-        ],
+        "away": [one._asdict() for one in absences(events)],
         "repeated": steps_repeated(metrics),
         "gave_way": given_up(events),
         "kept": kept_apart(run_dir),
