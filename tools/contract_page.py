@@ -327,6 +327,7 @@ def page() -> str:
     # Of a folder, not of a plan.
     rest = (line for name in rest_of_probe() for line in of_types("_contract/probe.py", name))
     lines += [line.replace("[Training](#training)", "[Training](#trainingjson)") for line in rest]
+    lines += ["## The state of a run on a host (`run_info`)", "", *run_state()]
     lines += folders()
     lines += [
         "## Documents in these folders",
@@ -337,6 +338,14 @@ def page() -> str:
     lines += of_types("_contract/manifest.py", "Manifest", "ManifestFile")
     lines += ["## What the trainer writes", "", *metrics()]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def run_state() -> Iterator[str]:
+    """The result of run_info; its types stand in several files."""
+    files = ("metrics", "members", "evaluated", "state")
+    found = {name: one for file in files for name, one in documents(UTILS / "_run" / f"{file}.py").items()}
+    for name in ("RunState", "Membership", "GaveWay", "Kept", "Previous", "Checkpoint", "StageOf"):
+        yield from (line.replace("(#training)", "(#trainingjson)") for line in table(found[name], found))
 
 
 def rest_of_probe() -> list[str]:

@@ -71,19 +71,19 @@ class Said(NamedTuple):
 class Membership(TypedDict):
     """Who trains, by the last word of a host's keeper."""
 
-    state: Optional[str]
-    generation: Optional[int]
+    state: Optional[str]  # `training`, or what it does while it waits for other hosts
+    generation: Optional[int]  # its number
     members: List[str]
-    why: Optional[str]
-    since: float
-    waits: Optional[str]
-    hears: List[str]
-    hosts: List[str]
-    grace: float
-    away: List[Dict[str, Any]]  # each an Absence
-    repeated: int
-    gave_way: List[GaveWay]
-    kept: List[Kept]
+    why: Optional[str]  # why it is so
+    since: float  # when it came to be so
+    waits: Optional[str]  # the host for which it waits
+    hears: List[str]  # the hosts that it hears
+    hosts: List[str]  # all hosts of the run
+    grace: float  # seconds that it gives a missing host
+    away: List[Dict[str, Any]]  # hosts that left: host, left, why, back, step
+    repeated: int  # steps that were made again after restarts
+    gave_way: List[GaveWay]  # its own steps that gave way to those of another part of the run
+    kept: List[Kept]  # where the checkpoints of such steps are
 
 
 def read_membership(
