@@ -11,7 +11,7 @@
 
 The nodes are two network namespaces of this machine, joined by a pair of virtual interfaces that tc shapes. The ways
 take turns step by step in the same two processes, and so does "alone": both nodes train the same rows at the same
-time, but neither says a word to the other. Efficiency is the seconds of a step alone by those of a step together, the
+time, but neither says a word to the other. Efficiency is the seconds per step alone by those of a step together, the
 median over all cycles, so that a busy machine treats all ways alike. Tokens are drawn so that few are frequent and
 many rare, as in a text. A way that ends in /10 makes ten steps in its turn and meets after the last (--local-steps); one that
 ends in /30/15 makes four times thirty, and the means of its meetings travel behind the next 15 steps (--local-overlap), but

@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Records docs/chat.md: a person's talk with the fine-tuned model of the demo, as a terminal shows it.
+"""Records docs/chat.md: a chat with the demo's fine-tuned model, as a terminal shows it.
 
     ./demo.sh && ansible-playbook train.yml -i inventory -e ddp_stage=sft && python tools/record_chat.py -i inventory
 
-Needs ansible-playbook on the PATH and a model that was trained and fine-tuned; types the questions below at its prompt.
+Needs ansible-playbook on the PATH and a fine-tuned model; types the questions below at its prompt.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ PROMPT = b"> "
 PATIENCE_SECONDS = 600
 # What steers a terminal and is not seen.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
-PAGE = """# A talk with the demo's model
+PAGE = """# A chat with the demo model
 
 Recorded by `python tools/record_chat.py` after `./demo.sh` and `ansible-playbook train.yml -i inventory -e ddp_stage=sft`, which
-fine-tunes the demo's model on the exchanges in trainer/data/conversations.jsonl. The model has learnt those by heart and knows
-nothing else.
+fine-tunes the demo's model on trainer/data/conversations.jsonl. The model has memorised those conversations and knows nothing else.
 
 ```text
 $ ansible-playbook nanochat.ddp.chat -i inventory

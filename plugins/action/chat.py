@@ -49,7 +49,7 @@ class ActionModule(ActionBase):
         argv = self.argv(remote_command(options))
         line = shlex.join(argv)
         if not display_is_ours():
-            display.display(printable(f"Type this to talk to the model:\n{line}"))
+            display.display(printable(f"Run this to chat with the model:\n{line}"))
         remote = self._connection.ansible_name in SSH
         return {**result, "changed": False, "terminal": argv, "remote": remote, "line": line}
 
@@ -59,9 +59,7 @@ class ActionModule(ActionBase):
         if kind in LOCAL:
             return ["/bin/sh", "-c", command]
         if kind not in SSH:
-            raise AnsibleError(
-                f"A terminal can be opened over ssh, but this host is reached by {kind}; type there: {command}"
-            )
+            raise AnsibleError(f"A prompt needs ssh, but this host is reached by {kind}; run there: {command}")
         connection = self._connection
         connection.host = connection.get_option("host") or self._play_context.remote_addr
         # A password would be handed over by a pipe that ends with this task; whoever types can type it.

@@ -28,7 +28,7 @@ class ActionModule(BareAction):
             return {**result, "probe": checked_probe(result.get("probe"))}
         except Untrue as why:
             name = (task_vars or {}).get("inventory_hostname")
-            return {"changed": False, "failed": True, "msg": f"{name} cannot be believed: {why}"}
+            return {"changed": False, "failed": True, "msg": f"{name} sent invalid facts: {why}"}
 
     def told_by_ansible(self) -> dict[str, object]:
         """Its folder on the host, as the inventory or Ansible's settings have it."""

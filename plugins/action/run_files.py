@@ -60,7 +60,7 @@ class ActionModule(ActionBase):
             folder = runs / str(variables["inventory_hostname"]).replace("/", "_")
             written = self.bring(arguments, folder, variables)
         except (CopyError, RunNameError, told.Untrue, OSError) as error:
-            message = f"Files of the run {str(name)[:80]!r} could not be brought from {variables['inventory_hostname']}: {error}"
+            message = f"Files of the run {str(name)[:80]!r} could not be copied from {variables['inventory_hostname']}: {error}"
             return {**result, "failed": True, "msg": message}
         there = written is not None
         result.update(changed=bool(written), run=name if there else None, folder=str(folder) if there else None)
@@ -102,7 +102,7 @@ class ActionModule(ActionBase):
                 for part in whole:
                     set_aside_beyond(str(folder), str(part["path"]))
                 return written
-        raise CopyError(f"there is more than {ROUNDS} pieces of it")
+        raise CopyError(f"it has more than {ROUNDS} chunks")
 
     def _fetch(self, run_dir: str, part: Document, folder: Path) -> None:
         """A big file by the connection's own means, under its name only once it is whole."""

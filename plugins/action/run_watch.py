@@ -121,7 +121,7 @@ def node_of(host: str, nodes: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     for node in nodes:
         if node.get("host") == host and node.get("run_dir"):
             return node
-    raise AnsibleError(f"Of {host} no run_dir is named, so there is nothing to watch.")
+    raise AnsibleError(f"The node of {host} has no run_dir, so there is nothing to watch.")
 
 
 class ActionModule(FollowingAction):
@@ -254,7 +254,7 @@ class ActionModule(FollowingAction):
             entry.setdefault("silent_since", entry["asked"])
             return None
         if seen.get("failed") or "run" not in seen:
-            return {"failed": True, "msg": seen.get("msg", "run_info gave no answer"), **seen}
+            return {"failed": True, "msg": seen.get("msg", "run_info did not answer"), **seen}
         now, run = time.time(), cast(RunState, seen["run"])
         entry.update({"run": run, "seen": now})
         entry.pop("silent_since", None)

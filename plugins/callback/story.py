@@ -243,7 +243,7 @@ class Story(DefaultCallback):
     def v2_playbook_on_no_hosts_matched(self) -> None:
         """A play of nobody would end well, and a mistyped host would seem to have been dealt with."""
         self._terminal.say(
-            "No host of the inventory matches: is there a group `trainers`, and is -i the right inventory?",
+            "No host matches: does the inventory (-i) have a group `trainers`?",
             C.COLOR_ERROR,
         )
         raise SystemExit(1)
@@ -270,7 +270,7 @@ class Story(DefaultCallback):
         if _handover.is_there():
             _handover.hand_over(self._for_terminal["terminal"], bool(self._for_terminal["remote"]))
         else:
-            self._terminal.say(f"Type this in a terminal to talk to the model:\n{self._for_terminal['line']}")
+            self._terminal.say(f"Run this in a terminal to chat with the model:\n{self._for_terminal['line']}")
 
     def _at_exit(self) -> None:
         """Leave the terminal in order when somebody interrupts, and say what that means for the training."""
@@ -278,7 +278,7 @@ class Story(DefaultCallback):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self._terminal.leave() and self._run.unfinished:
             self._terminal.say(
-                "Training continues in the background; follow it with nanochat.ddp.status, end it with nanochat.ddp.stop."
+                "Training continues in the background; watch it with nanochat.ddp.status, stop it with nanochat.ddp.stop."
             )
 
 

@@ -29,8 +29,8 @@ def width() -> int:
 def why_no_answer(result: Mapping[str, Any]) -> str:
     """Why the result of a task is not what it should return, in one line."""
     if "timedout" in result:
-        return f"it gave no answer within {(result['timedout'] or {}).get('period', 'some')} s; see that it is on and not frozen"
-    return words.plain_reason(str(result.get("msg") or "it gave no answer")).splitlines()[0]
+        return f"it did not answer within {(result['timedout'] or {}).get('period', 'some')} s; check that it is on and not frozen"
+    return words.plain_reason(str(result.get("msg") or "it did not answer")).splitlines()[0]
 
 
 def rows_of(results: Any) -> list[run_table.Row]:

@@ -31,7 +31,7 @@ import yaml
 from ansible.plugins.inventory import BaseInventoryPlugin
 
 REMEDY = (
-    "Look there and in the line before for a missing bracket, quote, comma or colon, for a tab and for wrong indentation; "
+    "Look there and in the line before for a missing bracket, quote, comma or colon, a tab or wrong indentation; "
     "inventory/hosts.yml of the collection is an example."
 )
 UNREADABLE = 4  # Ansible's own exit code for an inventory or playbook that it cannot parse
@@ -57,7 +57,7 @@ def problem_of(path: str) -> str | None:
         what = f"{error.problem or 'it is no YAML'}{begun}{since}"
         return f"The inventory {path} cannot be read:{place} {what}. {REMEDY}"
     except yaml.YAMLError as error:
-        return f"The inventory {path} cannot be read: {error}; take that character out."
+        return f"The inventory {path} cannot be read: {error}; remove that character."
     return None
 
 

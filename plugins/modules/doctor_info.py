@@ -102,7 +102,7 @@ def unfit(peers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for number, peer in enumerate(peers):
         for name in ("host", "address"):
             if not isinstance(peer.get(name), str):
-                yield f"peers[{number}] has no {name} that is a text; each peer needs `host` and `address`, as the nodes of a plan have them."
+                yield f"peers[{number}] has no text {name}; each peer needs `host` and `address`, as the nodes of a plan have them."
 
 
 def main() -> None:

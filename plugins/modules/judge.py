@@ -96,7 +96,7 @@ options:
     type: bool
     default: false
   restart:
-    description: Whether a restart was asked for. With O(of=launch).
+    description: Whether you asked for a restart. With O(of=launch).
     type: bool
     default: false
   fresh:
@@ -244,7 +244,7 @@ run:
 decided:
   description: >-
     For each value that the settings may leave open its C(value), who decided it in C(by) (V(user), V(profile), V(default), V(stage), V(trainer),
-    V(hosts), V(measured) or V(run that goes on)), and C(why) where that is not plain.
+    V(hosts), V(measured) or V(resumed run)), and C(why) where that is not plain.
   returned: success and O(of=plan)
   type: dict
   sample: {sync: {value: int8, by: measured, why: ''}, iterations: {value: 100, by: user, why: ''}}

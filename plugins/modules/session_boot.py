@@ -102,8 +102,8 @@ def apply(module: AnsibleModule) -> dict[str, object]:
             wanted, missing = boot_utils.NONE, f"{error}"
         if missing:
             module.warn(
-                f"after a reboot {name} does not start by itself: {missing}; `sudo loginctl enable-linger {user}` on that "
-                "host makes it possible, and the playbook nanochat.ddp.join starts it by hand"
+                f"{name} will not start after a reboot: {missing}; `sudo loginctl enable-linger {user}` on that "
+                "host makes that possible, or start it with the playbook nanochat.ddp.join"
             )
     if not module.check_mode and wanted == boot_utils.NONE:
         boot_utils.leave(run, entry)

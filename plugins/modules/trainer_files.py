@@ -100,7 +100,7 @@ def main() -> None:
     dest, wanted, contents = module.params["dest"], module.params["files"], module.params["contents"]
     host = module.params["host"] or platform.node()
     if not wanted or not all(is_inside(path) for path in wanted):
-        module.fail_json(msg=f"{host}: there are no files to bring to {dest}; {module.params['src']} is empty")
+        module.fail_json(msg=f"{host}: there are no files to copy to {dest}; {module.params['src']} is empty")
     try:
         difference = compare(dest, wanted)
         result = {

@@ -168,7 +168,8 @@ def absent(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     state = venv.place()
     if state in ("occupied", "foreign"):
         raise VenvError(
-            f"{venv.wanted.host}: {venv.wanted.path} was not made by this collection, so it is left alone", "occupied"
+            f"{venv.wanted.host}: {venv.wanted.path} was not created by this collection, so it was not changed",
+            "occupied",
         )
     before = words(venv.stamp(), "requirements")
     if not module.check_mode:

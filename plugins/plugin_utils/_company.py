@@ -52,7 +52,7 @@ def answered_within(wait: Any) -> Iterator[None]:
     seconds_to_wait = int(seconds or 0) + ANSWER_SECONDS
 
     def give_up(number: int, frame: Any) -> None:
-        raise AnsibleConnectionFailure(f"the host gave no answer within {seconds_to_wait} s")
+        raise AnsibleConnectionFailure(f"the host did not answer within {seconds_to_wait} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(seconds_to_wait)

@@ -40,11 +40,11 @@ def facts_are_variables() -> bool:
 
 
 def _at_a_time(hosts: int, enough: int) -> str:
-    return f"Ansible works on {plural(enough, 'host')} at a time and the job has {hosts}"
+    return f"Ansible handles {plural(enough, 'host')} at a time and the job has {hosts}"
 
 
 def _add(lines: list[str], hosts: int) -> str:
-    once = f" (for once: --forks {hosts})" if FORKS.format(hosts) in lines else ""
+    once = f" (or once: --forks {hosts})" if FORKS.format(hosts) in lines else ""
     return f"add to ansible.cfg below [defaults]: {' and '.join(lines)}{once}"
 
 
@@ -52,12 +52,11 @@ def lacking(hosts: int, enough: int, chosen: bool, variables: bool) -> str:
     """One sentence with the lines to add; nothing where nothing is lacking."""
     lacks = {
         FORKS.format(hosts): (
-            enough < hosts
-            and f"{_at_a_time(hosts, enough)}, so every task is done in {math.ceil(hosts / enough)} rounds"
+            enough < hosts and f"{_at_a_time(hosts, enough)}, so every task takes {math.ceil(hosts / enough)} rounds"
         ),
-        "inject_facts_as_vars = false": variables and "Ansible takes what hosts tell for variables of its plays",
+        "inject_facts_as_vars = false": variables and "Ansible turns facts from hosts into play variables",
         f"stdout_callback = {STORY}": (
-            not chosen and "This collection has a display of its own, which shows the progress of a run"
+            not chosen and "This collection has its own display, which shows the progress of a run"
         ),
     }
     why = {line: reason for line, reason in lacks.items() if reason}

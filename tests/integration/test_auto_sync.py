@@ -39,7 +39,7 @@ def way_of(folder: Path) -> str:
 @pytest.mark.long
 def test_a_rehearsal_decides_and_a_run_keeps_its_way(play, tmp_path):
     told = play()
-    assert "ddp_sync auto takes " in told
+    assert "ddp_sync auto is " in told
     way = way_of(tmp_path / "one/runs/d2")
     plan = json.loads((tmp_path / "one/runs/d2/plan.json").read_text())
     known = subject(plan["model"], plan["training"]["device_batch"])

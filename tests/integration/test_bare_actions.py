@@ -52,9 +52,9 @@ def play(folder: Path, *words: str) -> tuple[dict, str]:
 @pytest.fixture
 def refused() -> dict[str, str]:
     return {
-        "env_refused": "mode '99' is not a mode",
+        "env_refused": "mode '99' is not a quoted octal mode",
         "env_lacking": "state is present but all of the following are missing: env",
-        "bounds": "stop_timeout is -5; it must be from 0",
+        "bounds": "stop_timeout is -5; it must be between 0",
         "named": "'a.b' is not a session name",
     }
 

@@ -169,7 +169,7 @@ def test_a_host_that_only_a_module_can_ask_is_followed_later_and_told_of(
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0
     assert "node3 is followed only after others have ended: it can be asked by a module only" in done.stderr
-    assert done.stderr.count("forks = 4 (for once: --forks 4)") == 1
+    assert done.stderr.count("forks = 4 (or once: --forks 4)") == 1
     for name in stage.hosts:
         assert len(re.findall(rf"{name} \| step", done.stdout)) == 6
 

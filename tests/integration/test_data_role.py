@@ -94,7 +94,7 @@ def test_shard_that_nobody_has_any_more_is_named_and_no_server_stays(play):
     told = messages(play.run("data"))
 
     assert len(told) == 3
-    assert all("1 file could not be had (shard_00001.parquet)" in line for line in told)
+    assert all("1 file could not be copied (shard_00001.parquet)" in line for line in told)
     assert not list(play.folder.glob("*/data/*/.share"))
 
 

@@ -99,9 +99,9 @@ def test_in_the_checkout_no_fact_becomes_a_variable(evil):
 
 def test_facts_that_cannot_be_make_no_plan(evil):
     said = evil("nanochat.ddp.plan", told(probe={"ephemeral": {"low": "1\nkernel.sysrq = 1", "high": 65535}}))
-    assert "evil cannot be believed: its ephemeral" in said and "look whether that host is still what it was" in said, (
-        said
-    )
+    assert (
+        "evil sent invalid facts: its ephemeral" in said and "check that host: it may be compromised or broken" in said
+    ), said
 
 
 def test_what_a_talk_installs_here_is_not_what_a_host_brought(evil, tmp_path):

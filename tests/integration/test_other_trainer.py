@@ -112,9 +112,9 @@ def test_field_21_a_checkout_that_is_not_changed_trains_one_model(play, tmp_path
     tuned = [tmp_path / host / "runs/d4-sft" for host in ("one", "two")]
     assert all((run / "chatsft_checkpoints/d4/model_000002.pt").exists() for run in tuned)
     log = (tuned[0] / "log/rank0.log").read_text()
-    assert "scripts.chat_sft goes on from step 5 in" in log and "Loaded optimizer state" in log
+    assert "scripts.chat_sft continues from step 5 in" in log and "Loaded optimizer state" in log
     code, told = play(*joined, "-e", "ddp_stage=mid")
-    assert code != 0 and "has no scripts/mid_train.py that can be read" in " ".join(told.split()), told
+    assert code != 0 and "has no readable scripts/mid_train.py" in " ".join(told.split()), told
 
 
 def test_a_checkout_of_other_calls_is_refused_before_anything_starts(play, tmp_path, stand_in):

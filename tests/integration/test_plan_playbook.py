@@ -114,7 +114,7 @@ def test_a_python_on_a_hosts_path_that_does_not_run_is_passed_over_by_looks_and_
     tasks = [{"nanochat.ddp.run_info": {"base_dir": str(tmp_path)}}, {"ansible.builtin.ping": {}}]
     file = tmp_path / "play.json"
     file.write_text(json.dumps([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]))
-    # Where Ansible is started, the Python of its folder is first: a host has none of it.
+    # Where Ansible is started, the Python of its folder is first: a host lacks it.
     path = shims(tmp_path).replace(str(Path(sys.executable).parent) + ":", "")
     done = plan(nameless(inventory()), playbook=str(file), PATH=path, ANSIBLE_PIPELINING="true")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -195,5 +195,5 @@ def test_a_host_that_does_not_answer_stops_everything_with_its_reason(inventory)
     assert told.returncode != 0
     # Ansible breaks its lines where it likes.
     words = " ".join(told.stdout.split())
-    assert "three cannot be looked at (ssh: connect to host 127.0.0.1 port 9: Connection refused); see" in words
+    assert "three cannot be examined (ssh: connect to host 127.0.0.1 port 9: Connection refused); see" in words
     assert "Give every host the plan" not in told.stdout

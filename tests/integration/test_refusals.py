@@ -58,12 +58,12 @@ def test_hosts_and_folders_that_cannot_be_used_are_told_before_anything_is_chang
     assert done.returncode != 0
     assert "7 problems; nothing was changed" in told
     assert f" MB free below {tmp_path}/h0, but checkpoints, data and software need about" in told
-    assert f"ddp_base_dir is {tmp_path}/h1 on h1, but {getpass.getuser()} cannot write in {tmp_path}/h1 there" in told
-    assert "h1 has no tmux, in which training runs" in told
-    assert f"ddp_data_paths names {tmp_path}/nothing, which is not there on h2" in told
-    assert f"ddp_data_paths names {tmp_path}/empty, which holds no files on h2" in told
+    assert f"ddp_base_dir is {tmp_path}/h1 on h1, but {getpass.getuser()} cannot write to {tmp_path}/h1 there" in told
+    assert "h1 has no tmux, which training needs" in told
+    assert f"ddp_data_paths names {tmp_path}/nothing, which does not exist on h2" in told
+    assert f"ddp_data_paths names {tmp_path}/empty, which has no files on h2" in told
     assert f"{tmp_path}/empty on the controller has no scripts/base_train.py" in told
-    assert "ddp_results_dir is /dev/null/runs, where nothing can be written on the controller" in told
+    assert "ddp_results_dir is /dev/null/runs, which is not writable on the controller" in told
     assert "Traceback" not in done.stdout + done.stderr
     own = ("hosts.json", "python-")
     after = sorted(str(path) for path in tmp_path.rglob("*") if not path.name.startswith(own))
@@ -79,7 +79,7 @@ def play(inventory: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def sshd(tmp_path):
-    """A server that knows no key; its port."""
+    """A server without key; its port."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "host"], check=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -113,6 +113,6 @@ def test_host_that_does_not_let_us_in_is_named_and_the_other_is_left_alone(sshd,
 
     told = sentences(done.stdout)
     assert done.returncode != 0
-    assert "away cannot be looked at (" in told and "Permission denied (publickey" in told
-    assert f"ddp_data_paths names {tmp_path}/nothing, which is not there on here" in told
+    assert "away cannot be examined (" in told and "Permission denied (publickey" in told
+    assert f"ddp_data_paths names {tmp_path}/nothing, which does not exist on here" in told
     assert not (tmp_path / "here").exists() and not (tmp_path / "away").exists()

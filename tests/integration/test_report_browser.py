@@ -328,7 +328,7 @@ def test_a_run_that_has_just_begun_is_shown(tmp_path: Path, kept: int) -> None:
     (tmp_path / "report.html").write_text(make_report([str(run)], str(ROOT / "roles" / "collect" / "files")))
     seen = Seen(tmp_path, 800)
     assert seen.console == []
-    assert "still going when this was collected" in seen.text
+    assert "still running when this was collected" in seen.text
     assert ("Loss" in seen.charts) == (kept > 1)
 
 

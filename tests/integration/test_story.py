@@ -246,7 +246,7 @@ def test_findings_are_told_once_as_they_come(stage: Stage) -> None:
     many = [{**FINDING, "host": f"h{number}", "peer": ""} for number in range(10, 50)]
     told = stage.play([{"tasks": [task("Find", "found", {"findings": many})]}], **library)
     assert told.count("slow-link") == 1
-    assert "  the same of 39 more, h11 ... h49\n  do: use the cable" in told
+    assert "  also: 39 more, h11 ... h49\n  do: use the cable" in told
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_a_host_out_of_reach_is_told_in_a_sentence(stage: Stage) -> None:
     told = stage.play([{"tasks": [task("Ping", "ansible.builtin.ping")]}], code=4)
     assert "node2 cannot be reached: " in told
     assert "Connection refused" in told
-    assert "do: see that it is on" in told
+    assert "do: check that it is on" in told
     assert "failed on node2" in told
 
 
@@ -394,7 +394,7 @@ def test_v_brings_ansibles_own_output_back_and_so_does_the_setting(stage: Stage)
 
 
 def test_no_matching_host_is_an_error_that_is_explained(stage: Stage) -> None:
-    assert "is there a group `trainers`" in stage.play([{"hosts": "nobody", "tasks": []}], code=1)
+    assert "have a group `trainers`" in stage.play([{"hosts": "nobody", "tasks": []}], code=1)
 
 
 def test_a_word_that_reset_does_not_know_is_refused_before_anything_is_stopped(stage: Stage) -> None:
@@ -632,7 +632,7 @@ def test_collect_compares_with_earlier_runs(stage: Stage) -> None:
     assert '"run":"d4-before"' in (stage.folder / "results/d4/report.html").read_text()
     told = stage.play("nanochat.ddp.collect", *more[:-1], "compare=nix", code=2)
     assert "There is no folder" in told
-    assert "Check the name of the run, and that it was collected." in told
+    assert "Check the run's name and that it was collected." in told
 
 
 def test_collect_brings_what_is_new_and_makes_the_report(stage: Stage) -> None:

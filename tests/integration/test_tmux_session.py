@@ -660,9 +660,7 @@ def test_a_program_that_dies_is_started_again_where_that_is_wanted(job, how):
     record = job.record()
     assert (record["revived"], record["ended"], record["stopped"]) == (1, None, False)
     assert record["died_of"] == ("signal 9" if "kill" in how else "code 75")
-    assert any(
-        line.startswith(f"session: job-1 died of {record['died_of']}, and is started again") for line in job.lines()
-    )
+    assert any(line.startswith(f"session: job-1 died of {record['died_of']}; restarting") for line in job.lines())
     # What the first one left behind is gone.
     first, second = [int(line) for line in job.lines() if line.isdigit()]
     assert not living(first) and living(second)
@@ -673,7 +671,7 @@ def test_a_program_that_dies_is_started_again_where_that_is_wanted(job, how):
 def test_a_program_that_dies_again_and_again_is_started_ever_more_slowly_until_it_is_stopped(job):
     job.start("print('tried', flush=True); raise SystemExit(75)", revive=True)
     until(lambda: job.lines().count("tried") >= 3)
-    waits = [line.rsplit("in ", 1)[1] for line in job.lines() if "is started again" in line]
+    waits = [line.rsplit("in ", 1)[1] for line in job.lines() if "restarting" in line]
     assert waits[:2] == ["1 s", "2 s"]
     assert job.play("stopped")["session"]["stopped"]
     tried = job.lines().count("tried")
@@ -720,7 +718,7 @@ def test_two_folders_do_not_share_a_name_while_one_runs(jobs):
     second.log = second.folder / "log" / f"{second.name}.log"
     first.start(SLEEP)
     refused = second.play(argv=["true"])
-    assert refused["failed"] and f"runs already, for {first.folder} and not for {second.folder}" in refused["msg"]
+    assert refused["failed"] and f"is already running for {first.folder} , not for {second.folder}" in refused["msg"]
 
     first.play("stopped")
     second.start(SLEEP)

@@ -82,7 +82,7 @@ def test_the_status_shows_one_run_on_all_hosts(hosts: Hosts) -> None:
     told = hosts.book("status")
     assert told.startswith("run d4, took ")
     assert "attic: the newest run there is trial (-e ddp_run=trial shows that one)" in told
-    assert "attic: its training of this run is an older one, with checkpoints up to step 1200" in told
+    assert "attic: holds an older training of this run, with checkpoints up to step 1200" in told
     assert hosts.book("status", "-e", "ddp_run=trial").startswith("run trial, took ")
 
 

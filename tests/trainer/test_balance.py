@@ -18,7 +18,7 @@ from nanochat.run.state import SMOOTHING, Progress
 
 
 def busy(shares: Shares, speeds: list[float], head_work: float) -> list[float]:
-    """The seconds of a step of ranks that do so much of the whole in a second."""
+    """The seconds per step of ranks that do so much of the whole in a second."""
     return [w / s for w, s in zip(work(shares, head_work), speeds, strict=True)]
 
 

@@ -139,7 +139,9 @@ def compare_devices(comm: Comm, folder: str) -> None:
 def test_a_cpu_and_a_gpu_are_refused_before_they_wait_for_each_other(tmp_path: Path) -> None:
     for result in ranks.call("test_base_train", "compare_devices", 2, str(tmp_path)):
         assert result.code == 2 and "the ranks differ in device: rank 0 (" in result.err, result
-        assert ") has cpu, rank 1 (" in result.err and ") has cuda; start every rank with the same." in result.err
+        assert (
+            ") has cpu, rank 1 (" in result.err and ") has cuda; start all ranks with the same settings." in result.err
+        )
 
 
 @pytest.mark.parametrize("mode", ["exact", "dense"])

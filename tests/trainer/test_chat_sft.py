@@ -101,7 +101,7 @@ def test_a_conversation_that_is_too_long_keeps_its_beginning(talks: Talks, tmp_p
     packed = pack(Talks(path, talks.tokenizer), 1, 0, 1, LENGTH)
     assert (packed.targets != IGNORED).sum() > LENGTH // 2 and packed.read == 0 and packed.epoch == 2
     path.write_text(json.dumps([{"role": "user", "content": "go " * 99}, {"role": "assistant", "content": "on"}]))
-    with pytest.raises(DataError, match=r"no conversation of .* has a word of the assistant in its first 65 tokens"):
+    with pytest.raises(DataError, match=r"no conversation of .* has an assistant token in its first 65 tokens"):
         pack(Talks(path, talks.tokenizer), 1, 0, 1, LENGTH)
 
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_learnt_from_is_refused(base: Path, tmp_path: Path) -> No
     shutil.copytree(base, tmp_path / "run", symlinks=True)
     job, nothing = Chat(tmp_path / "run", 1), Chat(tmp_path / "nothing", 1)
     for where, flags, told, cause in (
-        (job, ("--conversations", str(broken)), "line 42: the assistant says nothing in it", "bad-data"),
+        (job, ("--conversations", str(broken)), "line 42: it has no answer by the assistant", "bad-data"),
         (job, ("--depth", "2"), "has n_layer 3, but this run has 2", "bad-checkpoint"),
         (nothing, (), "no rank has a base checkpoint in", "bad-checkpoint"),
     ):

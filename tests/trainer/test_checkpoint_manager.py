@@ -168,7 +168,7 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
     run.progress.step = 40
     saving.save(run, final=False)
     assert checkpoints.whole_steps(tmp_path, 0) == [30]
-    assert said[-1].endswith("Training goes on; the checkpoint of step 30 is still whole.")
+    assert said[-1].endswith("Training continues; the checkpoint of step 30 is still intact.")
     assert saving.goes_on_without(NotSaved("Full."), []).endswith("there is no checkpoint yet.")
     with pytest.raises(NotSaved):
         saving.save(run, final=True)
@@ -255,7 +255,7 @@ def test_a_file_from_another_rank_appears_only_if_it_came_as_it_left(tmp_path: P
     assert (tmp_path / "here" / name).read_bytes() == sent
     broken = checkpoints.Incoming(tmp_path / "here", checkpoints.meta_name(10), rank=1)
     broken.write(b"{}")
-    with pytest.raises(UserError, match="did not arrive as it was sent"):
+    with pytest.raises(UserError, match="was corrupted in transit"):
         broken.finish(promised)
     assert names(tmp_path / "here") == [name]
 
@@ -273,10 +273,10 @@ def test_bad_files_are_named_and_run_nothing(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(UserError, match=r"model_000001\.pt cannot be read"):
         checkpoints.load_model(tmp_path, 1)
     torch.save([1], tmp_path / "model_000001.pt")
-    with pytest.raises(UserError, match="does not hold a model's weights"):
+    with pytest.raises(UserError, match="does not contain a model's weights"):
         checkpoints.load_model(tmp_path, 1)
     (tmp_path / "meta_000001.json").write_text('{"step": 1}')
-    with pytest.raises(UserError, match="does not say what model it belongs to"):
+    with pytest.raises(UserError, match="does not name its model"):
         checkpoints.load_meta(tmp_path, 1)
     assert capsys.readouterr().out == ""
 

@@ -139,7 +139,7 @@ def test_only_the_step_that_was_asked_for_is_taken(hosts: Hosts) -> None:
     assert hosts.choose(10) == [Found(10, 0, True), Found(10, 1, True)]
     hosts.spoil(20, 1)
     with pytest.raises(
-        BadCheckpoint, match=r"--resume-from-step 20: no rank has a whole .* there are files of steps 10"
+        BadCheckpoint, match=r"--resume-from-step 20: no rank has a complete .* there are files of steps 10"
     ):
         hosts.choose(20)
 
@@ -150,7 +150,7 @@ def test_damaged_checkpoints_are_no_reason_to_begin_again(hosts: Hosts) -> None:
     hosts.save(20, 0)
     hosts.spoil(10, 0, 1)
     hosts.spoil(20, 0)
-    with pytest.raises(BadCheckpoint, match=r"is whole on any rank \(damaged: 20, 10\); move them away"):
+    with pytest.raises(BadCheckpoint, match=r"complete checkpoint in .* \(damaged: 20, 10\); move them away"):
         hosts.choose()
     for folder in hosts.folders:
         for path in folder.glob("ckpt_*"):

@@ -104,8 +104,8 @@ def vanish(comm: Comm, how: str) -> None:
 VERDICTS = {
     "killed": r"no heartbeat from rank {last} \(.*\), last seen in phase data of step 8",
     "frozen": r"no heartbeat from rank {last} \(.*\), last seen in phase data of step 8",
-    "busy": r"rank {last} \(.*\) did not come, it lives and is in phase data of step 8",
-    "left": r"rank {last} \(.*\) has given up, saying: the shard is corrupt",
+    "busy": r"rank {last} \(.*\) did not arrive; it is alive and in phase data of step 8",
+    "left": r"rank {last} \(.*\) failed: the shard is corrupt",
 }
 
 

@@ -32,7 +32,7 @@ def test_folders_follow_the_environment() -> None:
 def test_ranks_are_what_torchrun_says() -> None:
     assert common.read_ranks({}) == (0, 0, 1)
     assert common.read_ranks({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}) == (3, 1, 4)
-    with pytest.raises(UserError, match="RANK=4 does not lie within WORLD_SIZE=4"):
+    with pytest.raises(UserError, match="RANK=4 is outside WORLD_SIZE=4"):
         common.read_ranks({"RANK": "4", "WORLD_SIZE": "4"})
     with pytest.raises(UserError, match="whole numbers"):
         common.read_ranks({"RANK": "first"})
@@ -170,7 +170,7 @@ def test_products_in_bfloat16_are_refused_where_they_are_slow() -> None:
 def test_what_cannot_be_computed_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="NANOCHAT_DTYPE=float16 is too coarse"):
         common.choose_dtype("cuda", {"NANOCHAT_DTYPE": "float16"})
-    with pytest.raises(UserError, match="MPS does not have"):
+    with pytest.raises(UserError, match="MPS lacks"):
         common.choose_device("mps")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -22,7 +22,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy import full, int32
-from parity_loader import replay
 from pyarrow import parquet as pq
 
 from nanochat.data import dataloader, tokenizer
@@ -31,6 +30,7 @@ from nanochat.data.dataset import Shard
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError, UserError
 from nanochat.rules.causes import Cause
+from scripts.parity_loader import replay
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARDS = GOLDEN / "data/base_data_climbmix"
@@ -278,7 +278,7 @@ def test_a_bad_validation_shard_is_refused_before_training(tmp_path: Path, token
     # All ranks read the whole of it, so one row group is enough.
     Loader(tokens, tmp_path, "train", 1, 8, 0, 2).close()
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"b\.parquet is not a whole parquet file"):
+    with pytest.raises(UserError, match=r"b\.parquet is not a complete parquet file"):
         Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
 
 
@@ -299,12 +299,12 @@ def cases() -> Iterator[Any]:
     def other_column(folder: Path) -> None:
         pq.write_table(pa.table({"content": ["a"]}), folder / "b.parquet")
 
-    yield pytest.param(torn, "b.parquet is not a whole parquet file", id="torn")
+    yield pytest.param(torn, "b.parquet is not a complete parquet file", id="torn")
     yield pytest.param(
-        lambda d: (d / "b.parquet").write_bytes(b""), "b.parquet is not a whole parquet file", id="empty"
+        lambda d: (d / "b.parquet").write_bytes(b""), "b.parquet is not a complete parquet file", id="empty"
     )
     yield pytest.param(text_for_numbers, "b.parquet holds int64 and not strings", id="numbers")
-    yield pytest.param(other_column, "b.parquet has no column named text, only content", id="column")
+    yield pytest.param(other_column, "b.parquet has no column text, only content", id="column")
     yield pytest.param(lambda d: write_shard(d / "b.parquet", []), "b.parquet holds no documents", id="no-documents")
     yield pytest.param(lambda d: write_shard(d / "b.parquet", ["a", None] * 9), "without text", id="null")
     yield pytest.param(corrupt_middle, "row group 0 of .*b.parquet cannot be read", id="damaged")
@@ -389,7 +389,7 @@ def test_a_reader_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None
     loader = odd_loader(tmp_path, lambda: None)
     loader._ahead.packer.batch = sys.exit  # type: ignore[method-assign]
     loader._ahead._put = lambda made: None  # type: ignore[method-assign]
-    with pytest.raises(DataError, match="the thread that reads the data is gone"):
+    with pytest.raises(DataError, match="the data reader thread died"):
         for dummy in range(10):
             loader.next_batch()
 
@@ -397,9 +397,7 @@ def test_a_reader_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None
 def test_a_disk_that_gives_nothing_is_not_waited_for_without_end(tmp_path: Path) -> None:
     release = threading.Event()
     loader = odd_loader(tmp_path, release.wait, patience=0.6)
-    with pytest.raises(
-        DataError, match=r"no data came for \d+ s; the last that was read is row group 0 of .*a\.parquet"
-    ):
+    with pytest.raises(DataError, match=r"no data arrived for \d+ s; the last read was row group 0 of .*a\.parquet"):
         loader.next_batch()
     release.set()
     loader.close()
@@ -409,7 +407,7 @@ def test_whoever_waits_for_data_can_be_stopped(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(dataloader, "STOP_SECONDS", 0.5)
     release = threading.Event()
     loader = odd_loader(tmp_path, release.wait, interrupted=lambda: True)
-    with pytest.raises(UserError, match="asked to stop while waiting for data") as caught:
+    with pytest.raises(UserError, match="stopped while waiting for data") as caught:
         loader.next_batch()
     assert caught.value.cause is Cause.STOPPED
     release.set()

@@ -120,7 +120,7 @@ def test_a_checkpoint_whose_weights_give_no_loss_does_not_count(alone: Job, monk
     with monkeypatch.context() as patch:
         spoil_after(patch, 6)
         flags = ("--save-every", "3", "--keep-checkpoints", "1")
-        with pytest.raises(UserError, match=r"loss is nan at step 6, .* was removed; go on from step 3 with lower"):
+        with pytest.raises(UserError, match=r"loss is nan at step 6, .* was removed; resume from step 3 with lower"):
             run_alone(alone, *flags)
     assert alone.events("end")[-1]["cause"] == "non-finite-loss"
     assert checkpoints.steps_in(alone.checkpoints(0)) == [3]
@@ -140,7 +140,7 @@ def test_a_resumed_run_that_gives_no_loss_names_an_older_checkpoint(
 ) -> None:
     run_alone(alone, "--num-iterations", "6", "--save-every", "3")
     spoil_after(monkeypatch, 0)
-    with pytest.raises(UserError, match=r"are those of the checkpoint; go on from --resume-from-step 3"):
+    with pytest.raises(UserError, match=r"are those of the checkpoint; resume from --resume-from-step 3"):
         run_alone(alone, "--resume")
     # They were sound when they were saved, and may be so with other settings.
     assert checkpoints.steps_in(alone.checkpoints(0)) == [3, 6]
@@ -274,7 +274,7 @@ def test_a_checkpoint_of_others_may_leave_out_the_epoch_but_not_the_place() -> N
     assert place_in_data({"dataloader_state_dict": {"pq_idx": 1, "rg_idx": 2}}, []) == {
         "epoch": 1, "pq_idx": 1, "rg_idx": 2,
     }  # fmt: skip
-    with pytest.raises(BadCheckpoint, match="does not say where it was in the data"):
+    with pytest.raises(BadCheckpoint, match="does not contain its position in the data"):
         place_in_data({"step": 3}, [])
 
 
@@ -284,7 +284,7 @@ def test_weights_that_do_not_fit_are_refused_in_a_sentence(alone: Job) -> None:
     weights = torch.load(path, weights_only=True)
     torch.save({"lm_head.weight": weights["lm_head.weight"]}, path)
     (alone.checkpoints(0) / "ckpt_000002_rank0.json").unlink()
-    with pytest.raises(BadCheckpoint, match=r"the weights of step 2 in .* do not fit this model: .*Missing key"):
+    with pytest.raises(BadCheckpoint, match=r"the weights of step 2 in .* do not match this model: .*Missing key"):
         run_alone(alone, "--resume")
 
 

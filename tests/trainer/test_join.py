@@ -148,7 +148,7 @@ def test_sigterm_saves_and_resume_ends_like_an_uninterrupted_run(tmp_path: Path,
     assert (end["reason"], end["cause"]) == ("stopped", "stopped")
     stopped = cut.events("checkpoint")[-1]["step"]
     assert 2 <= stopped < STEPS
-    assert "Asked to stop" in outs[0]
+    assert "Stopping after step" in outs[0]
     # The second host has lost its files, and is given those of the first.
     shutil.rmtree(cut.checkpoints(1))
     cut.run(2, "--eval-every=4", "--depth=3", own=["--resume"])
@@ -187,7 +187,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, together: dict[str, Checkout
         shutil.copytree(together["exact"].folder / "host0", found[world].folder / "host0-base")
         flags = ["--model-tag=d3", f"--device-batch-size={4 // world}", "--eval-every=2"]
         outs = found[world].run(world, *flags, own=AFTER_BASE)
-        assert "goes on from step 8 in" in outs[0] and "Loaded optimizer state" in outs[0]
+        assert "continues from step 8 in" in outs[0] and "Loaded optimizer state" in outs[0]
     return found
 
 
@@ -226,7 +226,7 @@ def test_a_run_whose_last_save_fails_has_not_finished(tmp_path: Path, together: 
     fill_disk(base, 2)
     for result in base.fails(2, "--num-iterations=4", "--save-every=1"):
         assert "rank 1 could not save step 4 to" in result.err and "the disk has 0 MB left" in result.err
-        assert "Training goes on; the checkpoint of step 1 is still whole." in result.out
+        assert "Training continues; the checkpoint of step 1 is still intact." in result.out
     assert [event["cause"] for event in base.events("end")] == ["disk-full"]
     tuned = Checkout(tmp_path / "tuned", "scripts.chat_sft")
     shutil.copytree(together["exact"].folder / "host0", tuned.folder / "host0-base")
@@ -241,15 +241,15 @@ def test_older_checkpoints_go_when_a_step_has_shown_that_the_last_one_is_sound(t
     checkout.edit("scripts/base_train.py", "(loss / grad", "(loss * (math.nan if step == 3 else 1) / grad")
     checkout.edit("scripts/base_train.py", "import time", "import math\nimport time")
     (result,) = checkout.fails(1, "--save-every=1", "--num-iterations=4", own=["--keep-checkpoints=1"])
-    assert "the loss is nan at step 3" in result.err and "the checkpoint of these weights was removed" in result.err
+    assert "the loss is nan at step 3" in result.err and "the checkpoint with these weights was removed" in result.err
     assert {path.name for path in checkout.checkpoints(0).glob("model_*")} == {"model_000002.pt"}
 
 
 def test_without_a_base_model_nothing_follows(tmp_path: Path) -> None:
     (result,) = Checkout(tmp_path, "scripts.chat_sft").fails(1, own=AFTER_BASE)
-    assert "no rank has a checkpoint in" in result.err and "train a base model first" in result.err
+    assert "no rank has a checkpoint in" in result.err and "train one with python" in result.err
     (result,) = Checkout(tmp_path / "none", "scripts.mid_train").fails(1, own=AFTER_BASE)
-    assert "holds no scripts/mid_train.py" in result.err
+    assert "has no scripts/mid_train.py" in result.err
 
 
 def test_what_does_not_fit_is_told_in_a_sentence(tmp_path: Path) -> None:
@@ -266,10 +266,10 @@ def test_what_does_not_fit_is_told_in_a_sentence(tmp_path: Path) -> None:
         "nanochat/checkpoint_manager.py", "Path(checkpoint_dir)\n    folder.mkdir", "Path(where)\n    folder.mkdir"
     )
     (out,) = checkout.run(1, "--num-iterations=2")
-    assert "nanochat.checkpoint_manager.save_checkpoint takes other parameters than known here" in out
+    assert "nanochat.checkpoint_manager.save_checkpoint has unexpected parameters" in out
     assert (checkout.checkpoints(0) / "optim_000002_rank0.pt").exists()
     (result,) = checkout.fails(1, own=["--resume"])
-    assert "neither --depth nor --model-tag says which checkpoints" in result.err
+    assert "set --depth or --model-tag, so that" in result.err
     (checkout.path / "scripts" / "base_train.py").unlink()
     (result,) = checkout.fails(1)
-    assert "holds no scripts/base_train.py: start this from the folder of a nanochat checkout" in result.err
+    assert "has no scripts/base_train.py: run this in the folder of a nanochat checkout" in result.err

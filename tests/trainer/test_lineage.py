@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which training goes on, and which steps are of it."""
+"""Which training continues, and which steps are of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_two_are_not_chosen_between() -> None:
 
 
 def test_a_name_that_nobody_has_gives_no_checkpoints_up() -> None:
-    with pytest.raises(BadCheckpoint, match=rf"names {B}, but the checkpoints are of {A} \(to step 6"):
+    with pytest.raises(BadCheckpoint, match=rf"names {B}, but the checkpoints belong to {A} \(to step 6"):
         choose([B], [{A: [6]}])
 
 
@@ -55,7 +55,7 @@ def test_the_runs_folder_says_it_unless_the_environment_does(tmp_path: Path) -> 
     (tmp_path / "training.json").write_text(json.dumps({"id": A, "base": B}))
     assert (wanted(tmp_path, environ={}), wanted(tmp_path, BASE_TRAINING, {})) == (A, B)
     assert wanted(tmp_path, environ={TRAINING: B}) == B
-    with pytest.raises(UserError, match="NANOCHAT_TRAINING is 'newest', which is no id"):
+    with pytest.raises(UserError, match="NANOCHAT_TRAINING is 'newest', which is not a training id"):
         wanted(tmp_path, environ={TRAINING: "newest"})
     for torn in ("{", "[]", '{"id": 5}', '{"id": "../x"}'):
         (tmp_path / "training.json").write_text(torn)

@@ -177,8 +177,8 @@ LONG = (
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Job:
     job = Job(tmp_path_factory.mktemp("whole"), 2)
     out = job.run(*LONG, "--eval-every", "13", "--eval-tokens", "500")[0]
-    assert "--eval-every 13 is moved to every 14 steps" in out
-    assert "they make the first 4 steps and the last 2 together" in out
+    assert "--eval-every 13 becomes every 14 steps" in out
+    assert "the first 4 and last 2 steps are in lockstep" in out
     return job
 
 
@@ -218,7 +218,7 @@ LATE = (
 def test_field_25_means_that_come_late_leave_a_run_that_resumes_to_the_bit(tmp_path: Path) -> None:
     whole = Job(tmp_path / "whole", 2)
     out = whole.run(*LATE)[0]
-    assert "every 4 steps, which travels behind the next 3 steps" in out
+    assert "every 4 steps, sent during the next 3 steps" in out
     last = whole.events("digest")[-1]
     assert (last["step"], whole.events("end")[-1]["identical"]) == (51, True)
     for step in (12, 24):
@@ -295,9 +295,9 @@ def test_meetings_are_where_weights_are_needed() -> None:
     ("flags", "words"),
     [
         (["--local-steps", "-1"], "must not be negative"),
-        (["--local-steps", "2", "--sync", "ddp"], "take one of exact, bf16, int8, int4"),
-        (["--local-steps", "2", "--head", "shared", "--rank-rows", "0,2"], "a rank without rows has work with"),
-        (["--local-steps", "20"], "so the ranks would meet at its end only"),
+        (["--local-steps", "2", "--sync", "ddp"], "use one of exact, bf16, int8, int4"),
+        (["--local-steps", "2", "--head", "shared", "--rank-rows", "0,2"], "a rank without rows needs"),
+        (["--local-steps", "20"], "so the ranks would meet only at the end"),
         (["--local-steps", "5", "--local-overlap", "5"], "must be less than --local-steps"),
         (["--local-steps", "5", "--local-overlap", "-1"], "must not be negative"),
         (["--local-overlap", "1"], "must be less than --local-steps"),

@@ -115,4 +115,4 @@ def asked_to_stop(comm: Comm, folder: str) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_an_evaluation_is_broken_off_where_any_rank_is_asked_to_stop(world: int, tmp_path: Path) -> None:
     outs = ranks.passed(ranks.call(HERE, "asked_to_stop", world, str(tmp_path)))
-    assert "The evaluation was broken off" in outs[0]
+    assert "Evaluation skipped" in outs[0]

@@ -102,8 +102,8 @@ def test_long_texts_are_cut_at_lines_and_lose_nothing() -> None:
         (["--from", "{empty}", "--out", "{out}", "--shards", "2"], "gave 0 document(s) from 0 file(s), too few for 2"),
         (["--from", "{text}", "--out", "{out}", "--shards", "1000"], "too few for 1000 shards"),
         (["--from", "{text}", "--out", "{out}", "--shards", "1"], "--shards 1: must be at least 2"),
-        (["--from", "{text}/none", "--out", "{out}", "--shards", "2"], "is neither a file nor a folder"),
-        (["--from", "{text}", "--out", "{text}", "--shards", "2"], "already holds something"),
+        (["--from", "{text}/none", "--out", "{out}", "--shards", "2"], "neither a file nor a folder"),
+        (["--from", "{text}", "--out", "{text}", "--shards", "2"], "is not empty"),
         (["--from", "{text}", "--out", "{text}/long.txt/x", "--shards", "2"], "cannot write"),
     ],
 )
@@ -161,4 +161,4 @@ def test_from_the_command_line_an_error_is_one_line_and_no_traceback(tmp_path: P
     ]
     done = subprocess.run(command, cwd=TRAINER, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: --from none: is neither a file nor a folder.\n"
+    assert done.stderr == "error: --from none: neither a file nor a folder.\n"

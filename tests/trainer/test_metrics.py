@@ -87,7 +87,7 @@ def test_a_disk_that_refuses_is_told_of_once_and_training_goes_on(
     monkeypatch.undo()
     metrics.write("step", 3)
     told = capsys.readouterr().err
-    assert told.count("No space left on device; training goes on") == 1
+    assert told.count("No space left on device; training continues") == 1
     assert json.loads(metrics.path.read_text().splitlines()[-1])["step"] == 3
 
 
@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_made_is_told_of_once(tmp_path: Path, capsys: py
     (tmp_path / "file").write_text("")
     metrics = Metrics(tmp_path / "file" / "metrics.jsonl")
     metrics.write("step", 1)
-    assert capsys.readouterr().err.count("training goes on") == 1
+    assert capsys.readouterr().err.count("training continues") == 1
 
 
 def test_field_19_the_heartbeat_says_what_is_being_done_and_since_when(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_folder_that_refuses_is_told_of_once(tmp_path: Path, capsys: pytest.Ca
     file = Textfile(tmp_path / "missing", "d4", 0, now=lambda: 0.0)
     file.take({"kind": "eval", "time": 1.0, "step": 0, "val_bpb": 1.0})
     file.take({"kind": "eval", "time": 2.0, "step": 0, "val_bpb": 1.0})
-    assert capsys.readouterr().err.count("training goes on") == 1
+    assert capsys.readouterr().err.count("training continues") == 1
 
 
 def test_without_a_folder_nobody_listens(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_slowed_rank_is_given_less_and_the_run_stays_the_same(tmp_path: Path, 
     for rank in range(2):
         job.damage(rank, 16)
     out = job.run(*FLAGS, *way, "--resume")[0]
-    assert "as the ranks had come to share them out: " + ", ".join(map(str, change["rows"])) in out
+    assert "as rebalanced before: " + ", ".join(map(str, change["rows"])) in out
     assert job.events("start")[-1]["resumed_from"] == 14
     assert job.events("digest")[-1]["digest"] == digest
 

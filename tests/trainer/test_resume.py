@@ -150,7 +150,7 @@ def test_error_feedback_that_is_not_there_starts_at_zero(tmp_path: Path, packed:
     job.run("--sync", "int8", "--num-iterations", "6")
     shutil.rmtree(job.checkpoints(1))
     out = job.run("--sync", "int8", "--resume")[0]
-    assert "Error feedback starts at zero on rank 1: none was saved for these ranks and rows" in out
+    assert "Error feedback starts at zero on rank 1, because none was saved for these ranks and rows" in out
     # The rest is as it was, so that the loss hardly shows it, but the bits do.
     assert job.final_digest() != packed
     three = Job(tmp_path, 3)
@@ -162,7 +162,7 @@ def test_error_feedback_that_is_not_there_starts_at_zero(tmp_path: Path, packed:
 
 def test_a_width_that_does_not_divide_into_blocks_is_refused(tmp_path: Path) -> None:
     for result in Job(tmp_path, 2).fails("--sync", "int8", "--depth", "3", "--aspect-ratio", "10", "--head-dim", "10"):
-        assert "--sync int8: a model 30 wide does not divide into blocks of 16; use bf16." in result.err
+        assert "--sync int8: a model 30 wide cannot be divided into blocks of 16; use bf16." in result.err
 
 
 def test_sigterm_on_one_rank_saves_and_ends_all_well(tmp_path: Path, uninterrupted: dict[int, str]) -> None:
@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None
     (result,) = job.fails("--resume")
     assert f"(damaged: {STEPS})" in result.err
     (result,) = job.fails("--resume-from-step", "7")
-    assert "no rank has a whole checkpoint" in result.err
+    assert "no rank has a complete checkpoint" in result.err
     job.fails("--resume-from-step", "7", "--depth", "4", "--model-tag", "d3")
 
 
@@ -208,7 +208,7 @@ def test_a_checkpoint_of_another_trainer_is_gone_on_from(tmp_path: Path) -> None
     job = Job(tmp_path, 1)
     job.run("--num-iterations", "6")
     (result,) = job.fails("--resume", "--num-iterations", "5")
-    assert "is of step 6, but this run ends at step 5" in result.err
+    assert "has step 6, but this run ends at step 5" in result.err
     # Upstream begins with infinity, and compares every evaluation with it.
     meta = json.loads((job.checkpoints(0) / "meta_000006.json").read_text())
     assert meta["loop_state"]["min_val_bpb"] == math.inf
@@ -216,7 +216,7 @@ def test_a_checkpoint_of_another_trainer_is_gone_on_from(tmp_path: Path) -> None
     (job.checkpoints(0) / "ckpt_000006_rank0.json").unlink()
     torch.save({"state": {}, "param_groups": []}, job.checkpoints(0) / "optim_000006_rank0.pt")
     (out,) = job.run("--resume")
-    assert "the optimizer starts without momentum, since its parameter groups have the sizes []" in out
+    assert "the optimizer starts without momentum, because its parameter groups have sizes []" in out
     assert [event["step"] for event in job.events("step")] == list(range(STEPS))
 
 

@@ -297,7 +297,7 @@ def test_a_run_evaluates_samples_saves_and_resumes_as_one_with_a_whole_head(tmp_
     job = Job(tmp_path, 2)
     often = ("--head", "shared", "--head-shares", "2,1")
     outs = job.run(*often, "--save-every", "4", "--eval-every", "6", "--eval-tokens", "500", "--sample-every", "12")
-    assert "Head: shared out, rows of the vocabulary by rank: " in outs[0]
+    assert "Head: shared, vocabulary rows by rank: " in outs[0]
     assert losses(job) == pytest.approx(losses(whole), abs=1e-5)
     assert {name: t.shape for name, t in moments(job).items()} == {n: t.shape for n, t in moments(whole).items()}
     for name, tensor in weights(whole).items():

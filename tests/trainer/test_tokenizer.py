@@ -112,7 +112,7 @@ def test_a_pickle_that_is_no_tokenizer_is_refused_and_not_run(
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_missing_or_foreign_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"scripts.tok_train trains one"):
+    with pytest.raises(UserError, match=r"train one with python -m scripts.tok_train"):
         tokenizer.load(tmp_path)
     with pytest.raises(UserError, match=r"there is no .*token_bytes.pt"):
         tokenizer.load_token_bytes(tmp_path, 512)

@@ -84,7 +84,7 @@ def test_ranks_end_with_what_happened_to_one_of_them(sent: signal.Signals, tmp_p
         assert "was killed by signal 9 (SIGKILL, exitcode: -9)" in lines_of(agent)[-1]
         return
     agent.send_signal(sent)
-    assert "was ended by SIGTERM" in lines_of(agent)[-1]
+    assert "was terminated by SIGTERM" in lines_of(agent)[-1]
     assert job.events("end")[-1]["reason"] == "stopped"
     assert list(job.checkpoints(0).glob("ckpt_*"))
 
@@ -130,8 +130,8 @@ def test_ranks_have_all_the_time_that_their_stop_takes(sent: signal.Signals, tmp
     else:
         (tmp_path / "end").touch()
     lines = lines_of(agent)
-    assert f"{sent.name} came; waiting for the ranks to save and end" in "\n".join(lines)
-    assert f"was ended by {sent.name}" in lines[-1] and agent.returncode == 1
+    assert f"{sent.name}; waiting for the ranks to save and exit" in "\n".join(lines)
+    assert f"was terminated by {sent.name}" in lines[-1] and agent.returncode == 1
 
 
 def test_forked_ranks_that_share_a_host_have_the_threads_that_torchrun_chose(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_server_that_fails_for_a_while_costs_one_warning_and_no_points(
     tracker.close("finished")
     assert [point.step for point in recorder.points] == list(range(10))
     told = capsys.readouterr().err
-    assert told == "warning: --tracker test: the server is down; training goes on\n"
+    assert told == "warning: --tracker test: the server is down; training continues\n"
 
 
 def test_a_server_that_hangs_does_not_hold_up_a_step(tmp_path: Path) -> None:

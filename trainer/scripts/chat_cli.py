@@ -6,7 +6,7 @@
 python -m scripts.chat_cli                       # the checkpoint written last
 python -m scripts.chat_cli -i base -p "The capital of Italy is"
 
-Ctrl-C stops an answer, Ctrl-D or /quit ends, /clear begins a new conversation.
+Ctrl-C interrupts an answer, Ctrl-D or /quit exits, /clear starts a new conversation.
 """
 
 from __future__ import annotations
@@ -33,18 +33,16 @@ FOLDERS = {stage.name: stage.folder for stage in (BASE, SFT)}
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.chat_cli", description="Talk to a checkpoint.")
-    parser.add_argument(
-        "-i", "--source", default="", choices=["", *FOLDERS], help="default: whichever was written last"
-    )
+    parser = argparse.ArgumentParser(prog="python -m scripts.chat_cli", description="Chat with a checkpoint.")
+    parser.add_argument("-i", "--source", default="", choices=["", *FOLDERS], help="default: the newest")
     parser.add_argument("-g", "--model-tag", default=None, help="checkpoint folder (default: the one changed last)")
     parser.add_argument("-s", "--step", type=int, default=None, help="step of the checkpoint (default: the newest)")
-    parser.add_argument("-p", "--prompt", default="", help="answer this and end")
-    parser.add_argument("-t", "--temperature", type=float, default=0.6, help="0 takes the likeliest token each time")
-    parser.add_argument("-k", "--top-k", type=int, default=50, help="choose among so many likeliest tokens; 0: all")
-    parser.add_argument("--seed", type=int, default=42, help="the same seed and words give the same answers")
-    parser.add_argument("--max-tokens", type=int, default=256, help="tokens of an answer at most")
-    parser.add_argument("--device-type", default="", choices=["", "cpu", "cuda"], help="empty: the best there is")
+    parser.add_argument("-p", "--prompt", default="", help="answer this prompt and exit")
+    parser.add_argument("-t", "--temperature", type=float, default=0.6, help="0 always picks the most likely token")
+    parser.add_argument("-k", "--top-k", type=int, default=50, help="choose among this many most likely tokens; 0: all")
+    parser.add_argument("--seed", type=int, default=42, help="the same seed and input give the same answers")
+    parser.add_argument("--max-tokens", type=int, default=256, help="maximum tokens of an answer")
+    parser.add_argument("--device-type", default="", choices=["", "cpu", "cuda"], help="empty: the best available")
     args = parser.parse_args(argv)
     for name in ("temperature", "top_k"):
         if getattr(args, name) < 0:
@@ -78,7 +76,7 @@ def is_fine_tuned(folder: Path, step: int) -> bool:
     return isinstance(settings, dict) and bool(settings.get("conversations"))
 
 
-COMMANDS = "Ctrl-C stops an answer, Ctrl-D or /quit ends, /clear begins a new conversation."
+COMMANDS = "Ctrl-C interrupts an answer, Ctrl-D or /quit exits, /clear starts a new conversation."
 
 
 class Talk:
@@ -143,14 +141,14 @@ class Talk:
                 print()
                 return
             except KeyboardInterrupt:
-                print("\nCtrl-D or /quit ends.")
+                print("\nCtrl-D or /quit exits.")
                 continue
             if text == "/quit":
                 return
             if text == "/clear":
                 self.messages, self.turn = [], 0
             elif re.fullmatch(r"/\w+", text):
-                print(f"There is no {text}. {COMMANDS}")
+                print(f"Unknown command {text}. {COMMANDS}")
             elif text:
                 self.show(text)
 
@@ -165,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.prompt:
         talk.show(args.prompt)
         return
-    how = "answers" if talk.answers else "was not fine-tuned on conversations: it goes on with your text"
+    how = "answers" if talk.answers else "was not fine-tuned on conversations: it continues your text"
     print(f"Step {step} of {folder}; it {how}.")
     print(COMMANDS, flush=True)
     talk.run()

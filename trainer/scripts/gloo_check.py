@@ -107,7 +107,7 @@ def check_sums(rank: int, world: int) -> None:
     in_phase("all-reduce", lambda: dist.all_reduce(numbers))
     expected = torch.arange(4096, dtype=torch.float32) * (world * (world + 1) // 2)
     if not torch.equal(numbers, expected):
-        raise PhaseError("all-reduce", "the sum is wrong: ranks of different runs may have met")
+        raise PhaseError("all-reduce", "the sum is wrong: ranks of different runs may have mixed")
 
 
 def measure(world: int, size: int, rounds: int) -> dict[str, float]:
@@ -156,10 +156,10 @@ def check(environ: Mapping[str, str], timeout: float, size: int, rounds: int) ->
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Try a real all-reduce among all ranks and measure it.")
+    parser = argparse.ArgumentParser(description="Run and time an all-reduce among all ranks.")
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds to wait for the other ranks")
     parser.add_argument("--bytes", type=int, default=8 << 20, help="size of the large tensor")
-    parser.add_argument("--rounds", type=int, default=3, help="how often it is summed")
+    parser.add_argument("--rounds", type=int, default=3, help="number of repetitions")
     options = parser.parse_args(argv)
     result = check(os.environ, options.timeout, options.bytes, options.rounds)
     print(json.dumps(result), flush=True)

@@ -51,21 +51,21 @@ def make_room(ours: dict[str, Any]) -> None:
 
 def parser(ways: Sequence[str]) -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="join.py", description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    result.add_argument("--timeout-seconds", type=float, default=300.0, help="longest wait for another rank")
+    result.add_argument("--timeout-seconds", type=float, default=300.0, help="timeout when waiting for another rank")
     result.add_argument("--run-dir", default="", help="folder of metrics and heartbeat (default: $NANOCHAT_BASE_DIR)")
     result.add_argument("--tracker", default="none", choices=("none", "mlflow", "wandb"))
     result.add_argument("--tracker-uri", default="")
-    result.add_argument("--sync", default="exact", choices=ways, help="as base_train --help has it")
-    result.add_argument("--resume", action="store_true", help="go on from the newest checkpoint that a rank has whole")
+    result.add_argument("--sync", default="exact", choices=ways, help="see base_train --help")
+    result.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint on any rank")
     result.add_argument(
         "--base-checkpoints",
         action="append",
         default=[],
         metavar="FOLDER",
-        help="of mid_train and chat_sft: .../base_checkpoints/TAG of another run, whose newest model they go on from; every rank "
-        "is given it. Once for each folder that they may read; those that no rank has are passed over",
+        help="for mid_train and chat_sft: .../base_checkpoints/TAG of another run, whose newest model they continue; every rank "
+        "gets it. May be repeated; folders that no rank has are skipped",
     )
-    result.add_argument("--keep-checkpoints", type=int, default=2, help="older ones go; -1: all are kept")
+    result.add_argument("--keep-checkpoints", type=int, default=2, help="number of checkpoints to keep; -1: all")
     result.add_argument("script", help="a module of the checkout: scripts.base_train")
     result.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags")
     return result
@@ -127,7 +127,7 @@ def check_checkout(script: str, error: type[Exception]) -> None:
     path = Path.cwd() / (script.replace(".", "/") + ".py")
     if not path.is_file():
         raise error(
-            f"{Path.cwd()} holds no {script.replace('.', '/')}.py: start this from the folder of a nanochat checkout."
+            f"{Path.cwd()} has no {script.replace('.', '/')}.py: run this in the folder of a nanochat checkout."
         )
 
 
@@ -170,7 +170,7 @@ def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: An
         return []
     if not any(flag.startswith(("--depth", "--model-tag")) for flag in options.arguments):
         raise ours["nanochat.kit.common"].UserError(
-            f"--resume: neither --depth nor --model-tag says which checkpoints {options.script} is to go on from; give one."
+            f"--resume: set --depth or --model-tag, so that {options.script} knows which checkpoints to resume from."
         )
     resume, folder = ours["nanochat.run.resume"], ours["nanochat.kit.common"].checkpoint_dir(settings.tag)
     comm.enter("resume", 0)
@@ -187,7 +187,7 @@ def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: An
     if "resume-from-step" not in source and "resume_from_step" not in source:
         raise ours["nanochat.kit.common"].UserError(
             f"{options.script} of this checkout has no --resume-from-step, and {folder} holds a checkpoint of step "
-            f"{found.step}; start from scratch (ddp_fresh=true), which keeps it in previous/."
+            f"{found.step}; start over (ddp_fresh=true), which keeps it in previous/."
         )
     resume.fetch(comm, folder, found, leader)
     script.resumed_from, script.saved = found.step, [found.step]
@@ -214,10 +214,10 @@ def begin_with(ours: dict[str, Any], options: argparse.Namespace, comm: Any, scr
         script.bases[folder.parent.name] = begun = (folder, found.step)
     if begun is None:
         raise common.UserError(
-            f"no rank has a checkpoint in {' or '.join(options.base_checkpoints)}, which {options.script} is to go on from; "
+            f"no rank has a checkpoint in {' or '.join(options.base_checkpoints)}, which {options.script} needs; "
             "train a base model first."
         )
-    script.journal.say(f"{options.script} goes on from step {begun[1]} in {begun[0]}")
+    script.journal.say(f"{options.script} continues from step {begun[1]} in {begun[0]}")
     source = (Path.cwd() / (options.script.replace(".", "/") + ".py")).read_text(encoding="utf-8", errors="replace")
     named = any(flag.startswith("--model-step") for flag in options.arguments)
     # Without it each rank would take the newest that it has itself, be it whole or not.
@@ -229,9 +229,7 @@ def place(folder: Path, link: Path, error: type[Exception]) -> None:
     if link.resolve() == folder.resolve():
         return
     if link.exists() and not link.is_symlink():
-        raise error(
-            f"{link} holds checkpoints of its own, so that those of {folder} cannot be put there; move it away."
-        )
+        raise error(f"{link} has its own checkpoints, so those of {folder} cannot be put there; move it away.")
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(folder.resolve())

@@ -52,7 +52,7 @@ def list_files(sources: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
             files.append(source)
             continue
         if not source.is_dir():
-            raise UserError(f"--from {source}: is neither a file nor a folder.")
+            raise UserError(f"--from {source}: neither a file nor a folder.")
         files.extend(path for path in _walk(source) if not suffixes or path.suffix in suffixes)
     return files
 
@@ -118,10 +118,12 @@ def write_shards(documents: Sequence[str], folder: Path, shards: int, docs_per_g
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.make_shards", description="Make shards from text files.")
     parser.add_argument("--from", dest="sources", type=Path, nargs="+", required=True, help="folders or files of text")
-    parser.add_argument("--out", type=Path, required=True, help="folder to make; must not hold anything yet")
+    parser.add_argument("--out", type=Path, required=True, help="output folder; must be empty or new")
     parser.add_argument("--shards", type=int, required=True, help="number of shards; the last is validation")
-    parser.add_argument("--docs-per-group", type=int, default=64, help="documents in a row group at most")
-    parser.add_argument("--doc-chars", type=int, default=10_000, help="cut longer files into documents of this length")
+    parser.add_argument("--docs-per-group", type=int, default=64, help="maximum documents per row group")
+    parser.add_argument(
+        "--doc-chars", type=int, default=10_000, help="split longer files into documents of this length"
+    )
     parser.add_argument("--suffix", nargs="*", default=[], help="only files with these endings (default: all)")
     args = parser.parse_args(argv)
     for name, least in (("shards", 2), ("docs_per_group", 1), ("doc_chars", 1)):
@@ -134,13 +136,13 @@ def make(args: argparse.Namespace) -> Found:
     """Read, write beside the folder asked for, then give it its name."""
     out: Path = args.out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out}: already holds something; name a new folder, or remove this one first.")
+        raise UserError(f"--out {out}: is not empty; use a new folder, or remove this one first.")
     suffixes = [suffix if suffix.startswith(".") else "." + suffix for suffix in args.suffix]
     found = read_documents(list_files(args.sources, suffixes), args.doc_chars)
     if len(found.documents) < args.shards:
         raise UserError(
             f"{' '.join(map(str, args.sources))} gave {len(found.documents)} document(s) from {found.files} file(s), "
-            f"too few for {args.shards} shards; name more text, fewer --shards or other --suffix."
+            f"too few for {args.shards} shards; add text, lower --shards or change --suffix."
         )
     fresh = out.with_name(f".{out.name}.new-{os.getpid()}")
     try:

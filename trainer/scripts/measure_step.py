@@ -118,8 +118,8 @@ def main(argv: list[str] | None = None) -> int:
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description="Measure a training step on this host alone.")
     parser.add_argument("--vocab-size", type=int, default=32768, help="size of the vocabulary")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure at most")
-    parser.add_argument("--steps", type=int, default=5, help="how many steps to measure at most")
+    parser.add_argument("--seconds", type=float, default=10.0, help="maximum seconds to measure")
+    parser.add_argument("--steps", type=int, default=5, help="maximum steps to measure")
     options = parser.parse_args(words[:at])
     try:
         print(json.dumps(measure(parse(words[at + 1 :]), options.vocab_size, options.seconds, options.steps)))

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Let a checkpoint go on with a text.
+"""Continue a text with a checkpoint.
 
 python -m scripts.sample -p "The capital of Italy is" --model-tag d4
 """
@@ -19,16 +19,16 @@ from nanochat.run import engine
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.sample", description="Let a checkpoint go on with a text.")
-    parser.add_argument("-p", "--prompt", default="", help="the text to go on with (empty: a document of its own)")
+    parser = argparse.ArgumentParser(prog="python -m scripts.sample", description="Continue a text with a checkpoint.")
+    parser.add_argument("-p", "--prompt", default="", help="text to continue (empty: a new document)")
     parser.add_argument("-g", "--model-tag", default=None, help="checkpoint folder (default: the one changed last)")
     parser.add_argument("-s", "--step", type=int, default=None, help="step of the checkpoint (default: the newest)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens to add at most")
-    parser.add_argument("-t", "--temperature", type=float, default=0.8, help="0 takes the likeliest token each time")
-    parser.add_argument("-k", "--top-k", type=int, default=50, help="choose among so many likeliest tokens; 0: all")
+    parser.add_argument("--max-tokens", type=int, default=64, help="maximum tokens to generate")
+    parser.add_argument("-t", "--temperature", type=float, default=0.8, help="0 always picks the most likely token")
+    parser.add_argument("-k", "--top-k", type=int, default=50, help="choose among this many most likely tokens; 0: all")
     parser.add_argument("--seed", type=int, default=42, help="the same seed gives the same text")
     parser.add_argument(
-        "--device-type", default="", choices=["", "cpu", "cuda", "mps"], help="empty: the best there is"
+        "--device-type", default="", choices=["", "cpu", "cuda", "mps"], help="empty: the best available"
     )
     args = parser.parse_args(argv)
     for name in ("max_tokens", "temperature", "top_k"):

@@ -39,8 +39,8 @@ class Meter:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.tok_train", description="Train the tokenizer.")
-    parser.add_argument("--max-chars", type=int, default=2_000_000_000, help="characters to train on at most")
-    parser.add_argument("--doc-cap", type=int, default=10_000, help="characters of one document at most")
+    parser.add_argument("--max-chars", type=int, default=2_000_000_000, help="maximum characters to train on")
+    parser.add_argument("--doc-cap", type=int, default=10_000, help="maximum characters per document")
     parser.add_argument("--vocab-size", type=int, default=32768, help="tokens, special ones included")
     args = parser.parse_args(argv)
     for name in ("max_chars", "doc_cap", "vocab_size"):
@@ -60,12 +60,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer.save(trained, folder)
     print(
         f"trained {trained.vocab_size} tokens on {meter.characters} characters of {meter.documents} documents "
-        f"in {time.perf_counter() - begun:.1f} s, kept in {folder}"
+        f"in {time.perf_counter() - begun:.1f} s, saved to {folder}"
     )
     if trained.vocab_size < args.vocab_size:
-        print(
-            f"the text holds too few different words for {args.vocab_size} tokens; the model takes the smaller number"
-        )
+        print(f"the text has too few distinct words for {args.vocab_size} tokens; the model uses the smaller number")
 
 
 if __name__ == "__main__":

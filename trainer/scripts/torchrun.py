@@ -70,7 +70,7 @@ class Agent(LocalElasticAgent):
             for number in SIGNALS:
                 # A host that goes down sends more than one.
                 signal.signal(number, self.end_at_once if number == signal.SIGINT else signal.SIG_IGN)
-            tell(f"{death_sig.name} came; waiting for the ranks to save and end (Ctrl-C ends them at once)")
+            tell(f"received {death_sig.name}; waiting for the ranks to save and exit (Ctrl-C kills them)")
         # A rank saves for SIGTERM and Ctrl-C; a terminal that was closed is no reason not to.
         super()._shutdown(signal.SIGTERM if death_sig == signal.SIGHUP else death_sig, timeout)
 
@@ -138,12 +138,12 @@ def main() -> int:
     except ChildFailedError as error:
         return tell(" and ".join(ended(rank, failure) for rank, failure in sorted(error.failures.items())))
     except SignalException as error:
-        return tell(f"was ended by {error.sigval.name}, and has ended its ranks")
+        return tell(f"was terminated by {error.sigval.name} and stopped its ranks")
     except (DistError, OSError, RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return tell(f"could not start or hold the ranks: {lines[0].rstrip('.')}")
     except KeyboardInterrupt:
-        return tell("was ended by SIGINT, and has ended its ranks")
+        return tell("was terminated by SIGINT and stopped its ranks")
     return 0
 
 

@@ -107,5 +107,5 @@ def refusal_text(findings: Sequence[Finding]) -> str:
     """The text of a refused plan: every problem, one sentence each."""
     if len(findings) == 1:
         return sentence(findings[0])
-    lines = [f"- {sentence(found)}{f' The same of {more}.' if more else ''}" for found, more in told_once(findings)]
+    lines = [f"- {sentence(found)}{f' Also: {more}.' if more else ''}" for found, more in told_once(findings)]
     return "\n".join([f"{len(findings)} problems; nothing was changed:", *lines])

@@ -200,7 +200,7 @@ class Stage(_OfStage):
 
 
 class _Last(TypedDict, total=False):
-    stage: Stage  # only of a run that goes on from the model of another run
+    stage: Stage  # only if it continues the model of another run
     keeper: Keeper  # only with ddp_restarts
     digest: str  # 16 hexadecimal digits
 

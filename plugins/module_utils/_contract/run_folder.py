@@ -68,7 +68,7 @@ def trainer_of(plan: Mapping[str, object]) -> Optional[str]:
 def plain_run_name(name: Any) -> str:
     """The name of a run, wherever it came from; whatever could lead out of the folder of the runs is refused."""
     if not isinstance(name, str) or not re.fullmatch(RUN_NAME, name):
-        raise RunNameError(f"{str(name)[:80]!r} is no name of a run (ddp_run); it must be {RUN_NAME_HELP}.")
+        raise RunNameError(f"{str(name)[:80]!r} is not a valid run name (ddp_run); it must be {RUN_NAME_HELP}.")
     return name
 
 

@@ -60,7 +60,7 @@ def shown(setting: Setting, value: Any) -> str:
     try:
         text = json.dumps(value, default=str)
     except (ValueError, RecursionError, TypeError):
-        return f"a {type(value).__name__} that is nested without end or too long"
+        return f"a {type(value).__name__} that is nested too deeply or too long"
     text = masked(text)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -161,7 +161,7 @@ def _agree(given: Mapping[str, Values]) -> tuple[Values, list[Finding]]:
         values = [given[host].get(setting.name) for host in hosts]
         other = next((at for at, value in enumerate(values) if value != values[0]), None)
         if other is not None:
-            seen = "{} is {} on {} but {} on {}; it belongs to the whole run: set it for the group".format(
+            seen = "{} is {} on {} but {} on {}; it applies to the whole run: set it for the group".format(
                 setting.name,
                 shown(setting, values[0]) if values[0] is not None else "not set",
                 hosts[0],

@@ -65,7 +65,7 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("nested without end") from None
+        raise ValueError("nested too deeply") from None
 
 
 def _list_in(text: str) -> Any:
@@ -87,14 +87,14 @@ def _as_dict(value: Any) -> dict[str, str]:
         raise ValueError("not a dictionary")
     for name in value:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
-            raise ValueError(f"{str(name)!r} is no name of an environment variable")
+            raise ValueError(f"{str(name)!r} is not a valid environment variable name")
     return {str(name): _env_value(item) for name, item in value.items()}
 
 
 def _env_value(item: Any) -> str:
     """The value as it stands in the inventory: YAML's yes becomes true again."""
     if isinstance(item, (list, dict)):
-        raise ValueError("a value is a list or a dictionary; put it in quotes as it should arrive")
+        raise ValueError("a value is a list or a dictionary; quote it exactly as the process should see it")
     if isinstance(item, bool):
         return "true" if item else "false"
     return "" if item is None else str(item)
@@ -159,7 +159,7 @@ def convert(setting: Setting, value: Any) -> Any:
     if setting.kind in ("int", "float") and result > most:
         raise ValueError(f"at most {most}")
     if setting.kind in ("str", "list", "dict") and not _is_text(result):
-        raise ValueError("a NUL byte or half a character, which no path and no name can hold")
+        raise ValueError("a NUL byte or a lone surrogate, which paths and names cannot contain")
     if setting.kind in ("str", "list", "dict") and setting.name != SECRET and any(map(has_credentials, _texts(result))):
         raise ValueError(NO_CREDENTIALS)
     if setting.name.endswith("_port") and result > 65535:

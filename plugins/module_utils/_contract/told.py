@@ -16,7 +16,7 @@ HIGHEST_PORT = 65535
 LOWEST_PORT = 1024  # below are the ports of root's own services
 LONGEST_PATH = 4096
 BIGGEST_FILE = 2**50
-STILL = "look whether that host is still what it was"
+STILL = "check that host: it may be compromised or broken"
 
 
 class Untrue(ValueError):
@@ -26,7 +26,7 @@ class Untrue(ValueError):
 def refused(value: Any, wanted: str) -> Untrue:
     """The refusal of a value, with what was wanted in its place."""
     # ascii: it may hold what a terminal would obey.
-    return Untrue("a host says %.80s where %s is wanted; %s" % (ascii(value), wanted, STILL))
+    return Untrue("a host sent %.80s instead of %s; %s" % (ascii(value), wanted, STILL))
 
 
 def plain_name(value: Any) -> str:

@@ -140,7 +140,7 @@ def _check_kind(value: Any, kind: Any, place: str, depth: int = 0) -> None:
     """Whether a value is of the kind that the contract says; a fact that is missing is for whoever needs it."""
     origin, parts = getattr(kind, "__origin__", None), list(getattr(kind, "__args__", ()))
     if depth > DEEPEST:
-        raise Untrue("its %s is nested without end; %s" % (place, told.STILL))
+        raise Untrue("its %s is nested too deeply; %s" % (place, told.STILL))
     if origin is Union:
         if value is not None:
             _check_kind(value, parts[0], place, depth)

@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 def answer_of(result: Any) -> Answer:
     """The registered result of doctor_info on a host, whatever became of the task there."""
     if not isinstance(result, Mapping):
-        return Answer(None, FAILED, "was not examined: the host was not asked")
+        return Answer(None, FAILED, "was not examined: the host was not contacted")
     if isinstance(result.get("evidence"), Mapping):
         return Answer(cast(Evidence, result["evidence"]))
     said = (plain_reason(str(result.get("msg") or "")).splitlines() or [""])[0]
@@ -43,7 +43,7 @@ def answer_of(result: Any) -> Answer:
     if result.get("timedout"):
         period = result["timedout"].get("period")
         return Answer(None, TIMED_OUT, "gave no answer within %s s" % period if period else "gave no answer in time")
-    return Answer(None, FAILED, "could not be examined: %s" % (said or "the host was not asked"))
+    return Answer(None, FAILED, "could not be examined: %s" % (said or "the host was not contacted"))
 
 
 def answers_of(results: Mapping[str, Any]) -> Dict[str, Answer]:

@@ -133,8 +133,8 @@ def given_up(case: Case) -> Optional[Finding]:
     if first is None or any(case.death(host).cause for host in own_deaths(case)):
         return None
     last = died(case)
-    seen = "The run was given up: %s." % error_of(case.known()[first])
-    return finding("run-given-up", first, seen + (" What was seen last: %s" % last["seen"] if last else ""))
+    seen = "The run gave up: %s." % error_of(case.known()[first])
+    return finding("run-given-up", first, seen + (" Last seen: %s" % last["seen"] if last else ""))
 
 
 # -- the questions, each a verdict or None; QUESTIONS below has them all ------------------------------------------------
@@ -155,9 +155,9 @@ def silent(case: Case) -> Optional[Finding]:
     alone = [host for host, state in states.items() if state == CRASHED]
     if alone:
         error = case.known()[alone[0]]["run"].get("error") or case.known()[alone[0]]["run"].get("end_error")
-        seen += "; %s ended without it: %s" % (case.name(alone[0]), error or "it said nothing")
+        seen += "; %s ended without it: %s" % (case.name(alone[0]), error or "no output")
     elif running and not stalled(case):
-        seen += "; %s makes progress, so the run goes on." % case.name(running[0])
+        seen += "; %s makes progress, so the run continues." % case.name(running[0])
         remedy = (
             "Nothing is lost. Try again later; if it persists, check the connection from the controller to that host."
         )
@@ -210,7 +210,7 @@ def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
             seen = "%s is %s, and %s waited for it: %s" % (case.name(other), state, case.name(host), text)
             return finding("rank-not-started", other, seen)
         if state == RUNNING:
-            return finding("rank-stuck", other, "%s did not come: %s" % (case.name(other), text))
+            return finding("rank-stuck", other, "%s did not arrive: %s" % (case.name(other), text))
         if state == CRASHED:
             # Both ended, and each missed the other: the connection between them was gone for a while.
             seen = "%s and %s lost each other: %s" % (case.name(host), case.name(other), text)
@@ -263,7 +263,7 @@ def frozen(case: Case) -> Optional[Finding]:
         age = found["run"].get("heartbeat_age")
         if process.get("state") in ("T", "t"):
             seen = "%s is stopped (process %d is in state T)." % (case.name(host), process["pid"])
-            others = "continues where it stands"
+            others = "continues where it stopped"
             if "crashed" in case.states().values():
                 others = "can be restarted: ansible-playbook train.yml -i INVENTORY --tags restart"
             remedy = "On %s: kill -CONT %d; the run then %s." % (host, process["pid"], others)
@@ -291,13 +291,15 @@ def cut(case: Case) -> Optional[Finding]:
         return None
     host, peer, how = broken[0]
     both = any(one == peer and other == host for one, other, dummy in broken)
-    way = "nor the other way round" if both else "but %s reaches %s, so a firewall is the likely cause" % (peer, host)
+    way = (
+        "nor in the other direction" if both else "but %s reaches %s, so a firewall is the likely cause" % (peer, host)
+    )
     if peer not in case.known():
-        way = "and %s cannot be asked" % peer
+        way = "and %s cannot be contacted" % peer
     sockets = [one for one in case.known()[host].get("sockets") or [] if one["retransmits"]]
     resent = max([one["retransmits"] for one in sockets] + [0])
     unsent = sum(one["unsent_bytes"] for one in sockets)
-    more = "; %d bytes wait there to be acknowledged, sent again %d times" % (unsent, resent) if resent else ""
+    more = "; %d bytes there are unacknowledged after %d retransmissions" % (unsent, resent) if resent else ""
     return finding("link-cut", host, "%s gets no answer from %s (%s), %s%s." % (host, peer, how, way, more), peer=peer)
 
 

@@ -48,7 +48,7 @@ def slow_reasons(found: Evidence) -> List[str]:
     process: RankProcess = found.get("process") or {}
     reasons = []
     if system.get("swapped_pages_per_second", 0) > 50 or process.get("swapped_bytes", 0) > 256 * 2**20:
-        reasons.append("it is swapping (%s of it are out)" % bytes_text(process.get("swapped_bytes", 0)))
+        reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes", 0)))
     others, late = found.get("others") or [], process.get("waits_for_core", 0.0)
     taken = sum(one["cpu_share"] for one in others)
     if others and (late > LATE or taken + max(busy(found), 1.0) > system.get("cpus", 1)):
@@ -60,7 +60,7 @@ def slow_reasons(found: Evidence) -> List[str]:
             first["cpu_share"],
         )
         reasons.append(
-            told + (", and it waits for a core %d %% of the time" % min(100, round(100 * late)) if late > LATE else "")
+            told + (", and waits for a core %d %% of the time" % min(100, round(100 * late)) if late > LATE else "")
         )
     elif late > 2 * LATE:
         reasons.append("it waits for a core %d %% of the time" % min(100, round(100 * late)))
@@ -75,11 +75,9 @@ def held_back(system: Mapping[str, Any]) -> List[str]:
     if (pressure.get("memory") or 0.0) > PRESSED / 2:
         reasons.append("a process there waits for memory %d %% of the time" % round(pressure["memory"]))
     if system.get("throttled"):
-        reasons.append("its cores are throttled by heat")
+        reasons.append("its cores are thermally throttled")
     if system.get("limited", 0.0) > 0.1:
-        reasons.append(
-            "the CPU limit of its control group stops it for %d %% of the time" % round(100 * system["limited"])
-        )
+        reasons.append("its cgroup's CPU limit throttles it %d %% of the time" % round(100 * system["limited"]))
     return reasons
 
 
@@ -108,7 +106,7 @@ def describe(found: Evidence) -> str:
     if run.get("collective") is not None:
         parts.append("collective %s" % run["collective"])
     if recorded(found) is not None:
-        parts.append("last of Gloo's record %d" % (recorded(found) or 0))
+        parts.append("last Gloo record %d" % (recorded(found) or 0))
     if process:
         parts.append(
             "process %d state %s, %d %% of a core, %s"

@@ -83,7 +83,7 @@ def close_all(run: Run, request: Request) -> Result:
             names = sorted(set().union(*(backend.names(request.known) for backend in backends)))
         except Forbidden:
             pass
-    total = _result("none", False, "this host has no rules of this collection")
+    total = _result("none", False, "this host has no rules from this collection")
     for name in names:
         if name not in request.keep:
             total = _sum_of(total, _apply_one(run, request._replace(mark=MARK + name)), name)
@@ -149,7 +149,7 @@ def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, 
         "after": _lines(result["rules"]),
     }
     if not result["message"] and not result["rules"]:
-        result["message"] = "" if not request.present else NOTHING if not active else "the peers are let in already"
+        result["message"] = "" if not request.present else NOTHING if not active else "the peers already have access"
     return result
 
 
@@ -179,7 +179,9 @@ def _verify(backend: Backend, change: Change, request: Request) -> None:
         return
     left = backend.change(request.wanted if request.present else []).steps
     if left:
-        raise FirewallError(f"{backend.name}: the commands worked but had no effect; still to do: {left[0].shown()}")
+        raise FirewallError(
+            f"{backend.name}: the commands succeeded but had no effect; still missing: {left[0].shown()}"
+        )
 
 
 def carry_out_step(run: Run, step: Step) -> None:
@@ -226,7 +228,7 @@ def _for_the_owner(backends: dict[str, Backend], request: Request) -> Result:
             result["if_closed"] = [step.shown() for step in unseen[0].suggested(request.wanted, True)]
         return result
     result = _result(
-        guessed[0].name, True, "without root nothing was changed; the owner of this host can run the commands"
+        guessed[0].name, True, "nothing was changed without root; the owner of this host can run the commands"
     )
     result["commands"] = [step.shown() for step in guessed[0].suggested(request.wanted, request.present)]
     result["needs_root"] = True

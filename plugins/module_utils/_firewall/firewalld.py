@@ -153,7 +153,7 @@ class Firewalld(Backend):
         placed = [(zone_for(rule.peer, self._nic(rule.peer), zones, default), rule) for rule in wanted]
         for name, rule in placed:
             if name not in zones:
-                raise FirewallError(f"firewalld: zone {name!r}, where {rule.peer} arrives, is not among its zones")
+                raise FirewallError(f"firewalld: zone {name!r}, which receives {rule.peer}, does not exist")
         needed = [(name, rule) for name, rule in placed if not is_open(zones[name], rule)]
         permanent = parse_zones(self.tool("firewall-cmd", "--permanent", "--list-all-zones"))
         steps = self._steps(RUNNING, zones, needed) + self._steps(PERMANENT, permanent, needed)

@@ -195,7 +195,7 @@ class Iptables(Backend):
         note = (
             ""
             if persistent
-            else f"{family.tool}: no service loads saved rules at boot, so these are gone after a reboot"
+            else f"{family.tool}: no service restores saved rules at boot, so these are lost at a reboot"
         )
         return Change(
             steps + saved, [rule.text() for rule in present], [rule.text() for rule in wanted], persistent, note

@@ -57,7 +57,7 @@ class Ruleset:
         try:
             objects = json.loads(text)["nftables"] if text.strip() else []
         except (ValueError, KeyError, TypeError) as error:
-            raise FirewallError(f"nftables: `nft -j list ruleset` gave no JSON ({error})") from error
+            raise FirewallError(f"nftables: `nft -j list ruleset` did not return JSON ({error})") from error
         self.base: dict[Chain, Listed] = {}
         self.rules: dict[Chain, list[Listed]] = {}
         self.maps: dict[tuple[str, str, str], Any] = {}
@@ -230,7 +230,7 @@ class Nftables(Backend):
         if text is None or (not loaded and f"BEGIN {self.mark}" not in text):
             return (
                 [],
-                "nftables: no service loads saved rules at boot, so these are gone after a reboot" if lines else "",
+                "nftables: no service restores saved rules at boot, so these are lost at a reboot" if lines else "",
             )
         new = with_block(text, self.mark, lines if loaded else [])
         if new == text:
@@ -239,7 +239,7 @@ class Nftables(Backend):
         if why is not None:
             return (
                 [],
-                f"nftables: {path} does not make the chains that block now ({why}), so these are gone after a reboot",
+                f"nftables: {path} does not define the chains that block now ({why}), so these rules are lost at a reboot",
             )
         return [Step(["sh", "-c", f"cat >> {path} <<'END'\n{new[len(text) :]}END"], path, new)], ""
 

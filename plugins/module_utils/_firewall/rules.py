@@ -96,7 +96,7 @@ def marker(name: str) -> str:
     """The mark by which the rules of one job are known again."""
     if not NAME.match(name):
         raise FirewallError(
-            f"name {name!r} cannot mark firewall rules: use letters, digits, '.', '_' and '-', at most 64 of them"
+            f"name {name!r} cannot mark firewall rules: use at most 64 letters, digits, '.', '_' and '-'"
         )
     return MARK + name
 

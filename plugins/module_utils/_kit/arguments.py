@@ -43,19 +43,19 @@ def beyond(params: Mapping[str, object], bounds: Mapping[str, tuple[float, float
         for part in name.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None and not least <= value <= most:
-            yield f"{name} is {value}; it must be from {least:g} to {most:g}."
+            yield f"{name} is {value}; it must be between {least:g} and {most:g}."
 
 
 def problems(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
     """Name the values that no program can hold, by their place in the argument; the value itself may be a secret."""
     named = name or "the arguments"
     if depth > DEEPEST:
-        yield f"{named} is nested more than {DEEPEST} levels deep; no option takes such a thing."
+        yield f"{named} is nested more than {DEEPEST} levels deep; no option accepts that."
     elif isinstance(value, str):
         if "\0" in value:
-            yield f"{named} holds a NUL byte, which no path, name or value can hold; take it out."
+            yield f"{named} contains a NUL byte; remove it."
         elif not _is_text(value):
-            yield f"{named} holds half a character (a lone surrogate), so it is no text; write it in UTF-8."
+            yield f"{named} contains a lone surrogate, which is not valid text; write it in UTF-8."
     elif isinstance(value, float) and not math.isfinite(value):
         yield f"{named} is {value}; it must be a finite number."
     elif isinstance(value, int) and not -BIGGEST <= value < BIGGEST:

@@ -69,7 +69,7 @@ def parse(data: bytes) -> dict[str, str] | None:
 def shown(env: Mapping[str, str] | None, visible: Iterable[str], other: Mapping[str, str] | None = None) -> str:
     """An environment for people: values only of `visible` names; a masked one that differs from `other` is marked."""
     if env is None:
-        return "(a file that was not written by nanochat.ddp.env_file)\n"
+        return "(a file not written by nanochat.ddp.env_file)\n"
     names = set(visible)
     lines = []
     for name in sorted(env):
@@ -107,10 +107,10 @@ def store(path: str, data: bytes, mode: int) -> None:
 def _checked_name(name: Any) -> str:
     if not isinstance(name, str) or not _NAME.match(name):
         raise EnvFileError(
-            f"{name!r} is no name of an environment variable: it takes letters, digits and _, and no digit first"
+            f"{name!r} is not a valid environment variable name: use letters, digits and _, not starting with a digit"
         )
     if name in SHELL_OWNED:
-        raise EnvFileError(f"{name} cannot be set: the shell that reads the file keeps this variable for itself")
+        raise EnvFileError(f"{name} cannot be set: the shell that reads the file reserves this variable")
     return name
 
 
@@ -118,15 +118,15 @@ def _checked_value(name: str, value: Any) -> str:
     """Numbers are written as they are; of anything else than text it is unclear how it should arrive."""
     if isinstance(value, (bool, dict, list)) or value is None:
         raise EnvFileError(
-            f"the value of {name} is {type(value).__name__}, not text: put it in quotes as it should arrive"
+            f"the value of {name} is {type(value).__name__}, not text: quote it exactly as the process should see it"
         )
     text = value if isinstance(value, str) else str(value)
     if "\0" in text:
-        raise EnvFileError(f"the value of {name} holds a NUL byte, which no environment can hold")
+        raise EnvFileError(f"the value of {name} contains a NUL byte, which environments cannot contain")
     try:
         length = len(os.fsencode(f"{name}={text}"))
     except UnicodeEncodeError as error:
-        raise EnvFileError(f"the value of {name} holds half a character (a lone surrogate)") from error
+        raise EnvFileError(f"the value of {name} contains a lone surrogate") from error
     if length > _LONGEST:
-        raise EnvFileError(f"{name} is {length} bytes long with its value; Linux passes on at most {_LONGEST}")
+        raise EnvFileError(f"{name} is {length} bytes long with its value; Linux allows at most {_LONGEST}")
     return text

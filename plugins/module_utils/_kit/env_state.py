@@ -27,7 +27,7 @@ ERRORS = (env_files.EnvFileError, OSError)
 def octal(mode: str) -> int:
     """The mode that the digits mean."""
     if not mode or len(mode) > 4 or set(mode) - set("01234567"):
-        raise env_files.EnvFileError(f"mode {mode!r} is not a mode of octal digits in quotes, such as '0600'")
+        raise env_files.EnvFileError(f"mode {mode!r} is not a quoted octal mode such as '0600'")
     return int(mode, 8)
 
 
@@ -45,7 +45,7 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
     env = env_files.checked(params["env"]) if present else {}
     mode = octal(params["mode"])
     if present and mode & 0o007 and set(params["secrets"]) & set(env):
-        raise env_files.EnvFileError(f"{path} would hold secrets, so mode {params['mode']} may not let everybody in")
+        raise env_files.EnvFileError(f"{path} would hold secrets, so mode {params['mode']} must not give others access")
     if os.path.exists(path) and not os.path.isfile(path):
         what = "a folder" if os.path.isdir(path) else "a pipe or a device"
         raise env_files.EnvFileError(f"cannot write {path}: it is {what}")

@@ -139,8 +139,8 @@ def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: i
 
 
 NO_PYTHON = (
-    "The Python that Ansible takes there does not run, as a shim of pyenv for a version that is not installed: name another one "
-    "as ansible_python_interpreter of that host, for instance /usr/bin/python3"
+    "The Python that Ansible found there does not run (for example a pyenv shim for a version that is not installed): set another one "
+    "as ansible_python_interpreter of that host, for example /usr/bin/python3"
 )
 
 

@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 def plan_batch(wanted: Wanted, weights: Sequence[float], equal: bool = False, kept: Sequence[int] = ()) -> Batch:
     """Share out a step by the ranks' weights; sizes that nobody set adapt to the number of hosts.
 
-    With `equal` no share may differ. `kept` are the shares of the run that goes on; they stay where they fit.
+    With `equal` no share may differ. `kept` are the shares of the resumed run; they stay where they fit.
     """
     rows = total_rows(wanted, len(weights), equal)
     shares = list(kept) if kept and sum(kept) == rows else share_rows(rows, weights)

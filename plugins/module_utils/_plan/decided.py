@@ -29,7 +29,7 @@ DEFAULT = "default"
 PROFILE = "profile"
 STAGE = "stage"
 TRAINER = "trainer"  # the one that is driven knows nothing else
-KEPT = "run that goes on"
+KEPT = "resumed run"
 MEASURED = "measured"
 HOSTS = "hosts"  # their number, cores or devices
 
@@ -175,11 +175,11 @@ def _keepers(asked: Asked, ours: bool) -> Tuple[Decision[int], Decision[int], De
     """(restarts, min_hosts, survive_reboot)."""
     run = asked.run
     if run.stage == stages.EVAL:
-        why = "an evaluation is over in minutes and keeps nothing to go on from"
+        why = "an evaluation takes minutes and saves nothing to resume from"
         return Decision(0, STAGE, why), Decision(0, STAGE, why), Decision(False, STAGE, why)
     restarts = as_set(asked, "restarts", run.restarts)
     if restarts.by != USER and not (ours and run.resume):
-        restarts = Decision(0, TRAINER, "without ddp_resume and this collection's trainer nothing could go on")
+        restarts = Decision(0, TRAINER, "restarts need ddp_resume and this collection's trainer")
     return restarts, as_set(asked, "min_hosts", run.min_hosts), as_set(asked, "survive_reboot", run.survive_reboot)
 
 
@@ -198,9 +198,7 @@ def decide_rebalance(asked: Asked, basis: Basis, hosts: int, local_steps: int) -
     """Decide whether the shares follow the speeds during training."""
     able = basis.ours and basis.device.value == "cpu" and hosts > 1 and not local_steps
     if asked.run.rebalance and not (able and basis.batch_split.value in FOLLOWING):
-        return Decision(
-            False, HOSTS, "shares that may change take several hosts, common steps and ddp_batch_split auto or speed"
-        )
+        return Decision(False, HOSTS, "changing shares needs several hosts, lockstep and ddp_batch_split auto or speed")
     return as_set(asked, "rebalance", asked.run.rebalance)
 
 
@@ -208,4 +206,4 @@ def decide_save_minutes(asked: Asked, basis: Basis, local_steps: int) -> Decisio
     """Decide the minutes without a checkpoint after which one is due; 0 where steps alone say when."""
     if basis.ours and not local_steps:
         return as_set(asked, "save_minutes", asked.run.save_minutes)
-    return Decision(0, TRAINER, "a checkpoint by time takes steps that all ranks make together")
+    return Decision(0, TRAINER, "time-based checkpoints need lockstep")

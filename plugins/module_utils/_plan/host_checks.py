@@ -43,7 +43,7 @@ def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding
         if not host.probe:
             reason = f" ({plain_reason(host.error)})" if host.error else ""
             obstacles.append(
-                finding("host-down", host.name, f"{host.name} cannot be looked at{reason}", remedy=way_in(host.error))
+                finding("host-down", host.name, f"{host.name} cannot be examined{reason}", remedy=way_in(host.error))
             )
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
@@ -60,10 +60,10 @@ def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding
 def way_in(error: str) -> str:
     """The remedy that lets Ansible in."""
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
-        return "Install Python there (sudo apt-get install python3), or name one as ansible_python_interpreter of that host."
+        return "Install Python there (sudo apt-get install python3), or set ansible_python_interpreter of that host."
     if re.search(r"command not found|deserialization failed|Error executing command", error):
         return f"{NO_PYTHON}."
-    return "See that it is on and that ssh to it works as the inventory says."
+    return "Check that it is on and that ssh to it works with the inventory's settings."
 
 
 def own_session(host: Host) -> Any:
@@ -78,7 +78,7 @@ def processors(host: Host, node: Node) -> list[Finding]:
     if not missing:
         return []
     seen = (
-        f"ddp_cores of {host.name} names processor {missing[0]}, which its user may not use; it has {len(allowed)} of them, "
+        f"ddp_cores of {host.name} names processor {missing[0]}, which its user may not use; that user has {len(allowed)} processors, "
         f"from {allowed[0]} to {allowed[-1]}"
     )
     return [finding("setting-refused", host.name, seen)]
@@ -88,12 +88,12 @@ def tools(host: Host, node: Node, oldest: str) -> list[Finding]:
     found = []
     arch = host.fact("host", "arch")
     if arch not in ARCHITECTURES:
-        seen = f"{host.name} is a machine of type {arch}, for which PyTorch is not built"
+        seen = f"{host.name} is a machine of type {arch}, which PyTorch does not support"
         remedy = "Use a machine of type x86_64 or aarch64."
         found.append(finding("architecture-differs", host.name, seen, remedy=remedy))
     if not host.fact("tmux", "path"):
-        seen = f"{host.name} has no tmux, in which training runs"
-        remedy = "Its owner installs it with: sudo apt-get install tmux"
+        seen = f"{host.name} has no tmux, which training needs"
+        remedy = "Ask its owner to run: sudo apt-get install tmux"
         found.append(finding("no-tmux", host.name, seen, remedy=remedy))
     return found + file_transfer(host) + python(host, node, oldest)
 
@@ -104,12 +104,12 @@ def file_transfer(host: Host) -> list[Finding]:
     if not stuck:
         return []
     seen = (
-        f"Ansible cannot copy files to {host.name}: its folder there, {stuck['folder']}, has a blank in its path, and the login shell "
-        f"({stuck['shell']}) prints something at every login, also where nobody types, so that sftp and scp fail"
+        f"Ansible cannot copy files to {host.name}: its folder there, {stuck['folder']}, has a space in its path, and the login shell "
+        f"({stuck['shell']}) prints something even in non-interactive sessions, so sftp and scp fail"
     )
     remedy = (
-        f"Give that host a folder without a blank in the inventory, as ansible_remote_tmp: /var/tmp/ansible-{host.fact('host', 'user')}, "
-        "or let the shell's start-up file print only for people (in bash: [[ $- == *i* ]] || return, before what prints)."
+        f"Set a folder without a space for that host in the inventory: ansible_remote_tmp: /var/tmp/ansible-{host.fact('host', 'user')}, "
+        "or let the shell's startup file print only in interactive shells (in bash: [[ $- == *i* ]] || return, before the output)."
     )
     return [finding("transfer-stuck", host.name, seen, remedy=remedy)]
 
@@ -123,12 +123,12 @@ def python(host: Host, node: Node, oldest: str) -> list[Finding]:
     wanted = host.settings.python
     if wanted and node["python"] not in usable:
         have = ", ".join(usable) or "none"
-        seen = f"ddp_python is {wanted} on {host.name}, which is no Python of {oldest} or newer there; those that are: {have}"
+        seen = f"ddp_python is {wanted} on {host.name}, which is not a Python {oldest} or newer; available: {have}"
         return [finding("python-too-old", host.name, seen)]
     if not usable and not node["python"]:
         own = host.fact("python", "version")
         seen = f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs"
-        how = f"Its user makes one without root, which is then found by itself: {MAKE_PYTHON}"
+        how = f"Its user can install one without root, which the plan then finds: {MAKE_PYTHON}"
         return [finding("python-too-old", host.name, seen, remedy=how)]
     return []
 
@@ -141,7 +141,7 @@ def folder(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, An
             finding(
                 "folder-read-only",
                 host.name,
-                f"ddp_base_dir is {node['base_dir']} on {host.name}, but {host.fact('host', 'user')} cannot write in {disk['parent']} "
+                f"ddp_base_dir is {node['base_dir']} on {host.name}, but {host.fact('host', 'user')} cannot write to {disk['parent']} "
                 "there",
             )
         )
@@ -163,15 +163,15 @@ def folder(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, An
         )
     for other in hosts:
         if other.name < host.name and other.probe and shares_folder(host, other):
-            where = f"both nodes are on one machine and use {node['base_dir']}"
+            where = f"both nodes run on one machine and use {node['base_dir']}"
             if not same_machine(host, other):
                 where = f"both see the same folder {node['base_dir']} on {disk['source']}"
             found.append(
                 finding(
                     "folder-shared",
                     host.name,
-                    f"ddp_base_dir of {other.name} and {host.name}: {where}, so that they would overwrite each other's files",
-                    remedy="Give each its own, for example with {{ inventory_hostname }} in it.",
+                    f"ddp_base_dir of {other.name} and {host.name}: {where}, so they would overwrite each other's files",
+                    remedy="Give each its own, for example by including {{ inventory_hostname }}.",
                 )
             )
     return found
@@ -186,7 +186,7 @@ def environment(host: Host, node: Node, torch: str) -> list[Finding]:
             finding(
                 "venv-refused",
                 host.name,
-                f"{named}, which is there and is no virtual environment, so it would be left alone",
+                f"{named}, which exists and is not a virtual environment, so it would not be changed",
                 remedy="Use another folder.",
             )
         ]
@@ -197,9 +197,9 @@ def environment(host: Host, node: Node, torch: str) -> list[Finding]:
             finding(
                 "venv-refused",
                 host.name,
-                f"{named}, a virtual environment that this collection did not make and leaves alone, and it has torch {has} where "
-                f"{torch} is wanted",
-                remedy="Install that there, or set another folder.",
+                f"{named}, a virtual environment that this collection did not create and will not change; it has torch {has} instead of "
+                f"{torch}",
+                remedy="Install that version there, or choose another folder.",
             )
         ]
     room = venv.get("disk") or {}
@@ -210,8 +210,8 @@ def environment(host: Host, node: Node, torch: str) -> list[Finding]:
             finding(
                 "venv-refused",
                 host.name,
-                f"{named}, but {host.fact('host', 'user')} cannot write in {room['parent']} there",
-                remedy="Use a folder of that user.",
+                f"{named}, but {host.fact('host', 'user')} cannot write to {room['parent']}",
+                remedy="Choose a folder that this user can write to.",
             )
         ]
     if room["device"] != host.fact("disk", "device") and room["free"] < VENV_BYTES:
@@ -274,7 +274,7 @@ def architectures(hosts: Sequence[Host]) -> list[Finding]:
     groups = " but ".join(
         f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()
     )
-    seen = f"{groups}: they round differently, so the ranks' weights would drift apart"
+    seen = f"{groups}: they round differently, so the ranks' weights would diverge"
     first, remedy = next(iter(by_arch.values()))[0], "Use hosts of one architecture."
     return [finding("architecture-differs", first, seen, remedy=remedy)]
 
@@ -295,11 +295,11 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
     if threads > cores:
         # Every node has one thread at least, so nodes can be too many of themselves.
         is_asked = any(other.settings.threads for other in here)
-        remedy = None if is_asked else f"Let fewer than {len(here)} nodes train on this machine."
+        remedy = None if is_asked else f"Train with fewer than {len(here)} nodes on this machine."
         seen = f"{threads} threads on {cores} processors"
         found.append(finding("threads-over-cores", host.name, seen, remedy=remedy))
     elif threads > physical and threads > len(here):
-        seen = f"{threads} threads on {physical} cores, which show as {cores} processors"
+        seen = f"{threads} threads on {physical} cores, shown as {cores} processors"
         found.append(finding("threads-over-cores", host.name, seen, severity=INFO))
     ours = {own_session(other) for other in here} - {None}
     processes = host.fact("processes") or []
@@ -318,11 +318,11 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
 def about_python(host: Host, node: Node) -> Finding:
     """That a Python of our own is used there, or comes to be."""
     own, there = host.fact("python", "version"), node["python"] in [one["executable"] for one in pythons(host, (3, 0))]
-    seen = f"{host.name} has no Python of 3.10 or newer of its own (its is {own}): "
+    seen = f"{host.name} has no Python 3.10 or newer of its own (it has {own}): "
     if there:
-        seen += f"the trainer's is made with {MADE_PYTHON} in {node['python']}"
+        seen += f"the trainer uses {MADE_PYTHON}, installed in {node['python']}"
     else:
-        seen += f"uv makes {MADE_PYTHON} once below {node['base_dir']}/python, from about 35 MB that it downloads from GitHub"
+        seen += f"uv installs {MADE_PYTHON} once below {node['base_dir']}/python, downloading about 35 MB from GitHub"
     return finding("python-made", host.name, seen)
 
 
@@ -338,8 +338,8 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> list[Finding]:
         finding(
             "checkpoints-lost",
             plan["master"]["host"],
-            f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training would not go on from: {why}",
-            remedy="Set that back to go on; or give the new training a name of its own (ddp_run); or set aside what is there with "
+            f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training cannot resume from: {why}",
+            remedy="Undo the change to resume; or give the new training another name (ddp_run); or set the old one aside with "
             "-e ddp_fresh=true.",
         )
         for why, where in by_reason.items()

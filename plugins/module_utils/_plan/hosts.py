@@ -34,7 +34,7 @@ class Host(NamedTuple):
     error: str = ""  # why there is no probe
     reach: str | None = None  # how other hosts would call it; None of a node that the controller runs on itself
     measured: Mapping[str, Any] = MappingProxyType({})  # by a rehearsal, the last one or the one before this plan
-    kept: Mapping[str, Any] = MappingProxyType({})  # facts of the run that goes on
+    kept: Mapping[str, Any] = MappingProxyType({})  # facts of the resumed run
 
     def fact(self, *keys: str) -> Any:
         """A fact of the probe, None where it is not known."""
@@ -78,7 +78,7 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
                     "setting-refused",
                     host.name,
                     f"ddp_rank is {rank} on {host.name}, but the ranks of {world} host{'s' if world > 1 else ''} are "
-                    f"0{f' to {world - 1}' if world > 1 else ''}; with it a rank before would be missing",
+                    f"0{f' to {world - 1}' if world > 1 else ''}; so a lower rank would be missing",
                 )
             )
         elif rank in taken:
@@ -87,7 +87,7 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
                     "setting-refused",
                     host.name,
                     f"ddp_rank is {rank} on {taken[rank]} and on {host.name}",
-                    remedy="Each host needs a rank of its own, or none to be numbered in the inventory's order.",
+                    remedy="Give each host a different rank, or none to number them in inventory order.",
                 )
             )
         else:
@@ -214,7 +214,7 @@ class EndpointChooser:
                 )
                 return None
             if bearer is None or (name is not None and bearer["name"] != name):
-                has = bearer["name"] if bearer else "none of its interfaces"
+                has = bearer["name"] if bearer else "no interface"
                 self.problems.append(
                     finding(
                         "address-refused",
@@ -275,8 +275,8 @@ class EndpointChooser:
                     "address-refused",
                     host.name,
                     f"{host.name} reaches its peers over {refused['name']}, which is {self.kind_in_words(refused)}",
-                    remedy=f"Name the interface of the common network as ddp_nic on {host.name}, or {refused['name']} itself to take "
-                    "it all the same.",
+                    remedy=f"Set ddp_nic on {host.name} to the interface of the shared network, or to {refused['name']} to use "
+                    "it anyway.",
                 )
             )
         else:
@@ -284,7 +284,7 @@ class EndpointChooser:
                 finding(
                     "nic-down",
                     host.name,
-                    f"{host.name} has no interface that is up and leads to its peers (it has {self.addresses_in_words(host)})",
+                    f"{host.name} has no interface that is up and reaches its peers (it has {self.addresses_in_words(host)})",
                     remedy=f"Set ddp_nic or ddp_address on {host.name}.",
                 )
             )
@@ -292,7 +292,7 @@ class EndpointChooser:
 
     @staticmethod
     def kind_in_words(nic: Mapping[str, Any]) -> str:
-        words = {"overlay": "an overlay network", "bridge": "a bridge of virtual machines or containers"}
+        words = {"overlay": "an overlay network", "bridge": "a bridge for virtual machines or containers"}
         state = "" if nic["up"] else " and down"
         return words.get(nic["kind"], f"a {nic['kind']} interface") + state
 
@@ -375,8 +375,8 @@ class EndpointChooser:
                 finding(
                     "address-refused",
                     name,
-                    f"ddp_address is {chosen[name].address} on {name}, which only {name} itself can reach",
-                    remedy="Use the address in the common network.",
+                    f"ddp_address is {chosen[name].address} on {name}, which only {name} can reach",
+                    remedy="Use its address in the shared network.",
                 )
             )
         by_address: dict[str, Host] = {}
@@ -389,7 +389,7 @@ class EndpointChooser:
                         "address-refused",
                         host.name,
                         f"{other.name} and {host.name} are different machines with the same address {address}",
-                        remedy="Set ddp_address or ddp_nic so that each is reached by its own.",
+                        remedy="Set ddp_address or ddp_nic so that each has its own.",
                     )
                 )
 

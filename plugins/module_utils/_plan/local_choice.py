@@ -52,14 +52,14 @@ def choose_way(job: Job, speeds: Sequence[Speed], link: Link, rows: Sequence[int
     # As if each host trained its rows by itself.
     alone = predict(job, speeds, None, rows, least, 1).seconds
     kept = alone / min(together.values())
-    said = f"together in every step ({best}) the hosts keep {kept:.0%} of their speed"
+    said = f"in lockstep ({best}) the hosts keep {kept:.0%} of their speed"
     if kept >= KEPT:
         return SyncChoice(best, 0, said)
     steps = job.iterations
     held = next((most for hosts, most in MOST_BY_HOSTS if job.world <= hosts), 0)
     if not held:
         return SyncChoice(
-            best, 0, f"{said}, but with {job.world} hosts steps apart would cost the model more than they bring"
+            best, 0, f"{said}, but with {job.world} hosts local steps would cost the model more than they gain"
         )
     able = [count for count in STEPS if count <= min(held, (steps - steps_together(steps)) // LEAST_MEETINGS)]
     if not able:
@@ -73,7 +73,7 @@ def choose_way(job: Job, speeds: Sequence[Speed], link: Link, rows: Sequence[int
     return SyncChoice(
         sync,
         count,
-        f"{said}, with {count} steps apart ({sync}) {alone / apart:.0%}, and {alone / whole:.0%} in the whole run with its common steps",
+        f"{said}, with {count} local steps ({sync}) {alone / apart:.0%}, and {alone / whole:.0%} over the whole run",
     )
 
 

@@ -20,19 +20,19 @@ def port_held(host: str, setting: str, holder: Mapping[str, Any]) -> Finding:
     seen = f"{setting} {port} is taken on {host}"
     another = f"choose another port: -e {setting}={port + 10}"
     if holder.get("command") == PORT_CHECK:
-        seen += f" by the check of a preflight (process {pid})"
+        seen += f" by a preflight check (process {pid})"
         remedy = (
-            "Another controller tries its connections there, or one was interrupted: the check ends by itself after some "
-            f"minutes, so try again then; or {another}"
+            "Another controller is testing connections there, or was interrupted; the check ends by itself after a few "
+            f"minutes. Try again then, or {another}"
         )
     elif is_ours(holder):
         seen += f": {described(holder)}"
         remedy = f"{how_to_stop(holder)}; or {another}"
     elif pid:
         seen += f" by {described(holder)}"
-        remedy = f"On {host}: kill {pid}, if nobody needs it; or {another}"
+        remedy = f"On {host}: kill {pid} if nobody needs it, or {another}"
     else:
-        seen += f" by a process of {holder.get('user') or 'another user'}, which this user may not look at"
+        seen += f" by a process of {holder.get('user') or 'another user'}, which this user may not inspect"
         remedy = another[0].upper() + another[1:]
     return finding("port-held", host, seen, remedy=remedy, facts={"pids": [pid] if pid else []})
 
@@ -43,7 +43,7 @@ def other_training(host: str, strangers: Sequence[Mapping[str, Any]]) -> Finding
     named = list(dict.fromkeys(described(one) for one in top))
     seen = ", ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
     stops = dict.fromkeys(how_to_stop(one) for one in top)
-    remedy = f"{'. '.join(stops)}; or let it end first." if all(is_ours(one) for one in top) else None
+    remedy = f"{'. '.join(stops)}; or wait until it ends." if all(is_ours(one) for one in top) else None
     return finding("other-training", host, seen, remedy=remedy, facts={"pids": [one["pid"] for one in top]})
 
 

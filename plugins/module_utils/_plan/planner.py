@@ -236,7 +236,9 @@ def trains_apart(basis: Basis, by_rank: Sequence[Host]) -> list[Finding]:
     """The finding that the ranks of another trainer exchange nothing."""
     if basis.device.value != "cpu" or basis.together or len(by_rank) < 2:
         return []
-    seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(by_rank)} ranks would train a model of its own"
+    seen = (
+        f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(by_rank)} ranks would train its own model"
+    )
     return [finding("trainer-apart", by_rank[0].name, seen)]
 
 

@@ -34,7 +34,7 @@ class PlanError(ValueError):
 def read(hosts: Sequence[Given]) -> Asked:
     """The settings of the job. Refuses wrong ones."""
     if not hosts:
-        seen = "There are no hosts to plan for; the inventory's group of trainers is empty"
+        seen = "There are no hosts to plan for; the inventory's group trainers is empty"
         raise PlanError([finding("setting-refused", "", seen)])
     try:
         return resolve([(host["name"], host["settings"]) for host in hosts])

@@ -52,7 +52,7 @@ def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, basis: Basis) ->
 
 def model_problems(shape: Shape) -> Iterator[str]:
     if shape.head_dim % 2:
-        yield f"ddp_head_dim is {shape.head_dim}; it must be even, since rotary embeddings turn pairs: use {shape.head_dim + 1}."
+        yield f"ddp_head_dim is {shape.head_dim}; it must be even, because rotary embeddings rotate pairs: use {shape.head_dim + 1}."
     if shape.n_embd < SMEAR_CHANNELS:
         yield (
             f"ddp_depth {shape.depth} x ddp_aspect_ratio {shape.aspect_ratio} with ddp_head_dim {shape.head_dim} makes a model "
@@ -87,15 +87,15 @@ def keeper_problems(run: RunSettings, hosts: Sequence[Host], basis: Basis) -> It
     """Settings without which a run could not start again by itself."""
     restarts, min_hosts = basis.restarts.value, basis.min_hosts.value
     if min_hosts > len(hosts):
-        yield f"ddp_min_hosts is {min_hosts}, but this job has {len(hosts)} hosts; 0 stands for all of them."
+        yield f"ddp_min_hosts is {min_hosts}, but this job has {len(hosts)} hosts; 0 means all of them."
     if min_hosts and not restarts:
-        yield "ddp_min_hosts is set, but ddp_restarts is 0, so a run that lost a host ends; set ddp_restarts, 3 for instance."
+        yield "ddp_min_hosts is set, but ddp_restarts is 0, so losing a host ends the run; set ddp_restarts, for example to 3."
     if basis.survive_reboot.value and not restarts:
-        yield "ddp_survive_reboot is set, but ddp_restarts is 0, so nothing could take part again; set ddp_restarts, 3 for instance."
+        yield "ddp_survive_reboot is set, but ddp_restarts is 0, so no host could rejoin; set ddp_restarts, for example to 3."
     if restarts and not basis.ours:
-        yield "ddp_restarts needs the trainer of this collection (ddp_trainer_source: ours); another one cannot go on with fewer hosts."
+        yield "ddp_restarts needs the trainer of this collection (ddp_trainer_source: ours); others cannot continue with fewer hosts."
     if restarts and not run.resume:
-        yield "ddp_restarts needs ddp_resume, or each restart would begin at the first step."
+        yield "ddp_restarts needs ddp_resume, or each restart would begin at step 0."
 
 
 def data_problems(run: RunSettings) -> Iterator[str]:
@@ -110,7 +110,7 @@ def data_problems(run: RunSettings) -> Iterator[str]:
         )
     for path in paths:
         if not re.match(r"[/~]", path):
-            yield f"ddp_data_paths holds {path!r}; it must be an absolute path on {where}, or begin with ~."
+            yield f"ddp_data_paths holds {path!r}; it must be an absolute path on {where}, or start with ~."
     if run.data_source == "url" and run.data_shards > run.data_last_shard + 1:
         yield (
             f"ddp_data_shards is {run.data_shards}, but the collection has {run.data_last_shard + 1} "
@@ -132,12 +132,12 @@ def source_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
         # auto adapts to the trainer by itself.
         if value not in (*known, "auto"):
             yield (
-                f"{name} is {value}, which only this collection's own trainer knows; with ddp_trainer_source "
+                f"{name} is {value}, which only this collection's trainer supports; with ddp_trainer_source "
                 f"{run.trainer_source} it must be {' or '.join(map(str, known))}."
             )
     if run.tracker == "mlflow" and not basis.joined:
         yield (
-            "ddp_tracker is mlflow, to which nanochat's own trainer reports nothing where its ranks are not joined "
+            "ddp_tracker is mlflow, but nanochat's own trainer does not report to it unless its ranks are joined "
             "(ddp_trainer_join, on CPUs); it must be none or wandb."
         )
 
@@ -155,14 +155,14 @@ def local_problems(sync: str, every: int, asked: Asked, hosts: Sequence[Host], b
     if not every or not basis.ours:
         return
     if sync not in (*WAYS, "auto"):
-        yield f"ddp_local_steps is {every}, but ddp_sync {sync} does not go with local steps; use {', '.join(WAYS)} or auto."
+        yield f"ddp_local_steps is {every}, but ddp_sync {sync} does not work with local steps; use {', '.join(WAYS)} or auto."
     if basis.device.value == "cuda":
         yield f"ddp_local_steps is {every}, which is for CPUs on slow links; with ddp_device cuda it must be 0."
     steps = basis.iterations.value
     if len(hosts) > 1 and every > steps:
         name = "ddp_sft_iterations" if basis.stage == stages.SFT else "ddp_iterations"
         whose = name if name in asked.given else f"{name} of the profile {asked.run.profile}"
-        yield f"ddp_local_steps is {every}, but the run has {steps} steps ({whose}), so the hosts would meet at its end only."
+        yield f"ddp_local_steps is {every}, but the run has {steps} steps ({whose}), so the hosts would meet only at the end."
 
 
 def packing_problems(sync: str, shape: Shape, basis: Basis) -> Iterator[str]:
@@ -171,7 +171,7 @@ def packing_problems(sync: str, shape: Shape, basis: Basis) -> Iterator[str]:
     if basis.device.value == "cuda":
         yield f"ddp_sync is {sync}, which is for CPUs on slow links; with ddp_device cuda use exact or bf16."
     if not fits(sync, shape.n_embd):
-        yield f"ddp_sync is {sync}, but a model {shape.n_embd} wide does not divide into blocks of {LEAST_BLOCK}; use exact or bf16."
+        yield f"ddp_sync is {sync}, but a model {shape.n_embd} wide cannot be divided into blocks of {LEAST_BLOCK}; use exact or bf16."
 
 
 def head_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
@@ -179,7 +179,7 @@ def head_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
     sync = "exact" if run.sync == "auto" else run.sync
     if run.head == "shared" and basis.ours and not can_share(basis.device.value, sync):
         yield (
-            "ddp_head is shared, which takes CPUs and a ddp_sync other than dense and ddp; "
+            "ddp_head is shared, which needs CPUs and a ddp_sync other than dense and ddp; "
             f"here they are {basis.device.value} and {run.sync}."
         )
 
@@ -191,7 +191,7 @@ def precision_problems(run: RunSettings, hosts: Sequence[Host], basis: Basis) ->
             yield f"ddp_device is cuda, but {' and '.join(lacking)} has no NVIDIA GPU; use cpu."
         return
     if run.dtype == "float16":
-        yield "ddp_dtype is float16, which CPUs compute slowly and inexactly; use float32."
+        yield "ddp_dtype is float16, which is slow and inaccurate on CPUs; use float32."
     for name, value in (("ddp_dtype", run.dtype), ("ddp_matmul", run.matmul)):
         slow = [host.name for host in hosts if host.probe and not host.fact("cpu", "native_bf16")]
         if value in ("bfloat16", "bf16") and slow:
@@ -206,7 +206,7 @@ def extra_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
         for variable in variables:
             if variable in TORCHRUN_ENV or variable in PLAN_ENV:
                 owner = "torchrun" if variable in TORCHRUN_ENV else "the plan"
-                yield f"{name} sets {variable}, which {owner} sets itself; take it out."
+                yield f"{name} sets {variable}, which {owner} sets itself; remove it."
                 continue
             try:
                 env_file.checked({variable: variables[variable]})
@@ -214,7 +214,7 @@ def extra_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
                 yield f"{name} cannot be passed on: {error}."
     further, strays = flags_in(run.extra_args)
     for word in strays:
-        yield f"ddp_extra_args holds {word!r}, which belongs to no flag; write --name=value."
+        yield f"ddp_extra_args holds {word!r}, which follows no flag; write --name=value."
     for flag in flag_names(run, basis):
         if flag[2:] in further:
             yield f"ddp_extra_args holds {flag}, which the plan sets itself; use the setting of that name."

@@ -87,7 +87,7 @@ def weights_of(split: str, hosts: Sequence[Host]) -> Weights:
         return Weights(threads, findings=(finding("speed-unknown", "", "no host's speed has been measured yet"),))
     missing = " and ".join(host.name for host, speed in zip(hosts, speeds) if not speed)
     seen = (
-        f"ddp_batch_split is speed, but of {missing} no speed is known; run preflight, which measures it, or "
+        f"ddp_batch_split is speed, but the speed of {missing} is unknown; run preflight to measure it, or "
         "set ddp_speed for every host"
     )
     return Weights(threads, (finding("setting-refused", "", seen),))
@@ -111,7 +111,7 @@ def measured_speed(host: Host) -> float | None:
 
 
 def kept_shares(hosts: Sequence[Host], name: str = "rows") -> dict[str, int]:
-    """The shares (rows, or head_shares) of the run that goes on: it keeps them, or each new measurement would start it over."""
+    """The shares (rows, or head_shares) of the resumed run: it keeps them, or each new measurement would start it over."""
     found = [host.kept.get(name) or {} for host in hosts]
     rows: dict[str, int] = found[0]
     if any(host.settings.speed for host in hosts) or set(rows) != {host.name for host in hosts}:
@@ -142,7 +142,7 @@ def parts_of_head(split: str, hosts: Sequence[Host], weights: Weights) -> dict[s
 def adapted(run: RunSettings, batch: Batch, world: int) -> list[Finding]:
     """The finding that the batch differs from the profile because of the number and speed of the hosts."""
     changes = [
-        f"{name} {new} (the profile has {old})"
+        f"{name} {new} (profile: {old})"
         for name, new, old in (
             ("ddp_total_batch", batch.total_batch, run.total_batch),
             ("ddp_device_batch", batch.device_batch, run.device_batch),

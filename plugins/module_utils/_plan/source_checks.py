@@ -34,23 +34,23 @@ def trainer(run: RunSettings, planned: Mapping[str, Any], here: Mapping[str, Any
             "source-missing",
             "",
             f"ddp_trainer_source is {source}, but {here['git']}",
-            remedy="Use a repository that can be cloned there, or the path of a checkout there.",
+            remedy="Use a repository that the controller can clone, or the path of a checkout on it.",
         )
     facts = here.get("folders", {}).get(source) if planned["source"] == "path" else None
     if facts and facts["kind"] != "folder":
         yield finding(
             "source-missing",
             "",
-            f"ddp_trainer_source is {source}, but {facts['path']} is no folder on the controller",
-            remedy="Use the path of a nanochat checkout there, a git URL, or ours.",
+            f"ddp_trainer_source is {source}, but {facts['path']} is not a folder on the controller",
+            remedy="Use the path of a nanochat checkout on it, a git URL, or ours.",
         )
     elif facts and not facts["trainer"]:
         yield finding(
             "source-missing",
             "",
-            f"ddp_trainer_source is {source}, but {facts['path']} on the controller has no scripts/base_train.py, so it is no "
+            f"ddp_trainer_source is {source}, but {facts['path']} on the controller has no scripts/base_train.py, so it is not a "
             "nanochat checkout",
-            remedy="Use one that has.",
+            remedy="Use a checkout that has it.",
         )
     elif facts:
         found = here.get("checkout", {})
@@ -66,18 +66,18 @@ def commit(source: str, here: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding(
             "trainer-behind",
             "",
-            f"ddp_trainer_source is {source}, of which the commit {used[:10]} is on the controller and trains; the repository has "
-            f"{newest[:10]} now",
+            f"ddp_trainer_source is {source}, and the controller uses its commit {used[:10]}; the repository now has "
+            f"{newest[:10]}",
         )
     elif used:
-        yield finding("trainer-commit", "", f"ddp_trainer_source is {source}, of which the commit {used[:10]} trains")
+        yield finding("trainer-commit", "", f"ddp_trainer_source is {source}, at commit {used[:10]}")
 
 
 def checkout(source: str, problems: Sequence[str], to_join: bool = False) -> Iterator[Finding]:
     """The flags and functions of a checkout that are not those of nanochat."""
-    remedy = "A commit of nanochat that has them, or ddp_trainer_source=ours, is needed."
+    remedy = "Use a nanochat commit that has them, or ddp_trainer_source=ours."
     if to_join:
-        remedy = "Take another commit, or ddp_trainer_join=false, with which each rank trains a model of its own."
+        remedy = "Use another commit, or ddp_trainer_join=false, with which each rank trains its own model."
     for problem in problems:
         seen = f"ddp_trainer_source is {source}, which {problem}" + (
             ", so its ranks cannot be joined" if to_join else ""
@@ -93,7 +93,7 @@ def data(
         return
     names = [one.name for one in hosts]
     if run.data_host and run.data_host not in names:
-        text = f"ddp_data_host is {run.data_host}, which is no host of this job"
+        text = f"ddp_data_host is {run.data_host}, which is not a host of this job"
         yield finding("setting-refused", "", text, remedy=f"Use {' or '.join(names)}.")
     (host,) = [one for one in hosts if one.name == planned["host"]]
     is_here = planned["source"] == "controller"
@@ -117,7 +117,7 @@ def folder(
     where = host or CONTROLLER
     named, is_text = f"ddp_data_paths names {path}", planned["source"] == "text"
     if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
-        what = "is not there" if facts["kind"] == "absent" else "is no folder"
+        what = "does not exist" if facts["kind"] == "absent" else "is not a folder"
         would = "text" if is_text else "a tokenizer" if is_tokenizer else "*.parquet shards"
         yield finding(
             "source-missing", host, f"{named}, which {what} on {where}", remedy=f"Use a folder of {would} there."
@@ -126,27 +126,27 @@ def folder(
         yield finding(
             "source-missing",
             host,
-            f"{named}, which cannot be read on {where} by the user who is logged in there",
-            remedy="Make it readable, or name another folder.",
+            f"{named}, which the login user on {where} cannot read",
+            remedy="Make it readable, or choose another folder.",
         )
     elif is_text and not facts["files"]:
         yield finding(
-            "source-missing", host, f"{named}, which holds no files on {where}", remedy="Use a folder of text there."
+            "source-missing", host, f"{named}, which has no files on {where}", remedy="Use a folder of text there."
         )
     elif is_tokenizer and not facts["tokenizer"]:
         yield finding(
             "source-missing",
             host,
-            f"{named}, which holds no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}",
-            remedy="Name the folder that does, or none.",
+            f"{named}, which has no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}",
+            remedy="Name the folder that has it, or none.",
         )
     elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
         count = f"{facts['shards']} shard{'' if facts['shards'] == 1 else 's'}" if facts["shards"] else "no shards"
         yield finding(
             "source-missing",
             host,
-            f"{named}, which holds {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}",
-            remedy="Use fewer of them, more shards there, or another folder.",
+            f"{named}, which has {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}",
+            remedy="Lower ddp_data_shards, add shards there, or choose another folder.",
         )
 
 
@@ -156,5 +156,5 @@ def results(run: RunSettings, here: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding(
             "results-read-only",
             "",
-            f"ddp_results_dir is {run.results_dir}, where nothing can be written on the controller ({facts['path']})",
+            f"ddp_results_dir is {run.results_dir}, which is not writable on the controller ({facts['path']})",
         )

@@ -47,24 +47,24 @@ def problems(run: RunSettings, ours: bool, joined: bool) -> Iterator[str]:
     stage, name = run.stage, run_name(run)
     if stage == EVAL and not ours:
         yield (
-            "ddp_stage is eval, which only this collection's own trainer knows; set ddp_trainer_source to ours: it reads a "
+            "ddp_stage is eval, which only this collection's trainer supports; set ddp_trainer_source to ours, which reads a "
             "checkout's checkpoints."
         )
     if stage == MID and ours:
-        yield "ddp_stage is mid, which only a nanochat checkout with scripts/mid_train.py knows; name one with ddp_trainer_source."
+        yield "ddp_stage is mid, which needs a nanochat checkout with scripts/mid_train.py; set ddp_trainer_source to one."
     if stage in (MID, SFT) and not ours and not joined:
         yield (
-            f"ddp_stage is {stage}, for which the ranks of a checkout must be joined; that takes ddp_trainer_join and CPUs "
+            f"ddp_stage is {stage}, which needs joined ranks with a checkout; set ddp_trainer_join and train on CPUs "
             "(ddp_device)."
         )
     if stage == SFT and not ours:
         for setting, value in (("ddp_sft_data", run.sft_data), ("ddp_sft_val_data", run.sft_val_data)):
             if value:
-                yield f"{setting} is set, but the scripts/chat_sft.py of a checkout has conversations of its own; take it out."
+                yield f"{setting} is set, but a checkout's scripts/chat_sft.py has its own conversations; remove it."
     if stage == SFT and run.sft_val_data and run.eval_every < 1:
-        yield "ddp_sft_val_data is set, but ddp_eval_every is -1, so nothing would be evaluated; set ddp_eval_every, 50 for instance."
+        yield "ddp_sft_val_data is set, but ddp_eval_every is -1, so nothing would be evaluated; set ddp_eval_every, for example to 50."
     if len(name) > LONGEST_NAME:
-        yield f"ddp_run with ddp_stage {stage} makes the name {name}, which is longer than {LONGEST_NAME} letters; shorten ddp_run."
+        yield f"ddp_run with ddp_stage {stage} makes the name {name}, which is longer than {LONGEST_NAME} characters; shorten ddp_run."
 
 
 def base_dir_of(run: RunSettings, run_dir: str) -> str | None:
@@ -143,7 +143,7 @@ def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan, here: Mapping
         if host.fact("base_run", "checkpoints"):
             found = lineage.differences(host.fact("base_run", "lineage") or {}, plan)
             if found:
-                seen = f"the base model of the run {name} is another one: {lineage.in_words(found)}"
+                seen = f"the base model of the run {name} does not match: {lineage.in_words(found)}"
                 yield finding("base-differs", host.name, seen)
 
 
@@ -158,8 +158,8 @@ def in_words(section: Stage) -> str:
         step, base = section["step"], section["base"]
         return f"measures step {step} of the run {base} on the validation shard, and trains nothing"
     if "conversations" not in section:
-        own = f"{str(section.get('script')).replace('.', '/')}.py of the checkout, which has data of its own"
-        return f"goes on from the model of the run {section['base']} with {own if 'script' in section else SCRIPTS[section['stage']]}"
+        own = f"the checkout's {str(section.get('script')).replace('.', '/')}.py and its own data"
+        return f"continues the model of the run {section['base']} with {own if 'script' in section else SCRIPTS[section['stage']]}"
     talks, held_out = section["conversations"], section.get("held_out")
     beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
     return f"fine-tunes the model of the run {section['base']} on {talks['count']} conversations of {talks['path']}{beside}"

@@ -79,7 +79,7 @@ def local_steps_asked(run: RunSettings) -> str:
 
 
 def way_of_run(asked: Asked, hosts: Sequence[Host], basis: Basis, shape: Shape) -> Optional[SyncChoice]:
-    """The way of the run that goes on, so that no new measurement changes it. None where there is none, or where the settings
+    """The way of the resumed run, so that no new measurement changes it. None where there is none, or where the settings
     rule it out by now."""
     if not basis.ours:
         return None
@@ -131,14 +131,10 @@ def _job(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batc
 
 def _head(asked: Asked, basis: Basis, job: Job, stays_whole: bool) -> Decision[str]:
     if stays_whole:
-        return Decision(job.head, DEFAULT, "a lost host would take its part of the head with it")
+        return Decision(job.head, DEFAULT, "losing a host would lose its part of the head")
     if not basis.ours:
         return Decision(job.head, TRAINER)
-    return (
-        Decision(job.head, USER)
-        if job.head == asked.run.head
-        else Decision(job.head, HOSTS, "the way that sends fewer bytes")
-    )
+    return Decision(job.head, USER) if job.head == asked.run.head else Decision(job.head, HOSTS, "it sends fewer bytes")
 
 
 def _sharing_pays(job: Job, speeds: List[Speed], link: Optional[Link]) -> bool:

@@ -117,7 +117,7 @@ def trainer_rows(trainer: Mapping[str, Any]) -> list[Sequence[str]]:
     """Nothing where it is this collection's own."""
     if trainer["source"] == "ours":
         return []
-    joined = ", unchanged; its ranks are joined to train one model" if trainer.get("joined") else ""
+    joined = ", unchanged; join.py makes its ranks train one model" if trainer.get("joined") else ""
     return [("trainer", f"nanochat of {trainer['url']}{joined}")]
 
 
@@ -128,8 +128,8 @@ def local(plan: Plan) -> str:
         return ""
     auto = " (auto)" if (training.get("asked") or {}).get("local_steps") == "auto" else ""
     behind = local_overlap(steps) if waited_share(job_of(plan), steps) < 1 else 0
-    late = f" (the mean travels behind the next {behind})" if behind else ""
-    return f" every {steps} steps{auto}{late}, apart in between but for {steps_together(total)} of the {total}"
+    late = f" (the mean is sent during the next {behind})" if behind else ""
+    return f" every {steps} steps{auto}{late}, with {steps_together(total)} of the {total} steps in lockstep"
 
 
 def schedule(training: Mapping[str, Any]) -> str:
@@ -158,7 +158,7 @@ def data_rows(plan: Plan) -> list[Sequence[str]]:
 
 def network_row(plan: Plan) -> Sequence[str]:
     master, ports = plan["master"], plan["data_ports"]
-    narrowed = " (the hosts are narrowed to it)" if plan["narrow_ports"] else ""
+    narrowed = " (the hosts' port range is narrowed to it)" if plan["narrow_ports"] else ""
     return (
         "network",
         f"meets at {master['address']} port {master['port']}; data on ports {ports['low']}-{ports['high']}{narrowed}",
@@ -198,7 +198,7 @@ def changes(plan: Plan) -> list[str]:
         rows.append((node["host"], what))
     lines += [f"  {host}: {what}" for host, what in alike(rows)]
     lines.append(
-        f"  the trainer's Python, once on each machine: about {bytes_text(VENV_BYTES)} of disk besides what is said above"
+        f"  the trainer's Python, once on each machine: about {bytes_text(VENV_BYTES)} of disk in addition to the above"
     )
     if plan["manage_firewall"] and any(node["peers"] for node in plan["nodes"]):
         ports, meets = plan["data_ports"], f"port {plan['master']['port']} of {plan['master']['host']}"

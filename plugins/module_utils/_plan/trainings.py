@@ -64,13 +64,11 @@ def choose(hosts: Sequence[Host], run: str, asked: Optional[str], fact: str = "r
     highest = held[0].number if held else 0
     listed = "; ".join(one.in_words() for one in held)
     if asked and asked not in {one.id for one in held}:
-        seen = (
-            f"ddp_training is {asked}, but no host holds that training of the run {run}; there are: {listed or 'none'}"
-        )
+        seen = f"ddp_training is {asked}, but no host has that training of the run {run}; available: {listed or 'none'}"
         return Choice(None, (), highest, finding("setting-refused", "", seen))
     newest = [one for one in held if (one.id == asked if asked else one.number == highest)]
     if len(newest) > 1:
-        seen = f"The run {run} has {len(newest)} trainings of which none is the newer one: {listed}"
+        seen = f"The run {run} has {len(newest)} trainings, and none is newer: {listed}"
         return Choice(None, (), highest, finding("trainings-differ", newest[0].hosts[0], seen))
     taken = newest[0] if newest else None
     return Choice(taken, tuple(one for one in held if one is not taken), highest)
@@ -100,7 +98,7 @@ def remarks(choice: Choice, run: str) -> list[Finding]:
     newer = choice.taken.in_words()
     return [
         finding(
-            "training-older", host, f"{host} holds another training of the run {run}: {one.in_words()}; {newer} goes on"
+            "training-older", host, f"{host} holds another training of the run {run}: {one.in_words()}; {newer} resumes"
         )
         for one in choice.others
         for host in one.hosts

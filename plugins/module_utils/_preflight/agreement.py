@@ -21,7 +21,7 @@ def disagreements(found: Mapping[str, Mapping[str, Found]]) -> Iterator[str]:
 def other_files(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
     """Compare what trainer_files returned."""
     if one["digest"] != right["digest"]:
-        yield f"{host} has other trainer files than {first}; run --tags trainer again."
+        yield f"{host} has different trainer files from {first}; run --tags trainer again."
 
 
 def other_packages(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
@@ -38,7 +38,7 @@ def other_data(host: str, one: Found, first: str, right: Found) -> Iterator[str]
     """Compare the files that the run reads."""
     if one["digest"] != right["digest"]:
         yield (
-            f"{host} reads other files than {first}: {one['digest']} in its run folder, {right['digest']} there. "
+            f"{host} reads different files from {first}: {one['digest']} in its run folder, {right['digest']} there. "
             "Run --tags data again, with -e data_verify=full if it persists."
         )
 

@@ -77,7 +77,7 @@ def interface(evidence: Evidence, host: str) -> Iterable[Finding]:
     name = node_of(evidence, host)["nic"]
     nics = {nic["name"]: nic for nic in evidence.fact(host, "nics") or []}
     if name and nics and name not in nics:
-        yield finding("nic-down", host, f"{name} is not there; {host} has {', '.join(nics)}")
+        yield finding("nic-down", host, f"{name} does not exist; {host} has {', '.join(nics)}")
     elif name in nics and not nics[name]["up"] and nics[name]["kind"] != "loopback":
         yield finding("nic-down", host, f"{name} is down", remedy=f"On {host}: sudo ip link set {name} up")
     elif name in nics and nics[name].get("duplex") == "half" and nics[name]["kind"] == "wired":
@@ -91,12 +91,14 @@ def address_names(evidence: Evidence, host: str) -> Iterable[Finding]:
     own = [text for text in evidence.fact(host, "names", "own") or [] if is_loopback(text)]
     alone = is_loopback(node_of(evidence, host)["address"] or "")
     if own and not alone:
-        yield finding("name-is-loopback", host, f"the name {evidence.fact(host, 'host', 'hostname')} is {own[0]} there")
+        yield finding(
+            "name-is-loopback", host, f"its name {evidence.fact(host, 'host', 'hostname')} resolves to {own[0]}"
+        )
     for name, addresses in (evidence.fact(host, "names", "peers") or {}).items():
         looped = [text for text in addresses if is_loopback(text)]
         if looped and not alone:
             seen, remedy = (
-                f"the name {name} of a peer is {looped[0]} there",
+                f"the name {name} of a peer resolves to {looped[0]}",
                 "Remove that line from /etc/hosts on that host.",
             )
             yield finding("name-is-loopback", host, seen, severity=WARNING, remedy=remedy)
@@ -156,8 +158,8 @@ def limits(evidence: Evidence, host: str) -> Iterable[Finding]:
         ("nofile", files, "{} open files (ulimit -n)"),
         ("nproc", LOW_PROCESSES, "{} processes and threads (ulimit -u)"),
         ("address_space", node["memory_bytes"], "{} bytes of memory (ulimit -v)"),
-        ("file_size", node["checkpoint_bytes"], "files of {} bytes, and a checkpoint is larger (ulimit -f)"),
-        ("cpu_seconds", LONG_RUN, "{} seconds of computing, after which the kernel ends a process (ulimit -t)"),
+        ("file_size", node["checkpoint_bytes"], "files of {} bytes, less than a checkpoint (ulimit -f)"),
+        ("cpu_seconds", LONG_RUN, "{} seconds of CPU time, after which the kernel kills a process (ulimit -t)"),
     ):
         if known.get(name) is not None and known[name] < least:
             yield finding("ulimit-low", host, seen.format(known[name]))
@@ -165,7 +167,7 @@ def limits(evidence: Evidence, host: str) -> Iterable[Finding]:
     if logout.get("kills") and not logout.get("lingers"):
         seen = f"KillUserProcesses=yes, and {user} does not linger"
         yield finding(
-            "ends-at-logout", host, seen, remedy=f"The owner of the host runs: sudo loginctl enable-linger {user}"
+            "ends-at-logout", host, seen, remedy=f"The host's owner can run: sudo loginctl enable-linger {user}"
         )
 
 
@@ -175,11 +177,9 @@ def confined(evidence: Evidence, host: str) -> Iterable[Finding]:
     denied = next((words for words in said if DENIED.search(words)), "")
     label = str(evidence.fact(host, "security", "label") or "")
     if denied and evidence.fact(host, "security", "selinux") == "enforcing":
-        yield finding(
-            "mac-lsm-blocks", host, f"SELinux is enforcing ({label or 'no label'}), and it was said: {denied}"
-        )
+        yield finding("mac-lsm-blocks", host, f"SELinux is enforcing ({label or 'no label'}) and reported: {denied}")
     elif denied and label.endswith("(enforce)"):
-        yield finding("mac-lsm-blocks", host, f"AppArmor confines this login to {label}, and it was said: {denied}")
+        yield finding("mac-lsm-blocks", host, f"AppArmor confines this login to {label} and reported: {denied}")
 
 
 def folder(evidence: Evidence, host: str) -> Iterable[Finding]:
@@ -193,7 +193,7 @@ def precision(evidence: Evidence, host: str) -> Iterable[Finding]:
     wants = [name for name in (node["dtype"], evidence.plan["training"]["matmul"]) if name in ("bfloat16", "bf16")]
     if node["device"] == "cpu" and wants and evidence.fact(host, "cpu", "native_bf16") is False:
         yield finding(
-            "bf16-not-native", host, f"the plan says {wants[0]}; {evidence.fact(host, 'cpu', 'model')} has none of it"
+            "bf16-not-native", host, f"the plan has {wants[0]}; {evidence.fact(host, 'cpu', 'model')} lacks it"
         )
 
 
@@ -259,7 +259,7 @@ def software(evidence: Evidence) -> Iterable[Finding]:
     wanted = evidence.plan["trainer"].get("torch")
     for host, version in torches.items():
         if version and wanted and str(version).partition("+")[0] != str(wanted).partition("+")[0]:
-            yield finding("torch-differs", host, f"torch is {version}, the plan's is {wanted}", severity=severity)
+            yield finding("torch-differs", host, f"torch is {version}, the plan has {wanted}", severity=severity)
     yield from differing(
         "python-differs", {host: result.get("python") for host, result in evidence.gloo.items()}, evidence
     )
@@ -312,7 +312,7 @@ def all_reduce(evidence: Evidence) -> Iterable[Finding]:
             missing = [host for host in missing if not evidence.fact(host, "python", "venv", "torch")] or missing
             why = f"no trainer's Python on {', '.join(missing)} yet"
             if closed(evidence) or list(holders(evidence)):
-                why = "a port between the hosts is closed or taken"
+                why = "a port between the hosts is closed or in use"
             yield finding("gloo-not-tried", ", ".join(missing), why)
         return
     for host, result in evidence.gloo.items():

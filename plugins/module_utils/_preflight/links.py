@@ -21,8 +21,8 @@ WORDS = {
     "unreachable": "rejected or unreachable",
     "no-route": "no route",
     "reset": "cut off",
-    "forbidden": "forbidden by a rule for outgoing packets",
-    "no-address": "the own address is gone",
+    "forbidden": "forbidden by an outgoing firewall rule",
+    "no-address": "this host lost its address",
 }
 
 
@@ -65,7 +65,7 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
     seen = f"{pair.host} cannot connect to {pair.peer} ({pair.link['address']}) on port {names}: {' / '.join(how)}"
     wall = evidence.firewalls.get(pair.peer) or {}
     if wall.get("needs_root") and wall.get("commands"):
-        seen += f"; {wall['backend']} is active on {pair.peer} and there is no root here"
+        seen += f"; {wall['backend']} is active on {pair.peer}, and we are not root there"
         yield finding("no-sudo", pair.peer, seen, pair.host, remedy=with_password(pair.peer, wall["commands"]))
     elif evidence.before_network and evidence.plan["manage_firewall"] and wall.get("commands"):
         yield finding(
@@ -85,7 +85,7 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
 
 def with_password(host: str, commands: Sequence[str]) -> str:
     """The people who can open the ports of a host without root."""
-    by_owner = f"otherwise its owner opens them on {host}: {' ; '.join(commands)}"
+    by_owner = f"otherwise its owner can open them on {host}: {' ; '.join(commands)}"
     return f"Add -K (--ask-become-pass) if the user's password allows sudo; {by_owner}"
 
 
@@ -114,13 +114,11 @@ def by_rule(wall: Mapping[str, Any]) -> str:
 def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:
     """Knowledge about firewalls where ours has nothing to add."""
     if any(port["error"] == "forbidden" for port in pair.closed):
-        return f"; a rule for outgoing packets on {pair.host} forbids it"
+        return f"; an outgoing firewall rule on {pair.host} forbids it"
     if wall.get("foreign"):
-        return f"; another program on {pair.peer} keeps it out: {' ; '.join(wall['foreign'])}"
+        return f"; a rule of another program on {pair.peer} blocks it: {' ; '.join(wall['foreign'])}"
     if wall.get("rules"):
-        return (
-            f"; {wall['backend']} on {pair.peer} has this job's rules, so check the rules before them, and the router"
-        )
+        return f"; {wall['backend']} on {pair.peer} has this job's rules, so check the rules before them and the router"
     if wall.get("if_closed"):
         return f"; a firewall on {pair.peer} cannot be seen without root"
     as_root = evidence.fact(pair.peer, "sudo") not in (None, "none")

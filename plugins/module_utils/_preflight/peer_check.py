@@ -196,7 +196,7 @@ def send_bulk(source: str, peer: Peer, port: int, limits: Limits, segment: int =
         words = sock.makefile("rb").readline().split()
         mtu = path_mtu(sock)
     if len(words) != 3:
-        raise ConnectionResetError(errno.ECONNRESET, "the connection ended before the receiver answered")
+        raise ConnectionResetError(errno.ECONNRESET, "the connection closed before the receiver answered")
     count, seconds = int(words[1]), float(words[2])
     return round(count * 8 / max(seconds, 1e-9) / 1e6, 1), mtu
 
@@ -337,6 +337,6 @@ def check(
         if peer.measure and time.monotonic() < end:
             measure_rate(source, peer, link, limits)
         elif peer.measure and not link["error"]:
-            link["error"] = f"bulk data: the {limits.deadline:g} s for all peers were over"
+            link["error"] = f"bulk data: the time limit of {limits.deadline:g} s for all peers was reached"
         link["nic"], link["gateway"] = carrier(run, source, peer.address)
     return links

@@ -74,7 +74,7 @@ def sockaddr(address: str, port: int) -> tuple[int, Any]:
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
     except (OSError, UnicodeError) as error:
-        raise PeerCheckError(f"{address!r} is no IPv4 or IPv6 address ({error})") from error
+        raise PeerCheckError(f"{address!r} is not an IPv4 or IPv6 address ({error})") from error
     return found[0], found[4]
 
 

@@ -208,10 +208,8 @@ def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
         found.append(finding("use-bf16-wire", master, f"{words['use-bf16-wire']} tok/s instead of {now}"))
     if "use-local-steps" in words:
         steps = predicted["better"]["use-local-steps"]["local_steps"]
-        seen = f"{words['use-local-steps']} tok/s instead of {now} if the hosts meet every {steps} steps only"
-        remedy = (
-            f"Set ddp_local_steps={steps} if the link cannot be made faster; docs/performance.md says what it costs."
-        )
+        seen = f"{words['use-local-steps']} tok/s instead of {now} if the hosts meet only every {steps} steps"
+        remedy = f"Set ddp_local_steps={steps} if the link cannot be made faster; docs/performance.md shows the cost."
         found.append(finding("use-local-steps", master, seen, remedy=remedy))
     if "use-cable" in words:
         hosts = ", ".join(predicted["better"]["use-cable"]["hosts"])
@@ -291,7 +289,7 @@ def other_than_taken(name: str, taken: object, best: object, because: str, began
     """Why the plan has something else than what was measured speaks for now."""
     if began:
         return [
-            f"  {name} auto keeps {taken}, which the run began with; {because}; by that it would now take {best} "
+            f"  {name} auto keeps {taken}, which the run started with; {because}, so it would now choose {best} "
             f"(-e {name}={best}; training resumes from its checkpoints)"
         ]
     return [
@@ -306,7 +304,7 @@ def why_local(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
     words = {0: "steps together"}
     if best != taken:
         return other_than_taken("ddp_local_steps", words.get(taken, taken), best, link, predicted["began"])
-    return [f"  ddp_local_steps auto takes {words.get(best, best)}: {predicted['auto_why']}; {link}"]
+    return [f"  ddp_local_steps auto is {words.get(best, best)}: {predicted['auto_why']}; {link}"]
 
 
 def why_sync(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
@@ -316,11 +314,9 @@ def why_sync(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
     if best != taken:
         return other_than_taken("ddp_sync", taken, best, link, predicted["began"])
     if best == "exact":
-        return [f"  ddp_sync auto takes exact, because rounding would gain little or nothing: {link}"]
+        return [f"  ddp_sync auto is exact, because rounding would gain little or nothing: {link}"]
     exact = speed_text(predicted["ways"]["exact"]["tokens_per_second"])
-    return [
-        f"  ddp_sync auto takes {best}, the least rounding that hides behind this link (exact: {exact} tok/s): {link}"
-    ]
+    return [f"  ddp_sync auto is {best}, the least rounding that hides behind this link (exact: {exact} tok/s): {link}"]
 
 
 def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
@@ -333,7 +329,7 @@ def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     best = fastest(speeds)
     if best != taken:
         return other_than_taken("ddp_matmul", taken, best, because, predicted["began"])
-    return [f"  ddp_matmul auto takes {taken}: {because}"]
+    return [f"  ddp_matmul auto is {taken}: {because}"]
 
 
 def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:
@@ -342,16 +338,16 @@ def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping
     if not predicted or not speeds:
         return ""
     speed, expected = min(speeds), float(predicted["tokens_per_second"])
-    lines = [f"Expected {speed_text(expected)} tok/s, came to {speed_text(speed)} ({speed / expected - 1:+.0%})"]
+    lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)} ({speed / expected - 1:+.0%})"]
     rows = []
     for host, run in happened.items():
         waited, made = run.get("wait_seconds"), run.get("done")
         each = waited / made if waited is not None and made else None
         rows.append([host, short(predicted["wait_seconds"].get(host)), short(each)])
-    lines += table(["host", "expected wait a step", "waited"], rows)
+    lines += table(["host", "expected wait per step", "waited"], rows)
     sent = next((run["bytes_sent"] for run in happened.values() if run.get("bytes_sent")), None)
     if sent:
         lines.append(
-            f"  expected to send {bytes_text(predicted['bytes_sent'])} a step from each host, sent {bytes_text(sent)}"
+            f"  expected to send {bytes_text(predicted['bytes_sent'])} per step from each host, sent {bytes_text(sent)}"
         )
     return "\n".join(lines)

@@ -60,13 +60,13 @@ def number(value: Any, unit: str, digits: int) -> str:
 def findings_text(findings: Sequence[Finding]) -> str:
     """The findings as a table, and below each what to do."""
     if not findings:
-        return "Preflight found no obstacle to the run."
+        return "Preflight found no problems."
     lines = []
     for found, more in told_once(findings):
         where = f"{found['host']} <- {found['peer']}" if found["peer"] else found["host"]
         lines.append(f"{found['severity'].upper():8}{found['code']:22}{where}")
         lines += [f"        seen: {found['seen']}"]
-        lines += [f"              the same of {more}"] if more else []
+        lines += [f"              also: {more}"] if more else []
         lines += [f"        why:  {found['why']}", f"        do:   {found['remedy']}"]
     return "\n".join(lines)
 
@@ -85,4 +85,4 @@ def summary(stopping: Sequence[Finding]) -> str:
             f"{found['code']} ({found['host']}{f' and {more}' if more else ''})" for found, more in told_once(stopping)
         )
     )
-    return f"Preflight found {' and '.join(counted)}, so nothing is started: {listed}."
+    return f"Preflight found {' and '.join(counted)}, so nothing was started: {listed}."

@@ -77,7 +77,7 @@ def git_problem(source: str, environment: Mapping[str, str]) -> str:
     except subprocess.TimeoutExpired:
         return f"the repository does not answer within {GIT_SECONDS} s on the controller"
     if done.returncode != 0:
-        return f"git says on the controller: {_said(done.stderr)}"
+        return f"git on the controller: {_said(done.stderr)}"
     return "" if _has_version(version, done.stdout.split()[1::2]) else f"the repository has no branch or tag {version}"
 
 

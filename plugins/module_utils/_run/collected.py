@@ -111,7 +111,7 @@ def newest_plan(folders: Sequence[str]) -> Document:
 def load_run(path: str) -> Run:
     """A folder RUN/ with a folder for each host."""
     if not os.path.isdir(path):
-        raise ReportError("There is no folder %s. Check the name of the run, and that it was collected." % path)
+        raise ReportError("There is no folder %s. Check the run's name and that it was collected." % path)
     folders = sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
     plan = newest_plan(folders)
     members = {folder_name(node) for node in items(plan, "nodes")}

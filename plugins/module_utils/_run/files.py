@@ -93,7 +93,7 @@ def had(known: Any) -> Have:
     try:
         return Have(int(known["size"]), str(known["sha256"]), float(known["mtime"]))
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise CopyError("have must tell size, sha256 and mtime of each file, not %.80r" % (known,)) from None
+        raise CopyError("have must give size, sha256 and mtime of each file, not %.80r" % (known,)) from None
 
 
 def sha256_of(data: bytes) -> str:
@@ -226,10 +226,10 @@ def place_of(folder: str, path: Any, patterns: Any) -> str:
     except told.Untrue:
         is_one = False
     if not is_one:
-        raise CopyError("the host offers %.200s, which is not a file of a run; %s" % (ascii(path), told.STILL))
+        raise CopyError("the host offers %.200s, which is not a run file; %s" % (ascii(path), told.STILL))
     place = os.path.join(folder, path)
     if not os.path.realpath(place).startswith(os.path.realpath(folder) + os.sep):
-        raise CopyError("%s leads out of %s, by a link that lies there; remove that link" % (path, folder))
+        raise CopyError("%s leads out of %s through a symlink; remove that link" % (path, folder))
     return place
 
 
@@ -242,7 +242,7 @@ def apply_piece(folder: str, part: Document) -> None:
         data = before + unpacking.decompress(base64.b64decode(text(part, "data") or ""), LONGEST_PIECE)
         fits = not unpacking.unconsumed_tail and sha256_of(data) == part["sha256"]
     except (KeyError, TypeError, ValueError, OverflowError, OSError, zlib.error) as error:
-        raise CopyError("%s came in a form that cannot be read (%s)" % (part.get("path"), error)) from error
+        raise CopyError("%s arrived unreadable (%s)" % (part.get("path"), error)) from error
     if not fits:
         raise CopyError(
             "%s does not match what was collected before; remove %s and collect again" % (part["path"], path)

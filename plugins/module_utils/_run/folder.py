@@ -123,8 +123,8 @@ def refuse_loss(run_dir: str, deployed: Optional[Document], plan: Document) -> b
     steps = checkpoint_steps(run_dir)
     if found and steps:
         raise RunFolderError(
-            f"{run_dir} holds checkpoints up to step {max(steps)} that training would not go on from: {lineage.in_words(found)}. "
-            "Set that back to go on, give the new training a name of its own (ddp_run), or set aside what is there with "
+            f"{run_dir} has checkpoints up to step {max(steps)} that training cannot resume from: {lineage.in_words(found)}. "
+            "Undo the change to resume, give the new training another name (ddp_run), or set aside the old one with "
             "ddp_fresh=true."
         )
     return bool(found) or (bool(steps) and starts_over(plan))
@@ -150,7 +150,7 @@ def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool, training: O
         if there and not os.access(run_dir, os.W_OK | os.X_OK):
             raise PermissionError(13, "this user cannot write there")
     except OSError as error:
-        raise RunFolderError(f"The run folder {run_dir} cannot be made or written: {error.strerror}.") from error
+        raise RunFolderError(f"The run folder {run_dir} cannot be created or written: {error.strerror}.") from error
     return {"changed": not there, "set_aside": [], "place": None, "checkpoint": None}
 
 

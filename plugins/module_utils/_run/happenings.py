@@ -73,7 +73,7 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
             text += " from step %s" % resumed if resumed is not None else ""
             again = steps_repeated(rank.events[: index + 1]) - repeated
             repeated += again
-            text += "; %d steps are made again" % again if again else ""
+            text += "; %d steps are repeated" % again if again else ""
         elif kind == "checkpoint":
             took = finite(event.get("seconds"))
             text = "checkpoint, " + bytes_text(finite(event.get("bytes")))
@@ -88,7 +88,7 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
             failed, survived = event.get("reason") == "error", index < last_start
             severity = "info" if not failed else "warning" if survived else "error"
             text = ": ".join(str(word) for word in (event.get("reason"), event.get("error")) if word)
-            text += " (and was started again)" if failed and survived else ""
+            text += " (and was restarted)" if failed and survived else ""
         if text:
             yield Happening(
                 time=finite(event.get("time")),

@@ -132,7 +132,7 @@ def rank_end(rank: Rank) -> str:
     """How this rank's newest attempt ended, as far as the files tell."""
     told, said = describe_events(rank.events), said_last(rank.members)
     if rank.session and rank.session.get("ended") is None and (said or told["end_reason"] is None):
-        return "still going when this was collected"
+        return "still running when this was collected"
     if not rank.session and told["end_reason"] is None:
         return "no end was recorded"
     state = host_state(rank.session, False, told, bool(rank.events), said)
@@ -182,7 +182,7 @@ def compared(run: Run, ranks: Sequence[RankData]) -> List[List[Any]]:
     rows: List[List[Any]] = [["parameters", "", finite(planned), finite(made)]]
     told, expected = describe_events(run.ranks[0].events), run.prediction
     rows.append(["tokens per second", "", finite(expected.get("tokens_per_second")), told["tokens_per_second_mean"]])
-    rows.append(["seconds of a step", "", finite(expected.get("step_seconds")), told["step_seconds"]])
+    rows.append(["seconds per step", "", finite(expected.get("step_seconds")), told["step_seconds"]])
     nodes = {number(node, "rank"): node for node in items(run.plan, "nodes")}
     for rank in ranks:
         rows += _compared_rank(rank, nodes.get(rank["summary"]["rank"], {}), expected)
@@ -194,12 +194,12 @@ def _compared_rank(rank: RankData, node: Document, expected: Document) -> List[L
     waits = expected.get("wait_seconds")
     return [
         [
-            "seconds waited in a step",
+            "seconds waited per step",
             host,
             waits.get(host) if isinstance(waits, dict) else None,
             mean_of(table, "wait_seconds"),
         ],
-        ["bytes sent in a step", host, expected.get("bytes_sent"), mean_of(table, "bytes_sent")],
+        ["bytes sent per step", host, expected.get("bytes_sent"), mean_of(table, "bytes_sent")],
         ["bytes of memory", host, node.get("memory_bytes"), rank["summary"]["memory_bytes"]],
     ]
 

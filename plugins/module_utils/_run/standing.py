@@ -145,14 +145,14 @@ def reason(host: str, runs: Runs) -> str:
         return _waits(host, runs)
     why = keeper["why"]
     if without_keeper(run):
-        return "has no keeper any more: %s; `ansible-playbook nanochat.ddp.join -e target=%s` starts one" % (
+        return "has lost its keeper: %s; `ansible-playbook nanochat.ddp.join -e target=%s` starts one" % (
             run.get("error") or "it disappeared",
             host,
         )
     words = {
-        LEFT: "was taken out by hand; nanochat.ddp.join lets it in again",
-        AWAY: "went down; it rejoins by itself with ddp_survive_reboot, otherwise with nanochat.ddp.join",
-        FAILED: "gave up: %s" % (why or "it did not say why"),
+        LEFT: "was removed by hand; nanochat.ddp.join readmits it",
+        AWAY: "shut down; it rejoins by itself with ddp_survive_reboot, otherwise with nanochat.ddp.join",
+        FAILED: "gave up: %s" % (why or "no reason given"),
         STOPPED: "was stopped: %s" % run["cause"] if run.get("cause") else "was stopped by a user",
         FINISHED: "was away when the run finished",
     }
@@ -163,9 +163,9 @@ def _waits(host: str, runs: Runs) -> str:
     """For whom a keeper waits, as far as it and the others know."""
     keeper, found = runs[host]["membership"], parts(runs)
     if keeper["state"] == STUCK:
-        return "does not take part, because its rank cannot be stopped: %s" % (keeper["why"] or "it does not say why")
+        return "does not take part, because its rank cannot be stopped: %s" % (keeper["why"] or "no reason given")
     if found:
-        told = "is to be let in by %s" % ", ".join(found[0].members)
+        told = "is being readmitted by %s" % ", ".join(found[0].members)
         if keeper.get("waits"):
             return "%s, but %s" % (told, keeper["waits"])
         deaf = [other for other in found[0].members if other not in keeper["hears"]]
@@ -184,7 +184,7 @@ def _missing(host: str, runs: Runs) -> str:
     if run is None or run.get("state") is None:
         return "which does not answer"
     if without_keeper(run):
-        return "which has no keeper any more"
+        return "which has lost its keeper"
     if run.get("state") in (ABSENT, PREPARED):
         return "where nothing was started"
     if keeper_lives(run):
@@ -238,7 +238,7 @@ def _absences(runs: Runs) -> List[str]:
         return []
     found = [absence_text(one) for one in newest.get("away") or []][-MOST_ABSENCES:]
     if newest.get("repeated"):
-        found.append("steps that were made again after restarts: %d" % newest["repeated"])
+        found.append("steps repeated after restarts: %d" % newest["repeated"])
     return found
 
 
@@ -257,13 +257,13 @@ def _given_up(runs: Runs) -> List[str]:
         told += [gave_way_text(one) for one in keeper.get("gave_way") or []]
         kept = [one["path"] for one in keeper.get("kept") or []]
         if kept:
-            told.append("checkpoints that gave way are kept on %s: %s" % (host, ", ".join(kept)))
+            told.append("discarded checkpoints are kept on %s: %s" % (host, ", ".join(kept)))
     return told
 
 
 def gave_way_text(one: Mapping[str, Any]) -> str:
     """That a host's steps do not count, since another part of the run had more."""
-    return "%s gave way at %s: its %d steps from %d to %d do not count, since others had made more" % (
+    return "%s yielded at %s: its %d steps from %d to %d do not count, because others had made more" % (
         one["host"],
         clock_text(float(one["time"])),
         one["until"] - one["since"],

@@ -196,7 +196,7 @@ def error_text(state: str, session: Document, told: Told, lines: List[str], keep
     last = ": last line was %r" % lines[-1] if lines else ""
     if session and session.get("ended") is None:
         other = session.get("boot_id") not in (None, processes.boot_id())
-        how = "the machine was restarted" if other else "its processes were killed, or nothing could be written"
+        how = "the machine rebooted" if other else "its processes were killed, or nothing could be written to disk"
         return "the session disappeared without an exit status (%s)%s" % (how, "" if keeper else last)
     if keeper:
         how = "by signal %s" % session["signal"] if session.get("signal") else "with code %s" % session.get("exit_code")
@@ -214,7 +214,7 @@ def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optiona
     if keeper and keeper.why:
         return keeper.why
     by = text(session, "terminated_by")
-    return None if not by else "%s ended it: its machine went down, or tmux was ended" % by
+    return None if not by else "%s ended it: its machine shut down, or tmux was killed" % by
 
 
 def _eta(state: str, told: Told, keeper: Optional[Membership]) -> Optional[float]:

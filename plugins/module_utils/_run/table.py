@@ -74,9 +74,9 @@ def identical_text(rows: Sequence[Row]) -> str:
     digest = first_known(rows, "digest")
     digests = {row["run"].get("digest") for row in rows if row["run"].get("digest")}
     if False in said or (len(digests) > 1 and all(row["run"].get("state") == "finished" for row in rows)):
-        return "weights NOT identical %s: the ranks trained apart" % on_ranks
+        return "weights NOT identical %s: the ranks diverged" % on_ranks
     if ranks == 1:
-        return "one rank only, nothing to compare"
+        return "only one rank, nothing to compare"
     if len(rows) < ranks or None in said:
         return "weights not compared %s" % on_ranks
     return "weights identical %s%s" % (on_ranks, " (digest %s)" % str(digest)[:16] if digest else "")
@@ -160,7 +160,7 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
         lines.append("  " + identical_text(rows))
         slow = slowest(rows)
         if slow is not None:
-            lines.append("  the others wait for %s, which waits least itself" % slow["host"])
+            lines.append("  the others wait for %s, which waits least" % slow["host"])
         lines += changed_rows_lines(rows)
     return "\n".join([*lines, *_checkpoint_lines(rows), *_previous_lines(rows)])
 
@@ -186,7 +186,7 @@ def _previous_lines(rows: Sequence[Row]) -> List[str]:
         if isinstance(kept, Mapping):
             newest = kept.get("checkpoint")
             what = "no checkpoint" if newest is None else "checkpoints up to step %s" % newest
-            lines.append("  set aside before on %s: %s (%s)" % (row["host"], kept.get("path"), what))
+            lines.append("  set aside earlier on %s: %s (%s)" % (row["host"], kept.get("path"), what))
     return lines
 
 
@@ -357,7 +357,7 @@ def _other_runs(rows: Sequence[Row]) -> List[str]:
             saved = row["run"].get("saved")
             come = "without a checkpoint" if saved is None else "with checkpoints up to step %d" % saved
             told.append(
-                "%s: its training of this run is an older one, %s; the next start sets it aside" % (row["host"], come)
+                "%s: holds an older training of this run, %s; the next start sets it aside" % (row["host"], come)
             )
     return told
 
@@ -398,7 +398,7 @@ def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> Screen:
     lines += ["%s: %s" % (row["host"], row["problem"]) for row in rows if row.get("problem")]
     lines += ["%s: %s" % told for told in standing.own_errors(runs).items()]
     if marked or any(state_of(row["run"]) == "crashed" for row in rows):
-        lines.append("the playbook nanochat.ddp.doctor finds out why")
+        lines.append("run the playbook nanochat.ddp.doctor to find out why")
     cells = [make_row(row, marked.get(row["host"])) for row in rows]
     return Screen(_headline(rows, bool(marked)), heads, of_many(heads, cells), lines)
 

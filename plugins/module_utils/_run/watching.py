@@ -120,7 +120,7 @@ def _judge_alone(
     if first_step and is_evaluation(own.run) and own.run.get("batch"):
         return Verdict(STARTED, "has started (%s)" % _where(own.run))
     if first_step and (own.run.get("step") is not None or silent):
-        return Verdict(STARTED, "training has started (%s)" % _where(own.run))
+        return Verdict(STARTED, "training started (%s)" % _where(own.run))
     return _orphaned(host, seen) or _stalled(host, seen, limits)
 
 
@@ -168,7 +168,7 @@ def _hopeless(seen: Mapping[str, Observation], limits: Limits, lost_after: float
 
 
 def _away(host: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Since when a host was not in the run that goes on or has finished without it."""
+    """When the run continued or finished without this host, as text."""
     since, why = away_since(host, runs), reason(host, runs)
     told = "was away%s while the others %s" % (
         " " + since if since else "",
@@ -187,11 +187,9 @@ def _ended(run: Mapping[str, Any]) -> Verdict:
         what = "was stopped before its end" if run["state"] == STOPPED else "left the run"
         return Verdict(run["state"], "%s, %s%s" % (what, _where(run), why))
     if run["state"] == RUNNING:
-        return Verdict(
-            CRASHED, "ended with an error, %s: %s" % (_where(run), run.get("end_error") or "it said nothing")
-        )
+        return Verdict(CRASHED, "ended with an error, %s: %s" % (_where(run), run.get("end_error") or "no output"))
     code = "with code %s" % run["exit_code"] if run.get("exit_code") is not None else "without an exit code"
-    return Verdict(CRASHED, "crashed %s, %s: %s" % (code, _where(run), run.get("error") or "it said nothing"))
+    return Verdict(CRASHED, "crashed %s, %s: %s" % (code, _where(run), run.get("error") or "no output"))
 
 
 def _where(run: Mapping[str, Any]) -> str:
@@ -202,7 +200,7 @@ def _where(run: Mapping[str, Any]) -> str:
 
 
 def _lost(own: Observation) -> str:
-    return "has not answered for %.0f s; it was %s with %s then, and continues without this machine" % (
+    return "has not answered for %.0f s; it was %s with %s then, and continues without the controller" % (
         own.silent,
         own.run.get("state") or "not yet seen",
         _where(own.run),
@@ -211,7 +209,7 @@ def _lost(own: Observation) -> str:
 
 def _missing(own: Observation) -> Verdict:
     state = own.run.get("state")
-    seen = "has no run folder" if state == "absent" else "has a run folder but no session was started in it"
+    seen = "has no run folder" if state == "absent" else "has a run folder but no session in it"
     return Verdict(MISSING, "%s (%s)" % (seen, own.run.get("run_dir")))
 
 
@@ -252,8 +250,8 @@ def _stalled_text(host: str, own: Observation, away: Any, limits: Limits) -> str
     if has_no_heartbeat(own.rank, limits):
         return "has no heartbeat for %.0f s (%s)" % (run["heartbeat_age"], _where(run))
     if is_mute(run):
-        what = "waits for %s, which gives no answer" % ", ".join(away) if away else "waits at the rendezvous"
-        return "%s (%.0f s since it was started)" % (what, own.rank.age)
+        what = "waits for %s, which does not answer" % ", ".join(away) if away else "waits at the rendezvous"
+        return "%s (%.0f s after its start)" % (what, own.rank.age)
     return "has made no progress for %.0f s in phase %s%s (%s; a step usually takes %s)" % (
         run.get("idle_seconds") or 0.0,
         run.get("phase") or "unknown",

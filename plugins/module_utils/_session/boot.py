@@ -112,7 +112,7 @@ def possible(run: Run, user: str, cron_runs: bool, dry: bool) -> Tuple[str, str]
         lingers = "Linger=yes" in run(["loginctl", "show-user", user, "-p", "Linger"])[1].split()
         if lingers or dry or run(["loginctl", "enable-linger", user])[0] == 0:
             return SYSTEMD, ""
-        seen = "its systemd starts nothing for %s before a login, and only root may change that" % user
+        seen = "systemd starts nothing for %s before login, and only root may change that" % user
     if run(["crontab", "-l"])[0] == 127:
         return NONE, seen + ", and there is no crontab"
     return (CRON, "") if cron_runs else (NONE, seen + ", and no cron is running")

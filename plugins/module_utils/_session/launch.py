@@ -17,17 +17,17 @@ def launch_action(
     """Decide from the state of every node (as run_info returns it) whether the run is left alone or started, and say why."""
     states = {str(run["state"]) for run in runs}
     if fresh:
-        return {"action": START, "reason": "a fresh start was asked for"}
+        return {"action": START, "reason": "you asked for a fresh start"}
     if any(run.get("plan_digest") != plan_digest for run in runs):
         return {"action": START, "reason": "the plan is new on at least one host"}
     if "finished" in states and states <= {"finished", "away"}:
         # A host that was away at the end has nothing left to do either.
         return {
             "action": KEEP,
-            "reason": "it has finished with this same plan; -e ddp_fresh=true trains it from scratch",
+            "reason": "it already finished with this plan; -e ddp_fresh=true trains it from scratch",
         }
     if restart:
-        return {"action": START, "reason": "a restart was asked for"}
+        return {"action": START, "reason": "you asked for a restart"}
     if states == {"running"}:
-        return {"action": KEEP, "reason": "it is running under this very plan"}
+        return {"action": KEEP, "reason": "it is already running with this plan"}
     return {"action": START, "reason": "it is " + " and ".join(sorted(states)) + " on its hosts"}

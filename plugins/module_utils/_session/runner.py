@@ -214,7 +214,7 @@ class Runner:
         self.state.update({"child_pid": None, "died": time.time(), "died_of": _how(status)})
         self.state["revived"] += 1
         self._save(output)
-        output.log_line(f"{self.launch['session']} died of {_how(status)}, and is started again in {pause:.0f} s")
+        output.log_line(f"{self.launch['session']} died of {_how(status)}; restarting in {pause:.0f} s")
         until = time.monotonic() + pause
         while not self._over() and (time.monotonic() < until or reaper.members(self.me)):
             output.pump(0.5)

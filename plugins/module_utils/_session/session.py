@@ -181,7 +181,7 @@ class Session:
             return
         if identity.runner is not None and identity.runner[0] in reaper.own_line(processes.processes()):
             raise SessionError(
-                f"session {self.name}: the command that should stop it runs inside the session; stop it from outside"
+                f"session {self.name}: this command runs inside the session that it should stop; run it from outside"
             )
         if os.path.isdir(self.folder):
             write_whole(os.path.join(self.folder, "stop"), f"{time.time()}\n".encode(), 0o644)
@@ -192,7 +192,7 @@ class Session:
             named = ", ".join(f"{one.pid} ({one.command[:80]})" for one in left.values())
             raise SessionError(
                 f"session {self.name}: these processes are still alive after SIGKILL: {named}; they hang in the kernel "
-                "or belong to another user, so end them by hand or restart the machine"
+                "or belong to another user, so kill them by hand or reboot the machine"
             )
         record = self.recorded()
         if record and record.get("ended") is None:
@@ -220,7 +220,7 @@ class Session:
                 yield
         except Busy:
             raise SessionError(
-                f"session {self.name}: something else has been working on {self.state_dir} for "
+                f"session {self.name}: another process has been using {self.state_dir} for "
                 f"{timeout:.0f} seconds; wait for it to end and try again"
             ) from None
 
@@ -233,11 +233,11 @@ class Session:
             # It may have ended, and been taken away, between the two looks.
             if not self.server.exists(self.name):
                 return
-            raise SessionError(f"tmux has a session {self.name} already that nanochat.ddp did not start: {remedy}")
+            raise SessionError(f"tmux already has a session {self.name} that nanochat.ddp did not start: {remedy}")
         if self.server.runner(self.name) is not None:
             folder = self.server.folder(self.name)
             raise SessionError(
-                f"a session {self.name} runs already, for {folder} and not for {self.state_dir}: {remedy}"
+                f"a session {self.name} is already running for {folder}, not for {self.state_dir}: {remedy}"
             )
 
     def _clear_tmux(self) -> None:
@@ -253,7 +253,9 @@ class Session:
         self.check_free()
         program = spec.argv[0]
         if spec.env_file and not os.path.isfile(spec.env_file):
-            raise SessionError(f"session {self.name}: its environment {spec.env_file} does not exist; write it first")
+            raise SessionError(
+                f"session {self.name}: its environment file {spec.env_file} does not exist; write it first"
+            )
         if not os.path.isdir(spec.chdir):
             raise SessionError(f"session {self.name}: its folder {spec.chdir} does not exist; create it first")
         if "/" in program and not os.access(os.path.join(spec.chdir, program), os.X_OK):
@@ -288,7 +290,7 @@ class Session:
             if time.monotonic() > deadline:
                 raise SessionError(
                     f"session {self.name} did not start within {_START_SECONDS:.0f} seconds; its pane shows: "
-                    + (self.server.screen(self.name) or "nothing, tmux has no such session any more")
+                    + (self.server.screen(self.name) or "nothing; the tmux session is gone")
                 )
             time.sleep(0.05)
 

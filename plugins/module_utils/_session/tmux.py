@@ -40,7 +40,7 @@ class Tmux:
         """Whether there is a session of exactly this name."""
         code, dummy, err = self._run([self._path, "has-session", "-t", f"={name}"])
         if code and "version" in err:
-            raise TmuxError(f"the tmux server that runs here does not understand {self._path}: {err.strip()}")
+            raise TmuxError(f"the running tmux server does not understand {self._path}: {err.strip()}")
         return code == 0
 
     def label(self, name: str) -> str:

@@ -107,8 +107,8 @@ def warnings_of_logout(status: Status) -> List[str]:
         return []
     user = processes_utils.user_name(os.getuid())
     return [
-        f"systemd ends the processes of {user} at logout here (KillUserProcesses=yes), so this session will end with "
-        f"the SSH connection; let {user} linger (loginctl enable-linger {user}), log out everywhere and start it again"
+        f"systemd kills the processes of {user} at logout here (KillUserProcesses=yes), so this session will end with "
+        f"the SSH connection; enable lingering (loginctl enable-linger {user}), log out everywhere and start it again"
     ]
 
 

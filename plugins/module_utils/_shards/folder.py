@@ -237,7 +237,7 @@ def writing(folder: str, host: str) -> Iterator[None]:
             yield
     except Busy:
         raise ShardsError(
-            f"{host}: another process has been writing into {folder} for {WRITER_PATIENCE:.0f} s (it holds {LOCK} there); "
+            f"{host}: another process has been writing to {folder} for {WRITER_PATIENCE:.0f} s (it holds {LOCK} there); "
             "wait until that playbook has ended, then run this one again"
         ) from None
 
@@ -266,7 +266,7 @@ def make_folder(folder: str, host: str) -> bool:
         existed = os.path.isdir(folder)
         os.makedirs(folder, mode=0o755, exist_ok=True)
     except OSError as why:
-        raise ShardsError(f"{host}: {folder} cannot be made: {why.strerror}; {_who_may(folder)}") from why
+        raise ShardsError(f"{host}: {folder} cannot be created: {why.strerror}; {_who_may(folder)}") from why
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ShardsError(f"{host}: {folder} cannot be written by this user; {_who_may(folder)}")
     return not existed

@@ -188,7 +188,7 @@ def _offered(one: Any) -> Offered | None:
 def in_words(why: Exception) -> str:
     """An exception of the network as people say it."""
     if isinstance(why, (socket.timeout, TimeoutError)):
-        return "no answer in time (a firewall that drops, or the host is gone)"
+        return "timed out (a firewall drops packets, or the host is gone)"
     if isinstance(why, ConnectionRefusedError):
         return "connection refused (its shard server has ended)"
     if isinstance(why, OSError) and why.strerror:
@@ -223,7 +223,7 @@ class Puller:
             self._ask_all(swarm)
             _wait(swarm, ASK_AGAIN_SECONDS)
         if self._failed is not None:
-            raise ShardsError(f"{self.host}: {self.digests.folder} could not be filled: {told_disk(self._failed)}")
+            raise ShardsError(f"{self.host}: {self.digests.folder} could not be completed: {told_disk(self._failed)}")
         if not swarm.is_over():
             raise ShardsError(self._what_is_missing(swarm))
         for worker in workers:
@@ -258,7 +258,7 @@ class Puller:
     def _have(self, peer: Peer) -> dict[str, Offered]:
         with self._request(peer, "/have") as response:
             if response.status != 200:
-                raise ValueError(f"it answered {response.status} to the question what it has")
+                raise ValueError(f"it answered {response.status} when asked for its files")
             files = json.loads(response.read(LONGEST_ANSWER))["files"]
             return {path: known for path, known in ((path, _offered(one)) for path, one in files.items()) if known}
 
@@ -308,7 +308,7 @@ class Puller:
                     raise http.client.HTTPException(f"it answered {response.status} for {job.entry.path}")
                 self._receive(swarm, job, response, part, begin, digest)
         if os.path.getsize(part) < job.entry.bytes:
-            raise ConnectionResetError(None, f"the transfer of {job.entry.path} was cut")
+            raise ConnectionResetError(None, f"the transfer of {job.entry.path} broke off")
         if digest.hexdigest() != job.entry.sha256:
             os.unlink(part)
             if begin:
@@ -338,12 +338,12 @@ class Puller:
         seen = "; ".join(f"{host}: {what}" for host, what in sorted(swarm.trouble.items()))
         if not seen:
             seen = (
-                "none of them has it as the manifest says. Bring it back on any host; or, if it was changed on purpose, "
-                f"remove {os.path.join(self.digests.folder, MANIFEST)} and its like on the first host, to rebuild its manifest"
+                "none of them has a copy that matches the manifest. Restore it on any host; or, if it was changed on purpose, "
+                f"remove {os.path.join(self.digests.folder, MANIFEST)} here and on the first host to rebuild the manifest"
             )
         return (
-            f"{self.host}: {plural(len(names), 'file')} could not be had ({some}); asked {asked}: {seen}. "
-            "What has arrived is kept, and the next attempt continues from there"
+            f"{self.host}: {plural(len(names), 'file')} could not be copied ({some}); asked {asked}: {seen}. "
+            "Partial files are kept, and the next attempt resumes from them"
         )
 
 

@@ -219,7 +219,7 @@ def sync(request: Request) -> Outcome:
     manifest = request.manifest
     if manifest is None:
         if not request.check:
-            raise ShardsError(f"{request.host}: there is no manifest to bring {request.path} in line with")
+            raise ShardsError(f"{request.host}: there is no manifest for {request.path}")
         outcome.msg = "the files are unknown until the first host has made them"
         return outcome
     outcome.manifest = manifest
@@ -255,7 +255,7 @@ def _describe(request: Request, outcome: Outcome, states: list[State], manifest:
     names = {one.entry.path for one in states}
     outcome.extra = [name for name in files_below(request.path, request.layout) if name not in names]
     if lacking:
-        outcome.msg = f"{plural(len(lacking), 'file')}, {outcome.bytes} bytes to be brought here"
+        outcome.msg = f"{plural(len(lacking), 'file')}, {outcome.bytes} bytes to copy here"
 
 
 def _line(entry: Entry) -> str:
@@ -326,7 +326,7 @@ def _require_right(request: Request, wanted: list[Entry]) -> None:
     if wrong:
         some = ", ".join(f"{one.entry.path} {one.state}" for one in wrong[:3])
         raise ShardsError(
-            f"{request.host}: {plural(len(wrong), 'file')} of {request.path} not as the manifest says ({some}); "
+            f"{request.host}: {plural(len(wrong), 'file')} of {request.path} do not match the manifest ({some}); "
             "sync the data set first (--tags data)"
         )
 

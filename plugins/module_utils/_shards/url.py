@@ -114,8 +114,8 @@ def _fetch(
         if attempt + 1 < retries:
             time.sleep(min(pause * 2**attempt, 60))
     raise ShardsError(
-        f"{collection.host}: {url} could not be fetched in {retries} tries, the last one ended with: {seen}. "
-        "What has arrived is kept, and the next attempt continues from there"
+        f"{collection.host}: {url} could not be downloaded in {retries} attempts; the last one failed with: {seen}. "
+        "Partial files are kept, and the next attempt resumes from them"
     )
 
 
@@ -223,7 +223,7 @@ def parquet_problem(path: str) -> str:
     if size < 12 or tail[4:] != MAGIC:
         return f"not a complete parquet file: it ends with {tail[4:]!r} after {bytes_text(size)}"
     if int.from_bytes(tail[:4], "little") > size - 12:
-        return "not a complete parquet file: its footer claims to be longer than the file"
+        return "not a complete parquet file: its footer length exceeds the file size"
     return ""
 
 

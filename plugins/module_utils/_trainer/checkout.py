@@ -25,7 +25,7 @@ def problems(folder: str, flags: Sequence[str], module: str = BASE_TRAIN) -> dic
     folder, name = os.path.abspath(os.path.expanduser(folder)), module.replace(".", os.sep) + ".py"
     script = _read(os.path.join(folder, name))
     if script is None:
-        return {"script": [f"has no {name} that can be read"], "join": []}
+        return {"script": [f"has no readable {name}"], "join": []}
     return {"script": list(_script_problems(name, script, flags)), "join": _join_problems(folder)}
 
 
@@ -33,9 +33,9 @@ def _script_problems(name: str, script: str, flags: Sequence[str]) -> Sequence[s
     try:
         ast.parse(script)
     except (SyntaxError, ValueError) as error:
-        return [f"has a {name} that is no Python ({error})"]
+        return [f"has a {name} that is not valid Python ({error})"]
     unknown = [flag for flag in flags if not _names(script, flag)]
-    return [f"has a {name} that knows no {', '.join(unknown)}"] if unknown else []
+    return [f"has a {name} without {', '.join(unknown)}"] if unknown else []
 
 
 def _names(script: str, flag: str) -> bool:
@@ -47,11 +47,11 @@ def _names(script: str, flag: str) -> bool:
 def _join_problems(folder: str) -> list[str]:
     text = _read(os.path.join(folder, CHECKPOINTS))
     if text is None:
-        return [f"has no {CHECKPOINTS} that can be read"]
+        return [f"has no readable {CHECKPOINTS}"]
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        return [f"has a {CHECKPOINTS} that is no Python ({error})"]
+        return [f"has a {CHECKPOINTS} that is not valid Python ({error})"]
     found = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
     return [problem for name in PARAMETERS for problem in _signature_problems(name, found.get(name))]
 

@@ -51,8 +51,8 @@ def read_tree(folder: str, left_out: Iterable[str] = LEFT_OUT) -> dict[str, byte
             total += os.path.getsize(full)
             if total > LARGEST_TREE:
                 raise TreeError(
-                    f"{folder} holds more than {LARGEST_TREE // 1_000_000} MB, so it is hardly the sources of a trainer "
-                    f"(the last file looked at was {full}); move data, checkpoints and environments out of it"
+                    f"{folder} holds more than {LARGEST_TREE // 1_000_000} MB, too much for a trainer's sources "
+                    f"(the last file looked at was {full}); move data, checkpoints and virtual environments elsewhere"
                 )
             with open(full, "rb") as file:
                 found[os.path.relpath(full, folder)] = file.read()
@@ -125,7 +125,7 @@ def refuse_in_use(folder: str) -> None:
         raise TreeError(
             f"the files in {folder} would have to change, but {f'the run {user.run}' if user.run else 'a training'} uses them "
             f"(process {user.pid}). Stop it first, with a checkpoint: ansible-playbook nanochat.ddp.stop -i INVENTORY "
-            f"-e ddp_run={user.run or 'NAME'}; or give the new run folders of its own (ddp_base_dir)"
+            f"-e ddp_run={user.run or 'NAME'}; or give the new run its own folders (ddp_base_dir)"
         )
 
 

@@ -65,7 +65,7 @@ def find_interpreter(run: Run, find: Callable[[str], str | None], wanted: str, m
         found = ask_interpreter(run, path) if path else None
         if found is None:
             if wanted:
-                seen.append(f"{wanted} is not there or does not run")
+                seen.append(f"{wanted} does not exist or does not run")
             continue
         if found.version[:2] >= numbers(minimum):
             return found
@@ -73,7 +73,7 @@ def find_interpreter(run: Run, find: Callable[[str], str | None], wanted: str, m
     what = "; ".join(dict.fromkeys(seen)) or "no python3 was found"
     raise VenvError(
         f"{host}: the trainer needs Python {minimum} or newer, but {what}. "
-        f"{install_hint('python')}; or without root: {MAKE_PYTHON}; or name another one in ddp_python",
+        f"{install_hint('python')}; or without root: {MAKE_PYTHON}; or set ddp_python to another one",
         "python",
     )
 

@@ -41,7 +41,7 @@ def make(run: RunWith, folder: str, wheels: str, host: str, mirror: str, lacking
     write_json(os.path.join(folder, PYTHON_MARK), {"made_by": UV, "python": MADE_PYTHON})
     if lacking:
         raise VenvError(
-            f"{host} has no Python that is new enough, and uv, which would install one, is not available: {lacking}. {by_hand()}",
+            f"{host} has no Python that is new enough, and uv to install one is not available: {lacking}. {by_hand()}",
             "network",
         )
     tool = unpack(wheels, folder, host)
@@ -62,7 +62,7 @@ def make(run: RunWith, folder: str, wheels: str, host: str, mirror: str, lacking
     os.unlink(tool)
     shutil.rmtree(environ["UV_CACHE_DIR"], ignore_errors=True)
     if not is_made(run, folder):
-        raise VenvError(f"{host}: the Python that uv made in {made[-1]} does not run. {by_hand()}", "python")
+        raise VenvError(f"{host}: the Python that uv installed in {made[-1]} does not run. {by_hand()}", "python")
 
 
 def unpack(wheels: str, folder: str, host: str) -> str:
@@ -72,9 +72,7 @@ def unpack(wheels: str, folder: str, host: str) -> str:
         with zipfile.ZipFile(found[-1]) as archive:
             content = archive.read(next(name for name in archive.namelist() if UV_IN_WHEEL.match(name)))
     except (IndexError, StopIteration, OSError, zipfile.BadZipFile) as why:
-        raise VenvError(
-            f"{host}: {wheels} has no wheel of uv that can be read ({why!r}). {by_hand()}", "wheels"
-        ) from None
+        raise VenvError(f"{host}: {wheels} has no readable uv wheel ({why!r}). {by_hand()}", "wheels") from None
     tool = os.path.join(folder, "uv")
     write_whole(tool, content, 0o755)
     return tool
@@ -84,13 +82,13 @@ def refusal(host: str, folder: str, words: str) -> str:
     """Why uv made none, in its words, and what to do."""
     lines = [re.sub(r"^\s*(error|cause|warning): ", "", line).strip() for line in words.splitlines() if line.strip()]
     download = next((line for line in lines if "download" in line and "://" in line), "")
-    said = ": ".join(dict.fromkeys(line for line in (download, lines[-1] if lines else "it said nothing") if line))
+    said = ": ".join(dict.fromkeys(line for line in (download, lines[-1] if lines else "no output") if line))
     return (
-        f"{host} has no Python that is new enough, and uv could not install one in {folder}: {said}. uv takes it from GitHub: connect "
-        f"the host, or name a mirror of https://github.com/astral-sh/python-build-standalone/releases/download in ddp_python_mirror, "
-        f"as a URL or as file:///FOLDER of that host. {by_hand()}"
+        f"{host} has no Python that is new enough, and uv could not install one in {folder}: {said}. uv downloads it from GitHub: connect "
+        "the host, or set ddp_python_mirror to a mirror of https://github.com/astral-sh/python-build-standalone/releases/download, "
+        f"as a URL or as file:///FOLDER on that host. {by_hand()}"
     )
 
 
 def by_hand() -> str:
-    return f"{install_hint('python')}; or without root: {MAKE_PYTHON}; or name another one in ddp_python"
+    return f"{install_hint('python')}; or without root: {MAKE_PYTHON}; or set ddp_python to another one"

@@ -92,7 +92,7 @@ def choose_index(
         refuse_cuda(wanted, run, pip, target)
     else:
         warnings.append(
-            f"{wanted.host}: {url} does not answer within {ANSWER_SECONDS} s, so torch comes from the default index"
+            f"{wanted.host}: {url} did not answer within {ANSWER_SECONDS} s, so torch comes from the default index"
         )
     return "default", []
 
@@ -111,12 +111,12 @@ def refuse_cuda(wanted: Wanted, run: Run, pip: Sequence[str], target: Sequence[s
     needs = [str(one) for part in installs for one in part["metadata"].get("requires_dist") or []]
     if installs and not any(re.match(r"(nvidia|cuda)-", one) for one in needs):
         return
-    why = "which has only a build for CUDA" if installs else last_line(err or out)
+    why = "which has only a CUDA build" if installs else last_line(err or out)
     raise VenvError(
-        f"{wanted.host}: no CPU build of torch is available there: {CPU_INDEX} does not answer within {ANSWER_SECONDS} s, and neither "
-        f"does the default index help ({why}). Connect the host, let another one hand its packages on, or name a Python of that host "
-        "for which there is one (ddp_python). "
-        f"`ddp_torch_index: default` takes the build for CUDA all the same: about {bytes_text(CUDA_DOWNLOAD)} to download and "
+        f"{wanted.host}: no CPU build of torch is available there: {CPU_INDEX} did not answer within {ANSWER_SECONDS} s, and the "
+        f"default index does not help ({why}). Connect the host, let another host share its packages, or set ddp_python to a Python "
+        "for which there is one. "
+        f"`ddp_torch_index: default` accepts the CUDA build: about {bytes_text(CUDA_DOWNLOAD)} to download and "
         f"{bytes_text(CUDA_DISK)} of disk",
         "network",
     )
@@ -195,7 +195,7 @@ def explain(wanted: Wanted, base: Interpreter, text: str) -> VenvError:
         )
     if re.search("CERTIFICATE_VERIFY_FAILED|certificate verify failed", text, re.I):
         return VenvError(
-            f"{who}: the package index's certificate is not trusted there; name the right CA bundle in that user's "
+            f"{who}: the package index's certificate is not trusted there; set the right CA bundle in that user's "
             "pip.conf (cert = ...) or set the clock right",
             "network",
         )
@@ -203,13 +203,13 @@ def explain(wanted: Wanted, base: Interpreter, text: str) -> VenvError:
     if wanted.offline:
         lacking = missing.group(1) if missing else last_line(text)
         return VenvError(
-            f"{who}: the wheels in {wanted.wheels} do not fit Python {base.minor} on {base.machine}: {lacking}; wheels must "
+            f"{who}: the wheels in {wanted.wheels} do not match Python {base.minor} on {base.machine}: {lacking}; wheels must "
             "be fetched for the same Python and architecture",
             "wheels",
         )
     if NETWORK.search(text):
         return VenvError(
-            f"{who}: no package index answers there ({last_line(text)}); connect the host, name an index it can reach in "
+            f"{who}: no package index answers there ({last_line(text)}); connect the host, set an index that it can reach in "
             "that user's pip.conf, or set ddp_trainer_offline so that another host fetches the packages for it",
             "network",
         )
@@ -232,7 +232,9 @@ def check_room(folder: str, need: int, host: str) -> None:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as why:
-        raise VenvError(f"{host}: {folder} cannot be made: {why.strerror}; give another folder (ddp_venv_dir)") from why
+        raise VenvError(
+            f"{host}: {folder} cannot be created: {why.strerror}; give another folder (ddp_venv_dir)"
+        ) from why
     if not os.access(folder, os.W_OK | os.X_OK):
         raise VenvError(
             f"{host}: {folder} cannot be written by this user (id {os.getuid()}); give it to that user, or give another "

@@ -207,7 +207,7 @@ class Venv:
         ]
         if users:
             raise VenvError(
-                f"{self.wanted.host}: {self.wanted.path} is to be changed, but a run trains with it (process {users[0].pid} of "
+                f"{self.wanted.host}: {self.wanted.path} must be changed, but a run uses it (process {users[0].pid} of "
                 f"{users[0].user}: {users[0].command[:80]}); stop it first with `ansible-playbook nanochat.ddp.stop`",
                 "in-use",
             )
@@ -222,8 +222,8 @@ class Venv:
         if state == "foreign":
             lacking = ", ".join(self.lacking(self.packages()["packages"]))
             raise VenvError(
-                f"{self.wanted.host}: {self.wanted.path} is a virtual environment that was not made by this collection, so it "
-                f"is left alone, but it lacks {lacking}; install that there, or give another folder (ddp_venv_dir)",
+                f"{self.wanted.host}: {self.wanted.path} is a virtual environment that this collection did not create, so it "
+                f"is not changed, but it lacks {lacking}; install that there, or give another folder (ddp_venv_dir)",
                 "occupied",
             )
 
@@ -240,7 +240,7 @@ class Venv:
         rc, out, err = self.run(argv)
         if rc != 0:
             raise VenvError(
-                f"{self.wanted.host}: {self.base.path} could not make a virtual environment in {self.wanted.path}: "
+                f"{self.wanted.host}: {self.base.path} could not create a virtual environment in {self.wanted.path}: "
                 f"{last_line(err or out)}",
                 "venv",
             )
@@ -271,8 +271,8 @@ class Venv:
 
     def _no_pip(self) -> VenvError:
         return VenvError(
-            f"{self.wanted.host}: {self.base.path} (Python {self.base.minor}) comes without ensurepip, so no virtual "
-            f"environment can be made with it. {install_hint('venv', self.base.minor)}, then run this again",
+            f"{self.wanted.host}: {self.base.path} (Python {self.base.minor}) lacks ensurepip, so no virtual "
+            f"environment can be created with it. {install_hint('venv', self.base.minor)}, then run this again",
             "venv",
         )
 
@@ -288,8 +288,8 @@ class Venv:
         if self.wanted.offline:
             if not self.wanted.wheels or not os.path.isdir(self.wanted.wheels):
                 raise VenvError(
-                    f"{self.wanted.host}: packages are to be installed without a package index, but the folder of wheels "
-                    f"{self.wanted.wheels or '(none given)'} is not there",
+                    f"{self.wanted.host}: packages must be installed without a package index, but the wheel folder "
+                    f"{self.wanted.wheels or '(none given)'} does not exist",
                     "network",
                 )
             self.index = self.wanted.wheels

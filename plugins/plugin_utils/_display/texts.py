@@ -51,7 +51,7 @@ def finding_text(found: Mapping[str, Any], more: str = "") -> str:
         where += f", {found['peer']}"
     text = f"{found['code']}  {where}: {seen}" if where else f"{found['code']}  {seen}"
     if more:
-        text += f"\n  the same of {more}"
+        text += f"\n  also: {more}"
     if not remedy:
         return text
     return f"{text}\n  {remedy}" if found.get("severity") == "info" else f"{text}\n  do: {remedy}"
@@ -70,7 +70,7 @@ def unreachable_text(host: str, message: str) -> str:
     """One sentence for a host that cannot be reached."""
     said = sentence(plain_reason(message))
     said = " ".join(line.strip() for line in said.splitlines() if line.strip())
-    return f"{host} cannot be reached: {said}\n  do: see that it is on and that `ssh` to it works from here as the inventory says."
+    return f"{host} cannot be reached: {said}\n  do: check that it is on and that `ssh` to it works with the inventory's settings."
 
 
 def error_text(result: Any, seen: Mapping[str, Any], text: str, mark: str) -> str:

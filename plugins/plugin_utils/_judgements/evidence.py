@@ -35,7 +35,7 @@ def evidence_of(hosts: Iterable[str], evidence: Mapping[str, Any], *keys: str) -
         if not isinstance(seen, Mapping) or lacking:
             what = f" about {', '.join(lacking)}" if lacking else ", not even a failed one,"
             raise AnsibleError(
-                f"There is no evidence{what} of {host}; run the play again without --limit and --start-at-task."
+                f"There is no evidence{what} from {host}; run the play again without --limit and --start-at-task."
             )
         found[host] = dict(seen)
     return found

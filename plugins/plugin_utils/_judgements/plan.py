@@ -162,8 +162,8 @@ def refuse_limit(asked: Asked) -> None:
     left_out = [host for host in asked.options["hosts"] if playing is not None and host not in playing]
     if left_out and not asked.options["tolerant"]:
         seen = (
-            f"{', '.join(left_out)} is left out by --limit, but a run is of all its hosts; "
-            f"run without --limit, or name the run's hosts in its place: -e target={','.join(playing or [])}"
+            f"{', '.join(left_out)} is excluded by --limit, but a run needs all its hosts; "
+            f"run without --limit, or select the run's hosts with -e target={','.join(playing or [])}"
         )
         raise PlanError([finding("setting-refused", left_out[0], seen)])
 
@@ -201,7 +201,7 @@ def value_of(host: str, known: Mapping[str, Any], name: str) -> Any:
     try:
         return known[name]
     except AnsibleError as error:
-        seen = f"{name} of {host} cannot be worked out: {error}"
+        seen = f"{name} of {host} cannot be evaluated: {error}"
         raise PlanError([finding("setting-refused", host, seen.rstrip("."))]) from error
 
 

@@ -136,7 +136,7 @@ def missing(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     for host in (node["host"] for node in plan["nodes"]):
         lacking = sorted(tried_anywhere - set(seen.get(host) or {}))
         if lacking:
-            text = f"nothing came back from {host} about: {', '.join(lacking)}"
+            text = f"{host} returned nothing about: {', '.join(lacking)}"
             found.append(finding("evidence-missing", host, text, facts={"pieces": lacking}))
     return found
 
@@ -162,8 +162,8 @@ def spoken(result: Mapping[str, Any]) -> dict[str, object]:
                 return dict(json.loads(line))
             except (ValueError, RecursionError):
                 break
-    words = str(result.get("stderr") or result.get("msg") or "it said nothing").strip().splitlines()
-    return {"ok": False, "phase": "start", "error": words[-1] if words else "it said nothing"}
+    words = str(result.get("stderr") or result.get("msg") or "no output").strip().splitlines()
+    return {"ok": False, "phase": "start", "error": words[-1] if words else "no output"}
 
 
 def manifest_digest(result: Mapping[str, Any]) -> str:

@@ -43,4 +43,4 @@ def text_of(told: Mapping[str, Any], path: str | None) -> str:
     verdict = told["verdict"]
     lines = [f"{verdict['code']}: {verdict['seen']}", f"  why: {verdict['why']}", f"  do:  {verdict['remedy']}"]
     lines += [f"  {line}" for line in told["evidence"]]
-    return "\n".join([*lines, *([f"  all of it: {path}"] if path else [])])
+    return "\n".join([*lines, *([f"  full evidence: {path}"] if path else [])])

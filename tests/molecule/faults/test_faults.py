@@ -306,7 +306,7 @@ def test_field_17_a_limit_that_holds_a_rank_back_is_named(lab, alive, found):
     assert played.code == 0, played.output
     assert one["code"] in ("healthy-slow", "rank-slow")
     # On a machine that others use, too, it may get so little of the processors that the limit itself is never met.
-    reason = r"the CPU limit of its control group stops it|it waits for a core"
+    reason = r"its cgroup's CPU limit throttles it|it waits for a core"
     assert re.search(rf"rank 1 \(laptop\).*({reason}) .*%", one["seen"]), one
     goes_on(alive)
     found("a limit of its control group leaves the worker a tenth of a core", one["code"], played.seconds, "doctor")

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hosts leave a run in every way there is, and come back: seconds until training goes on, and steps that were lost.
+"""Hosts leave a run in every way there is, and come back: seconds until training continues, and steps that were lost.
 
 The tests are one story in their order: each begins with the run as the one before has left it.
 """

@@ -97,7 +97,7 @@ def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: boo
         index, passed = index + 1, passed + 1
         if passed == len(talks):
             raise DataError(
-                f"no conversation of {talks.path} has a word of the assistant in its first {length + 1} tokens; give a larger "
+                f"no conversation of {talks.path} has an assistant token in its first {length + 1} tokens; use a larger "
                 "--max-seq-len, or shorter conversations."
             )
     targets = torch.where(learnt[:, 1:], tokens[:, 1:], IGNORED)
@@ -129,8 +129,8 @@ class ChatLoader:
         self._epoch, self._index = at["epoch"], at["rg_idx"]
         if not (self._epoch >= 1 and 0 <= self._index <= len(talks)):
             raise DataError(
-                f"the checkpoint's place in the conversations, {dict(at)}, does not exist in {talks.path}, which holds "
-                f"{len(talks)}; give the file that the run was started with."
+                f"the checkpoint's position in the conversations, {dict(at)}, does not exist in {talks.path}, which has "
+                f"{len(talks)}; use the file that the run was started with."
             )
         self.last: ChatBatch | None = None
 

@@ -36,7 +36,7 @@ def read_at(path: Path, offset: int) -> list[Message]:
             file.seek(offset)
             return parse(file.readline().decode())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} was changed while it was read: {error}; start again.") from None
+        raise DataError(f"{path} changed while it was being read: {error}; start again.") from None
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:

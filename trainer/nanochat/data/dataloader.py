@@ -281,7 +281,7 @@ class Loader:
 
     def _handed_out(self) -> Batch:
         if self.last is None:
-            raise RuntimeError("no batch was taken yet")
+            raise RuntimeError("no batch was read yet")
         return self.last
 
     def close(self) -> None:
@@ -402,7 +402,7 @@ def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[s
     if not whole or not 0 <= position["pq_idx"] < files:
         at = dict(position)
         raise DataError(
-            f"the checkpoint's place in the data, {at}, does not exist in {folder}, which has {files} file(s)."
+            f"the checkpoint's position in the data, {at}, does not exist in {folder}, which has {files} file(s)."
         )
     return position
 
@@ -458,17 +458,17 @@ class _Ahead:
             asked = min(asked, now) if self.interrupted() else math.inf
             if now - asked > STOP_SECONDS:
                 raise UserError(
-                    f"asked to stop while waiting for data, which has not come for {now - began:.0f} s from "
+                    f"stopped while waiting for data, which has not arrived for {now - began:.0f} s from "
                     f"{self.packer.place()}; the steps since the last checkpoint are not saved.",
                     Cause.STOPPED,
                 )
             if now - moved > self.patience:
                 raise DataError(
-                    f"no data came for {now - moved:.0f} s; the last that was read is {self.packer.place()}; "
-                    "look at that disk, then resume."
+                    f"no data arrived for {now - moved:.0f} s; the last read was {self.packer.place()}; "
+                    "check that disk, then resume."
                 )
             if not self._thread.is_alive() and self._ready.empty():
-                raise DataError(f"the thread that reads the data is gone; it was at {self.packer.place()}.")
+                raise DataError(f"the data reader thread died at {self.packer.place()}.")
 
     def close(self) -> None:
         """Stop making more."""

@@ -34,7 +34,9 @@ def shard_paths(folder: Path) -> list[Path]:
     except OSError as error:
         raise DataError(f"cannot read the data folder {folder}: {error.strerror or error}.") from None
     if not paths:
-        raise DataError(f"there are no parquet files in {folder}; python -m scripts.make_shards makes some from text.")
+        raise DataError(
+            f"there are no parquet files in {folder}; create them from text with python -m scripts.make_shards."
+        )
     return paths
 
 
@@ -43,7 +45,7 @@ def split_paths(folder: Path, split: str) -> list[Path]:
     paths = shard_paths(folder)
     if len(paths) < 2:
         raise DataError(
-            f"{folder} holds only {paths[0].name}, but the last file is validation; put at least two shards there."
+            f"{folder} holds only {paths[0].name}, but the last file is for validation; at least two shards are needed."
         )
     return paths[:-1] if split == "train" else paths[-1:]
 
@@ -53,13 +55,13 @@ def open_shard(path: Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} is not a whole parquet file ({first_line(error)}); copy or rebuild it.") from None
+        raise DataError(f"{path} is not a complete parquet file ({first_line(error)}); copy or rebuild it.") from None
     schema = file.schema_arrow
     if TEXT not in schema.names:
-        raise DataError(f"{path} has no column named {TEXT}, only {', '.join(schema.names) or 'none at all'}.")
+        raise DataError(f"{path} has no column {TEXT}, only {', '.join(schema.names) or 'none at all'}.")
     kind = schema.field(TEXT).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise DataError(f"the column {TEXT} of {path} holds {kind} and not strings.")
+        raise DataError(f"the column {TEXT} of {path} contains {kind}, not strings.")
     return file
 
 
@@ -72,7 +74,7 @@ def read_group(file: pq.ParquetFile, path: Path, group: int) -> list[str]:
             f"row group {group} of {path} cannot be read ({first_line(error)}); copy or rebuild the file."
         ) from None
     if None in texts:
-        raise DataError(f"row group {group} of {path} holds a document without text; rebuild the file.")
+        raise DataError(f"row group {group} of {path} contains a document without text; rebuild the file.")
     return [str(text) for text in texts]
 
 
@@ -90,7 +92,7 @@ def inspect(paths: list[Path]) -> list[Shard]:
             meta = file.metadata
             shards.append(Shard(path, tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))))
         if not sum(shards[-1].group_rows):
-            raise DataError(f"{path} holds no documents.")
+            raise DataError(f"{path} has no documents.")
     return shards
 
 

@@ -80,8 +80,7 @@ class Tokenizer:
         # tiktoken panics on some texts, such as a million blanks in a row, and a panic of Rust is no Exception.
         except BaseException as error:
             raise DataError(
-                f"a text cannot be tokenized ({type(error).__name__}: {first_line(error)}); cut it into shorter ones, "
-                "or leave it out."
+                f"a text cannot be tokenized ({type(error).__name__}: {first_line(error)}); split it, or leave it out."
             ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -111,7 +110,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("tiktoken.core", "Encoding"):
             return _EncodingState
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a tokenizer does not need")
+        raise pickle.UnpicklingError(f"it loads {module}.{name}, which a tokenizer does not need")
 
 
 def _unpickle(data: bytes) -> tiktoken.Encoding:
@@ -124,7 +123,7 @@ def _unpickle(data: bytes) -> tiktoken.Encoding:
         raise pickle.UnpicklingError("its ranks are not bytes to numbers")
     ids = [*ranks.values(), *special.values()]
     if sorted(ids) != list(range(len(ids))):
-        raise pickle.UnpicklingError("its token ids have gaps or doubles")
+        raise pickle.UnpicklingError("its token ids have gaps or duplicates")
     return tiktoken.Encoding(state["name"], pat_str=state["pat_str"], mergeable_ranks=ranks, special_tokens=special)
 
 
@@ -135,13 +134,15 @@ def load(folder: Path) -> Tokenizer:
         return Tokenizer(_unpickle(path.read_bytes()))
     except OSError as error:
         why = error.strerror or error
-        raise DataError(f"cannot read the tokenizer {path}: {why}; python -m scripts.tok_train trains one.") from None
+        raise DataError(
+            f"cannot read the tokenizer {path}: {why}; train one with python -m scripts.tok_train."
+        ) from None
     except UserError:
         raise
     # A damaged pickle may raise nearly anything, from EOFError to MemoryError; tiktoken raises ValueError.
     except Exception as error:
         raise DataError(
-            f"{path} is not a tokenizer: {error}; copy it again or train one with scripts.tok_train."
+            f"{path} is not a tokenizer: {error}; copy it again or train a new one with scripts.tok_train."
         ) from None
 
 

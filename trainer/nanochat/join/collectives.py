@@ -128,7 +128,7 @@ class Collectives:
 
     def barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
         if not self.alone:
-            self.comm.barrier("the evaluation of every rank")
+            self.comm.barrier("the evaluation on all ranks")
         return self._returned(Work(self.comm, []), async_op)
 
     def all_reduce(
@@ -229,7 +229,7 @@ class Collectives:
 
     def gather(self, parts: list[Tensor], mine: Tensor) -> Work:
         """Give every rank what is ours, and take what is theirs into the parts."""
-        comm, tag, what = self.comm, self.next_tag(), "what each rank has updated"
+        comm, tag, what = self.comm, self.next_tag(), "the update of each rank"
         mine = mine.contiguous()
         pending = [comm.receive(parts[rank], rank, tag, what) for rank in self.others]
         pending += [comm.send(mine, rank, tag, what) for rank in self.others]

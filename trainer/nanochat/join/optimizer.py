@@ -158,7 +158,7 @@ class Joined:
         if len(mine) != self._read:
             raise UserError(
                 f"{comm.name} read {len(mine)} tokens in this step, and {self._read} in the first one; "
-                "steps of different size cannot be exchanged by rows, so set ddp_sync to dense."
+                "rows cannot be exchanged in steps of different size, so set ddp_sync to dense."
             )
         ids = [torch.empty_like(mine) for dummy in range(comm.world)]
         ids[comm.rank] = mine
@@ -246,7 +246,7 @@ class Joined:
         try:
             state = layout.state(files)
         except Unusable as why:
-            raise UserError(f"the optimizer of the checkpoint cannot be taken: {why}.") from None
+            raise UserError(f"the checkpoint's optimizer state cannot be loaded: {why}.") from None
         shards: list[dict[int, dict[str, Any]]] = [{} for dummy in range(self.comm.world)]
         for group in layout.groups:
             if group["kind"] == "muon":

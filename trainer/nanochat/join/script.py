@@ -132,7 +132,7 @@ class Script:
             if list(inspect.signature(found).parameters)[: len(parameters)] == parameters:
                 setattr(module, name, replacement(found))
             else:
-                self.journal.say(f"{module.__name__}.{name} takes other parameters than known here: it is left alone")
+                self.journal.say(f"{module.__name__}.{name} has unexpected parameters, so it is left unchanged")
 
     def join(self, optimizer: Any) -> None:
         """Make an optimizer of the script train together with those of the other ranks."""
@@ -146,7 +146,7 @@ class Script:
         groups = [p.detach() for group in optimizer.param_groups for p in group["params"]]
         start_alike(self.comm, {f"{len(self.optimizers)} {n}": p for n, p in enumerate(groups)})
         if not joined.kinds:
-            self.journal.say("The optimizer's groups say no kind: all that it exchanges goes whole (ddp_sync dense)")
+            self.journal.say("The optimizer's groups have no kind, so all tensors are sent whole (ddp_sync dense)")
 
     # -- a step
 
@@ -190,9 +190,9 @@ class Script:
         removed = ""
         if self.unproven is not None:
             checkpoints.remove(self.unproven, self.saved.pop())
-            removed = "the checkpoint of these weights was removed; "
+            removed = "the checkpoint with these weights was removed; "
         return UserError(
-            f"the loss is {loss} at step {self.step}, so this step's weights are spoilt; {removed}"
+            f"the loss is {loss} at step {self.step}, so this step's weights are unusable; {removed}"
             "resume from the last checkpoint with lower learning rates or float32.", Cause.NON_FINITE_LOSS,
         )  # fmt: skip
 
@@ -248,16 +248,16 @@ class Script:
             elif name in variables:
                 variables[name] = -1
         if isinstance(variables.get("step"), int) and isinstance(variables.get("num_iterations"), int):
-            self.journal.say(f"Asked to stop: step {step} was the last one, a checkpoint follows")
+            self.journal.say(f"Stopping after step {step}, saving a checkpoint")
             variables["num_iterations"] = step + 1
         elif "last_step" in variables:
-            self.journal.say(f"Asked to stop: step {step} was the last one, a checkpoint follows")
+            self.journal.say(f"Stopping after step {step}, saving a checkpoint")
             variables["last_step"] = True
             # This kind of script evaluates before it saves, whatever was asked for: let it be one batch.
             batch = int(self.setting("device_batch_size", 1)) * int(self.setting("max_seq_len", 1)) * self.comm.world
             variables["args"].eval_tokens = batch
         else:
-            raise Stopped(f"Asked to stop after step {step}; this script's loop is not known, so nothing was saved")
+            raise Stopped(f"Stopping after step {step} without a checkpoint, because this script's loop is unknown")
 
     # -- evaluation and checkpoints
 
@@ -267,7 +267,7 @@ class Script:
         def evaluated(*arguments: Any, **options: Any) -> float:
             self.comm.enter("eval", self.step)
             begun = time.perf_counter()
-            self.comm.barrier("the evaluation of every rank")
+            self.comm.barrier("the evaluation on all ranks")
             result = original(*arguments, **options)
             if self.comm.rank == 0:
                 self.journal.record("eval", self.step, val_bpb=float(result), seconds=time.perf_counter() - begun)

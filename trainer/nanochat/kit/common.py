@@ -140,7 +140,7 @@ def read_ranks(environ: Mapping[str, str] = ENVIRON) -> Ranks:
     except ValueError as error:
         raise UserError(f"RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers: {error}.") from None
     if not 0 <= rank < world:
-        raise UserError(f"RANK={rank} does not lie within WORLD_SIZE={world}.")
+        raise UserError(f"RANK={rank} is outside WORLD_SIZE={world}.")
     return Ranks(rank, local, world)
 
 
@@ -149,9 +149,9 @@ def choose_device(device_type: str) -> str:
     if device_type == "cpu":
         return device_type
     if device_type == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device-type cuda was asked for, but this torch sees no CUDA device; use --device-type cpu.")
+        raise UserError("--device-type cuda: this torch finds no CUDA device; use --device-type cpu.")
     if device_type == "mps":
-        raise UserError("--device-type mps: sums here need float64, which MPS does not have; use --device-type cpu.")
+        raise UserError("--device-type mps: this trainer needs float64, which MPS lacks; use --device-type cpu.")
     if device_type:
         return device_type
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -173,9 +173,7 @@ def choose_dtype(device: str, environ: Mapping[str, str] = ENVIRON, flags: froze
     if wanted and wanted not in DTYPES:
         raise UserError(f"NANOCHAT_DTYPE={wanted} is not one of {', '.join(DTYPES)}.")
     if wanted == "float16":
-        raise UserError(
-            "NANOCHAT_DTYPE=float16 is too coarse to train with; use float32, or bfloat16 where it is native."
-        )
+        raise UserError("NANOCHAT_DTYPE=float16 is too coarse for training; use float32, or bfloat16 if it is native.")
     if device == "cpu":
         return _cpu_dtype(wanted, cpu_flags() if flags is None else flags)
     if wanted:
@@ -204,7 +202,7 @@ def _cpu_dtype(wanted: str, flags: frozenset[str]) -> DtypeChoice:
     if wanted:
         by = f"set by NANOCHAT_DTYPE ({native[0]} present)" if wanted == "bfloat16" else "set by NANOCHAT_DTYPE"
         return DtypeChoice(DTYPES[wanted], wanted, by)
-    why = f"{native[0]} is there, so --matmul bf16 is open to you" if native else "no native bfloat16"
+    why = f"{native[0]} is present, so --matmul bf16 is possible" if native else "no native bfloat16"
     return DtypeChoice(torch.float32, "float32", f"the device is a CPU; {why}")
 
 
@@ -229,6 +227,6 @@ def check_memory(needed: int, what: str, limit: int | None) -> None:
     if limit is not None and needed > limit:
         raise UserError(
             f"{what} needs about {needed / 2**30:.1f} GiB for weights, gradients and optimizer, "
-            f"but this machine allows {limit / 2**30:.1f} GiB; lower --depth, --aspect-ratio or --device-batch-size.",
+            f"but this machine has {limit / 2**30:.1f} GiB available; lower --depth, --aspect-ratio or --device-batch-size.",
             Cause.OOM,
         )

@@ -19,5 +19,5 @@ def pin(text: str | None = None) -> set[int]:
         try:
             os.sched_setaffinity(0, {int(number) for number in text.split(",")})
         except (OSError, ValueError) as error:
-            print(f"NANOCHAT_CORES is {text}, which does not hold here ({error}); the kernel chooses.", file=sys.stderr)
+            print(f"NANOCHAT_CORES is {text}, which is invalid here ({error}); the kernel chooses.", file=sys.stderr)
     return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set()

@@ -49,34 +49,36 @@ class Settings:
     script: ClassVar[str] = stages.BASE.script
     purpose: ClassVar[str] = "Pretrain a nanochat model"
 
-    run: str = option("dummy", "name of the run, as trackers and metrics show it")
+    run: str = option("dummy", "name of the run in trackers and metrics")
     device_type: str = option(
-        "", "cpu or cuda; empty: cuda where there is one (mps is refused)", ("", "cpu", "cuda", "mps")
+        "", "cpu or cuda; empty: cuda if available (mps is not supported)", ("", "cpu", "cuda", "mps")
     )
     # Model
     depth: int = option(20, "number of layers")
     aspect_ratio: int = option(64, "width of the model = depth * aspect ratio, rounded up to whole heads")
     head_dim: int = option(128, "width of one attention head")
     max_seq_len: int = option(2048, "tokens in a row")
-    window_pattern: str = option("SSSL", "attention windows tiled over the layers: S a quarter of the row, L all of it")
+    window_pattern: str = option(
+        "SSSL", "attention windows, repeated over the layers: S a quarter of the row, L all of it"
+    )
     # Horizon: the first that is given counts
-    num_iterations: int = option(-1, "optimizer steps; -1: from the two below")
-    target_flops: float = option(-1.0, "train for so many FLOPs; -1: from the ratio below")
-    target_param_data_ratio: float = option(12.0, "train for so many tokens a parameter")
+    num_iterations: int = option(-1, "optimizer steps; -1: from the next two flags")
+    target_flops: float = option(-1.0, "FLOPs to train for; -1: from the next flag")
+    target_param_data_ratio: float = option(12.0, "tokens to train on per parameter")
     # Optimization
-    device_batch_size: int = option(32, "rows in one forward and backward pass of one rank, at most")
-    total_batch_size: int = option(-1, "tokens in one optimizer step over all ranks; -1: from the scaling law")
+    device_batch_size: int = option(32, "maximum rows per forward and backward pass of a rank")
+    total_batch_size: int = option(-1, "tokens per optimizer step over all ranks; -1: from the scaling law")
     embedding_lr: float = option(0.3, "learning rate of the embeddings (AdamW)")
     unembedding_lr: float = option(0.008, "learning rate of the head (AdamW)")
     weight_decay: float = option(0.28, "weight decay of the matrices (Muon)")
     matrix_lr: float = option(0.02, "learning rate of the matrices (Muon)")
     scalar_lr: float = option(0.5, "learning rate of the scalars (AdamW)")
     warmup_steps: int = option(40, "steps of learning rate warm-up")
-    warmdown_ratio: float = option(0.65, "share of the steps in which the learning rate falls")
-    final_lr_frac: float = option(0.05, "learning rate at the end, as a share of the full one")
+    warmdown_ratio: float = option(0.65, "fraction of the steps with a falling learning rate")
+    final_lr_frac: float = option(0.05, "final learning rate, as a fraction of the full one")
     resume_from_step: int = option(-1, "resume from the checkpoint of this step")
     # Evaluation, samples, checkpoints
-    eval_every: int = option(250, "steps between evaluations in bits per byte; 0 or -1: never")
+    eval_every: int = option(250, "steps between evaluations; 0 or -1: never")
     eval_tokens: int = option(80 * 524288, "tokens in one evaluation")
     core_metric_every: int = option(2000, "accepted for compatibility; CORE is not evaluated")
     core_metric_max_per_task: int = option(500, "accepted for compatibility; CORE is not evaluated")
@@ -84,8 +86,8 @@ class Settings:
     save_every: int = option(-1, "steps between checkpoints; 0 or -1: only at the end")
     model_tag: str | None = option(None, "name of the checkpoint folder (default: d and the depth)")
     # Ours
-    tracker: str = option("none", "where rank 0 sends its metrics besides the file", ("none", "mlflow", "wandb"))
-    tracker_uri: str = option("", "address of the tracking server (empty: the tracker's own default)")
+    tracker: str = option("none", "tracker that rank 0 also sends metrics to", ("none", "mlflow", "wandb"))
+    tracker_uri: str = option("", "URL of the tracking server (empty: the tracker's default)")
     sync: str = option(
         "exact",
         f"how gradients are averaged: {ways.TOLD}",
@@ -93,38 +95,38 @@ class Settings:
     )
     local_steps: int = option(
         0,
-        "for slow links: steps that each rank makes apart before all take the mean of their changes, but for the first tenth "
-        "and the last twentieth of the run, up to 100 and 50 steps; 0: together always",
+        "for slow links: steps that each rank makes alone before all average their changes; the first tenth "
+        "and last twentieth of the run, at most 100 and 50 steps, stay in lockstep; 0: always lockstep",
     )
     local_overlap: int = option(
         0,
-        "with --local-steps: steps that a rank goes on making while the mean of a meeting travels, where nothing needs all ranks "
-        "alike; 0: all wait for it",
+        "with --local-steps: steps that a rank makes while a meeting's mean is in transit, unless all ranks must be "
+        "in sync; 0: all wait for it",
     )
     head: str = option(
         "auto",
-        "the head, where it is the largest matrix: whole (its gradient travels), shared (each rank has a part of the "
-        "vocabulary, and the hidden states travel), or auto (what sends fewer bytes a step)",
+        "output layer: whole (its gradient is sent), shared (each rank has a part of the "
+        "vocabulary, and hidden states are sent), or auto (whichever sends less)",
         ("auto", "whole", "shared"),
     )
     head_shares: tuple[int, ...] = option(
         (), 'parts of a shared head by rank, as in "3,1" for the faster of two (default: equal parts)'
     )
-    matmul: str = option("auto", "matrix products: fp32, bf16, or auto (what the dtype says)", ("auto", "fp32", "bf16"))
-    rank_rows: tuple[int, ...] = option((), 'rows that each rank takes in a step, as in "6,2" (default: equal shares)')
+    matmul: str = option("auto", "matrix products: fp32, bf16, or auto (follows the dtype)", ("auto", "fp32", "bf16"))
+    rank_rows: tuple[int, ...] = option((), 'rows per step of each rank, as in "6,2" (default: equal shares)')
     rebalance: bool = option(
-        False, "share rows and head out again while training when ranks turn out to be faster or slower than thought"
+        False, "redistribute rows and head during training when ranks are faster or slower than expected"
     )
     run_dir: str = option("", "folder of metrics-rankN.jsonl and heartbeat-rankN.json (default: $NANOCHAT_BASE_DIR)")
-    timeout_seconds: float = option(300.0, "longest wait for another rank")
-    resume: bool = option(False, "resume from the newest checkpoint that any rank has, or start if there is none")
+    timeout_seconds: float = option(300.0, "timeout when waiting for another rank")
+    resume: bool = option(False, "resume from the newest checkpoint on any rank, or start if there is none")
     save_minutes: float = option(
-        -1.0, "also save after so many minutes without a checkpoint, unless --local-steps; -1: never"
+        -1.0, "also save after this many minutes without a checkpoint (not with --local-steps); -1: never"
     )
     save_on_loss: bool = option(
-        False, "when another rank is lost, save the last finished step with what this rank has of the optimizer"
+        False, "when a rank is lost, save the last finished step with this rank's part of the optimizer"
     )
-    keep_checkpoints: int = option(2, "checkpoints kept; older ones go when a newer one is whole; -1: all")
+    keep_checkpoints: int = option(2, "number of checkpoints to keep; -1: all")
 
     @property
     def tag(self) -> str:
@@ -147,7 +149,7 @@ class EvalSettings(BaseModelSettings):
     script: ClassVar[str] = stages.EVAL.script
     purpose: ClassVar[str] = "Evaluate a nanochat model in bits per byte"
 
-    num_iterations: int = option(1, "not used: nothing is trained")
+    num_iterations: int = option(1, "unused: nothing is trained")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,12 +162,12 @@ class ChatSettings(BaseModelSettings):
     num_iterations: int = option(-1, "optimizer steps; -1: one epoch of the conversations")
     weight_decay: float = option(0.0, "weight decay of the matrices (Muon)")
     warmup_steps: int = option(0, "steps of learning rate warm-up")
-    warmdown_ratio: float = option(0.5, "share of the steps in which the learning rate falls")
-    final_lr_frac: float = option(0.0, "learning rate at the end, as a share of the full one")
-    conversations: str = option("", "file of conversations, a JSON list of role and content in each line")
-    val_conversations: str = option("", "the same, to evaluate on; empty: no evaluation")
-    load_optimizer: int = option(1, "begin with the momentum of the base model; 0: without")
-    init_lr_frac: float = option(0.8, "learning rate at the start, as a share of that of the pretraining")
+    warmdown_ratio: float = option(0.5, "fraction of the steps with a falling learning rate")
+    final_lr_frac: float = option(0.0, "final learning rate, as a fraction of the full one")
+    conversations: str = option("", "file with conversations, each line a JSON list of role and content")
+    val_conversations: str = option("", "the same for evaluation; empty: no evaluation")
+    load_optimizer: int = option(1, "start with the base model's momentum; 0: without")
+    init_lr_frac: float = option(0.8, "initial learning rate, as a fraction of pretraining's")
 
 
 def parse(argv: Sequence[str]) -> Settings:
@@ -182,7 +184,7 @@ def parse_chat(argv: Sequence[str], inherited: Inherited) -> ChatSettings:
     """The settings of a fine-tuning; inherited: what base checkpoints say of those that were not given."""
     settings = parse_later(ChatSettings, argv, inherited)
     if not settings.conversations:
-        raise UserError(f"--conversations: name a file to learn from (python -m {settings.script} --help).")
+        raise UserError(f"--conversations: give a file to train on (python -m {settings.script} --help).")
     if settings.init_lr_frac < 0:
         refuse(settings, "init_lr_frac", "must not be negative")
     if settings.load_optimizer not in (0, 1):
@@ -199,7 +201,7 @@ def parse_later(kind: type[OfBase], argv: Sequence[str], inherited: Inherited) -
     settings = dataclasses.replace(_parsed(kind, parser, argv), base_checkpoints=str(folder))
     check(settings)
     if settings.total_batch_size == -1:
-        refuse(settings, "total_batch_size", "say how many tokens a step has, since no base checkpoint here does")
+        refuse(settings, "total_batch_size", "set the tokens per step, because no base checkpoint here defines them")
     return settings
 
 
@@ -269,30 +271,28 @@ def check(settings: Settings) -> None:
     _check_model(settings)
     _check_head(settings)
     if settings.num_iterations < 1 and settings.target_flops <= 0 and settings.target_param_data_ratio <= 0:
-        refuse(settings, "num_iterations", "nothing says how long to train; give a number of steps, FLOPs or a ratio")
+        refuse(settings, "num_iterations", "the training length is undefined; give a number of steps, FLOPs or a ratio")
     if settings.total_batch_size == -1 and settings.target_param_data_ratio <= 0:
-        refuse(
-            settings, "target_param_data_ratio", "must be more than 0 where --total-batch-size is worked out from it"
-        )
+        refuse(settings, "target_param_data_ratio", "must be more than 0 to compute --total-batch-size")
     if settings.local_steps and settings.sync in ways.WHOLE:
         refuse(
             settings,
             "local_steps",
-            f"cannot go together with --sync {settings.sync}; take one of {', '.join(ways.WAYS)}",
+            f"cannot be combined with --sync {settings.sync}; use one of {', '.join(ways.WAYS)}",
         )
     if settings.local_overlap and settings.local_overlap >= settings.local_steps:
-        refuse(settings, "local_overlap", "must be less than --local-steps, from one meeting to the next")
+        refuse(settings, "local_overlap", "must be less than --local-steps")
     if settings.rebalance and settings.local_steps:
         refuse(
             settings,
             "local_steps",
-            "cannot go together with --rebalance, since ranks do not wait for each other in a step",
+            "cannot be combined with --rebalance, because ranks do not wait for each other in a step",
         )
     if settings.resume and settings.resume_from_step >= 0:
-        refuse(settings, "resume_from_step", "cannot go together with --resume, which finds the step by itself")
+        refuse(settings, "resume_from_step", "cannot be combined with --resume, which finds the step itself")
     if settings.model_tag is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", settings.model_tag):
         refuse(
-            settings, "model_tag", "is the name of a folder and takes letters, digits, dot, dash and underscore only"
+            settings, "model_tag", "is a folder name and may contain only letters, digits, dots, dashes and underscores"
         )
 
 
@@ -330,35 +330,35 @@ def _check_numbers(settings: Settings) -> None:
             refuse(settings, name, "must not be negative")
     for name in ("warmdown_ratio", "final_lr_frac"):
         if not 0 <= getattr(settings, name) <= 1:
-            refuse(settings, name, "must lie between 0 and 1")
+            refuse(settings, name, "must be between 0 and 1")
     if settings.save_minutes != -1 and settings.save_minutes <= 0:
         refuse(settings, "save_minutes", "must be more than 0, or -1")
     if settings.timeout_seconds <= 0:
         refuse(settings, "timeout_seconds", "must be more than 0")
     if any(not 0 <= rows <= MOST for rows in settings.rank_rows):
-        refuse(settings, "rank_rows", "no rank can take fewer rows than none, or as many as that")
+        refuse(settings, "rank_rows", "a rank's rows must not be negative, or that many")
 
 
 def _check_model(settings: Settings) -> None:
     if settings.head_dim % 2:
-        refuse(settings, "head_dim", "must be even, since rotary embeddings turn pairs")
+        refuse(settings, "head_dim", "must be even, because rotary embeddings rotate pairs")
     heads = math.ceil(settings.depth * settings.aspect_ratio / settings.head_dim)
     if heads * settings.head_dim < 24:
         width = heads * settings.head_dim
-        refuse(settings, "depth", f"a model {width} wide does not fit: the smear gate alone reads 24 channels")
+        refuse(settings, "depth", f"a model {width} wide is too narrow: the smear gate reads 24 channels")
     if not settings.window_pattern or set(settings.window_pattern.upper()) - set("SL"):
-        refuse(settings, "window_pattern", "takes the letters S and L only")
+        refuse(settings, "window_pattern", "may contain only the letters S and L")
 
 
 def _check_head(settings: Settings) -> None:
     if 0 in settings.rank_rows and (settings.head != "shared" or settings.local_steps):
-        refuse(settings, "rank_rows", "a rank without rows has work with --head shared only, and none in --local-steps")
+        refuse(settings, "rank_rows", "a rank without rows needs --head shared, and does not work with --local-steps")
     if any(not 1 <= share <= MOST for share in settings.head_shares):
         refuse(settings, "head_shares", "every rank must have a part of the vocabulary")
     if settings.head_shares and settings.head == "whole":
-        refuse(settings, "head_shares", "says how to share out the head, but --head whole leaves it whole")
+        refuse(settings, "head_shares", "splits the head, but --head is whole")
     if settings.head == "shared" and settings.sync in ways.WHOLE:
-        refuse(settings, "head", f"cannot go together with --sync {settings.sync}, which sends every gradient whole")
+        refuse(settings, "head", f"cannot be combined with --sync {settings.sync}, which sends every gradient whole")
 
 
 def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[int]:
@@ -367,14 +367,14 @@ def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[i
     rows, rest = divmod(total_batch_size, length)
     told = f"--total-batch-size {total_batch_size}"
     if rest or rows < world:
-        raise UserError(f"{told}: is not a whole number of rows of --max-seq-len {length} for {world} rank(s).")
+        raise UserError(f"{told}: not a whole number of rows of --max-seq-len {length} for {world} rank(s).")
     if settings.rank_rows:
         return _given_shares(settings, rows, world)
     if rows % (world * micro):
         step = world * micro * length
         raise UserError(
-            f"{told}: does not divide by {step} (--max-seq-len {length} * --device-batch-size {micro} * {world} rank(s)); "
-            f"the nearest that does is {max(1, round(total_batch_size / step)) * step}."
+            f"{told}: not divisible by {step} (--max-seq-len {length} * --device-batch-size {micro} * {world} rank(s)); "
+            f"the nearest valid value is {max(1, round(total_batch_size / step)) * step}."
         )
     return [rows // world] * world
 

@@ -136,7 +136,7 @@ class KVCache:
         """Keep k, v [B, T, H, D] of the new tokens; give those of all tokens."""
         end = self.length + k.size(1)
         if end > self.capacity:
-            raise ValueError(f"the cache holds {self.capacity} tokens, {end} were to be kept")
+            raise ValueError(f"the cache holds {self.capacity} tokens, but {end} are needed")
         self.keys[layer, :, self.length : end] = k
         self.values[layer, :, self.length : end] = v
         return self.keys[layer, :, :end], self.values[layer, :, :end]

@@ -78,7 +78,7 @@ def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
         for rank, one in enumerate(told)
     )
     more = f" (and {len(differing) - 1} more: {', '.join(differing[1:4])})" if differing[1:] else ""
-    text = f"the ranks differ in {differing[0]}: {values}{more}; start every rank with the same."
+    text = f"the ranks differ in {differing[0]}: {values}{more}; start all ranks with the same settings."
     cause = DIFFERENCES.get(differing[0].partition(" ")[0], Cause.SETTINGS_DIFFER)
     raise UserError(text, cause, minority([one["facts"].get(differing[0], MISSING) for one in told]))
 
@@ -120,7 +120,7 @@ def check_identical(comm: Comm, tensors: Mapping[str, Tensor], when: str) -> str
             listed = ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
             raise UserError(
                 f"the ranks hold different weights {when}; the first tensor that differs is {name} ({listed}); "
-                "resume from the last checkpoint, and suspect memory or CPU of the rank that stands alone.",
+                "resume from the last checkpoint, and suspect memory or CPU of the rank that differs.",
                 Cause.WEIGHTS_DIFFER,
                 minority(values),
             )

@@ -132,9 +132,7 @@ def connect(
 def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Store:
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-        raise UserError(
-            f"WORLD_SIZE={ranks.world}, but MASTER_ADDR and MASTER_PORT do not say where rank 0 is; use torchrun."
-        )
+        raise UserError(f"WORLD_SIZE={ranks.world}, but MASTER_ADDR and MASTER_PORT are not set; use torchrun.")
     serves = ranks.rank == 0 and not _agent_serves(environ)
     limit = timedelta(seconds=timeout)
     try:
@@ -148,7 +146,7 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
         todo = (
             "stop it or choose another port"
             if serves
-            else f"is rank 0 running there, and may this host reach port {port}"
+            else f"is rank 0 running there, and can this host reach port {port}"
         )
         raise CommError(
             f"rank {ranks.rank} ({socket.gethostname()}) could not {what} the rendezvous at {address}:{port} "
@@ -177,8 +175,8 @@ def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
     except (RuntimeError, dist.DistError) as error:
         nic = environ.get("GLOO_SOCKET_IFNAME")
         raise CommError(
-            f"{comm.name} met all {comm.world} ranks at the rendezvous, but no data connection to another rank came up "
-            f"within {5 * seconds:g} s ({_first_line(error)}); let the hosts reach each other on the ports of "
+            f"{comm.name} reached all {comm.world} ranks at the rendezvous, but could not open a data connection to any of them "
+            f"within {5 * seconds:g} s ({_first_line(error)}); open the hosts' firewalls for the ports of "
             f"net.ipv4.ip_local_port_range, and check that GLOO_SOCKET_IFNAME ({nic or 'not set'}) is the interface "
             "between them.",
             Cause.LINK_LOST,
@@ -422,7 +420,7 @@ class Comm:
         why = f" ({_first_line(error)})" if error is not None else ""
         at = f"phase {self.phase}" + (f" of step {self.step}" if self.step >= 0 else "")
         verdict = self._verdict(seen)
-        text = f"{self.name} stopped in {at}, after {seconds:.0f} s for {what}{why}: {verdict.text}."
+        text = f"{self.name} stopped in {at}, after waiting {seconds:.0f} s for {what}{why}: {verdict.text}."
         return CommError(text, verdict.cause, verdict.blames)
 
     def _roll_call(self, store: Store) -> list[Seen]:
@@ -442,25 +440,23 @@ class Comm:
 
     def _verdict(self, seen: Sequence[Seen]) -> Verdict:
         if not seen:
-            text = (
-                "the rendezvous does not answer any more, so rank 0 or its host is gone; look there first, then resume"
-            )
+            text = "the rendezvous no longer answers, so rank 0 or its host is gone; check there first, then resume"
             return Verdict(text, Cause.STORE_LOST, [0])
         for rank in seen:
             if rank.left is not None:
-                text = f"{rank.name} has given up, saying: {rank.left.error.rstrip('.')}"
+                text = f"{rank.name} failed: {rank.left.error.rstrip('.')}"
                 return Verdict(text, rank.left.cause, rank.left.blames)
         silent = [rank for rank in seen if not rank.alive]
         if silent:
             told = " and ".join(f"{rank.name}, last seen in {rank.last}" for rank in silent)
-            text = f"no heartbeat from {told}; look whether its process, host and network are up, then resume"
+            text = f"no heartbeat from {told}; check that its process, host and network are up, then resume"
             return Verdict(text, Cause.PEER_LOST, [rank.rank for rank in silent])
         behind = [rank for rank in seen if rank.collective < self.collective]
         if behind:
-            told = " and ".join(f"{rank.name} did not come, it lives and is in {rank.last}" for rank in behind)
-            text = f"{told}; look what holds it up there, or raise --timeout-seconds"
+            told = " and ".join(f"{rank.name} did not arrive; it is alive and in {rank.last}" for rank in behind)
+            text = f"{told}; check what delays it, or raise --timeout-seconds"
             return Verdict(text, Cause.PEER_LATE, [rank.rank for rank in behind])
-        text = "every rank lives and came, so the connection between them broke; look at the network, then resume"
+        text = "every rank is alive and arrived, so the connection between them broke; check the network, then resume"
         return Verdict(text, Cause.LINK_LOST, [])
 
     # -- the end
@@ -512,8 +508,8 @@ def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
         if fits(told := json.loads(word)):
             return told
     raise UserError(
-        f"rank {rank} says about {what} what no rank of this trainer says ({word[:60]!a}); "
-        "look at that host, and start every rank with the same trainer.",
+        f"rank {rank} sent an invalid message about {what} ({word[:60]!a}); "
+        "check that host, and start every rank with the same trainer.",
         Cause.CODE_DIFFERS,
         [rank],
     )
@@ -533,7 +529,7 @@ def _farewell(word: bytes) -> Farewell:
         said = json.loads(word)
         if row(text, one_of([cause.value for cause in Cause]), listed(count()))(said):
             return Farewell(said[0], Cause(said[1]), said[2])
-    return Farewell("nothing that can be understood", Cause.BUG, [])
+    return Farewell("an unreadable message", Cause.BUG, [])
 
 
 def outlast_agents(comm: Comm, environ: Mapping[str, str] = ENVIRON) -> None:

@@ -54,9 +54,9 @@ def fit(settings: Settings, steps: int, world: int, device: str = "cpu") -> Sett
     """These settings with everything that needs equal weights moved to the next meeting; refuses what makes no sense."""
     every = settings.local_steps if world > 1 else 0
     if every and device != "cpu":
-        refuse(settings, "local_steps", "is for CPUs on slow links; leave it out with a GPU")
+        refuse(settings, "local_steps", "is for CPUs on slow links; omit it with a GPU")
     if every > steps:
-        refuse(settings, "local_steps", f"the run has {steps} step(s), so the ranks would meet at its end only")
+        refuse(settings, "local_steps", f"the run has {steps} step(s), so the ranks would meet only at the end")
     moved = {}
     for name in MEETINGS:
         value = getattr(settings, name)

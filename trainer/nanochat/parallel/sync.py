@@ -70,14 +70,14 @@ def make_sync(
         return Sync(comm, training, optimizer, tokens_of_ranks)
     cuda = next(training.model.parameters()).is_cuda
     if cuda and mode in WHOLE:
-        raise UserError(f"--sync {mode} is for CPUs, to be compared with; take exact or bf16 with a GPU.")
+        raise UserError(f"--sync {mode} is for comparison on CPUs; use exact or bf16 with a GPU.")
     if mode in WHOLE:
         return DenseSync(comm, training, optimizer, tokens_of_ranks, overlap=mode == "ddp")
     wire, row_wire, dummy = WIRES[mode]
     if not cuda:
         return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wire, row_wire, speeds)
     if packs(mode):
-        raise UserError(f"--sync {mode} is for CPUs on slow links; take exact or bf16 with a GPU.")
+        raise UserError(f"--sync {mode} is for CPUs on slow links; use exact or bf16 with a GPU.")
     return AllReduceSync(comm, training, optimizer, tokens_of_ranks, wire.dtype)
 
 
@@ -172,7 +172,7 @@ def check_ids(ids: Tensor, rows: int, rank: int) -> None:
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
         raise UserError(
             f"rank {rank} has token ids between {int(ids.min())} and {int(ids.max())}, but the tables have {rows} rows; "
-            "look at that host.",
+            "check that host.",
             Cause.BAD_DATA,
             [rank],
         )

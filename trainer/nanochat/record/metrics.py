@@ -69,7 +69,7 @@ class Metrics:
 
     def _give_up(self, error: OSError, close: bool = True) -> None:
         if not self._warned:
-            print(f"warning: cannot write {self.path}: {error.strerror or error}; training goes on", file=sys.stderr)
+            print(f"warning: cannot write {self.path}: {error.strerror or error}; training continues", file=sys.stderr)
         self._warned = True
         if close:
             self.close()
@@ -147,7 +147,7 @@ class Heartbeat:
                 fresh.unlink()
             if not self._warned:
                 print(
-                    f"warning: cannot write {self.path}: {error.strerror or error}; training goes on", file=sys.stderr
+                    f"warning: cannot write {self.path}: {error.strerror or error}; training continues", file=sys.stderr
                 )
             self._warned = True
 

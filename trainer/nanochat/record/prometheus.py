@@ -32,12 +32,12 @@ class Series(NamedTuple):
 
 
 SERIES = {
-    "running": Series("", "", "1 while the trainer lives, 0 after it ended well, was stopped or failed."),
-    "step": Series("step", "step", "Last step that was made, counted from 0."),
+    "running": Series("", "", "1 while the trainer runs, 0 after it finished, was stopped or failed."),
+    "step": Series("step", "step", "Last finished step, counted from 0."),
     "steps": Series("start", "steps", "Steps of the whole run."),
-    "ranks": Series("start", "world", "Ranks that train together now."),
+    "ranks": Series("start", "world", "Ranks now training together."),
     "generation": Series(
-        "start", "generation", "How often the ranks that train together have changed or started again."
+        "start", "generation", "The keepers' generation number: changes and restarts of the training ranks."
     ),
     "loss": Series("step", "loss", "Loss of the last step, mean over all ranks."),
     "val_bpb": Series("eval", "val_bpb", "Bits per byte of the last evaluation."),
@@ -47,7 +47,7 @@ SERIES = {
     "sent_bytes_total": Series("step", "bytes_sent", "Bytes that this rank sent since it started."),
     "memory_bytes": Series("step", "memory_bytes", "Memory of this rank."),
     "checkpoint_step": Series("checkpoint", "step", "Step of the last checkpoint."),
-    "last_event_timestamp_seconds": Series("", "", "When this rank last said something."),
+    "last_event_timestamp_seconds": Series("", "", "Time of this rank's last update."),
 }
 
 
@@ -97,7 +97,7 @@ class Textfile:
                 fresh.unlink()
             if not self._refused:
                 reason = error.strerror or error
-                print(f"warning: cannot write {self.path}: {reason}; training goes on", file=sys.stderr)
+                print(f"warning: cannot write {self.path}: {reason}; training continues", file=sys.stderr)
             self._refused = True
 
 

@@ -162,7 +162,7 @@ class ThreadedTracker(Tracker):
 
     def _warn(self, why: str) -> None:
         if not self._warned:
-            print(f"warning: --tracker {self._name}: {why}; training goes on", file=sys.stderr, flush=True)
+            print(f"warning: --tracker {self._name}: {why}; training continues", file=sys.stderr, flush=True)
         self._warned = True
 
 
@@ -233,7 +233,7 @@ class Wandb:
         mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
         if mode == "offline":
             # Without a key wandb would ask for one, and a run in a terminal that nobody watches would wait forever.
-            print(f'wandb keeps its data in {self._folder / "wandb"}; "wandb sync" there sends it', flush=True)
+            print(f'wandb keeps its data in {self._folder / "wandb"}; run "wandb sync" there to upload it', flush=True)
         settings: dict[str, Any] = {"console": "off", "silent": True} | ({"base_url": self._uri} if self._uri else {})
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),

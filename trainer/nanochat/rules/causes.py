@@ -41,13 +41,13 @@ class Cause(enum.Enum):
 
 
 MEANINGS = {
-    Cause.FINISHED: "all steps were made",
+    Cause.FINISHED: "all steps are done",
     Cause.STOPPED: "a rank was asked to stop by SIGTERM or Ctrl-C",
-    Cause.PEER_LOST: "the heartbeat of the blamed ranks ended: killed, frozen or cut off",
-    Cause.PEER_LATE: "the blamed ranks live, but did not come to an exchange within the timeout",
+    Cause.PEER_LOST: "the blamed ranks' heartbeats stopped: killed, frozen or cut off",
+    Cause.PEER_LATE: "the blamed ranks are alive, but did not reach an exchange within the timeout",
     Cause.STORE_LOST: "the rendezvous store on the host of rank 0 does not answer",
-    Cause.LINK_LOST: "all ranks live and came, but the connection between them broke or never came up",
-    Cause.PORT_TAKEN: "the port of the rendezvous is taken by another process",
+    Cause.LINK_LOST: "all ranks are alive and arrived, but the connection between them broke or never came up",
+    Cause.PORT_TAKEN: "another process holds the rendezvous port",
     Cause.SETTINGS_DIFFER: "the ranks were started with different settings, devices or number types",
     Cause.DATA_DIFFER: "the ranks have different shards or tokenizers",
     Cause.TORCH_DIFFERS: "the ranks have different versions of PyTorch",
@@ -56,11 +56,11 @@ MEANINGS = {
     Cause.NON_FINITE_LOSS: "the loss is infinite or not a number",
     Cause.OOM: "not enough memory",
     Cause.DISK_FULL: "a disk is full",
-    Cause.DISK_FAILED: "a folder cannot be written or read",
-    Cause.BAD_DATA: "shards or tokenizer are missing, damaged or do not fit",
-    Cause.BAD_CHECKPOINT: "the checkpoint is damaged or of another model, or none is whole",
-    Cause.BAD_SETTINGS: "a setting makes no sense, or not on this machine",
-    Cause.BUG: "a bug in the trainer; the `error` says where the traceback is",
+    Cause.DISK_FAILED: "a folder cannot be read or written",
+    Cause.BAD_DATA: "shards or tokenizer are missing, damaged or do not match",
+    Cause.BAD_CHECKPOINT: "the checkpoint is damaged or belongs to another model, or none is complete",
+    Cause.BAD_SETTINGS: "a setting is invalid, or not supported on this machine",
+    Cause.BUG: "a bug in the trainer; `error` names the file with the traceback",
 }
 
 # By these a rank ends for the sake of another one, or of the way to it; another start may do better.

@@ -25,16 +25,16 @@ def problem(messages: Any) -> str:
         return 'it must be a list of {"role": ..., "content": ...}'
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
-            return f"message {number} is no object with role and content"
+            return f"message {number} is not an object with role and content"
         if not isinstance(message.get("content"), str):
-            return f"the content of message {number} is no text"
+            return f"the content of message {number} is not text"
         if message.get("role") not in (*ROLES, "system"):
-            return f"the role of message {number} is {message.get('role')!r}; user, assistant or system is known"
+            return f"the role of message {number} is {message.get('role')!r}; it must be user, assistant or system"
     roles = [message["role"] for message in messages]
     turns = roles[1:] if roles[0] == "system" else roles
     if any(role != ROLES[number % 2] for number, role in enumerate(turns)):
         return f"the roles are {', '.join(roles)}; user and assistant must take turns, the user first (after a system message)"
-    return "" if len(turns) > 1 else "the assistant says nothing in it"
+    return "" if len(turns) > 1 else "it has no answer by the assistant"
 
 
 def parse(line: str) -> list[Message]:
@@ -42,7 +42,7 @@ def parse(line: str) -> list[Message]:
     try:
         messages = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON ({error})") from None
+        raise ValueError(f"it is not JSON ({error})") from None
     wrong = problem(messages)
     if wrong:
         raise ValueError(wrong)
@@ -62,7 +62,7 @@ def scan(path: Path) -> tuple[array[int], list[str]]:
                     wrong.append(f"{path}, line {number}: {error}")
             at += len(line)
     if not found and not wrong:
-        wrong.append(f"{path} holds no conversations; each line is a list of role and content")
+        wrong.append(f"{path} has no conversations; each line is a JSON list of role and content")
     return found, wrong
 
 

@@ -38,7 +38,7 @@ def packed_bytes(bits: int) -> float:
 
 # By how little they round: `auto` takes the first of those that are nearly as fast as the fastest.
 _WAYS = (
-    Way("exact", "rows of the embeddings only, float32", 4.0, 4, 4.0),
+    Way("exact", "only the used embedding rows, float32", 4.0, 4, 4.0),
     Way("bf16", "the same, bf16 on the wire", 2.0, 2, 2.0),
     Way("int8", "the same, 8 bits on the wire, with error feedback", packed_bytes(8), 2, packed_bytes(8), packs=True),
     Way(

@@ -232,7 +232,7 @@ class Incoming:
         self.file.close()
         if self.hashing.sha256.hexdigest() != sha256:
             self.fresh.unlink()
-            raise BadCheckpoint(f"{self.place} did not arrive as it was sent; start again.")
+            raise BadCheckpoint(f"{self.place} was corrupted in transit; start again.")
         self.fresh.rename(self.place)
 
 
@@ -329,7 +329,7 @@ def load_model(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """The weights by name."""
     found = _load(folder / model_name(step))
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
-        raise BadCheckpoint(f"the checkpoint file {folder / model_name(step)} does not hold a model's weights.")
+        raise BadCheckpoint(f"the checkpoint file {folder / model_name(step)} does not contain a model's weights.")
     # torch.compile puts this before every name, and upstream saves what it compiled.
     return {name.removeprefix("_orig_mod."): value for name, value in found.items()}
 
@@ -342,7 +342,7 @@ def load_meta(folder: Path, step: int) -> Json:
     except (OSError, ValueError, RecursionError) as error:
         raise BadCheckpoint(f"the checkpoint file {path} cannot be read: {error}.") from None
     if not isinstance(meta, dict) or not isinstance(meta.get("model_config"), dict):
-        raise BadCheckpoint(f"the checkpoint file {path} does not say what model it belongs to.")
+        raise BadCheckpoint(f"the checkpoint file {path} does not name its model.")
     return meta
 
 
@@ -351,7 +351,7 @@ def load_optimizer(folder: Path, step: int, rank: int) -> tuple[Json, Json | Non
     found = _load(folder / optimizer_name(step, rank))
     if not isinstance(found, dict):
         raise BadCheckpoint(
-            f"the checkpoint file {folder / optimizer_name(step, rank)} does not hold an optimizer's state."
+            f"the checkpoint file {folder / optimizer_name(step, rank)} does not contain an optimizer's state."
         )
     return found, found.pop(LOADER_KEY, None)
 

@@ -88,8 +88,8 @@ def load_model(folder: Path, step: int, tokenizer: Tokenizer, device: str = "cpu
     config = ModelConfig(**{name: value for name, value in wanted.items() if name in known})
     if config.vocab_size != tokenizer.vocab_size:
         raise UserError(
-            f"the model of step {step} in {folder} knows {config.vocab_size} tokens, but the tokenizer has "
-            f"{tokenizer.vocab_size}; use the tokenizer that it was trained with."
+            f"the model of step {step} in {folder} has {config.vocab_size} tokens, but the tokenizer has "
+            f"{tokenizer.vocab_size}; use the tokenizer it was trained with."
         )
     with torch.device(device):
         model = GPT(config)
@@ -97,7 +97,7 @@ def load_model(folder: Path, step: int, tokenizer: Tokenizer, device: str = "cpu
         model.load_state_dict(checkpoint_manager.load_model(folder, step))
     except RuntimeError as error:
         first = str(error).splitlines()[1:2] or [str(error)]
-        raise UserError(f"the weights of step {step} in {folder} do not fit its model: {first[0].strip()}") from None
+        raise UserError(f"the weights of step {step} in {folder} do not match its model: {first[0].strip()}") from None
     return model.eval()
 
 

@@ -101,7 +101,7 @@ class FineTuning(Stage):
     @contextlib.contextmanager
     def evaluation(self, reader: Reader) -> Iterator[Iterator[Pair]]:
         if self.val_talks is None:
-            raise RuntimeError("there are no conversations to evaluate on")
+            raise RuntimeError("there are no conversations for evaluation")
         micro, length = reader.settings.device_batch_size, reader.settings.max_seq_len
         yield deal_out(epoch_batches(self.val_talks, micro, length), reader.rank, reader.world)
 

@@ -38,7 +38,7 @@ def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] | 
     """The id of the training (or of that of its base model) to go on with, as the environment or the run's folder names it."""
     found = (os.environ if environ is None else environ).get(variable, UNSAID)
     if not is_id_or_unsaid(found):
-        raise UserError(f"{variable} is {found!r}, which is no id of a training: 16 of the characters 0-9 and a-f.")
+        raise UserError(f"{variable} is {found!r}, which is not a training id (16 characters 0-9 and a-f).")
     if found:
         return found
     with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
@@ -58,20 +58,20 @@ def choose(asked: Sequence[str], held: Sequence[Steps], variable: str = TRAINING
     named = sorted(set(asked) - {UNSAID})
     if len(named) > 1:
         told = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(asked) if name)
-        raise UserError(f"{variable} differs: {told}; set it to the same on all ranks.", Cause.SETTINGS_DIFFER)
+        raise UserError(f"{variable} differs: {told}; set the same on all ranks.", Cause.SETTINGS_DIFFER)
     found = sorted({name for steps in held for name in steps} - {UNSAID})
     if named and found and named[0] not in found:
         told = " and ".join(_where(name, held) for name in found)
         raise BadCheckpoint(
-            f"{variable} (or {FILE}) names {named[0]}, but the checkpoints are of {told}; name the one to go on with, or move them away."
+            f"{variable} (or {FILE}) names {named[0]}, but the checkpoints belong to {told}; name the one to resume, or move them away."
         )
     if named:
         return named[0]
     if len(found) > 1:
         told = " and ".join(_where(name, held) for name in found)
         raise BadCheckpoint(
-            f"the checkpoints are of {len(found)} trainings: {told}; set {variable} to the one to go on with, on all ranks "
-            "(those of the other are kept in a folder beside them)."
+            f"the checkpoints belong to {len(found)} trainings: {told}; set {variable} to the one to resume, on all ranks "
+            "(the others are kept in a folder beside them)."
         )
     return found[0] if found else UNSAID
 

@@ -113,14 +113,14 @@ def spoilt(run: Run, loss: float) -> UserError:
     if run.unproven == step:
         checkpoint_manager.remove(run.checkpoints, step)
         place = f"from step {older[-1]}" if older else "from scratch"
-        todo = f"the checkpoint of these weights was removed; go on {place} {how}"
+        todo = f"the checkpoint with these weights was removed; go on {place} {how}"
     elif run.progress.resumed_from == step:
         whole = [one for one in checkpoint_manager.whole_steps(run.checkpoints, run.writer, deep=False) if one < step]
         way = f"--resume-from-step {whole[-1]}" if whole else "no checkpoint: there is no older one"
-        todo = f"they are those of the checkpoint; go on from {way}, {how}"
+        todo = f"they are those of the checkpoint; resume from {way}, {how}"
     else:
         todo = f"resume from the last checkpoint {how}"
-    text = f"the loss is {loss} at step {step}, so this step's weights are spoilt; {todo}."
+    text = f"the loss is {loss} at step {step}, so this step's weights are unusable; {todo}."
     return UserError(text, Cause.NON_FINITE_LOSS, [run.comm.rank] if run.apart else [])
 
 
@@ -180,8 +180,8 @@ def evaluate(run: Run) -> bool:
     with run.stage.evaluation(run.reader) as batches:
         totals = nats_and_bytes(run.model, told_batches(run, batches), run.token_bytes)
     # One rank may take much longer for its part than another.
-    if any(run.comm.exchange("the evaluation of every rank", run.stop_asked, patient=True, fits=flag)):
-        run.journal.say(f"Step {progress.step:05d} | The evaluation was broken off, since the run is asked to stop")
+    if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True, fits=flag)):
+        run.journal.say(f"Step {progress.step:05d} | Evaluation skipped, because the run is stopping")
         return True
     bpb = bits_per_byte(run.comm.all_reduce(totals, "the validation loss"))
     progress.val_bpb = bpb

@@ -44,29 +44,29 @@ def say_setup(run: Run, asked: Settings, products: str) -> None:
     steps = accumulations(settings, run.shares.rows)
     say(f"Total batch size {plan.total_batch_size:,} => gradient accumulation steps: {steps}")
     if settings.core_metric_every > 0:
-        say(f"CORE is not evaluated by this trainer (--core-metric-every {settings.core_metric_every})")
+        say(f"CORE is not supported by this trainer (--core-metric-every {settings.core_metric_every})")
     say(f"Ranks: {run.comm.world}, rows per step: {', '.join(map(str, run.shares.rows))}, sync: {settings.sync}")
     if run.training.shared_head is not None:
         parts = run.training.shared_head.sizes
-        say(f"Head: shared out, rows of the vocabulary by rank: {', '.join(map(str, parts))}")
+        say(f"Head: shared, vocabulary rows by rank: {', '.join(map(str, parts))}")
     say_local(say, settings, asked, plan.num_iterations)
 
 
 def say_local(say: Say, settings: Settings, asked: Settings, steps: int) -> None:
     """What becomes of --local-steps, and of all that needs the ranks alike."""
     if asked.local_steps and not settings.local_steps:
-        say("Local steps: none, since there is one rank only")
+        say("Local steps: none, because there is only one rank")
     if settings.local_steps:
         apart, behind = steps_apart(steps), settings.local_overlap
-        late = f", which travels behind the next {behind} steps" if behind else ""
+        late = f", sent during the next {behind} steps" if behind else ""
         say(
-            f"Local steps: the ranks take the mean of what they changed every {settings.local_steps} steps{late}; they make the "
-            f"first {apart.start} steps and the last {steps - apart.stop} together"
+            f"Local steps: the ranks average their changes every {settings.local_steps} steps{late}; the "
+            f"first {apart.start} and last {steps - apart.stop} steps are in lockstep"
         )
     for name in MEETINGS:
         now, before = getattr(settings, name), getattr(asked, name)
         if now != before:
-            say(f"{flag_of(name)} {before} is moved to every {now} steps, where all ranks are alike")
+            say(f"{flag_of(name)} {before} becomes every {now} steps, when all ranks are in sync")
 
 
 def accumulations(settings: Settings, shares: Sequence[int]) -> str:

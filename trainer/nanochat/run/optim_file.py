@@ -138,17 +138,17 @@ class OptimizerLayout:
         try:
             return {**ours, **self._joined(shards, first["param_groups"])}
         except (KeyError, TypeError, RuntimeError, AttributeError):
-            raise Unusable("its parts do not have the shapes of this model") from None
+            raise Unusable("its tensors do not have this model's shapes") from None
 
     def _check_groups(self, file: Mapping[str, Any]) -> None:
         if not isinstance(file.get("state"), dict) or not isinstance(file.get("param_groups"), list):
-            raise Unusable("its file does not hold what an optimizer of torch saves")
+            raise Unusable("its file is not a torch optimizer state")
         sizes = [len(group.get("params", ())) for group in file["param_groups"]]
         expected = [len(group["params"]) for group in self.groups]
         if sizes != expected:
-            raise Unusable(f"its parameter groups have the sizes {sizes}, not {expected}: another optimizer's")
+            raise Unusable(f"its parameter groups have sizes {sizes}, not {expected}")
         if not file["state"]:
-            raise Unusable("its file holds no state")
+            raise Unusable("its file has no state")
 
     def _joined(self, shards: Mapping[int, Shard], groups: Sequence[Mapping[str, Any]]) -> Json:
         largest = max((name for group in self.groups for name in group["params"]), key=lambda n: self.shapes[n].numel())
@@ -157,7 +157,7 @@ class OptimizerLayout:
         missing = [rank for rank in range(world) if rank not in shards]
         if missing:
             listed = ", ".join(map(str, missing))
-            raise Unusable(f"of its {world} files those of the ranks {listed} are missing")
+            raise Unusable(f"the files of ranks {listed} (of {world}) are missing")
         parts = [shards[rank] for rank in range(world)]
         adamw = [name for group in self.groups if group["kind"] != "muon" for name in group["params"]]
         muon = [group["params"] for group in self.groups if group["kind"] == "muon"]

@@ -41,6 +41,6 @@ def enter_phase(run: Run) -> None:
     make_again(run, run.shares, optimizer, apart)
     begin_apart(run.sync, step, run.plan.num_iterations)
     seconds, sent = time.perf_counter() - begun, run.comm.take_counters()[1]
-    how = f"apart, with a meeting every {run.settings.local_steps}" if apart else "together"
-    run.journal.say(f"From step {step} on the ranks make their steps {how}; it took {seconds:.1f} s")
+    how = f"alone, meeting every {run.settings.local_steps} steps" if apart else "together"
+    run.journal.say(f"From step {step} on, the ranks train {how}; switching took {seconds:.1f} s")
     run.journal.record("phase", step, apart=apart, seconds=seconds, bytes_sent=sent)

@@ -76,7 +76,7 @@ def unexpected(journal: Journal, error: BaseException) -> UserError:
     """A sentence for what nobody foresaw; the stack goes into a file, for whoever puts it right."""
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        text = "the memory of this machine is not enough; lower --device-batch-size, --max-seq-len or --depth."
+        text = "not enough memory on this machine; lower --device-batch-size, --max-seq-len or --depth."
         return UserError(text, Cause.OOM)
     path, stack = journal.folder / f"crash-{os.getpid()}.txt", traceback.format_exc()
     try:

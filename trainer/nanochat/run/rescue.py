@@ -60,15 +60,15 @@ def save_alone(run: Run) -> str | None:
     except NotSaved as error:
         return str(error)
     run.journal.record("checkpoint", step, **saved._asdict(), alone=True)
-    return f"saved step {step} to {run.checkpoints} without the rank that was lost."
+    return f"saved step {step} to {run.checkpoints} without the lost rank."
 
 
 def unsavable(run: Run) -> str | None:
     """Why the last finished step cannot be saved by this rank alone, if it cannot."""
     if run.apart:
-        return "with local steps each rank has weights of its own"
+        return "with local steps each rank has its own weights"
     if run.training.shared_head is not None:
-        return "the head is shared out, and a part of it was lost with the rank"
+        return "the head is split, and a part of it was lost with the rank"
     if run.sync.changing:
         return "its successor had begun to change the weights when a rank was lost"
     return None

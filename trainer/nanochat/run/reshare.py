@@ -4,7 +4,7 @@
 """Going on with other shares in the middle of a run: as if it were saved and resumed, but in memory.
 
 Weights, optimizer state and places in the data are put together on every rank, as for a checkpoint; then what depends on the shares
-is made again and takes them up. So a run that goes on and one that is resumed here are the same.
+is made again and takes them up. So a run that continues and one that is resumed here are the same.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def change_shares(run: Run, shares: Shares) -> None:
     run.stage.deal_again(run.feed.loader, run.reader, shares.rows, places)
     seconds = time.perf_counter() - begun
     run.journal.say(
-        f"Rows per step are now {told(shares.rows)} (before: {told(before.rows)}), since the ranks do the work at speeds of "
-        f"{told(round(100 * speed / sum(speeds)) for speed in speeds)} % of all; it took {seconds:.1f} s"
+        f"Rows per step are now {told(shares.rows)} (before: {told(before.rows)}), because the ranks have these speeds: "
+        f"{told(round(100 * speed / sum(speeds)) for speed in speeds)} % of the total; switching took {seconds:.1f} s"
     )
     run.journal.record(
         "shares", run.progress.step, rows=shares.rows, head=shares.head, before=before.rows, before_head=before.head,

@@ -71,8 +71,8 @@ def take_base_model(run: Run, base: BaseModel) -> None:
     found = choose_step(comm, folder, base.step, training)
     if found is None:
         raise BadCheckpoint(
-            f"no rank has a base checkpoint in {folder}; train a base model with python -m scripts.base_train, or name "
-            "the folder of one with --base-checkpoints."
+            f"no rank has a base checkpoint in {folder}; train one with python -m scripts.base_train, or give "
+            "its folder with --base-checkpoints."
         )
     if leader == comm.rank and found.step not in training.steps:
         # One of another training would be written over.
@@ -97,9 +97,7 @@ def understood(folder: Path, step: int) -> Iterator[None]:
         yield
     except (ArithmeticError, LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
         what = f"{type(error).__name__}: {dataset.first_line(error)}"
-        raise BadCheckpoint(
-            f"the checkpoint of step {step} in {folder} does not hold what it should ({what})."
-        ) from None
+        raise BadCheckpoint(f"the checkpoint of step {step} in {folder} has unexpected content ({what}).") from None
 
 
 def take_up(run: Run, found: Found, files: int) -> None:
@@ -118,7 +116,7 @@ def take_up(run: Run, found: Found, files: int) -> None:
     restore_progress(run.progress, meta, found.step)
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
-        run.journal.say(f"Step {found.step} was made with products through {mine['route']}, which is not accurate here")
+        run.journal.say(f"Step {found.step} used matrix products from {mine['route']}, which is not accurate here")
     run.places = Places(found.step, run.stage.dealt(run.reader, states))
     position = place_in_data(meta, states)
     run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows, position, run.places.ranks)
@@ -131,7 +129,7 @@ def take_kept_shares(run: Run, meta: Mapping[str, Any]) -> None:
         return
     if kept[:2] != list(run.shares):
         run.make_again(Shares(*kept[:2]))
-        run.journal.say(f"Rows per step, as the ranks had come to share them out: {', '.join(map(str, kept[0]))}")
+        run.journal.say(f"Rows per step, as rebalanced before: {', '.join(map(str, kept[0]))}")
 
 
 def load_weights(model: GPT, folder: Path, step: int) -> None:
@@ -139,7 +137,7 @@ def load_weights(model: GPT, folder: Path, step: int) -> None:
         model.load_state_dict(load_model(folder, step))
     except RuntimeError as error:
         what = " ".join(str(error).split())[:300]
-        raise BadCheckpoint(f"the weights of step {step} in {folder} do not fit this model: {what}.") from None
+        raise BadCheckpoint(f"the weights of step {step} in {folder} do not match this model: {what}.") from None
 
 
 def set_aside(run: Run, keep: Collection[int]) -> None:
@@ -157,7 +155,7 @@ def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapp
         return Cursor(*cursor).position()
     place = meta.get("dataloader_state_dict")
     if not isinstance(place, Mapping):
-        raise BadCheckpoint(f"the checkpoint of step {meta.get('step')} does not say where it was in the data.")
+        raise BadCheckpoint(f"the checkpoint of step {meta.get('step')} does not contain its position in the data.")
     return {"epoch": 1, **place}
 
 
@@ -181,7 +179,7 @@ def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None
     told = sync.comm.exchange("the error feedback that was saved", fits, fits=flag)
     zero = [str(rank) for rank, one in enumerate(told) if not one]
     if zero:
-        say(f"Error feedback starts at zero on rank {', '.join(zero)}: none was saved for these ranks and rows")
+        say(f"Error feedback starts at zero on rank {', '.join(zero)}, because none was saved for these ranks and rows")
 
 
 def restore_optimizer(
@@ -205,14 +203,14 @@ def restore_optimizer(
         weights = {name: p.detach() for name, p in training.model.named_parameters()}
         if lost := merge_momentum(comm, state, weights, optimizer.matrix_names):
             say(
-                f"Momentum of {len(lost)} of {len(optimizer.matrix_names)} matrices was lost with the ranks "
-                "that are not here, and starts from zero"
+                f"Momentum of {len(lost)} of {len(optimizer.matrix_names)} matrices was lost with absent ranks "
+                "and starts from zero"
             )
         optimizer.load_state_dict(state)
         if isinstance(sync, LocalSync) and MOMENTUM_KEY in state:
             sync.dense.momentum.copy_(state[MOMENTUM_KEY])
     except Unusable as why:
-        say(f"Step {found.step}: the optimizer starts without momentum, since {why}")
+        say(f"Step {found.step}: the optimizer starts without momentum, because {why}")
     restore_feedback(sync, rows, own.get(FEEDBACK_KEY), say)
     return loaders
 
@@ -240,8 +238,8 @@ def check_not_over(folder: Path, step: int, steps: int) -> None:
     """Refuse a run that would be over before it goes on."""
     if step > steps:
         raise BadCheckpoint(
-            f"the checkpoint in {folder} is of step {step}, but this run ends at step {steps}; "
-            "give a larger --num-iterations, or --resume-from-step."
+            f"the checkpoint in {folder} has step {step}, but this run ends at step {steps}; "
+            "use a larger --num-iterations, or --resume-from-step."
         )
 
 
@@ -252,5 +250,5 @@ def check_same_model(config: ModelConfig, meta: dict[str, Any], folder: Path, st
         if kept != value:
             raise BadCheckpoint(
                 f"the checkpoint of step {step} in {folder} has {name} {kept}, but this run has {value}; "
-                "give the settings it was made with, or another --model-tag."
+                "use its settings, or another --model-tag."
             )

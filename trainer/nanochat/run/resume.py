@@ -159,13 +159,13 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None
             damaged.append(step)
     if wanted >= 0:
         raise BadCheckpoint(
-            f"--resume-from-step {wanted}: no rank has a whole checkpoint of that step in {folder}; "
+            f"--resume-from-step {wanted}: no rank has a complete checkpoint of that step in {folder}; "
             f"there are files of steps {', '.join(map(str, mine)) or 'none'}."
         )
     if damaged:
         raise BadCheckpoint(
-            f"no checkpoint in {folder} is whole on any rank (damaged: {', '.join(map(str, damaged))}); "
-            "move them away to start from the beginning."
+            f"no rank has a complete checkpoint in {folder} (damaged: {', '.join(map(str, damaged))}); "
+            "move them away to start from scratch."
         )
     return None
 
@@ -205,7 +205,7 @@ def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
     told = [held and Held(*held) for held in comm.exchange(what, mine, patient=True, fits=fits)]
     source = next((rank for rank, held in enumerate(told) if held and held.whole), None)
     if source is None:
-        raise BadCheckpoint(f"step {found.step} is whole on no rank any more; start again.")
+        raise BadCheckpoint(f"no rank has a complete step {found.step} any more; start again.")
     ours, wanted = told[source].ours, _wanted(told, source)
     lacking = {rank: _lacking(held, told[source], wanted) for rank, held in enumerate(told) if held}
     try:

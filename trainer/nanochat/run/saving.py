@@ -71,7 +71,7 @@ def save(run: Run, final: bool) -> None:
     run.saved_at = time.monotonic()
     error = write(run.comm, run.journal, run.checkpoints, run.progress.step, contents)
     if error and make_room(run.comm, run.checkpoints, run.settings.keep_checkpoints, run.saved):
-        run.journal.say(f"warning: {error} All checkpoints before the last good one make room for it.")
+        run.journal.say(f"warning: {error} Deleting all checkpoints before the last good one to make room.")
         error = write(run.comm, run.journal, run.checkpoints, run.progress.step, contents)
     if error and final:
         raise error
@@ -87,8 +87,8 @@ def save(run: Run, final: bool) -> None:
 
 def goes_on_without(error: NotSaved, saved: Sequence[int]) -> str:
     """The warning that a checkpoint is missing; saved: those that all ranks have."""
-    last = f"the checkpoint of step {saved[-1]} is still whole" if saved else "there is no checkpoint yet"
-    return f"warning: {error} Training goes on; {last}."
+    last = f"the checkpoint of step {saved[-1]} is still intact" if saved else "there is no checkpoint yet"
+    return f"warning: {error} Training continues; {last}."
 
 
 def write(comm: Comm, journal: Journal, folder: Path, step: int, contents: Mapping[str, Any]) -> NotSaved | None:

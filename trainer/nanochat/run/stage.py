@@ -198,7 +198,7 @@ def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
         )
     if plan.num_iterations < 1:
         raise UserError(
-            f"the horizon asked for is less than one step of {plan.total_batch_size} tokens; "
+            f"the training length is less than one step of {plan.total_batch_size} tokens; "
             "give --num-iterations, or a larger --target-flops or --target-param-data-ratio."
         )
     return plan

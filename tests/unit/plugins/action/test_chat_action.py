@@ -59,7 +59,7 @@ def test_on_the_controller(monkeypatch):
 
 
 def test_over_another_connection_it_is_told_what_to_type(monkeypatch):
-    with pytest.raises(AnsibleError, match=r"reached by containers\.podman\.podman; type there: cd"):
+    with pytest.raises(AnsibleError, match=r"reached by containers\.podman\.podman; run there: cd"):
         made = action.ActionModule(
             None, SimpleNamespace(ansible_name="containers.podman.podman"), None, None, None, None
         )

@@ -51,7 +51,7 @@ def test_the_verdict_is_returned_and_all_of_it_kept_without_secrets(monkeypatch,
 
 
 def test_a_host_without_any_evidence_is_an_error(monkeypatch):
-    with pytest.raises(AnsibleError, match="no evidence, not even a failed one, of b"):
+    with pytest.raises(AnsibleError, match="no evidence, not even a failed one, from b"):
         judge(monkeypatch, {"a": DONE})
 
 

@@ -59,8 +59,8 @@ def test_the_password_of_one_host_is_not_tried_on_others():
 
 def test_a_host_that_is_followed_later_is_told_of_with_the_line_to_add():
     assert _configuration.followed_later("host7", "it has no pipelining", 8, 5) == (
-        "host7 is followed only after others have ended: it has no pipelining. Ansible works on 5 hosts at a time and the job has 8; "
-        "add to ansible.cfg below [defaults]: forks = 8 (for once: --forks 8)"
+        "host7 is followed only after others have ended: it has no pipelining. Ansible handles 5 hosts at a time and the job has 8; "
+        "add to ansible.cfg below [defaults]: forks = 8 (or once: --forks 8)"
     )
 
 
@@ -74,7 +74,7 @@ def test_a_host_without_a_run_dir_is_named():
     nodes = [{"host": "host1", "run_dir": "/runs/d4"}, {"host": "host2"}]
     assert node_of("host1", nodes) is nodes[0]
     for name in ("host2", "host3"):
-        with pytest.raises(AnsibleError, match=f"Of {name} no run_dir"):
+        with pytest.raises(AnsibleError, match=f"The node of {name} has no run_dir"):
             node_of(name, nodes)
 
 

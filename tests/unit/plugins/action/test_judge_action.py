@@ -72,9 +72,9 @@ def test_only_what_runs_or_has_finished_on_every_host_is_left_alone(judge, state
 
 @pytest.mark.parametrize("evidence", [{"desktop": run_of("running")}, {"desktop": run_of("running"), "laptop": {}}])
 def test_a_host_without_evidence_is_never_taken_for_one_where_nothing_was_found(judge, evidence):
-    with pytest.raises(AnsibleError, match=r"no evidence.* of laptop"):
+    with pytest.raises(AnsibleError, match=r"no evidence.* from laptop"):
         judge("launch", plan=PLAN, evidence=evidence)
-    with pytest.raises(AnsibleError, match=r"no evidence.* of laptop"):
+    with pytest.raises(AnsibleError, match=r"no evidence.* from laptop"):
         judge("sameness", hosts=["desktop", "laptop"], master="desktop", data={"desktop": {"digest": "x"}})
 
 
@@ -83,7 +83,7 @@ def test_a_host_that_reads_other_files_is_named(judge):
     assert not judge("sameness", hosts=["desktop", "laptop"], master="desktop", data=same)["failed"]
     told = judge("sameness", hosts=["desktop", "laptop"], master="desktop", data={**same, "laptop": {"digest": "y"}})
     assert told["failed"] and told["msg"].startswith(
-        "laptop reads other files than desktop: y in its run folder, x there."
+        "laptop reads different files from desktop: y in its run folder, x there."
     )
 
 
@@ -131,7 +131,7 @@ def test_hosts_need_the_same_trainer_files(judge):
     hosts = ["desktop", "laptop"]
     files = {"desktop": {"digest": "f"}, "laptop": {"digest": "g"}}
     told = judge("sameness", hosts=hosts, files=files, venv={host: venv() for host in hosts})
-    assert told["failed"] and told["msg"].startswith("laptop has other trainer files than desktop")
+    assert told["failed"] and told["msg"].startswith("laptop has different trainer files from desktop")
 
 
 def test_the_documentation_has_every_judgement_and_its_options():

@@ -84,7 +84,7 @@ def test_a_variable_that_cannot_be_worked_out_is_named(monkeypatch):
     result = run(monkeypatch, {"hosts": BOTH}, known)
     [problem] = result["problems"]
     assert (problem["code"], problem["host"]) == ("setting-refused", "desktop")
-    assert problem["seen"] == "ddp_run of desktop cannot be worked out: 'nothing' is undefined"
+    assert problem["seen"] == "ddp_run of desktop cannot be evaluated: 'nothing' is undefined"
 
 
 def test_a_host_that_the_inventory_does_not_have(monkeypatch):
@@ -141,7 +141,7 @@ def test_findings_are_printed_once(monkeypatch, callback, shown):
 def test_a_limit_that_leaves_hosts_out_is_refused_unless_one_only_looks(monkeypatch):
     known = variables()
     limited = {"hostvars": known, "ansible_play_hosts_all": ["laptop"]}
-    assert "desktop is left out by --limit" in run(monkeypatch, {"hosts": BOTH}, limited, whole=True)["msg"]
+    assert "desktop is excluded by --limit" in run(monkeypatch, {"hosts": BOTH}, limited, whole=True)["msg"]
     assert run(monkeypatch, {"hosts": BOTH, "tolerant": True}, limited, whole=True)["plan"]["world"] == 2
 
 
@@ -150,7 +150,7 @@ def test_a_repository_is_asked_before_a_start_only(monkeypatch, tmp_path):
     source = f"file://{tmp_path}/nothing.git"
     known = variables(ddp_trainer_source=source, ddp_trainer_join=False)
     result = run(monkeypatch, {"hosts": BOTH}, known)
-    assert result["failed"] and f"ddp_trainer_source is {source}, but git says on the controller" in result["msg"]
+    assert result["failed"] and f"ddp_trainer_source is {source}, but git on the controller" in result["msg"]
     looked = run(monkeypatch, {"hosts": BOTH, "tolerant": True}, known)
     assert [found["code"] for found in looked["findings"]] == ["trainer-apart"]
 
@@ -173,17 +173,17 @@ def test_field_41_what_no_play_can_set_is_told_with_the_lines_to_add(monkeypatch
     assert told == []
     action.tell_what_is_lacking(64)
     assert told.pop() == (
-        "Ansible works on 5 hosts at a time and the job has 64, so every task is done in 13 rounds; "
-        "add to ansible.cfg below [defaults]: forks = 64 (for once: --forks 64)"
+        "Ansible handles 5 hosts at a time and the job has 64, so every task takes 13 rounds; "
+        "add to ansible.cfg below [defaults]: forks = 64 (or once: --forks 64)"
     )
     monkeypatch.setattr(action._configuration, "display_is_chosen", lambda: False)
     action.tell_what_is_lacking(64)
-    assert "forks = 64 and stdout_callback = nanochat.ddp.story (for once: --forks 64)" in told.pop()
+    assert "forks = 64 and stdout_callback = nanochat.ddp.story (or once: --forks 64)" in told.pop()
     action.tell_what_is_lacking(2)
     assert told.pop().endswith("below [defaults]: stdout_callback = nanochat.ddp.story")
     monkeypatch.setattr(action._configuration, "display_is_chosen", lambda: True)
     monkeypatch.setattr(action._configuration, "facts_are_variables", lambda: True)
     action.tell_what_is_lacking(2)
     assert told.pop() == (
-        "Ansible takes what hosts tell for variables of its plays; add to ansible.cfg below [defaults]: inject_facts_as_vars = false"
+        "Ansible turns facts from hosts into play variables; add to ansible.cfg below [defaults]: inject_facts_as_vars = false"
     )

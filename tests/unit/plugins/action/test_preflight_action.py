@@ -20,7 +20,7 @@ OK = {"ok": True, "torch": "2.13.0", "bandwidth_mbit": 900.0}
         ({"skipped": True}, {}),
         ({"stdout": 'noise\n{"ok": true}\n', "rc": 0}, {"ok": True}),
         ({"stdout": "", "stderr": "Traceback\nImportError: no torch", "rc": 1}, "ImportError: no torch"),
-        ({"stdout": '{"ok": tr', "stderr": "", "rc": -9}, "it said nothing"),
+        ({"stdout": '{"ok": tr', "stderr": "", "rc": -9}, "no output"),
         ({"msg": "async task did not complete"}, "async task did not complete"),
     ],
 )

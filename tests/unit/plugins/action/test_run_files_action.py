@@ -71,7 +71,7 @@ def test_a_host_writes_nothing_outside_its_folder(collect, tmp_path, kind, path,
     offered = piece(path) if kind == "pieces" else {"path": path, "size": 4, "mtime": 5}
     host = Host(**{kind: [offered]})
     told = collect(host, check)
-    assert told["failed"] and "node1" in told["msg"] and "which is not a file of a run" in told["msg"]
+    assert told["failed"] and "node1" in told["msg"] and "which is not a run file" in told["msg"]
     assert (written(tmp_path), host.fetched) == ([], [])
 
 
@@ -86,7 +86,7 @@ def test_a_run_folder_that_would_be_another_command_of_sftp_is_refused(collect, 
 @pytest.mark.parametrize("name", ["../..", "..", "/root", "a/b", ".ssh", 5, ["x"], "x" * 60, "d4\0"])
 def test_the_name_of_a_run_that_a_host_makes_up_is_refused(collect, tmp_path, name):
     told = collect(Host(run=name, pieces=[piece("log/rank0.log")]))
-    assert told["failed"] and "no name of a run" in told["msg"]
+    assert told["failed"] and "not a valid run name" in told["msg"]
     assert written(tmp_path) == []
 
 

@@ -21,7 +21,7 @@ def test_a_host_without_the_variable_is_not_left_out():
     found = of_hosts(["desktop", "laptop"], hostvars, "seen")
     assert list(found) == ["desktop", "laptop"] and found["laptop"] is None
     assert of_hosts(["laptop"], hostvars, "seen", {}) == {"laptop": {}}
-    assert [row["problem"] for row in rows_of(found)] == [None, "it gave no answer"]
+    assert [row["problem"] for row in rows_of(found)] == [None, "it did not answer"]
     assert one_run(found) == "d4"
 
 

@@ -36,7 +36,7 @@ def test_what_can_be_read_and_what_is_of_another_kind_is_left_to_ansible(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("content", "why"), [(b"a: \xff", "not written in UTF-8"), (b"a: \x01", "take that character out")]
+    ("content", "why"), [(b"a: \xff", "not written in UTF-8"), (b"a: \x01", "remove that character")]
 )
 def test_bytes_that_are_no_text_are_said(tmp_path, content, why):
     path = tmp_path / "hosts.yml"

@@ -139,15 +139,15 @@ def test_absent_removes_it_once(run_module, path):
 @pytest.mark.parametrize(
     "env, words",
     [
-        ({"2X": "a"}, "'2X' is no name"),
-        ({"A-B": "a"}, "'A-B' is no name"),
-        ({"": "a"}, "'' is no name"),
-        ({"A\n": "a"}, "'A\\n' is no name"),
+        ({"2X": "a"}, "'2X' is not a valid environment variable name"),
+        ({"A-B": "a"}, "'A-B' is not a valid environment variable name"),
+        ({"": "a"}, "'' is not a valid environment variable name"),
+        ({"A\n": "a"}, "'A\\n' is not a valid environment variable name"),
         ({"UID": "a"}, "UID cannot be set"),
         ({"A": True}, "the value of A is bool"),
         ({"A": None}, "the value of A is NoneType"),
         ({"A": ["a"]}, "the value of A is list"),
-        ({"A": "a\0b"}, "A holds a NUL byte"),
+        ({"A": "a\0b"}, "A contains a NUL byte"),
         ({"A": "x" * 131072}, "A is 131074 bytes long"),
     ],
 )

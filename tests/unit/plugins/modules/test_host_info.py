@@ -72,4 +72,4 @@ def test_a_python_that_does_not_run_is_passed_over(monkeypatch, capsys, tmp_path
 @pytest.mark.parametrize("option", [{"base_dir": "/a\0b"}, {"peers": ["a", "b\0"]}, {"folders": ["\0"]}])
 def test_a_nul_byte_is_refused_by_the_option_s_name(monkeypatch, capsys, option):
     result, dummy = call(monkeypatch, capsys, option)
-    assert result["failed"] and re.match(rf"{next(iter(option))}(\[\d\])? holds a NUL byte", result["msg"])
+    assert result["failed"] and re.match(rf"{next(iter(option))}(\[\d\])? contains a NUL byte", result["msg"])

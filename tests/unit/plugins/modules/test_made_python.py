@@ -75,12 +75,12 @@ def test_a_failure_names_the_download_the_mirror_and_what_to_type(run_module: An
 @pytest.mark.parametrize(
     ("content", "lacking", "words"),
     [
-        (None, "", "has no wheel of uv that can be read"),
-        (b"no archive", "", "has no wheel of uv that can be read"),
+        (None, "", "has no readable uv wheel"),
+        (b"no archive", "", "has no readable uv wheel"),
         (
             None,
             "the controller: no package index answers",
-            "uv, which would install one, is not available: the controller: no package",
+            "uv to install one is not available: the controller: no package",
         ),
     ],
 )

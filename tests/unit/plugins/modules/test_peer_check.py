@@ -72,7 +72,9 @@ def test_field_42_no_rate_is_measured_where_none_is_wanted_or_the_time_is_up(run
     unwanted = run_module(peer_check, address=HOST, peers=[{**peer, "measure": False}])["links"][0]
     assert unwanted["latency_ms"] > 0 and unwanted["bandwidth_mbit"] is None and not unwanted["error"]
     late = check(run_module, responder, deadline=0)
-    assert late["bandwidth_mbit"] is None and late["error"] == "bulk data: the 0 s for all peers were over"
+    assert (
+        late["bandwidth_mbit"] is None and late["error"] == "bulk data: the time limit of 0 s for all peers was reached"
+    )
 
 
 def test_a_refused_port_is_a_result(run_module, listening):

@@ -96,7 +96,7 @@ def test_what_cannot_be_had_is_named(sync):
     result = sync(peers=[], timeout=1)
 
     assert result["failed"]
-    assert result["msg"].startswith("worker: 5 files could not be had (shard_00000.parquet, ")
+    assert result["msg"].startswith("worker: 5 files could not be copied (shard_00000.parquet, ")
     assert "asked nobody" in result["msg"]
 
 

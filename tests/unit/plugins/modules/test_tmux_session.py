@@ -242,7 +242,7 @@ def test_nothing_to_stop_needs_no_tmux_and_no_folder(play, host, tmp_path, state
         ({"argv": ["-c"]}, "argv must begin with a program, not with '-c'"),
         ({"argv": ["/no/python"]}, "/no/python does not exist or cannot be executed"),
         ({"chdir": "/no"}, "its folder /no does not exist"),
-        ({"env_file": "/no/env"}, "its environment /no/env does not exist"),
+        ({"env_file": "/no/env"}, "its environment file /no/env does not exist"),
         ({"log": "/proc/no/log"}, "cannot write /proc/no"),
     ],
 )
@@ -255,7 +255,7 @@ def test_refuses_what_cannot_run(play, host, options, words):
 
 def test_a_word_that_no_program_could_get_is_named(play, host):
     result = play(argv=["a", "b\0"])
-    assert result["failed"] and "argv[1] holds a NUL byte" in result["msg"] and not host.sessions
+    assert result["failed"] and "argv[1] contains a NUL byte" in result["msg"] and not host.sessions
 
 
 def test_tmuxs_own_words_are_passed_on(play, host):
@@ -283,7 +283,7 @@ def test_a_session_of_somebody_else_is_not_replaced(play, host):
 
     result = play()
 
-    assert result["failed"] and "tmux has a session job already that nanochat.ddp did not start" in result["msg"]
+    assert result["failed"] and "tmux already has a session job that nanochat.ddp did not start" in result["msg"]
     assert host.sessions == {"job": ""}
 
 
@@ -292,7 +292,7 @@ def test_a_run_of_another_folder_is_not_replaced_before_it_has_ended(play, host,
     host.pane = "0 77"
 
     result = play()
-    assert result["failed"] and f"runs already, for /elsewhere and not for {tmp_path}" in result["msg"]
+    assert result["failed"] and f"is already running for /elsewhere, not for {tmp_path}" in result["msg"]
     assert host.sessions == {"job": "another.id"}
 
     host.pane = "1 77"

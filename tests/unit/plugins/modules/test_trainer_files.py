@@ -147,7 +147,7 @@ def test_a_training_with_these_very_files_is_nothing_to_refuse(deploy, request):
 def test_empty_source_is_named(run_module, tmp_path):
     result = run_module(trainer_files, src="/nowhere", dest=str(tmp_path / "d"), host="worker", files={})
     assert (
-        result["failed"] and result["msg"] == f"worker: there are no files to bring to {tmp_path}/d; /nowhere is empty"
+        result["failed"] and result["msg"] == f"worker: there are no files to copy to {tmp_path}/d; /nowhere is empty"
     )
 
 
@@ -166,5 +166,5 @@ def test_folder_that_cannot_be_written_is_named(deploy, tmp_path):
 
 def test_tree_that_is_no_source_is_refused(src, monkeypatch):
     monkeypatch.setattr(trainer_tree, "LARGEST_TREE", 10)
-    with pytest.raises(trainer_tree.TreeError, match="hardly the sources of a trainer"):
+    with pytest.raises(trainer_tree.TreeError, match="too much for a trainer's sources"):
         trainer_tree.read_tree(str(src))

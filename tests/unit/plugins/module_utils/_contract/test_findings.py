@@ -58,7 +58,7 @@ def test_what_was_seen_of_many_hosts_alike_is_told_once():
     assert told == [(many[0], "99 more, node002 ... node100"), (own, "")]
     lines = refusal_text([*many, own]).splitlines()
     assert lines[0] == "101 problems; nothing was changed:"
-    assert lines[1] == f"- {sentence(many[0])} The same of 99 more, node002 ... node100."
+    assert lines[1] == f"- {sentence(many[0])} Also: 99 more, node002 ... node100."
     assert lines[2:] == [f"- {sentence(own)}"]
 
 

@@ -73,7 +73,7 @@ def test_words_of_the_command_line_become_numbers_and_truths():
             "ftp://x",
             'ddp_data_url is "ftp://x" on desktop; it must be a URL that begins with http:// or https://.',
         ),
-        ("ddp_extra_env", {"A B": 1}, "'A B' is no name of an environment variable"),
+        ("ddp_extra_env", {"A B": 1}, "'A B' is not a valid environment variable name"),
         ("ddp_extra_env", "x=1", "it must be a dictionary of environment variables."),
         ("ddp_port_range", "40000-40010", "fewer than 100 ports"),
         ("ddp_port_range", "60000-50000", "not within 1024-65535"),
@@ -118,7 +118,7 @@ def test_all_problems_are_told_at_once():
 
 def test_field_09_hosts_that_differ_in_a_setting_of_the_run_are_refused():
     (problem,) = refusal({"ddp_depth": 4}, {"ddp_depth": 8})
-    assert problem == "ddp_depth is 4 on desktop but 8 on laptop; it belongs to the whole run: set it for the group."
+    assert problem == "ddp_depth is 4 on desktop but 8 on laptop; it applies to the whole run: set it for the group."
     (problem,) = refusal({}, {"ddp_sync": "bf16"})
     assert 'ddp_sync is not set on desktop but "bf16" on laptop' in problem
 

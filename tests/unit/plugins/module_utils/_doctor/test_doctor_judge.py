@@ -127,8 +127,8 @@ def test_all_healthy_but_one_is_slow_for_a_reason() -> None:
 @pytest.mark.parametrize(
     ("system", "reason"),
     [
-        ({"throttled": True}, "its cores are throttled by heat"),
-        ({"limited": 0.8}, "the CPU limit of its control group stops it for 80 % of the time"),
+        ({"throttled": True}, "its cores are thermally throttled"),
+        ({"limited": 0.8}, "its cgroup's CPU limit throttles it 80 % of the time"),
         ({"pressure": {"cpu": 1.0, "memory": 0.0, "io": 71.0}}, "a process there waits for the disk 71 % of the time"),
         ({"pressure": {"cpu": 1.0, "memory": 33.0, "io": None}}, "a process there waits for memory 33 % of the time"),
     ],
@@ -220,7 +220,7 @@ def test_a_link_cut_in_both_directions() -> None:
         rank("laptop", WAITS, process=IDLE, links={"laptop": "timeout"}),
         rank("desktop", WAITS, process=IDLE, links={"desktop": "timeout"}),
     )
-    assert told["code"] == "link-cut" and "nor the other way round" in told["seen"]
+    assert told["code"] == "link-cut" and "nor in the other direction" in told["seen"]
 
 
 def test_a_network_card_that_is_down() -> None:
@@ -335,7 +335,7 @@ def test_field_12_a_host_out_of_reach_from_here_only_is_no_error() -> None:
     assert (told["code"], told["severity"]) == ("rank-host-no-answer", "warning")
     assert (
         told["seen"]
-        == "rank 1 (laptop) gave no answer within 25 s; rank 0 (desktop) makes progress, so the run goes on."
+        == "rank 1 (laptop) gave no answer within 25 s; rank 0 (desktop) makes progress, so the run continues."
     )
 
 
@@ -383,7 +383,7 @@ def test_a_rank_is_described_by_what_its_host_and_its_dump_told() -> None:
     told = rank("laptop", {"phase": "sync", "phase_seconds": 12.0, "error": "RuntimeError: x"}, dump=flight)
     answers = {"desktop": Answer(told), "laptop": Answer(rank("desktop", {"phase_seconds": None}))}
     one, stack, said, other, last = lines({"desktop": "rank 0 (desktop)", "laptop": "rank 1 (laptop)"}, answers)
-    assert "phase sync for 12 s, collective 300, last of Gloo's record 42, process 4711 state R" in one
+    assert "phase sync for 12 s, collective 300, last Gloo record 42, process 4711 state R" in one
     assert (stack, said) == ("  stack: comm.py:9 in wait", "  said: RuntimeError: x")
     assert "phase forward_backward for 0 s, collective 300, process 4711 state R" in other
     assert last == "  said: step 00040/05000"
@@ -414,7 +414,7 @@ def test_a_failed_module_is_never_told_as_a_host_out_of_reach() -> None:
     assert (told["code"], told["severity"], told["host"]) == ("rank-not-examined", "error", "laptop")
     assert told["seen"] == "rank 1 (laptop) could not be examined: dmesg: Operation not permitted."
     assert verdict(rank("laptop", crashed("ValueError: x"), process=None), failed)["code"] == "rank-failed"
-    assert "was not asked" in diagnose(PLAN, {"desktop": None, "laptop": {}})["verdict"]["seen"]
+    assert "was not contacted" in diagnose(PLAN, {"desktop": None, "laptop": {}})["verdict"]["seen"]
 
 
 def test_why_a_host_gave_no_answer_is_said_as_it_was() -> None:
@@ -463,11 +463,11 @@ def test_field_35_who_is_away_from_a_run_that_goes_on_is_told_from_who_crashed()
     for laptop, words in (
         (rank("desktop", {"state": "stopped"}), "laptop is stopped there"),
         (rank("desktop", {"state": "crashed", "error": "gone"}), "laptop is crashed there"),
-        (rank("desktop", together(state="idle", why="the rank of laptop died")), "is to be let in by desktop"),
+        (rank("desktop", together(state="idle", why="the rank of laptop died")), "is being readmitted by desktop"),
         # Rebooted: what its keeper said last is over.
         (
             rank("desktop", {"state": "crashed", "error": "gone", **together(state="idle")}),
-            "laptop has no keeper any more",
+            "laptop has lost its keeper",
         ),
         (None, "laptop "),
     ):
@@ -540,7 +540,7 @@ def test_a_run_that_was_given_up_is_not_told_as_its_last_death():
     )
     told = verdict(desktop, laptop)
     assert (told["code"], told["host"]) == ("run-given-up", "desktop")
-    assert told["seen"].startswith("The run was given up: the run died 4 times") and "firewall" not in told["remedy"]
+    assert told["seen"].startswith("The run gave up: the run died 4 times") and "firewall" not in told["remedy"]
     # One error that a restart would meet again is told as what it is.
     full = {**crashed("no space"), "end_error": "no space", "end_cause": "disk-full", "end_blames": [0]}
     told = verdict(rank("laptop", {**full, **together(state="failed", why="no space")}), laptop)

@@ -508,7 +508,7 @@ def test_nftables_survives_a_reboot_where_its_file_is_loaded(tmp_path):
 def test_nftables_writes_no_file_at_which_a_boot_would_fail(tmp_path):
     change = nft_at_boot(tmp_path, (1, "", "x.nft:3:1: Error: No such file or directory"))
     assert not change.persistent
-    assert "does not make the chains" in change.note
+    assert "does not define the chains" in change.note
     assert not any(step.path for step in change.steps)
 
 

@@ -21,12 +21,12 @@ def nested(levels):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"env": {"A": ["b", "c\0"]}}, "env.A[1] holds a NUL byte"),
-        ({"path": "\ud800"}, "path holds half a character"),
+        ({"env": {"A": ["b", "c\0"]}}, "env.A[1] contains a NUL byte"),
+        ({"path": "\ud800"}, "path contains a lone surrogate"),
         ({"wait": float("inf")}, "wait is inf; it must be a finite number"),
         ({"rank": 2**63}, "rank is a number beyond 64 bits"),
         ({"rank": -(2**63) - 1}, "rank is a number beyond 64 bits"),
-        ({"plan": {"a\0": 1}}, "a name in plan holds a NUL byte"),
+        ({"plan": {"a\0": 1}}, "a name in plan contains a NUL byte"),
         ({"plan": nested(50)}, "plan[0]"),
         (float("nan"), "the arguments is nan"),
     ],
@@ -49,7 +49,7 @@ def test_numbers_have_bounds_also_one_within_another():
         assert list(arguments.beyond({"port": port, "wait": {"timeout": timeout}}, bounds)) == []
     assert list(arguments.beyond({"port": 1, "wait": None}, bounds)) == []
     told = list(arguments.beyond({"port": 0, "wait": {"timeout": 601}}, bounds))
-    assert told == ["port is 0; it must be from 1 to 65535.", "wait.timeout is 601; it must be from 0 to 600."]
+    assert told == ["port is 0; it must be between 1 and 65535.", "wait.timeout is 601; it must be between 0 and 600."]
 
 
 def test_a_module_is_asked_for_no_more_than_it_can_hold(run_module):
@@ -61,7 +61,7 @@ def test_a_module_is_asked_for_no_more_than_it_can_hold(run_module):
         module.exit_json()
 
     assert not run_module(SimpleNamespace(main=main), rank="3").get("failed") and asked == [{"rank": 3, "name": None}]
-    assert run_module(SimpleNamespace(main=main), rank=10)["msg"] == "rank is 10; it must be from 0 to 9."
-    assert run_module(SimpleNamespace(main=main), name="a\0")["msg"].startswith("name holds a NUL byte")
+    assert run_module(SimpleNamespace(main=main), rank=10)["msg"] == "rank is 10; it must be between 0 and 9."
+    assert run_module(SimpleNamespace(main=main), name="a\0")["msg"].startswith("name contains a NUL byte")
     assert run_module(SimpleNamespace(main=main), rank=float("inf"))["msg"].startswith("rank is inf")
     assert len(asked) == 1

@@ -56,7 +56,7 @@ def test_an_env_file_is_written_without_a_module(tmp_path, monkeypatch):
     assert (tmp_path / "env").read_text().splitlines()[-1] == "KEY='it'\\''s secret'"
     assert told(env_state, params)["changed"] is False
     refused = told(env_state, {**params, "mode": "9"})
-    assert refused["failed"] and "mode '9' is not a mode" in refused["msg"]
+    assert refused["failed"] and "mode '9' is not a quoted octal mode" in refused["msg"]
 
 
 def test_a_run_folder_is_deployed_without_a_module_and_its_keeper_starts(tmp_path):
@@ -70,7 +70,7 @@ def test_a_run_folder_is_deployed_without_a_module_and_its_keeper_starts(tmp_pat
     assert keeper == host_code.program(deployment.keeper.__name__, "main", str(tmp_path / "run"))
     (tmp_path / "file").write_text("")
     assert (
-        "cannot be made"
+        "cannot be created"
         in told(deployment, wish(deployment, path=f"{tmp_path}/file/run", plan={}, state="ready"))["msg"]
     )
 

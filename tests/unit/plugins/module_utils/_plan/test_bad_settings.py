@@ -238,7 +238,7 @@ def test_addresses_of_two_kinds_and_twice_the_same_are_told() -> None:
         ("ddp_data_shards", 10**9, "(at most 100000)"),
         ("ddp_timeout", 10**400, "(at most 1000000)"),
         ("ddp_base_dir", "/a\0b", "a NUL byte"),
-        ("ddp_results_dir", "\ud800", "half a character"),
+        ("ddp_results_dir", "\ud800", "lone surrogate"),
         ("ddp_extra_args", ["a\0"], "a NUL byte"),
         ("ddp_extra_env", "[" * 5000, "ddp_extra_env is"),
     ],

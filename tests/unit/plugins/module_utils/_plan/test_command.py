@@ -61,7 +61,7 @@ def test_somebody_elses_trainer_gets_only_the_flags_that_it_knows():
             {**apart, "ddp_batch_split": "threads", "ddp_sync": "bf16", "ddp_matmul": "bf16", "ddp_tracker": "mlflow"}
         )
     )
-    assert len(problems) == 5 and "only this collection's own trainer knows" in problems[0]
+    assert len(problems) == 5 and "only this collection's trainer supports" in problems[0]
 
 
 def test_field_21_the_ranks_of_a_checkout_are_joined():
@@ -83,7 +83,7 @@ def test_field_21_the_ranks_of_a_checkout_are_joined():
     assert words[end + 1 :] == flag_words(plan["nodes"][1]["flags"])
     assert all(re.search("[=<]", one) for one in plan["trainer"]["requirements"])
     assert plan["trainer"]["joined"] and plan["training"]["resume"] and plan["training"]["sync"] == "bf16"
-    assert "nanochat of /home/me/nanochat, unchanged; its ranks are joined to train one model" in render(plan)
+    assert "nanochat of /home/me/nanochat, unchanged; join.py makes its ranks train one model" in render(plan)
     packed = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int8"})).plan
     assert "--sync=int8" in packed["nodes"][0]["argv"]
     assert packed["nodes"][0]["memory_bytes"] > plan["nodes"][0]["memory_bytes"]
@@ -100,10 +100,10 @@ def test_field_25_local_steps_reach_the_trainer_and_the_plan_says_so():
     outcome = make_plan(hosts({"ddp_local_steps": 10, "ddp_iterations": 500, "ddp_save_every": 50}))
     assert flag(outcome.plan["nodes"][0], "local-steps") == 10
     assert flag(outcome.plan["nodes"][0], "local-overlap") == 5
-    told = "sync exact (auto) every 10 steps (the mean travels behind the next 5), apart in between"
+    told = "sync exact (auto) every 10 steps (the mean is sent during the next 5), with"
     assert told in render(outcome.plan)
     often = make_plan(hosts({"ddp_local_steps": 10, "ddp_iterations": 500, "ddp_save_every": 5}))
-    assert "every 10 steps, apart in between" in render(often.plan)  # since all wait before each checkpoint
+    assert "every 10 steps, with" in render(often.plan)  # since all wait before each checkpoint
     apart, together = outcome.plan["nodes"][0], make_plan(hosts()).plan["nodes"][0]
     assert apart["memory_bytes"] > together["memory_bytes"]
     assert flag(together, "local-steps") == 0
@@ -113,7 +113,7 @@ def test_further_arguments_come_last():
     outcome = make_plan(hosts({"ddp_extra_args": ["--warmup-steps=5", "--matrix-lr", "0.01"]}))
     assert all(entry["argv"][-2:] == ["--warmup-steps=5", "--matrix-lr=0.01"] for entry in outcome.plan["nodes"])
     (problem,) = refusal(hosts({"ddp_extra_args": ["--warmup-steps=5", "0.01"]}))
-    assert problem == "ddp_extra_args holds '0.01', which belongs to no flag; write --name=value."
+    assert problem == "ddp_extra_args holds '0.01', which follows no flag; write --name=value."
 
 
 def test_torchrun_keeps_its_hands_off_the_trainers_flags():

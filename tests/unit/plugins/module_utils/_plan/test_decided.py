@@ -80,7 +80,7 @@ def test_decisions_and_what_they_are_made_from_stay_as_they_are():
     [{"ddp_timeout": 3}, {"ddp_head_dim": 63}, {"ddp_total_batch": 2500}, {"ddp_port_range": "29000-29999"}],
 )
 def test_a_refusal_names_what_the_user_wrote_and_not_what_was_kept(wrong):
-    """30 local steps, kept from the run that goes on, are more than the 20 steps that the user wants now."""
+    """30 local steps, kept from the resumed run, are more than the 20 steps that the user wants now."""
     settings = {**AUTO_STEPS, "ddp_iterations": 20}
     assert decided(settings, BEGUN).local_steps.value == 0
     with pytest.raises(PlanError) as caught:

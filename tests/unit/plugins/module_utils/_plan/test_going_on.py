@@ -147,7 +147,7 @@ def test_a_host_that_is_named_for_the_data_may_be_left_out_once_others_have_them
     after = make_plan(known[:1]).plan
     assert (after["data"]["id"], after["data"]["host"]) == (before["data"]["id"], "desktop")
     known[0]["probe"]["data"] = []
-    assert "ddp_data_host is laptop, which is no host of this job; use desktop." in refusal(known[:1])
+    assert "ddp_data_host is laptop, which is not a host of this job; use desktop." in refusal(known[:1])
 
 
 def test_text_of_another_host_is_other_data():

@@ -25,7 +25,7 @@ def test_field_06_a_port_that_somebody_holds_is_refused_with_the_holder():
     (problem,) = refusal(hosts(one={"ports": [holder]}))
     assert problem.startswith("ddp_port 29500 is taken on desktop by process 4711 of eve (python old.py)")
     (problem,) = refusal(hosts(one={"ports": [{**holder, "pid": None, "command": None}]}))
-    assert "by a process of eve, which this user may not look at; choose another port" in problem
+    assert "by a process of eve, which this user may not inspect; choose another port" in problem
     # Only the master listens there.
     assert make_plan(hosts(two={"ports": [holder]})).plan["world"] == 2
 
@@ -48,14 +48,14 @@ def test_our_own_running_session_holds_its_port_rightly():
             {"disk": {**laptop()["disk"], "free": GIGA}},
             "laptop has 1.0 GB free below /home/xiaoxin, but checkpoints, data and software",
         ),
-        ({"disk": {**laptop()["disk"], "writable": False}}, "but xiaoxin cannot write in"),
+        ({"disk": {**laptop()["disk"], "writable": False}}, "but xiaoxin cannot write to"),
         (
             {"transfer": {"folder": "/home/xiao xin/.ansible/tmp", "shell": "/bin/bash"}},
             "ansible_remote_tmp: /var/tmp/ansible-xiaoxin",
         ),
         (
             {"ddp_python": "/opt/python9"},
-            "ddp_python is /opt/python9 on laptop, which is no Python of 3.10 or newer there",
+            "ddp_python is /opt/python9 on laptop, which is not a Python 3.10 or newer",
         ),
         ({"host": {**laptop()["host"], "arch": "riscv64"}}, "laptop is a machine of type riscv64"),
         (
@@ -90,7 +90,7 @@ def test_two_nodes_in_one_folder_are_refused():
     for host in known:
         host["probe"]["disk"]["real_path"] = "/home/lzw/same"
     (problem,) = refusal(known)
-    assert "both nodes are on one machine" in problem and "{{ inventory_hostname }}" in problem
+    assert "both nodes run on one machine" in problem and "{{ inventory_hostname }}" in problem
 
 
 def test_a_shared_home_on_a_file_server_is_refused():
@@ -144,13 +144,13 @@ def test_nobody_is_told_to_leave_threads_empty_who_did():
         host["probe"]["cpu"].update(available=2, available_physical=2)
     (told,) = [one for one in make_plan(crowd).findings if one["code"] == "threads-over-cores"]
     assert told["seen"] == "3 threads on 2 processors"
-    assert told["remedy"] == "Let fewer than 3 nodes train on this machine."
+    assert told["remedy"] == "Train with fewer than 3 nodes on this machine."
 
 
 def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
     known = hosts(one={"disk": {**desktop()["disk"], "free": 0}})
     known[1].update(probe=None, error="ssh: connect to host 192.168.1.11 port 22: No route to host")
-    said = "laptop cannot be looked at (ssh: connect to host 192.168.1.11 port 22: No route to host); see"
+    said = "laptop cannot be examined (ssh: connect to host 192.168.1.11 port 22: No route to host); check"
     assert any(problem.startswith(said) for problem in refusal(known))
     outcome = make_plan(known, tolerant=True)
     assert [entry["session"] for entry in outcome.plan["nodes"]] == ["nanochat-d4-rank0", "nanochat-d4-rank1"]
@@ -175,7 +175,7 @@ def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
 def test_tolerant_the_reason_is_in_the_words_of_ssh(error, reason):
     known = [*hosts()[:1], {"name": "laptop", "settings": {}, "probe": None, "error": error}]
     (problem,) = refusal(known)
-    assert problem.startswith(f"laptop cannot be looked at ({reason}")
+    assert problem.startswith(f"laptop cannot be examined ({reason}")
     assert ("install Python there" in problem) == ("interpreter" in error)
 
 

@@ -45,7 +45,7 @@ def test_field_36_a_python_is_made_where_none_is_new_enough_unless_there_is_no_n
     old = {"python": {**laptop()["python"], "candidates": [], "version": "3.9.2"}}
     (problem,) = refusal(hosts({"ddp_trainer_offline": True}, two=old))
     assert (
-        "laptop has no Python of 3.10 or newer (its own is 3.9.2), which the trainer needs; its user makes one"
+        "laptop has no Python of 3.10 or newer (its own is 3.9.2), which the trainer needs; its user can install one"
         in problem
     )
     first = make_plan(hosts({"ddp_python_mirror": "file:///mnt/mirror"}, two=old))
@@ -53,11 +53,11 @@ def test_field_36_a_python_is_made_where_none_is_new_enough_unless_there_is_no_n
     assert [node["python"] for node in first.plan["nodes"]] == ["/usr/bin/python3.11", made]
     assert first.plan["trainer"]["python_mirror"] == "file:///mnt/mirror"
     (told,) = [one for one in first.findings if one["code"] == "python-made"]
-    assert "uv makes 3.12 once below /home/xiaoxin/nanochat-ddp/python" in told["seen"]
+    assert "uv installs 3.12 once below /home/xiaoxin/nanochat-ddp/python" in told["seen"]
     # With the made one at hand the plan is the same.
     old["python"]["candidates"] = [{"executable": made, "version": "3.12.9", "venv_module": True}]
     again = make_plan(hosts({"ddp_python_mirror": "file:///mnt/mirror"}, two=old))
     assert again.plan["digest"] == first.plan["digest"]
-    assert "the trainer's is made with 3.12 in" in next(
+    assert "the trainer uses 3.12, installed in" in next(
         one["seen"] for one in again.findings if one["code"] == "python-made"
     )

@@ -62,7 +62,7 @@ def keeps(mbit: float, count: int, kind: str = LEAST, **settings: Any) -> float:
 def test_over_a_fast_link_all_steps_are_made_together():
     found = way(1000.0)
     assert (found.sync, found.local_steps) == ("exact", 0)
-    assert f"together in every step (exact) the hosts keep {keeps(1000.0, 0):.0%} of their speed" == found.why
+    assert f"in lockstep (exact) the hosts keep {keeps(1000.0, 0):.0%} of their speed" == found.why
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_where_no_distance_is_enough_the_longest_is_taken_and_what_it_keeps_is_t
     assert found.local_steps == 100 and keeps(0.3, 100) < ENOUGH
     alone = predict(document, BOTH, None, ROWS, LEAST, 1).seconds
     apart, whole = (step(document, BOTH, link, ROWS, found.sync, 100).seconds for step in (predict, mean_step))
-    said = f"with 100 steps apart ({found.sync}) {alone / apart:.0%}, and {alone / whole:.0%} in the whole run"
+    said = f"with 100 local steps ({found.sync}) {alone / apart:.0%}, and {alone / whole:.0%} over the whole run"
     assert said in found.why
 
 
@@ -101,7 +101,7 @@ def test_the_more_hosts_the_more_often_they_meet(world, steps):
     larger = dataclasses.replace(job(), hosts=tuple(one.host for one in hosts), rows=rows)
     found = choose_way(larger, hosts, Link(0.3, 1.0), rows)
     assert found.local_steps == steps
-    assert steps or "with 5 hosts steps apart would cost the model more than they bring" in found.why
+    assert steps or "with 5 hosts local steps would cost the model more than they gain" in found.why
 
 
 def test_a_run_too_short_for_ten_meetings_stays_together():

@@ -23,13 +23,13 @@ def test_a_port_of_a_run_of_ours_is_freed_by_stopping_that_run(run):
 
 def test_the_check_of_a_preflight_is_waited_for_and_not_killed():
     found = port_held("alpha", "ddp_port", {**PROCESS, "command": PORT_CHECK})
-    assert "the check of a preflight (process 1480)" in found["seen"]
-    assert "try again" in found["remedy"] and "kill" not in found["remedy"]
+    assert "a preflight check (process 1480)" in found["seen"]
+    assert "Try again" in found["remedy"] and "kill" not in found["remedy"]
 
 
 def test_a_strangers_process_is_named_by_a_short_command():
     found = port_held("alpha", "ddp_port", {**PROCESS, "command": "x" * 700})
-    assert len(found["seen"]) < 170 and "kill 1480, if nobody needs it" in found["remedy"]
+    assert len(found["seen"]) < 170 and "kill 1480 if nobody needs it" in found["remedy"]
 
 
 def test_other_training_of_ours_is_stopped_by_its_playbook():

@@ -13,7 +13,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 
 def test_no_hosts():
-    assert refusal([]) == ["There are no hosts to plan for; the inventory's group of trainers is empty."]
+    assert refusal([]) == ["There are no hosts to plan for; the inventory's group trainers is empty."]
 
 
 def test_questions_name_what_to_look_at():

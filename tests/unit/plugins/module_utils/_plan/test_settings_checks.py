@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     ("settings", "words"),
     [
         ({"ddp_head": "shared", "ddp_sync": "dense"}, "here they are cpu and dense"),
-        ({"ddp_head": "whole", "ddp_trainer_source": "/home/me/nanochat"}, "only this collection's own trainer knows"),
+        ({"ddp_head": "whole", "ddp_trainer_source": "/home/me/nanochat"}, "only this collection's trainer supports"),
     ],
 )
 def test_a_head_that_cannot_be_shared_out_is_refused(settings, words):
@@ -29,9 +29,9 @@ def test_a_head_that_cannot_be_shared_out_is_refused(settings, words):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"ddp_local_steps": 10, "ddp_sync": "dense"}, "ddp_sync dense does not go with local steps"),
-        ({"ddp_local_steps": 600, "ddp_iterations": 500}, "meet at its end only"),
-        ({"ddp_local_steps": 5, "ddp_trainer_source": "/home/me/nanochat"}, "only this collection's own trainer knows"),
+        ({"ddp_local_steps": 10, "ddp_sync": "dense"}, "ddp_sync dense does not work with local steps"),
+        ({"ddp_local_steps": 600, "ddp_iterations": 500}, "meet only at the end"),
+        ({"ddp_local_steps": 5, "ddp_trainer_source": "/home/me/nanochat"}, "only this collection's trainer supports"),
     ],
 )
 def test_local_steps_are_refused_where_they_make_no_sense(settings, words):
@@ -47,15 +47,15 @@ def test_local_steps_are_refused_where_they_make_no_sense(settings, words):
         ({"ddp_depth": 1, "ddp_aspect_ratio": 4, "ddp_head_dim": 8}, "makes a model 8 wide; it must be at least 24"),
         (
             {"ddp_depth": 3, "ddp_aspect_ratio": 10, "ddp_head_dim": 10, "ddp_sync": "int8"},
-            "a model 30 wide does not divide into blocks of 16; use exact or bf16",
+            "a model 30 wide cannot be divided into blocks of 16; use exact or bf16",
         ),
-        ({"ddp_local_steps": 2, "ddp_sync": "ddp"}, "ddp_sync ddp does not go with local steps; use exact, bf16"),
+        ({"ddp_local_steps": 2, "ddp_sync": "ddp"}, "ddp_sync ddp does not work with local steps; use exact, bf16"),
         ({"ddp_eval_every": 0}, "ddp_eval_every is 0; it must be at least 1, or -1 for none."),
         ({"ddp_keep_checkpoints": 0}, "ddp_keep_checkpoints is 0; it must be at least 1, or -1 for all."),
         ({"ddp_port_range": "29000-29999"}, "ddp_port 29500 lies in ddp_port_range 29000-29999"),
         ({"ddp_tracker": "mlflow", "ddp_tracker_port": 29500}, "ddp_tracker_port and ddp_port are both 29500"),
         ({"ddp_data_source": "host"}, "ddp_data_source is host, but ddp_data_paths is empty"),
-        ({"ddp_secret_env": {"A": "x\0"}}, "ddp_secret_env cannot be passed on: the value of A holds a NUL byte"),
+        ({"ddp_secret_env": {"A": "x\0"}}, "ddp_secret_env cannot be passed on: the value of A contains a NUL byte"),
         ({"ddp_extra_env": {"PWD": "/x"}}, "ddp_extra_env cannot be passed on: PWD cannot be set"),
         ({"ddp_extra_env": {"A": "x" * 140000}}, "ddp_extra_env cannot be passed on: A is 140002 bytes long"),
         ({"ddp_data_paths": ["texts"]}, "ddp_data_paths holds 'texts'; it must be an absolute path"),
@@ -66,12 +66,12 @@ def test_local_steps_are_refused_where_they_make_no_sense(settings, words):
         ),
         (
             {"ddp_data_host": "lptop"},
-            "ddp_data_host is lptop, which is no host of this job; use desktop or laptop.",
+            "ddp_data_host is lptop, which is not a host of this job; use desktop or laptop.",
         ),
         ({"ddp_data_source": "url", "ddp_data_last_shard": 5, "ddp_data_shards": 9}, "the collection has 6"),
         ({"ddp_dtype": "bfloat16"}, "the CPU of desktop and laptop has no instructions for it"),
         ({"ddp_matmul": "bf16"}, "ddp_matmul is bf16"),
-        ({"ddp_dtype": "float16"}, "ddp_dtype is float16, which CPUs compute slowly"),
+        ({"ddp_dtype": "float16"}, "ddp_dtype is float16, which is slow"),
         ({"ddp_extra_env": {"RANK": "1"}}, "ddp_extra_env sets RANK, which torchrun sets itself"),
         (
             {"ddp_secret_env": {"NANOCHAT_DATA_DIR": "/x"}},

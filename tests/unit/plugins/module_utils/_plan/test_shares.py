@@ -33,7 +33,7 @@ def test_field_17_rows_follow_threads_or_speed():
     told = make_plan(hosts(speeds, {"ddp_speed": 1, "measured": {"tokens_per_second": 900}}, {"ddp_speed": 1}))
     assert told.plan["training"]["rows"] == [8, 8]
     assert ("speed-unknown", "") in codes(make_plan(hosts(speeds)))
-    assert "of laptop no speed is known" in refusal(hosts(speeds, {"ddp_speed": 2}))[0]
+    assert "the speed of laptop is unknown" in refusal(hosts(speeds, {"ddp_speed": 2}))[0]
 
 
 @pytest.mark.parametrize("split", [None, "auto", "equal", "threads", "speed"])
@@ -61,7 +61,7 @@ def test_field_34_unequal_hosts_share_by_their_measured_speed_with_nothing_set()
     assert flag(outcome.plan["nodes"][0], "rank-rows") == [3, 1]
     assert flag(outcome.plan["nodes"][0], "device-batch-size") == 3
     [said] = [found for found in outcome.findings if found["code"] == "batch-adapted"]
-    assert said["seen"] == "for 2 hosts ddp_device_batch 3 (the profile has 2): rows 3, 1"
+    assert said["seen"] == "for 2 hosts ddp_device_batch 3 (profile: 2): rows 3, 1"
     # Alike, or measured beside each other on one machine.
     assert make_plan(lan(2, speeds=(900.0, 850.0))).plan["training"]["rows"] == [2, 2]
     beside = one_machine()

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Folders and repositories that the settings name, and what the plan says of them before anything is changed."""
+"""Folders and repositories that the settings name, and what the plan reports about them before anything is changed."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def test_paths_of_the_controller_are_meant_there():
 @pytest.mark.parametrize(
     ("source", "seen", "sentence"),
     [
-        ("text", {"kind": "absent"}, "names /srv/x, which is not there on desktop; use a folder of text"),
-        ("text", {"files": False}, "names /srv/x, which holds no files on desktop"),
-        ("text", {"readable": False}, "names /srv/x, which cannot be read on desktop"),
-        ("host", {"kind": "file"}, "names /srv/x, which is no folder on desktop; use a folder of *.parquet shards"),
-        ("host", {"shards": 0}, "holds no shards (*.parquet) on desktop, but ddp_data_shards is 3"),
-        ("host", {"shards": 1}, "holds 1 shard (*.parquet) on desktop, but ddp_data_shards is 3"),
-        ("controller", {"kind": "absent"}, "names /srv/x, which is not there on the controller"),
-        ("controller", {"shards": 2}, "holds 2 shards (*.parquet) on the controller, but ddp_data_shards is 3"),
+        ("text", {"kind": "absent"}, "names /srv/x, which does not exist on desktop; use a folder of text"),
+        ("text", {"files": False}, "names /srv/x, which has no files on desktop"),
+        ("text", {"readable": False}, "names /srv/x, which the login user on desktop"),
+        ("host", {"kind": "file"}, "names /srv/x, which is not a folder on desktop; use a folder of *.parquet shards"),
+        ("host", {"shards": 0}, "has no shards (*.parquet) on desktop, but ddp_data_shards is 3"),
+        ("host", {"shards": 1}, "has 1 shard (*.parquet) on desktop, but ddp_data_shards is 3"),
+        ("controller", {"kind": "absent"}, "names /srv/x, which does not exist on the controller"),
+        ("controller", {"shards": 2}, "has 2 shards (*.parquet) on the controller, but ddp_data_shards is 3"),
     ],
 )
 def test_folders_of_data_that_will_not_do(source, seen, sentence):
@@ -113,7 +113,7 @@ def test_a_folder_without_a_tokenizer_where_one_is_named():
     run = {"ddp_data_source": "host", "ddp_data_paths": ["/srv/x", "/srv/tok"]}
     folders = {"/srv/x": facts(tokenizer=False), "/srv/tok": facts(shards=0, tokenizer=False)}
     (problem,) = refusal(hosts(run, {"folders": folders}))
-    assert "names /srv/tok, which holds no tokenizer (tokenizer.pkl and token_bytes.pt) on desktop" in problem
+    assert "names /srv/tok, which has no tokenizer (tokenizer.pkl and token_bytes.pt) on desktop" in problem
 
 
 def test_what_a_data_set_was_made_of_may_be_gone():
@@ -128,10 +128,10 @@ def test_what_a_data_set_was_made_of_may_be_gone():
 @pytest.mark.parametrize(
     ("source", "here", "sentence"),
     [
-        ("/srv/x", {"folders": {"/srv/x": facts(kind="absent")}}, "/srv/x is no folder on the controller"),
+        ("/srv/x", {"folders": {"/srv/x": facts(kind="absent")}}, "/srv/x is not a folder on the controller"),
         ("/srv/x", {"folders": {"/srv/x": facts(trainer=False)}}, "on the controller has no scripts/base_train.py"),
         ("https://git.example.org/x.git", {"git": "git is not installed on the controller"}, "but git is not installed on"),
-        ("ours", {"results": {"path": "/proc/x", "writable": False}}, "where nothing can be written on the controller"),
+        ("ours", {"results": {"path": "/proc/x", "writable": False}}, "which is not writable on the controller"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_on_the_controller(source, here, sentence):
@@ -142,9 +142,9 @@ def test_what_is_wrong_on_the_controller(source, here, sentence):
 @pytest.mark.parametrize(
     ("venv", "sentence"),
     [
-        ({"kind": "occupied"}, "which is there and is no virtual environment"),
-        ({"kind": "foreign", "exists": True, "torch": "2.9.0+cpu"}, "and it has torch 2.9.0+cpu where 2.13.0"),
-        ({"disk": {"device": 2, "writable": False, "parent": "/opt", "free": GIGA}}, "xiaoxin cannot write in /opt"),
+        ({"kind": "occupied"}, "which exists and is not a virtual environment"),
+        ({"kind": "foreign", "exists": True, "torch": "2.9.0+cpu"}, "it has torch 2.9.0+cpu instead of 2.13.0"),
+        ({"disk": {"device": 2, "writable": False, "parent": "/opt", "free": GIGA}}, "xiaoxin cannot write to /opt"),
         ({"disk": {"device": 2, "writable": True, "parent": "/opt", "free": GIGA}}, "with 1.0 GB free"),
     ],
 )
@@ -231,7 +231,7 @@ def test_repository_that_can_be_cloned(repository, tmp_path):
 
 def test_repository_that_is_not_there(tmp_path):
     told = problem_of(f"file://{tmp_path}/nothing", tmp_path)
-    assert told.startswith("git says on the controller: fatal: ") and "nothing" in told
+    assert told.startswith("git on the controller: fatal: ") and "nothing" in told
 
 
 def test_repository_that_was_cloned_before_is_not_asked(tmp_path):
@@ -269,13 +269,13 @@ def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, t
         return [(one["code"], one["seen"]) for one in outcome.findings if one["code"].startswith("trainer-")]
 
     (one,) = told(f"file://{bare}")
-    assert one[0] == "trainer-commit" and one[1].endswith(f"of which the commit {first[:10]} trains")
+    assert one[0] == "trainer-commit" and one[1].endswith(f", at commit {first[:10]}")
     second = commit(work)
     subprocess.run(["git", "-C", work, "push", "-q", bare, "main"], check=True)
     for source in (f"file://{bare}", f"file://{bare}#main"):
         (one,) = told(source)
         assert one[0] == "trainer-behind" and first[:10] in one[1]
-        assert one[1].endswith(f"the repository has {second[:10]} now")
+        assert one[1].endswith(f"the repository now has {second[:10]}")
     assert [code for code, dummy in told(f"file://{bare}#{first}")] == ["trainer-commit"]
     # A repository that is gone keeps nobody from training with what was cloned.
     bare.rename(tmp_path / "gone.git")
@@ -286,15 +286,15 @@ def test_a_checkout_of_other_calls_is_refused_before_anything_starts():
     here = {
         "folders": {"/home/me/nanochat": {"path": "/home/me/nanochat", "kind": "folder", "trainer": True}},
         "checkout": {
-            "script": ["has a scripts/base_train.py that knows no --depth"],
+            "script": ["has a scripts/base_train.py without --depth"],
             "join": ["has no save_checkpoint"],
         },
     }
     settings = {"ddp_trainer_source": "/home/me/nanochat"}
     problems = refusal(hosts(settings), here=here)
-    assert len(problems) == 2 and "knows no --depth; a commit of nanochat that has them" in problems[0]
+    assert len(problems) == 2 and "without --depth; use a nanochat commit that has them" in problems[0]
     assert (
-        "has no save_checkpoint, so its ranks cannot be joined; take another commit, or ddp_trainer_join=false"
+        "has no save_checkpoint, so its ranks cannot be joined; use another commit, or ddp_trainer_join=false"
         in problems[1]
     )
     assert len(refusal(hosts({**settings, "ddp_trainer_join": False}), here=here)) == 1

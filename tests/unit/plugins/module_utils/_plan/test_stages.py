@@ -68,8 +68,8 @@ def test_conversations_can_be_held_out_to_evaluate_on():
     without = make_plan(having_trained("sft"), here=HERE).plan
     assert "no evaluation" in render(without) and "evaluates" not in render(without)
     assert lineage.differences(plan, without) == []
-    broken = {**HERE, "held_out": {**held_out, "problems": ["/held.jsonl, line 2: it is no JSON"]}}
-    assert "ddp_sft_val_data: /held.jsonl, line 2: it is no JSON" in refusal(known, broken)
+    broken = {**HERE, "held_out": {**held_out, "problems": ["/held.jsonl, line 2: it is not JSON"]}}
+    assert "ddp_sft_val_data: /held.jsonl, line 2: it is not JSON" in refusal(known, broken)
     never = having_trained("sft", ddp_sft_val_data="/held.jsonl", ddp_eval_every=-1)
     assert "ddp_eval_every is -1, so nothing would be evaluated" in refusal(never)
 
@@ -109,7 +109,7 @@ def test_without_a_base_model_nothing_starts(stage):
 
 def test_a_base_model_of_another_vocabulary_is_refused():
     told = refusal(having_trained("sft", ddp_vocab_size=8192))
-    assert "the base model of the run d4 is another one: ddp_vocab_size was 4096 and is 8192 now" in told
+    assert "the base model of the run d4 does not match: ddp_vocab_size was 4096 and is 8192 now" in told
 
 
 def test_what_was_begun_goes_on_without_its_base_model_but_not_with_other_conversations():
@@ -140,26 +140,26 @@ def test_a_checkout_goes_on_with_scripts_of_its_own(stage, script):
     assert (f"--base-checkpoints={runs}/d4-mid/mid_checkpoints/d4" in own) is (stage == "sft")
     assert "--model-tag=d4" in flags and not [flag for flag in flags if flag.startswith(("--depth", "--save-every"))]
     assert ("--chatcore-every=-1" in flags) is (stage == "sft")
-    assert f"goes on from the model of the run d4 with {script.replace('.', '/')}.py of the checkout" in render(plan)
+    assert f"continues the model of the run d4 with the checkout's {script.replace('.', '/')}.py" in render(plan)
     asked = controller_questions(known)
     assert (asked["script"], asked["conversations"]) == (script, None)
     assert [flag.split("=")[0] for flag in flags] == asked["flags"]
 
 
 def test_a_script_that_the_checkout_lacks_is_refused():
-    here = {**THERE, "checkout": {"script": ["has no scripts/mid_train.py that can be read"], "join": []}}
+    here = {**THERE, "checkout": {"script": ["has no readable scripts/mid_train.py"], "join": []}}
     told = refusal(having_trained("mid", **CHECKOUT), here)
-    assert "ddp_trainer_source is /home/me/nanochat, which has no scripts/mid_train.py that can be read" in told
+    assert "ddp_trainer_source is /home/me/nanochat, which has no readable scripts/mid_train.py" in told
 
 
 def test_what_does_not_go_with_a_stage():
     told = refusal(having_trained("eval", ddp_run="a" * 46, **CHECKOUT))
-    assert "ddp_stage is eval, which only this collection's own trainer knows" in told
-    assert "which is longer than 48 letters" in told
+    assert "ddp_stage is eval, which only this collection's trainer supports" in told
+    assert "which is longer than 48 characters" in told
     told = refusal(having_trained("sft", **CHECKOUT, ddp_trainer_join=False, ddp_sft_data="/talks.jsonl"))
-    assert "for which the ranks of a checkout must be joined" in told
-    assert "ddp_sft_data is set, but the scripts/chat_sft.py of a checkout has conversations of its own" in told
-    assert "ddp_stage is mid, which only a nanochat checkout with scripts/mid_train.py knows" in refusal(
+    assert "which needs joined ranks with a checkout" in told
+    assert "ddp_sft_data is set, but a checkout's scripts/chat_sft.py has its own conversations" in told
+    assert "ddp_stage is mid, which needs a nanochat checkout with scripts/mid_train.py" in refusal(
         having_trained("mid")
     )
 
@@ -170,9 +170,9 @@ def test_conversations_are_judged_on_the_controller(tmp_path):
     path.write_text(json.dumps(good) + "\n{\n" + json.dumps(good[:1]) + "\n")
     found = conversations.facts("talks.jsonl", {"PWD": str(tmp_path)})
     told = refusal(having_trained("sft"), {"conversations": found})
-    assert f"{path}, line 2: it is no JSON" in told and f"{path}, line 3: the assistant says nothing" in told
+    assert f"{path}, line 2: it is not JSON" in told and f"{path}, line 3: it has no answer by the assistant" in told
     path.write_text(json.dumps(good) * 2)
-    assert "line 1: it is no JSON" in conversations.facts(str(path), {})["problems"][0]
+    assert "line 1: it is not JSON" in conversations.facts(str(path), {})["problems"][0]
     assert "cannot be read on the controller" in conversations.facts(str(tmp_path / "none"), {})["problems"][0]
     demo = conversations.facts("", {})
     assert demo["count"] > 30 and demo["problems"] == []

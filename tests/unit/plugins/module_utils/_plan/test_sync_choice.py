@@ -149,12 +149,12 @@ def test_local_steps_are_as_many_as_the_measured_link_needs():
     assert way(LOCAL) == ("exact", 0, [])
     sync, steps, (why,) = way(LOCAL, 9400.0)
     assert (sync, steps) == ("exact", 0)
-    assert "together in every step (exact) the hosts keep" in why
+    assert "in lockstep (exact) the hosts keep" in why
     by_link = [way(LOCAL, mbit)[1] for mbit in (50.0, 30.0, 3.0)]
     assert 0 < by_link[0] < by_link[1] <= by_link[2] <= 85
     sync, steps, (why,) = way(LOCAL, 10.0)
     assert sync in WAYS
-    assert f"with {steps} steps apart ({sync}) " in why
+    assert f"with {steps} local steps ({sync}) " in why
 
 
 def test_a_run_that_is_too_short_for_meetings_makes_its_steps_together():

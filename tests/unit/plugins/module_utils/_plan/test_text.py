@@ -98,7 +98,7 @@ def test_a_data_set_of_a_url_is_told_and_planned_by_it():
 
 def test_the_disk_that_the_python_takes_is_said():
     outcome = make_plan(hosts())
-    assert "once on each machine: about 1.6 GB of disk besides" in render(outcome.plan)
+    assert "once on each machine: about 1.6 GB of disk in addition" in render(outcome.plan)
 
 
 def test_field_15_the_text_says_how_big_it_is_before_anything_starts():

@@ -189,7 +189,7 @@ def test_the_wire_in_bf16_is_advised_where_it_helps():
 def test_field_25_local_steps_are_advised_where_the_link_is_the_limit_and_nowhere_else():
     document = plan(rows=(8, 8))
     told = codes(predict.outlook(document, speeds(0.3, 0.3), Link(95.0, 2.0)), document)
-    assert "meet every 20 steps only" in told["use-local-steps"]["seen"]
+    assert "meet only every 20 steps" in told["use-local-steps"]["seen"]
     assert "or set ddp_local_steps=20" in told["not-worth-it"]["remedy"]
     assert "use-local-steps" not in codes(predict.outlook(document, speeds(0.3, 0.3), GIGABIT), document)
     document["training"]["iterations"] = 20
@@ -327,15 +327,15 @@ def test_why_auto_took_a_way_is_told():
     document = auto(plan())
     best = predict.outlook(document, one, slow)["auto_sync"]
     assert best != "exact"
-    assert "keeps exact, which the run began with" in predict.prediction_text(
+    assert "keeps exact, which the run started with" in predict.prediction_text(
         document, predict.outlook(document, one, slow, began=True)
     )
     document = auto(plan(), best)
     text = predict.prediction_text(document, predict.outlook(document, one, slow))
-    assert f"ddp_sync auto takes {best}" in text
+    assert f"ddp_sync auto is {best}" in text
     assert f"{best} (auto)" in text
     document = auto(plan())
-    assert "auto takes exact" in predict.prediction_text(document, predict.outlook(document, one, Link(9400.0, 0.1)))
+    assert "auto is exact" in predict.prediction_text(document, predict.outlook(document, one, Link(9400.0, 0.1)))
     assert predict.outlook(plan(), one, slow)["auto_sync"] is None
 
 
@@ -392,13 +392,13 @@ def test_why_auto_took_local_steps_is_told():
     document["training"]["asked"]["local_steps"] = "auto"
     predicted = predict.outlook(document, both, slow)
     assert predicted["auto_local"]
-    assert "ddp_local_steps auto keeps steps together, which the run began" in predict.prediction_text(
+    assert "ddp_local_steps auto keeps steps together, which the run started" in predict.prediction_text(
         document, {**predicted, "began": True}
     )
     document["training"].update(sync=predicted["auto_sync"], local_steps=predicted["auto_local"])
     predicted = predict.outlook(document, both, slow)
     text = predict.prediction_text(document, predicted)
-    assert f"ddp_local_steps auto takes {predicted['auto_local']}: together in every step" in text
+    assert f"ddp_local_steps auto is {predicted['auto_local']}: in lockstep" in text
     assert predict.outlook(plan(), both, slow)["auto_local"] is None
 
 
@@ -480,11 +480,11 @@ def test_why_products_were_taken_is_told():
         "products": {"fp32": 1985.0, "bf16": 1419.0},
     }
     assert (
-        "ddp_matmul auto takes fp32: measured without the optimizer, all hosts together: fp32 1985 tok/s, bf16 1419 tok/s"
+        "ddp_matmul auto is fp32: measured without the optimizer, all hosts together: fp32 1985 tok/s, bf16 1419 tok/s"
         in (predict.prediction_text(document, told))
     )
     told["products"]["bf16"] = 4000.0
-    assert "ddp_matmul auto keeps fp32, which the run began with" in predict.prediction_text(
+    assert "ddp_matmul auto keeps fp32, which the run started with" in predict.prediction_text(
         document, {**told, "began": True}
     )
     # A plan of before the measurement is no run.

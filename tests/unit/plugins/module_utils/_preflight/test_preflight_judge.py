@@ -146,7 +146,7 @@ def test_a_port_that_nobody_is_to_open_is_an_error_at_once():
 def test_field_30_what_another_program_keeps_out_is_told():
     wall = {**WALL, "commands": [], "backend": "none", "foreign": ["iptables -A f2b-x -s 192.168.1.10/32 -j REJECT"]}
     assert (
-        "another program on laptop keeps it out: iptables -A f2b-x"
+        "a rule of another program on laptop blocks it: iptables -A f2b-x"
         in only(evidence(tried=BLOCKED, firewalls={"laptop": wall}))["seen"]
     )
 
@@ -185,7 +185,7 @@ def test_field_02_a_firewall_that_shows_no_sign_of_itself_may_be_what_closes_the
     assert one["code"] == "peer-unreachable"
     assert (
         one["remedy"].startswith("Add -K")
-        and "its owner opens them on desktop: sudo nft insert rule x" in one["remedy"]
+        and "its owner can open them on desktop: sudo nft insert rule x" in one["remedy"]
     )
     assert "check the cable" in one["remedy"] and "a firewall on desktop cannot be seen without root" in one["seen"]
 
@@ -485,7 +485,7 @@ def test_in_each_moment_every_host_measures_towards_a_different_one():
 
 def test_links_are_told_of_the_host_they_lead_to_when_one_does_not_answer():
     plan = {"nodes": [{"host": name, "address": f"address of {name}"} for name in "abc"]}
-    # Where a responder is the plan says, not the host.
+    # The plan, not the host, determines the address of a responder.
     answering = {"address": "10.9.9.9", "ports": [40000], "token": "x"}
     tries = {
         "a": {"responder": {**answering, "pid": 1}, "links": [{"address": "third"}]},
@@ -545,7 +545,7 @@ def test_the_texts_hold_what_a_person_needs():
     assert "desktop -> laptop" in text_utils.links_text(known)
     assert "2 of 3 closed" in text_utils.links_text(known)
     assert "1 error" in text_utils.summary(findings)
-    assert "no obstacle" in text_utils.findings_text([])
+    assert "no problems" in text_utils.findings_text([])
 
 
 def test_what_was_found_of_many_hosts_alike_takes_a_few_lines():
@@ -554,9 +554,9 @@ def test_what_was_found_of_many_hosts_alike_takes_a_few_lines():
     assert [line.split() for line in lines[:3]] == [
         ["ERROR", "no-tmux", "node10"],
         ["seen:", "node10", "has", "no", "tmux"],
-        ["the", "same", "of", "49", "more,", "node11", "...", "node59"],
+        ["also:", "49", "more,", "node11", "...", "node59"],
     ]
     assert len(lines) == 5
     assert text_utils.summary(found) == (
-        "Preflight found 50 errors, so nothing is started: no-tmux (node10 and 49 more, node11 ... node59)."
+        "Preflight found 50 errors, so nothing was started: no-tmux (node10 and 49 more, node11 ... node59)."
     )

@@ -110,4 +110,4 @@ def test_the_status_says_who_was_away_and_what_was_made_again():
     told = "\n".join(lines({"desktop": run_of(word)}))
     assert "laptop left at" in told and "(laptop is not heard), back at" in told
     assert told.count("laptop left at") == 2
-    assert "steps that were made again after restarts: 2" in told
+    assert "steps repeated after restarts: 2" in told

@@ -135,7 +135,7 @@ def test_a_run_that_goes_on_and_one_without_metrics_have_a_page(tmp_path: Path) 
     metrics = run / "node1" / "metrics-rank0.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:20]) + '{"kind": "st')
     fake_run.write_json(run / "node1" / "session.json", fake_run.session_of(0, 1.7e9))
-    assert data_of(report.make_report([str(run)], PAGE))["ranks"][0]["summary"]["end"].startswith("still going")
+    assert data_of(report.make_report([str(run)], PAGE))["ranks"][0]["summary"]["end"].startswith("still running")
     metrics.unlink()
     data = data_of(report.make_report([str(run)], PAGE))
     assert data["ranks"][0]["columns"] == {"step": []}
@@ -214,7 +214,7 @@ def test_two_parts_and_the_one_that_gave_way_are_among_what_happened(tmp_path: P
     assert [text for text in texts if text.startswith("generation")] == [
         "generation 1: node1, node2", "generation 29: node1", "generation 40: node2",
     ]  # fmt: skip
-    (gave_way,) = (text for text in texts if "gave way" in text)
+    (gave_way,) = (text for text in texts if "yielded" in text)
     assert "its 10 steps from 9 to 19 do not count" in gave_way and "(4 files in apart)" in gave_way
 
 
@@ -232,7 +232,7 @@ def test_many_checkpoints_are_one_line_between_other_things(tmp_path: Path) -> N
     happened = [one for one in data["happenings"] if one["time"] and one["time"] > 1.7e9 + 9]
     assert [one["text"] for one in happened] == [
         "41 checkpoints of steps 0 to 400; the last: checkpoint, 24.0 MB in 0.2 s",
-        "error: rank 1 is gone (and was started again)",
+        "error: rank 1 is gone (and was restarted)",
         "started again from step 400",
         "45 checkpoints of steps 410 to 850; the last: checkpoint, 24.0 MB in 0.2 s",
     ]
@@ -307,9 +307,9 @@ def test_predictions_stand_beside_what_was_measured(tmp_path: Path, name: str) -
     fake_run.write_json(path / name, whole if name == "rehearsal.json" else expected)
     rows = report.page_data(load_run(str(path)))["compared"]
     assert ["tokens per second", "", 5000.0, 4096.0] in rows
-    assert ["seconds of a step", "", 0.4, 0.5] in rows
-    assert ["seconds waited in a step", "node2", 0.2, pytest.approx(0.15)] in rows
-    assert ["bytes sent in a step", "node1", 20_000_000, 24_000_019.5] in rows
+    assert ["seconds per step", "", 0.4, 0.5] in rows
+    assert ["seconds waited per step", "node2", 0.2, pytest.approx(0.15)] in rows
+    assert ["bytes sent per step", "node1", 20_000_000, 24_000_019.5] in rows
 
 
 def test_new_shares_and_what_each_host_was_worth_are_in_the_page(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_everything_that_tells_of_the_run_is_brought_and_nothing_else(there: Pat
 
 def test_what_the_other_side_has_is_believed_or_refused() -> None:
     assert run_files.had({"size": 5, "sha256": "ab", "mtime": 1.5}) == run_files.Have(5, "ab", 1.5)
-    with pytest.raises(run_files.CopyError, match="have must tell size"):
+    with pytest.raises(run_files.CopyError, match="have must give size"):
         run_files.had({"size": "x"})
 
 
@@ -120,7 +120,7 @@ def test_a_piece_that_does_not_fit_changes_nothing(there: Path, here: Path) -> N
 
 def test_no_piece_leads_out_of_the_folder(here: Path) -> None:
     part = run_files.piece("../evil", b"x", None, 99)
-    with pytest.raises(run_files.CopyError, match="is not a file of a run"):
+    with pytest.raises(run_files.CopyError, match="is not a run file"):
         run_files.apply_piece(str(here), part)
 
 

@@ -146,7 +146,7 @@ def test_a_folder_is_made_ready_without_a_change_to_what_is_in_it(tmp_path, monk
         folder.make_ready(str(run), plan(shards=4), False, False)
     folder.make_ready(str(run), plan(shards=4), True, False)
     monkeypatch.setattr(folder.os, "access", lambda path, mode: False)
-    with pytest.raises(folder.RunFolderError, match="cannot be made or written: this user cannot write there"):
+    with pytest.raises(folder.RunFolderError, match="cannot be created or written: this user cannot write there"):
         folder.make_ready(str(run), plan(), False, False)
     assert files(run) == before
 
@@ -166,7 +166,7 @@ def test_its_place_is_said_at_the_end(tmp_path):
     place = str(tmp_path / "previous" / "1")
     assert previous_of(str(tmp_path)) == {"path": place, "count": 1, "checkpoint": 10}
     shown = closing_table([{"host": "node1", "run": read_run(str(tmp_path))}])
-    assert f"set aside before on node1: {place} (checkpoints up to step 10)" in shown
+    assert f"set aside earlier on node1: {place} (checkpoints up to step 10)" in shown
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b"[]", b"null", b'{"model": 4, "data": []}', b"\xff\xfe", b"[" * 3000])

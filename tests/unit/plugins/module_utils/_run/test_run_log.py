@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import log as ru
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A run that goes on: this process is its runner."""
+    """A running training: this process is its runner."""
     folder = tmp_path / "runs" / "d4"
     (folder / "log").mkdir(parents=True)
     session = {

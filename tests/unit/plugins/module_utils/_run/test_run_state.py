@@ -241,7 +241,7 @@ def test_after_a_reboot_no_keeper_says_anything_any_more(folder: Folder) -> None
     folder.put("session.json", session(boot_id="another"))
     keeper_said(folder, "idle", "b comes in")
     run = folder.read()
-    assert run["state"] == "crashed" and "the machine was restarted" in run["error"]
+    assert run["state"] == "crashed" and "the machine rebooted" in run["error"]
     assert not run_state.keeper_lives(run)
     # What a keeper of an earlier session said is over.
     folder.put("session.json", session(started=2000.0))

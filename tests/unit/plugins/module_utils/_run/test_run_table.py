@@ -224,7 +224,7 @@ def test_a_run_that_stands_still_has_no_time_left_and_no_slow_one() -> None:
     told = run_table.status_table(rows)
     assert "left" not in told
     assert "slow one" not in told
-    assert told.endswith("the playbook nanochat.ddp.doctor finds out why")
+    assert told.endswith("run the playbook nanochat.ddp.doctor to find out why")
 
 
 def test_a_narrow_screen_gets_a_column_for_each_host() -> None:
@@ -264,9 +264,7 @@ def test_a_host_with_an_older_training_is_not_part_of_the_newest() -> None:
     ]  # fmt: skip
     lines = run_table.status_table(rows).splitlines()
     assert re.fullmatch(r"run d4, took 1 h 00 min, ended .*\d\d:\d\d, 1 h 00 min ago", lines[0])
-    told = (
-        "  a: its training of this run is an older one, with checkpoints up to step 1200; the next start sets it aside"
-    )
+    told = "  a: holds an older training of this run, with checkpoints up to step 1200; the next start sets it aside"
     assert told in lines
     assert not any("slow one" in line for line in lines)
 
@@ -280,7 +278,7 @@ def test_what_was_expected_stands_below_the_closing_table() -> None:
     results = {one["host"]: {"run": one["run"]} for one in finished()}
     closing = FilterModule().filters()["closing_table"]
     expected = {"tokens_per_second": 2000.0, "wait_seconds": {"a": 0.1, "b": 0.2}, "bytes_sent": 24e6}
-    assert "Expected 2000 tok/s, came to 1900 (-5%)" in closing(results, expected)
+    assert "Expected 2000 tok/s, got 1900 (-5%)" in closing(results, expected)
     assert "Expected" not in closing(results, {})
 
 
@@ -294,7 +292,7 @@ def test_the_filters_want_results_by_host() -> None:
     [
         (
             {"timedout": {"frame": "f", "period": 25}, "msg": "Timed out after 25 second(s)."},
-            "it gave no answer within 25 s; see that it is on and not frozen",
+            "it did not answer within 25 s; check that it is on and not frozen",
         ),
         (
             {
@@ -304,7 +302,7 @@ def test_the_filters_want_results_by_host() -> None:
             "ssh: connect to host a port 22: Connection refused",
         ),
         ({"failed": True, "msg": "the folder is of another user\ndetails"}, "the folder is of another user"),
-        ({"unreachable": True}, "it gave no answer"),
+        ({"unreachable": True}, "it did not answer"),
     ],
 )
 def test_why_a_host_did_not_answer_is_said_in_one_line(result: dict[str, object], why: str) -> None:

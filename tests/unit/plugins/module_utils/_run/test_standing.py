@@ -52,10 +52,10 @@ def test_a_dead_keeper_is_named_by_itself_and_by_who_waits_for_it() -> None:
     dead = run_of(TOGETHER, state="crashed", exit_code=137, error="its keeper ended with code 137")
     said = status(desktop=run_of(keeper("idle", 2, why="laptop is not heard")), laptop=dead)
     assert "no keeper" in said
-    assert "laptop has no keeper any more: its keeper ended with code 137; `ansible-playbook nanochat.ddp.join" in said
-    assert "desktop waits for laptop, which has no keeper any more" in said
+    assert "laptop has lost its keeper: its keeper ended with code 137; `ansible-playbook nanochat.ddp.join" in said
+    assert "desktop waits for laptop, which has lost its keeper" in said
     # What it said last was true before it died.
-    assert "is to be let in" not in told(desktop=run_of(keeper("training", 3, "desktop")), laptop=dead)
+    assert "is being readmitted" not in told(desktop=run_of(keeper("training", 3, "desktop")), laptop=dead)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,13 @@ def test_what_a_keeper_says_of_its_waiting_is_told() -> None:
 
 def test_who_is_to_be_let_in_and_does_not_hear_the_others_is_told_so() -> None:
     runs = {"desktop": run_of(keeper("training", 3, "desktop")), "laptop": run_of(keeper("idle", 2))}
-    assert standing.reason("laptop", runs) == "is to be let in by desktop, but does not hear desktop"
+    assert standing.reason("laptop", runs) == "is being readmitted by desktop, but does not hear desktop"
     runs["laptop"] = run_of(keeper("idle", 2, hears=["desktop"]))
-    assert standing.reason("laptop", runs) == "is to be let in by desktop"
+    assert standing.reason("laptop", runs) == "is being readmitted by desktop"
     runs["laptop"] = run_of(keeper("idle", 2, waits="desktop is of another start of the run"))
-    assert standing.reason("laptop", runs) == "is to be let in by desktop, but desktop is of another start of the run"
+    assert (
+        standing.reason("laptop", runs) == "is being readmitted by desktop, but desktop is of another start of the run"
+    )
 
 
 def test_the_reason_for_which_all_gave_up_is_told_once() -> None:
@@ -103,10 +105,10 @@ def test_the_reason_for_which_all_gave_up_is_told_once() -> None:
     [
         ("stopped", keeper("stopped", 2, why="laptop was stopped"), "desktop was stopped: laptop was stopped"),
         ("stopped", keeper("stopped", 2), "desktop was stopped by a user"),
-        ("away", keeper("left", 2), "desktop was taken out by hand"),
-        ("away", keeper("away", 2), "desktop went down"),
+        ("away", keeper("left", 2), "desktop was removed by hand"),
+        ("away", keeper("away", 2), "desktop shut down"),
         ("away", keeper("finished", 2, why="laptop has finished"), "desktop was away when the run finished"),
-        ("away", keeper("training", 2, "desktop"), "desktop went down"),
+        ("away", keeper("training", 2, "desktop"), "desktop shut down"),
         ("finished", keeper("finished", 2), ""),
     ],
 )

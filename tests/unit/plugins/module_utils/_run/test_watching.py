@@ -143,7 +143,7 @@ def test_field_20_a_rank_that_waits_at_the_rendezvous_for_a_host_out_of_reach() 
     mute = running(phase=None, phase_seconds=None, idle_seconds=None, heartbeat_age=None, step=None, trainer="ours")
     away = Observation(running(), silent=30)
     assert verdict("b", a=away, b=Observation(mute, age=10)) is None
-    assert "waits for a, which gives no answer" in sentence("b", a=away, b=Observation(mute, age=46))
+    assert "waits for a, which does not answer" in sentence("b", a=away, b=Observation(mute, age=46))
 
 
 def test_nothing_started_is_said_after_a_minute() -> None:
@@ -246,7 +246,7 @@ def test_who_waits_for_a_host_without_keeper_is_told_its_name() -> None:
     waits = Observation(running(membership=WAITS, step_age=91.0))
     seen = {"desktop": Observation(DEAD, ended=91.0), "laptop": waits}
     assert verdict("laptop", **seen) == "orphaned"
-    assert "waits for desktop, which has no keeper any more" in sentence("laptop", **seen)
+    assert "waits for desktop, which has lost its keeper" in sentence("laptop", **seen)
     assert verdict("desktop", **seen) == "crashed"
     # The others may do without it, once they have missed it for long enough.
     seen["laptop"] = Observation(running(membership=WAITS, step_age=89.0))

@@ -195,7 +195,9 @@ def test_a_hostile_source_that_tells_nonsense_of_its_files_does_no_harm(master, 
 def test_wrong_bytes_from_the_only_source_are_named(master, hosts, rogue):
     other = hosts("b")[0]
 
-    with pytest.raises(ShardsError, match=r"^b: 6 files could not be had .*asked rogue: .*arrived whole.*wrong digest"):
+    with pytest.raises(
+        ShardsError, match=r"^b: 6 files could not be copied .*asked rogue: .*arrived whole.*wrong digest"
+    ):
         other.pull(master.manifest, [rogue(master.manifest, "wrong")], patience=1.0)
     assert not list(other.folder.glob("*.parquet"))
 
@@ -214,7 +216,7 @@ def test_shard_that_changed_after_it_was_described_is_not_handed_on(master, host
     shard.write_bytes(shard.read_bytes()[:-1] + b"!")
 
     with pytest.raises(
-        ShardsError, match=r"1 file could not be had \(shard_00001.parquet\); asked master: none of them has it"
+        ShardsError, match=r"1 file could not be copied \(shard_00001.parquet\); asked master: none of them has a copy"
     ):
         other.pull(master.manifest, [master.peer], patience=1.0)
 

@@ -126,7 +126,9 @@ def test_cut_download_goes_on_where_it_ended(site, fetch, tmp_path):
 
 def test_next_try_goes_on_after_a_failed_one(site, fetch, tmp_path):
     site.faults[name_of(0)] = ["cut", 500, 500, 500]
-    with pytest.raises(ShardsError, match=r"^master: http.*shard_00000.parquet could not be fetched in 4 tries.*500"):
+    with pytest.raises(
+        ShardsError, match=r"^master: http.*shard_00000.parquet could not be downloaded in 4 attempts.*500"
+    ):
         fetch(name_of(0))
 
     fetch(name_of(0))

@@ -184,7 +184,7 @@ def test_full_disk_is_said_with_need_and_rest(tmp_path, monkeypatch):
 def test_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("in the way")
 
-    with pytest.raises(ShardsError, match=r"^laptop: .*/file/data cannot be made: Not a directory"):
+    with pytest.raises(ShardsError, match=r"^laptop: .*/file/data cannot be created: Not a directory"):
         shards.make_folder(str(tmp_path / "file/data"), "laptop")
 
 

@@ -37,15 +37,13 @@ def test_a_script_that_follows_the_base_model(folder):
     flags = {"model-tag": "d4", "chatcore-every": -1}
     assert checkout_problems(str(folder), flags, "scripts.chat_sft") == {"script": [], "join": []}
     found = checkout_problems(str(folder), {**flags, "depth": 4}, "scripts.chat_sft")
-    assert found["script"] == ["has a scripts/chat_sft.py that knows no --depth"]
-    assert checkout.problems(str(folder), [], "scripts.mid_train")["script"] == [
-        "has no scripts/mid_train.py that can be read"
-    ]
+    assert found["script"] == ["has a scripts/chat_sft.py without --depth"]
+    assert checkout.problems(str(folder), [], "scripts.mid_train")["script"] == ["has no readable scripts/mid_train.py"]
 
 
 def test_a_flag_that_the_script_does_not_know(folder):
     found = checkout_problems(str(folder), {"depth": 4, "twist": 3, "dept": 4}, "scripts.base_train")
-    assert found["script"] == ["has a scripts/base_train.py that knows no --twist, --dept"]
+    assert found["script"] == ["has a scripts/base_train.py without --twist, --dept"]
 
 
 def test_functions_that_differ(folder):
@@ -58,17 +56,17 @@ def test_functions_that_differ(folder):
         "has no load_checkpoint in nanochat/checkpoint_manager.py",
     ]
     (folder / name).write_text("def")
-    assert "that is no Python" in checkout.problems(str(folder), FLAGS)["join"][0]
+    assert "that is not valid Python" in checkout.problems(str(folder), FLAGS)["join"][0]
     (folder / name).unlink()
-    assert checkout.problems(str(folder), FLAGS)["join"] == ["has no nanochat/checkpoint_manager.py that can be read"]
+    assert checkout.problems(str(folder), FLAGS)["join"] == ["has no readable nanochat/checkpoint_manager.py"]
 
 
 def test_scripts_that_are_none(folder):
     script = folder / "scripts/base_train.py"
     script.write_text("if")
-    assert "that is no Python" in checkout.problems(str(folder), FLAGS)["script"][0]
+    assert "that is not valid Python" in checkout.problems(str(folder), FLAGS)["script"][0]
     script.unlink()
     assert checkout.problems(str(folder), FLAGS) == {
-        "script": ["has no scripts/base_train.py that can be read"],
+        "script": ["has no readable scripts/base_train.py"],
         "join": [],
     }

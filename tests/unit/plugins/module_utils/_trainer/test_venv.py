@@ -69,7 +69,7 @@ def test_missing_python_is_said():
 
 def test_named_python_is_the_only_one_looked_at():
     run, find = host_with(python3_11="3.11.2")
-    with pytest.raises(VenvError, match="/opt/python/bin/python3 is not there or does not run"):
+    with pytest.raises(VenvError, match="/opt/python/bin/python3 does not exist or does not run"):
         interpreter.find_interpreter(run, find, "/opt/python/bin/python3", "3.10", "worker")
 
 
@@ -120,7 +120,7 @@ def test_where_ensurepip_is_missing_a_newer_pip_from_elsewhere_fills_the_environ
     if fills:
         assert made._foreign_pip() == [BASE.path, "-m", "pip", "--python", made.python]
     else:
-        with pytest.raises(VenvError, match="comes without ensurepip"):
+        with pytest.raises(VenvError, match="lacks ensurepip"):
             made._foreign_pip()
     (tmp_path / "pip-25.0-py3-none-any.whl").touch()
     assert made._foreign_pip()[:2] == [BASE.path, f"{tmp_path}/pip-25.0-py3-none-any.whl/pip"]
@@ -171,7 +171,7 @@ def test_wheels_of_another_python_are_told_as_such():
     )
 
     assert found.reason == "wheels"
-    assert "do not fit Python 3.11 on x86_64: torch==2.13.0" in str(found)
+    assert "do not match Python 3.11 on x86_64: torch==2.13.0" in str(found)
 
 
 class Pip:
@@ -198,7 +198,7 @@ def test_index_that_does_not_answer_is_passed_over_with_a_warning():
 
     assert (index, argv) == ("default", [])
     assert warnings == [
-        "worker: http://127.0.0.1:1/whl/cpu does not answer within 4 s, so torch comes from the default index"
+        "worker: http://127.0.0.1:1/whl/cpu did not answer within 4 s, so torch comes from the default index"
     ]
 
 
