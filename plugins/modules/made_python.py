@@ -14,16 +14,12 @@ author:
 description:
   - Makes a Python of its own with uv, once, in a folder and without root. Nothing else of the host is changed.
   - uv downloads it, about 35 MB, from the releases of python-build-standalone on GitHub or from a mirror of them.
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 attributes:
-  check_mode:
-    description: Says whether a Python would be made, and changes nothing.
-    support: full
   diff_mode:
     description: A Python is not shown.
     support: none
-  idempotent:
-    description: A Python that is there and runs is left alone.
-    support: full
 options:
   host:
     description: Name of this host in messages; by default its own host name.

@@ -14,6 +14,7 @@ description:
   - Works while the run goes on. Files change all at once, metrics and logs end with a whole line, and every piece is verified by its digest.
   - Values of environment variables that the plan calls secret are masked before they leave the host.
 extends_documentation_fragment:
+  - nanochat.ddp.changer
   - nanochat.ddp.run
   - ansible.builtin.action_common_attributes
 author:
@@ -45,15 +46,9 @@ attributes:
   bypass_host_loop:
     description: It runs for each host.
     support: none
-  check_mode:
-    description: Says which files would be written.
-    support: full
   diff_mode:
     description: Copied metrics and logs are not worth showing.
     support: none
-  idempotent:
-    description: A file that is there already is not written again.
-    support: full
   platform:
     platforms: posix
     support: full

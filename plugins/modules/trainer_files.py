@@ -16,16 +16,8 @@ description:
   - Files that an earlier run brought and that are no longer part of the sources are removed; other files are left alone.
   - Hidden files, byte code, environments and the like are not sources and stay behind.
   - Files that a session of this collection runs with are not changed; that is an error, in check mode too.
-attributes:
-  check_mode:
-    description: Says which files would be written and removed, and changes nothing.
-    support: full
-  diff_mode:
-    description: Shows the files before and after.
-    support: full
-  idempotent:
-    description: Equal files are left alone.
-    support: full
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 options:
   src:
     description: The folder on the controller.
