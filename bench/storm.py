@@ -12,21 +12,26 @@ Needs root: three network namespaces on this machine, each a host with a disk (t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import random
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from storm_account import back_by, from_scratch, log_of, rows_of_steps, surviving
+from storm_faults import Faults
 from storm_lab import HOSTS, Lab
 
 Json = dict[str, Any]
 DESKTOP, LAPTOP, ATTIC = HOSTS
+CALM_SECONDS = 30.0
 
 
 class Story:
@@ -51,9 +56,9 @@ class Story:
         row = {
             "what": what,
             "next step": first - begun,
-            "still": max(later - sooner for sooner, later in zip(times, times[1:], strict=False)),
+            "still": max(later - sooner for sooner, later in itertools.pairwise(times)),
             "again": max(0, before + 1 - (start["resumed_from"] or 0)),
-            "parts": parts(lab, witness, start, begun, first),
+            "parts": parts(lab, witness, start),
         }
         self.rows.append(row)
         told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["parts"].items())
@@ -80,38 +85,156 @@ class Story:
         return "\n".join(lines)
 
 
-def parts(lab: Lab, witness: str, start: Json, begun: float, first: float) -> dict[str, float]:
-    """Where the time from a fault to the next step went, as one host saw it."""
-    told = [event for event in lab.member_events(witness) if begun < event["time"] < start["time"] and event["host"] == witness]
-    times = {"noticed": begun, "ended": begun, "agreed": begun}
-    for event in told:
-        if event["what"] in ("ending", "idle", "asking") and times["noticed"] == begun:
-            times["noticed"] = event["time"]
-        if event["what"] == "idle":
-            times["ended"] = event["time"]
-        if event["what"] == "training":
-            times["agreed"] = event["time"]
-    times = {**times, "loaded": start["time"], "stepped": first}
-    marks = [begun, *times.values()]
-    return {name: max(0.0, at - before) for name, at, before in zip(times, times.values(), marks, strict=False)}
+def parts(lab: Lab, witness: str, start: Json) -> dict[str, float]:
+    """Where the time from the last step to the next one went, as the keeper of one host told it."""
+    told = [
+        event for event in lab.member_events(witness) if event["what"] == "goes on" and event["time"] > start["time"]
+    ]
+    return dict(told[0]["seconds"]) if told else {}
+
+
+class Storm:
+    """Drawn faults of all kinds, and the table of what they came to."""
+
+    def __init__(self, lab: Lab, seed: int, an_hour: float) -> None:
+        self.lab, self.chance, self.every = lab, random.Random(seed), 3600 / an_hour
+        self.faults = Faults(lab, self.chance)
+        self.hits: list[Json] = []
+
+    def run(self, minutes: float) -> None:
+        """Some undisturbed time, the storm, and the wait until all are back."""
+        lab = self.lab
+        lab.first_step(0.0, *HOSTS)
+        time.sleep(CALM_SECONDS)
+        self.begun = time.time()
+        while time.time() < self.begun + 60 * minutes:
+            due = time.time() + self.every * self.chance.uniform(0.5, 1.5)
+            self.hit()
+            time.sleep(max(0.0, due - time.time()))
+        self.ended = time.time()
+        lab.wait("all hosts to train again", lambda: lab.together(*HOSTS))
+        self.back = time.time() - self.ended
+        lab.first_step(0.0, *HOSTS)
+        lab.stop()
+
+    def hit(self) -> None:
+        host, lasting, course = self.faults.draw()
+        begun = time.time()
+        what = next(course)
+        print(f"{begun - self.begun:6.0f} s  {host}: {what} ({lasting:.0f} s)", file=sys.stderr, flush=True)
+        time.sleep(lasting)
+        for dummy in course:
+            pass
+        self.hits.append({"what": what, "host": host, "begun": begun, "healed": time.time()})
+
+    def account(self) -> Json:
+        """All figures."""
+        told = {host: self.lab.events(host) for host in HOSTS}
+        lines = {host: surviving(events) for host, events in told.items()}
+        rows, steps = rows_of_steps(lines), steps_in_time(told)
+        calm = [event["time"] for event in steps if self.begun - CALM_SECONDS < event["time"] < self.begun]
+        pace = (calm[-1] - calm[0]) / (len(calm) - 1)
+        made = {
+            step for line in lines.values() for step, event in line.items() if self.begun < event["time"] < self.ended
+        }
+        ends = [*(hit["begun"] for hit in self.hits[1:]), self.ended]
+        for hit, until in zip(self.hits, ends, strict=True):
+            hit["still"] = longest_gap(steps, hit["begun"], until)
+            hit["back"] = all_back(steps, hit["healed"]) - hit["healed"]
+        digests = [event for events in told.values() for event in events if event["kind"] == "digest"]
+        return {
+            "efficiency": len(made) * pace / (self.ended - self.begun),
+            "faults an hour": len(self.hits) / (self.ended - self.begun) * 3600,
+            "step ms": 1000 * pace, "steps": len(rows), "hits": self.hits, "again": sum(map(back_by, told.values())), "back": self.back,
+            "from scratch": sum(len(from_scratch(events)) for events in told.values()),
+            "not once": sum(count != sum(self.lab.plan()["training"]["rows"]) for count in rows.values()) + len(rows) - max(rows) - 1,
+            "differing": sum(not event["identical"] for event in digests),
+            "last digests": len({[event for event in events if event["kind"] == "digest"][-1]["digest"] for events in told.values()}),
+        }  # fmt: skip
+
+
+def steps_in_time(told: dict[str, list[Json]]) -> list[Json]:
+    """Each step of each attempt once, by the host that wrote it first."""
+    first: dict[tuple[str, int], Json] = {}
+    for event in (event for events in told.values() for event in log_of(events) if event["kind"] == "step"):
+        key = (event["attempt"], event["step"])
+        if key not in first or event["time"] < first[key]["time"]:
+            first[key] = event
+    return sorted(first.values(), key=lambda event: float(event["time"]))
+
+
+def longest_gap(steps: Sequence[Json], begun: float, until: float) -> float:
+    """The longest time without a step that began after a moment and before another."""
+    times = [event["time"] for event in steps]
+    gaps = [
+        later - max(sooner, begun) for sooner, later in itertools.pairwise(times) if later > begun and sooner < until
+    ]
+    return max(gaps, default=0.0)
+
+
+def all_back(steps: Sequence[Json], since: float) -> float:
+    """When all hosts made a step together after a moment."""
+    return next((event["time"] for event in steps if event["time"] > since and event["world"] == len(HOSTS)), math.inf)
+
+
+def storm_table(told: Json) -> str:
+    """For people."""
+    lines = ["| fault | times | without a step: median, most | until all are back: median, most |", "|---|---|---|---|"]
+    kinds = sorted({hit["what"] for hit in told["hits"]})
+    groups = [(what, [hit for hit in told["hits"] if hit["what"] == what]) for what in kinds]
+    for what, hits in [*groups, ("all", told["hits"])]:
+        still, back = ([hit[key] for hit in hits] for key in ("still", "back"))
+        cells = [what, str(len(hits)), *(f"{statistics.median(one):.1f} s, {max(one):.1f} s" for one in (still, back))]
+        lines.append(f"| {' | '.join(cells)} |")
+    still = sorted(hit["still"] for hit in told["hits"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{len(still)} faults, {told['faults an hour']:.0f} an hour. Efficiency: {100 * told['efficiency']:.0f} % of the undisturbed "
+            f"run before it ({told['step ms']:.0f} ms a step).",
+            f"Without a step: p90 {still[int(0.9 * (len(still) - 1))]:.1f} s. All back {told['back']:.0f} s after the last fault.",
+            f"{told['steps']} steps, {told['again']} made again by all hosts together, {told['from scratch']} starts from scratch, "
+            f"{told['not once']} steps whose rows were not each trained on once.",
+            f"{told['differing']} differing digests, {told['last digests']} digest(s) at the end.",
+        ]
+    )
+
+
+def story(lab: Lab, times: int) -> tuple[str, Any]:
+    lab.first_step(0.0, *HOSTS)
+    told = Story(lab)
+    for dummy in range(times):
+        told.once()
+    return told.table(), told.rows
+
+
+def storm(lab: Lab, given: argparse.Namespace) -> tuple[str, Any]:
+    print(f"seed {given.seed}", file=sys.stderr)
+    one = Storm(lab, given.seed, given.an_hour)
+    one.run(given.minutes)
+    told = one.account()
+    return storm_table(told), told
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=3, help="how often each single fault happens")
+    parser.add_argument("--minutes", type=float, default=0.0, help="of a storm in place of single faults")
+    parser.add_argument("--an-hour", type=float, default=85.0, help="faults an hour")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="what is drawn; printed")
+    parser.add_argument("--head", default="whole", choices=["whole", "shared"])
+    parser.add_argument("--min-hosts", type=int, default=2, help="ddp_min_hosts of a storm; single faults have 1")
     parser.add_argument("--write", type=Path, help="file for the figures, as JSON")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="storm-") as place:
-        lab = Lab(Path(place), min_hosts=1, grace=3)
+        lab = Lab(Path(place), min_hosts=given.min_hosts if given.minutes else 1, grace=3, head=given.head)
         try:
             lab.launch()
-            lab.first_step(0.0, *HOSTS)
-            story = Story(lab)
-            for dummy in range(given.times):
-                story.once()
-            print(story.table())
+            table, told = storm(lab, given) if given.minutes else story(lab, given.times)
+            print(table)
             if given.write:
-                given.write.write_text(json.dumps(story.rows, indent=1) + "\n")
+                given.write.write_text(json.dumps(told, indent=1) + "\n")
         finally:
             lab.close()
 

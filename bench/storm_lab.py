@@ -56,7 +56,13 @@ class Lab:
     # -- the run
 
     def plan(self) -> Json:
-        same = {"rows": ROWS, "keeper_port": 29400, "checkpoint_bytes": 10**7, "venv_dir": sys.prefix, "tools_dir": str(TRAINER)}
+        same = {
+            "rows": ROWS,
+            "keeper_port": 29400,
+            "checkpoint_bytes": 10**7,
+            "venv_dir": sys.prefix,
+            "tools_dir": str(TRAINER),
+        }
         return {
             "timeout_seconds": 60,
             "world": len(HOSTS),
@@ -64,7 +70,8 @@ class Lab:
             "trainer": {"source": "ours", "script": "scripts.base_train"},
             "training": {"rows": [ROWS] * len(HOSTS), "device_batch": ROWS},
             "keeper": {"min_hosts": self.min_hosts, "grace_seconds": self.grace, "restarts": 1000},
-            "nodes": [{**same, "host": host, "rank": rank, "address": self.address(host), "flags": self.flags(host)} for rank, host in enumerate(HOSTS)],
+            "nodes": [{**same, "host": host, "rank": rank, "address": self.address(host), "flags": self.flags(host)}
+                      for rank, host in enumerate(HOSTS)],
         }  # fmt: skip
 
     def flags(self, host: str) -> Json:
@@ -90,7 +97,9 @@ class Lab:
         folder.mkdir(exist_ok=True)
         (folder / "stop").unlink(missing_ok=True)
         (folder / "runner.py").write_text(host_code.program(runner.__name__, "main"))
-        words = environment(self.folder, NANOCHAT_BASE_DIR=str(self.folder / host), PYTHONPATH=str(TRAINER), GLOO_SOCKET_IFNAME="eth0")
+        words = environment(
+            self.folder, NANOCHAT_BASE_DIR=str(self.folder / host), PYTHONPATH=str(TRAINER), GLOO_SOCKET_IFNAME="eth0"
+        )
         known = ("NANOCHAT", "OMP_", "PYTHONPATH", "GLOO", "TORCH")
         exports = "".join(f"export {name}='{value}'\n" for name, value in words.items() if name.startswith(known))
         keeper_program = self.folder / host / ".keeper/keeper.py"
@@ -147,7 +156,9 @@ class Lab:
 
         def stepped() -> bool:
             starts = [event["time"] for event in self.events(members[0], "start") if event["time"] > begun]
-            steps = [event["time"] for event in self.events(members[0], "step") if starts and event["time"] > starts[-1]]
+            steps = [
+                event["time"] for event in self.events(members[0], "step") if starts and event["time"] > starts[-1]
+            ]
             found[:] = steps[:1] if self.together(*members) else []
             return bool(found)
 
@@ -157,7 +168,9 @@ class Lab:
     # -- what is done
 
     def processes(self, host: str) -> list[int]:
-        done = subprocess.run(["ip", "netns", "pids", self.lan.names[HOSTS.index(host)]], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["ip", "netns", "pids", self.lan.names[HOSTS.index(host)]], capture_output=True, text=True, check=True
+        )
         return [int(pid) for pid in done.stdout.split()]
 
     def send(self, number: signal.Signals, *pids: int | None) -> None:

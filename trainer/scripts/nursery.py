@@ -5,8 +5,9 @@
 
     python -m scripts.nursery torch.distributed.run scripts.base_train
 
-The arguments are modules to load. Standard input is a socket: each line that comes is an order, {"argv": ["-m", module, ...], "env": {...}}; what
-goes back is the exit code of the process that was forked for it, once it has ended (negative: by this signal). The end of input is the end.
+The arguments are modules to load. Standard input is a socket: each line that comes is an order, {"argv": ["-m", module, ...], "env": {}};
+what goes back is the exit code of the process that was forked for it, once it has ended (negative: by this signal). The end of input is
+the end.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -27,7 +26,7 @@ class Nursery:
     def __init__(self, python: str, modules: Sequence[str]) -> None:
         self._link, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen([python, "-m", "scripts.nursery", *modules], stdin=theirs)
+            self._process = subprocess.Popen([python, "-m", "scripts.nursery", *modules], stdin=theirs.fileno())
         self._link.setblocking(False)
         self._code: Optional[int] = LOST
 

@@ -37,7 +37,9 @@ class Pause:
         opening = start.get("opening")
         if "since" not in marks or not isinstance(opening, Mapping):
             return {}
-        rank = [finite(opening.get(name)) for name in ("began", "met")] + [finite(one.get("time")) for one in (start, step)]
+        rank = [finite(opening.get(name)) for name in ("began", "met")] + [
+            finite(one.get("time")) for one in (start, step)
+        ]
         times: List[Tuple[str, Optional[float]]] = [(name, marks.get(name)) for name in PARTS[:3]]
         times += zip(PARTS[3:], rank)
         found, before = {}, marks["since"]

@@ -66,7 +66,7 @@ class Rank:
         self._metrics = self.path(f"metrics-rank{self.number}.jsonl")
         self._heartbeat = self.path(f"heartbeat-rank{self.number}.json")
         self._counted: Tuple[Tuple[int, int], int] = ((-1, 0), 0)
-        self.process: Union[None, subprocess.Popen[bytes], Nursery] = None
+        self.process: Union[subprocess.Popen[bytes], Nursery, None] = None
         self.nursery: Optional[Nursery] = None
         self.started_at = self.ends_at = self.agent_ends_at = 0.0
         self._out_of_time = False  # it was ended, having had its time

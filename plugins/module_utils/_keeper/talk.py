@@ -152,7 +152,10 @@ class Talk:
         return "", news_of(word)
 
     def ask(self, peer: Peer, known: str = "") -> membership.Word:
-        """The word of a peer, at once if it is another than the known one; OSError, ValueError, KeyError, TypeError or NoWord where there is none."""
+        """The word of a peer, at once if it is another than the known one.
+
+        OSError, ValueError, KeyError, TypeError or NoWord where there is none.
+        """
         nonce = secrets.token_hex(16)
         question = {
             "from": self.me.host,
