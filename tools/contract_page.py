@@ -97,6 +97,7 @@ EVENTS: dict[str, dict[str, str]] = {
         "dtype": "", "dtype_reason": "", "matmul": "", "steps": "null of an evaluation", "total_batch_size": "",
         "resumed_from": "step or null", "attempt_id": "the same on all ranks", "training": "its id",
         "base": "the training of the base model", "generation": "that of the keepers, or null",
+        "opening": "when the process began, and when all ranks had met",
     },
     "step": {
         "loss": "mean over ranks; with local steps that of the rank's own rows between meetings", "loss_smooth": "", "seconds": "",
