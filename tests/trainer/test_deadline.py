@@ -51,7 +51,9 @@ def test_place_goes_with_the_time(ahead: bool) -> None:
     clock = Clock()
     places = steps(clock, Deadline(100.0, 0, now=clock), lambda step: 1.0, ahead)
     assert len(places) in (99, 100, 101)
-    assert [place / WHOLE for place in places[::10]] == pytest.approx([0.1 * n for n in range(len(places[::10]))], abs=0.02)
+    assert [place / WHOLE for place in places[::10]] == pytest.approx(
+        [0.1 * n for n in range(len(places[::10]))], abs=0.02
+    )
     assert places == sorted(places)
     assert 97 <= clock.seconds <= 101
 
@@ -128,7 +130,10 @@ def test_real_ranks_stop_go_on_and_end_on_time(tmp_path: Path) -> None:
     # The later end: as if the run had rested meanwhile, only less is left.
     ends = ends_in(job, max(12.0, ends - time.time() - 15))
     job.run(*flags)
-    each = [[(event["step"], event["share"], event["lr_multiplier"]) for event in job.events("step", rank)] for rank in (0, 1)]
+    each = [
+        [(event["step"], event["share"], event["lr_multiplier"]) for event in job.events("step", rank)]
+        for rank in (0, 1)
+    ]
     assert each[0] == each[1]
     shares = [share for dummy, share, dummy2 in each[0]]
     assert shares == sorted(shares)

@@ -288,7 +288,9 @@ def check(settings: Settings) -> None:
     if settings.local_overlap and settings.local_overlap >= settings.local_steps:
         refuse(settings, "local_overlap", "must be less than --local-steps, from one meeting to the next")
     if settings.timed and settings.local_steps:
-        refuse(settings, "local_steps", "cannot go together with --timed, since ranks that train apart know no common time")
+        refuse(
+            settings, "local_steps", "cannot go together with --timed, since ranks that train apart know no common time"
+        )
     if settings.timed and settings.script != stages.BASE.script:
         refuse(settings, "timed", "is for pretraining only; give a number of steps")
     if settings.rebalance and settings.local_steps:

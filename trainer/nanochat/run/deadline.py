@@ -104,4 +104,3 @@ class Deadline:
         place = WHOLE - round((WHOLE - begun) * max(0.0, left) / at_first)
         self.place = min(max(place, self.place), WHOLE - 1)
         return self.place, left < 2 * self.step_seconds or left <= 0
-
