@@ -220,7 +220,13 @@ run:
       description: Seconds by the clock from one step to the next, evaluations and saves included.
       type: float
     eta_seconds:
-      description: Seconds left at that pace, while it runs.
+      description: Seconds left at that pace, or of the time that the run has, while it runs.
+      type: float
+    share:
+      description: How much of its time a run with C(ddp_budget) or C(ddp_finish_by) has used, from 0 to 1; null for others.
+      type: float
+    ends:
+      description: When such a run ends, in seconds since 1970 by the host's clock; null for others.
       type: float
     phase:
       description: What the trainer is in the middle of.

@@ -13,12 +13,14 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, section
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Model
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Model, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO, RunSettings
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     bytes_text,
     clock_text,
@@ -50,7 +52,22 @@ LEAST_STEPS = 1000
 START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
 # Of what follows the last step; the trainer measures the evaluation and the save itself and keeps time for them.
 EVAL_SHARE, WRITE_RATE, COLLECT_SECONDS, COLLECT_RATE = 1 / 3, 200e6, 6.0, 50e6
+MOST_KEPT = 2**36
 SAVES, MOST_SAVE_MINUTES = 10, 30
+
+
+class Clock(NamedTuple):
+    """The controller's clock now, and when this play began with the job (0: now)."""
+
+    now: float
+    began: float = 0.0
+
+    @property
+    def begin(self) -> float:
+        return self.began or self.now
+
+
+NO_CLOCK = Clock(0.0)
 
 
 class Row(NamedTuple):
@@ -96,6 +113,30 @@ def deadline(run: RunSettings, begun: float) -> float:
     return (end if date or end > start else end + datetime.timedelta(days=1)).timestamp()
 
 
+def fit(
+    asked: Asked, hosts: Sequence[Host], since: float, clock: Clock
+) -> Tuple[Asked, Optional[Choice], List[Finding]]:
+    """The settings with the model that fits the time, how it was chosen, and what stands against it. A run that goes on (since a
+    time) keeps its own; what somebody has set since is told as a difference."""
+    late = [finding("setting-refused", "", one.rstrip(".")) for one in problems(asked, hosts, since, clock.begin)]
+    if wanted(asked.run) is None or late:
+        return asked, None, late
+    kept = kept_model(hosts) if since else {}
+    if kept:
+        left_open = {name: value for name, value in kept.items() if f"ddp_{name}" not in asked.given}
+        return taken_settings(asked, asked.run, left_open), None, []
+    choice = choose(asked, hosts, deadline(asked.run, clock.begin) - clock.now)
+    return taken_settings(asked, choice.taken.run), choice, []
+
+
+def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> Launched:
+    """The training with its end, where it has one."""
+    if "timed" not in plan["training"]:
+        return launched
+    begun = launched["begun"] or round(clock.begin)
+    return {**launched, "begun": begun, "ends": ends(run, plan["model"], begun)}
+
+
 def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> Iterator[str]:
     """Why there can be no such run; one that goes on is only late."""
     run, text = asked.run, wanted(asked.run)
@@ -128,7 +169,7 @@ def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> I
 
 
 def collect_seconds(run: RunSettings, model: Model) -> float:
-    """What the controller does after the run: see that it is over, and bring metrics, report and checkpoint."""
+    """Seconds of the controller after the run: to see that it is over, and to bring metrics, report and checkpoint."""
     if not run.watch:
         return 0.0
     copied = 4 * model["parameters"]["total"] / COLLECT_RATE if run.collect_checkpoints else 0.0
@@ -143,7 +184,8 @@ def ends(run: RunSettings, model: Model, begun: float) -> int:
 def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
     """A host's step at a depth, scaled from the one that was measured there."""
     found, was = host.measured, section(host.measured, "model")
-    if not all(isinstance(found.get(name), float) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")):
+    parts = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
+    if not all(isinstance(part, float) and part >= 0 for part in parts) or not found["pass_seconds"]:
         return None
     sizes, now = section(was, "parameters"), model["parameters"]
     tokens = number(found, "device_batch") * number(was, "sequence")
@@ -182,7 +224,7 @@ def by_laws(asked: Asked, depth: int, tokens: Optional[float] = None) -> RunSett
 
 
 def row_of(run: RunSettings, hosts: Sequence[Host], head: str) -> Row:
-    """What a depth takes on these hosts."""
+    """The time and memory of a depth on these hosts."""
     model = describe(shape_of(run))
     speeds = [speed_at(host, model, run.device_batch) for host in hosts]
     known = [speed for speed in speeds if speed is not None]
@@ -214,7 +256,7 @@ def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: 
 
 
 def after_seconds(row: Row) -> float:
-    """What follows the last step until the deadline."""
+    """Seconds between the last step and the deadline."""
     run, size = row.run, row.model["parameters"]["total"]
     evaluation = EVAL_SHARE * run.eval_tokens / run.total_batch * (row.together or 0.0) if run.eval_every > 0 else 0.0
     return evaluation + 12 * size / WRITE_RATE + collect_seconds(run, row.model)
@@ -274,7 +316,7 @@ def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
             "depth": number(model, "depth"),
             **{name: number(host.kept, name) for name in ("total_batch", "iterations")},
         }
-        if all(found.values()):
+        if all(0 < value <= MOST_KEPT for value in found.values()) and found["depth"] <= max(DEPTHS) * 25:
             return found
     return {}
 

@@ -125,33 +125,26 @@ def make_plan(
     tolerant: bool = False,
     here: Mapping[str, Any] | None = None,
     measured: Mapping[str, Mapping[str, Any]] | None = None,
-    now: float = 0.0,
-    begun: float = 0.0,
+    clock: budget.Clock = budget.NO_CLOCK,
 ) -> Outcome:
     """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing,
     here is what the controller answers to controller_questions, and measured what a rehearsal of this job has just measured on
     each host (without it the last measurement counts that the host kept).
 
     With tolerant, what stands in the way of a start is told as a finding only, and a host may lack its probe: enough to see a
-    run and to stop it. `now` is the controller's clock, and `begun` when this play began with the job; both count for a run that
-    has a time to end at, and only until it has begun. Raises PlanError with all problems at once.
+    run and to stop it. The clock only counts for a run that has a time to end at. Raises PlanError with all problems at once.
     """
     asked, here = read(hosts), here or {}
     known, training, base = hosts_and_trainings(asked, hosts, measured or {})
     basis = decide_basis(asked, known)
     known = [host.measured_with(basis.matmul.value) for host in known]
     since = training.taken.begun if training.taken and not asked.run.fresh else 0
-    late = [*budget.problems(asked, known, since, begun or now)]
-    choice = None
-    if budget.wanted(asked.run) and not late:
-        asked, choice = fitted(asked, known, since, begun or now, now)
-        basis = decide_basis(asked, known)
-    run = asked.run
+    asked, choice, late = budget.fit(asked, known, since, clock)
+    basis, run = decide_basis(asked, known), asked.run
     shape = model_size.shape_of(run)
     order, wrong = ranks(known)
     shared = shared_out(asked, basis, known)
-    problems = [finding("setting-refused", "", one.rstrip(".")) for one in late]
-    problems += [*settings_checks.problems(asked, known, shape, basis), *wrong, *shared.problems]
+    problems = [*late, *settings_checks.problems(asked, known, shape, basis), *wrong, *shared.problems]
     if problems:
         # No plan comes of it any more, but one to look at the hosts with.
         order = {host.name: rank for rank, host in enumerate(known)}
@@ -175,23 +168,7 @@ def make_plan(
     findings = [*shared.findings, *remarks, *trains_apart(basis, by_rank), *chooser.findings, *seen]
     findings += [*source_checks.commit(run.trainer_source, here), *trainings.remarks(training, plan["run"]), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
-    if "timed" in plan["training"]:
-        launched["begun"] = launched["begun"] or round(begun or now)
-        launched["ends"] = budget.ends(run, plan["model"], launched["begun"])
-    return Outcome(plan, findings, of_controller(run), launched, decided, choice)
-
-
-def fitted(
-    asked: Asked, hosts: Sequence[Host], since: float, begun: float, now: float
-) -> tuple[Asked, Optional[budget.Choice]]:
-    """The settings with the model that fits the time: that of the run that goes on, else the best for what is left."""
-    kept = budget.kept_model(hosts) if since else {}
-    if kept:
-        # What somebody has set since is told as a difference.
-        left_open = {name: value for name, value in kept.items() if f"ddp_{name}" not in asked.given}
-        return budget.taken_settings(asked, asked.run, left_open), None
-    choice = budget.choose(asked, hosts, budget.deadline(asked.run, begun) - now)
-    return budget.taken_settings(asked, choice.taken.run), choice
+    return Outcome(plan, findings, of_controller(run), budget.with_end(launched, run, plan, clock), decided, choice)
 
 
 def hosts_and_trainings(

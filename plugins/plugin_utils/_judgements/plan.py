@@ -80,7 +80,9 @@ def judge_plan(asked: Asked) -> dict[str, object]:
         here = seen_on_the_controller(hosts, tolerant)
         # By the first plan of this play: what it has set up since then is part of the time that was given.
         begun = (asked.variables.get("ddp_launched") or {}).get("begun") or 0
-        outcome = make_plan(hosts, requirements(), tolerant, here, asked.options["measured"], time.time(), begun)
+        outcome = make_plan(
+            hosts, requirements(), tolerant, here, asked.options["measured"], budget.Clock(time.time(), begun)
+        )
     except PlanError as error:
         return refused(error)
     text = render(outcome.plan)

@@ -105,8 +105,6 @@ def train_step(run: Run) -> bool:
         raise spoilt(run, total)
     wait, sent = run.comm.take_counters()
     finish_step(run, total, Timing(time.perf_counter() - began, run.feed.take_seconds(), passed, wait, sent), position)
-    if last:
-        run.progress.place = WHOLE
     prove_checkpoint(run)
     if shares:
         change_shares(run, shares)
@@ -163,6 +161,8 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
     progress.step = step + 1
     if run.deadline is not None:
         run.deadline.end_step(timing.total)
+    if plan.timed and run.sync.last:
+        progress.place = WHOLE
     steps = run.journal.heartbeat.steps = run.steps
     run.busy_seconds = max(0.0, timing.total - timing.wait - timing.data)
     run.feed.finish()
@@ -180,7 +180,7 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
         forward_backward_seconds=timing.forward_backward, wait_seconds=timing.wait,
         optimizer_seconds=timing.optimizer, data_seconds=timing.data, bytes_sent=timing.bytes_sent,
         lr_multiplier=multiplier, epoch=position["epoch"], rows=run.shares.rows[run.comm.rank],
-        **({} if share is None else {"share": share}),
+        **({} if share is None else {"share": share, "steps": steps}),
     )  # fmt: skip
 
 
