@@ -123,17 +123,7 @@ def launched(choice: Choice, base: Choice, begins_again: bool) -> Launched:
     of_base = (base.taken.id or None) if base.taken else None
     taken = None if begins_again else choice.taken
     if taken is None:
-        return {
-            "id": UNKNOWN,
-            "number": choice.highest + 1,
-            "begun": 0,
-            "goes_on": None,
-            "ends": None,
-            "now": None,
-            "base": of_base,
-        }
+        return {"id": UNKNOWN, "number": choice.highest + 1, "begun": 0, "goes_on": None, "base": of_base}
     newest = taken.number and all(one.number < taken.number for one in choice.others)
     number = taken.number if newest else choice.highest + 1
-    return {
-        "id": taken.id, "number": number, "begun": taken.begun, "goes_on": taken.id, "ends": None, "now": None, "base": of_base,
-    }  # fmt: skip
+    return {"id": taken.id, "number": number, "begun": taken.begun, "goes_on": taken.id, "base": of_base}

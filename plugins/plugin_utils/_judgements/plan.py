@@ -87,7 +87,7 @@ def judge_plan(asked: Asked) -> dict[str, object]:
         return refused(error)
     text = render(outcome.plan)
     if outcome.budget:
-        text += "\n\n" + budget.render(outcome.budget, outcome.training["ends"])
+        text += "\n\n" + budget.render(outcome.budget, outcome.training.get("ends"))
     probes = {host["name"]: host.get("probe") for host in hosts}
     told = {"plan": outcome.plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
     document = json.dumps(told, indent=2) + "\n"
