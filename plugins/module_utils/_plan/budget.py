@@ -40,7 +40,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
     links_of,
     mean_step,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.schedule import REFERENCE_DEPTH, plan_training
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.schedule import (
+    EVAL_SHARE,
+    REFERENCE_DEPTH,
+    SAVE_RATE,
+    plan_training,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
 
 UNITS = {"d": 86400, "h": 3600, "m": 60}
@@ -50,8 +55,8 @@ TARGET_RATIO = 12.0  # tokens for each parameter of the matrices and the head
 LEAST_STEPS = 1000
 # From the launch to the first step; and the same with the checks and the rehearsal before it, without and with making the trainer's Python.
 START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
-# Of what follows the last step; the trainer measures the evaluation and the save itself and keeps time for them.
-EVAL_SHARE, WRITE_RATE, COLLECT_SECONDS, COLLECT_RATE = 1 / 3, 200e6, 6.0, 50e6
+# Of the controller after the run, which the trainer ends by so much earlier.
+COLLECT_SECONDS, COLLECT_RATE = 6.0, 50e6
 MOST_KEPT = 2**36
 SAVES, MOST_SAVE_MINUTES = 10, 30
 
@@ -125,7 +130,7 @@ def fit(
     if kept:
         left_open = {name: value for name, value in kept.items() if f"ddp_{name}" not in asked.given}
         return taken_settings(asked, asked.run, left_open), None, []
-    choice = choose(asked, hosts, deadline(asked.run, clock.begin) - clock.now)
+    choice = choose(asked, hosts, deadline(asked.run, since or clock.begin) - clock.now)
     return taken_settings(asked, choice.taken.run), choice, []
 
 
@@ -259,7 +264,7 @@ def after_seconds(row: Row) -> float:
     """Seconds between the last step and the deadline."""
     run, size = row.run, row.model["parameters"]["total"]
     evaluation = EVAL_SHARE * run.eval_tokens / run.total_batch * (row.together or 0.0) if run.eval_every > 0 else 0.0
-    return evaluation + 12 * size / WRITE_RATE + collect_seconds(run, row.model)
+    return evaluation + 12 * size / SAVE_RATE + collect_seconds(run, row.model)
 
 
 def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:

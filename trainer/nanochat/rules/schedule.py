@@ -17,6 +17,9 @@ REFERENCE_DEPTH = 12
 BATCH_EXPONENT = 0.383
 # The place at which the time of a timed run is used up. A place travels in 28 bits of a number beside the token ids.
 WHOLE = 2**28
+# What follows the last step of a timed run, as long as none of it was measured: an evaluation only makes the forward pass, a
+# third of a step's work for as many tokens; and bytes a second of a checkpoint.
+EVAL_SHARE, SAVE_RATE = 1 / 3, 200e6
 # No run ever sees more, and floating point numbers beyond it are no whole numbers.
 MOST_TOKENS = 2.0**53
 # Of a run with local steps the ranks make the first tenth and the last twentieth together all the same, but not more than so many.

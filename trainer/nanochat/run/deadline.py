@@ -21,14 +21,11 @@ from pathlib import Path
 
 from nanochat.kit.common import UserError
 from nanochat.rules.causes import Cause
-from nanochat.rules.schedule import WHOLE
+from nanochat.rules.schedule import EVAL_SHARE, SAVE_RATE, WHOLE
 
 ENDS = "NANOCHAT_ENDS"
 FILE = "training.json"
 RECENT = 9
-# Until an evaluation was made: it only makes the forward pass, a third of a step's work. And until a save was.
-FORWARD_SHARE = 1 / 3
-WRITTEN_PER_SECOND = 200e6
 
 
 def clock() -> float:
@@ -67,7 +64,7 @@ class Deadline:
         self.now = now
         self.over_at, self.place = now() + seconds, place
         self.eval_steps = eval_steps
-        self.after = {"save": save_bytes / WRITTEN_PER_SECOND}
+        self.after = {"save": save_bytes / SAVE_RATE}
         self._recent: collections.deque[float] = collections.deque(maxlen=RECENT)
         self._begun = (place, 0.0)  # place and seconds left before the first step from here
         self._step_began = self.now()
@@ -90,7 +87,7 @@ class Deadline:
     @property
     def after_seconds(self) -> float:
         """What follows the last step."""
-        unknown = 0.0 if "eval" in self.after else FORWARD_SHARE * self.eval_steps * self.step_seconds
+        unknown = 0.0 if "eval" in self.after else EVAL_SHARE * self.eval_steps * self.step_seconds
         return sum(self.after.values()) + unknown
 
     def tell(self, ahead: bool) -> tuple[int, bool]:
