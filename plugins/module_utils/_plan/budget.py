@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A training that fits the time one has (ddp_budget, ddp_finish_by): when it ends, and the model that is taken. Pure functions.
 
-Each depth wants tokens and a batch by nanochat's own laws; the deepest that gets them in time is taken. Speeds are those that a
+Each depth wants tokens and a batch by nanochat's own laws. From one depth to the next these grow several times, so the depth is taken
+that comes nearest to its tokens in the time, with more or with fewer. Speeds are those that a
 rehearsal measured on the hosts, at another depth scaled by the FLOPs of a token. Without them nothing is promised: the plan has
 the profile's depth until a start has measured it, and is made again then.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -51,6 +53,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import 
 UNITS = {"d": 86400, "h": 3600, "m": 60}
 DEPTHS = range(2, 41, 2)
 TARGET_RATIO = 12.0  # tokens for each parameter of the matrices and the head
+TOO_FEW = 0.5  # of the tokens that are wanted
 # nanochat's law is of large models: of small ones it makes batches with which a run would have hardly more steps than it warms up for.
 LEAST_STEPS = 1000
 # From the launch to the first step; and the same with the checks and the rehearsal before it, without and with making the trainer's Python.
@@ -279,15 +282,15 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
         return Choice(rows, at, why, left, measured)
     able = [row for row in rows if row.fits_memory] or rows[:1]
     times = {row.run.depth: left - START_SECONDS - after_seconds(row) for row in able}
-    enough = [row for row in able if (row.seconds or 0.0) <= times[row.run.depth]]
-    taken = enough[-1] if enough else able[0]
+    shares = {row.run.depth: max(1.0, times[row.run.depth]) / (row.seconds or 1.0) for row in able}
+    taken = min(able, key=lambda row: abs(math.log(shares[row.run.depth])))
     seconds = max(1.0, times[taken.run.depth])
     if "ddp_depth" in asked.given:
         why = "its depth is set"
-    elif enough:
-        why = "the deepest that gets the tokens it wants in this time"
+    elif taken is able[0] and shares[taken.run.depth] < TOO_FEW:
+        why = "the smallest, but the time is too short even for that: it gets far fewer tokens than it wants"
     else:
-        why = "the time is too short even for the smallest model to get the tokens that it wants; it gets fewer"
+        why = f"it comes nearest to nanochat's {TARGET_RATIO:g} tokens a parameter in this time"
     if "ddp_iterations" not in asked.given:
         taken = fitted(asked, taken, hosts, head, seconds)
     return Choice(rows, taken, why, seconds, measured)
@@ -335,7 +338,7 @@ def render(choice: Choice, end: Optional[float]) -> str:
     at = [row.run.depth for row in choice.rows].index(choice.taken.run.depth) if choice.rows else 0
     shown = choice.rows[max(0, at - 2) : at + 3]
     head = ["depth", "parameters", "tokens", "a parameter", "steps", "batch", *(f"{host} alone" for host in hosts)]
-    head += ["together", "memory", "fits"]
+    head += ["together", "memory", "gets in time"]
     lines = table(head, [cells(row, choice) for row in shown])
     taken, total = choice.taken.run, choice.taken.model["parameters"]
     tokens = taken.iterations * taken.total_batch
@@ -364,10 +367,7 @@ def cells(row: Row, choice: Choice) -> list[str]:
     def hours(step: Optional[float]) -> str:
         return "not measured" if step is None else f"{step * run.iterations / 3600:.2g} h"
 
-    if not row.fits_memory:
-        fits = "no memory"
-    else:
-        fits = "?" if row.seconds is None else "yes" if row.seconds <= choice.seconds else "no"
+    gets = "?" if row.seconds is None else f"{tokens / counted * choice.seconds / row.seconds:.3g} a parameter"
     return [
         f"{run.depth}{' *' if run.depth == choice.taken.run.depth else ''}",
         f"{counted / 1e6:.1f}M",
@@ -378,5 +378,5 @@ def cells(row: Row, choice: Choice) -> list[str]:
         *(hours(step) for step in row.alone.values()),
         hours(row.together),
         bytes_text(row.memory_bytes),
-        fits,
+        gets if row.fits_memory else "no memory",
     ]

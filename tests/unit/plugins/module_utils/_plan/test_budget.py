@@ -77,20 +77,19 @@ def test_unmeasured_hosts_promise_nothing():
     assert " h " not in table
 
 
-def test_deepest_model_that_gets_its_tokens_is_taken():
+def test_model_that_comes_nearest_to_its_tokens_is_taken():
     depths = [made({"ddp_budget": text}).plan["model"]["depth"] for text in ("12h", "3d", "30d")]
     assert depths == sorted(set(depths))
     outcome = made({"ddp_budget": "3d"})
-    rows = {row.run.depth: row for row in outcome.budget.rows}
-    taken = outcome.budget.taken
-    assert rows[taken.run.depth].seconds <= outcome.budget.seconds < rows[taken.run.depth + 2].seconds
-    assert taken.run.iterations * taken.together == pytest.approx(outcome.budget.seconds, rel=0.01)
-    tokens = outcome.plan["training"]["tokens"]
-    assert tokens >= 12 * sum(taken.model["parameters"][part] for part in ("transformer_matrices", "lm_head")) * 0.98
+    choice, taken = outcome.budget, outcome.budget.taken
+    shares = {row.run.depth: choice.seconds / row.seconds for row in choice.rows}
+    assert 0.3 < shares[taken.run.depth] < 3
+    assert shares[taken.run.depth - 2] > 1 > shares[taken.run.depth + 2]
+    assert outcome.plan["training"]["iterations"] * taken.together == pytest.approx(choice.seconds, rel=0.01)
 
 
 def test_short_time_takes_the_smallest_and_says_so():
-    outcome = made({"ddp_budget": "10m"})
+    outcome = made({"ddp_budget": "4m"})
     assert outcome.plan["model"]["depth"] == 2
     assert "too short" in budget.render(outcome.budget, outcome.training["ends"])
 
