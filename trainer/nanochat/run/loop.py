@@ -31,6 +31,7 @@ from nanochat.run.state import Run
 LOOK_SECONDS = 1.0
 # Upstream leaves the first steps, in which things warm up, out of its time.
 STEPS_NOT_TIMED = 10
+LATE = 95 * WHOLE // 100
 
 
 def train(run: Run) -> str:
@@ -42,9 +43,10 @@ def train(run: Run) -> str:
     while True:
         last = run.over
         # A run that is asked to stop saves first of all; what is due now is done when it goes on from here.
-        if not stop and ((last and eval_every > 0) or due(progress.step, eval_every)):
+        if not stop and ((last and eval_every > 0) or pauses(run, progress.step, eval_every)):
             stop = evaluate(run)
-        if not stop and ((last and settings.sample_every > 0) or due(progress.step, settings.sample_every)):
+        sample_every = settings.sample_every
+        if not stop and ((last and sample_every > 0) or pauses(run, progress.step, sample_every)):
             sample(run)
         if progress.step != progress.resumed_from and (last or stop or saves(run, progress.step)):
             save(run, final=last or stop)
@@ -55,6 +57,12 @@ def train(run: Run) -> str:
         stop = train_step(run)
         if progress.step in proofs:
             prove_identical(run, f"after step {progress.step}")
+
+
+def pauses(run: Run, step: int, every: int) -> bool:
+    """Whether an evaluation or samples come before this step; of a timed run none shortly before the last ones, for which the time is
+    kept free."""
+    return due(step, every) and not (run.plan.timed and run.progress.place > LATE)
 
 
 def due(step: int, every: int) -> bool:
@@ -96,9 +104,10 @@ def train_step(run: Run) -> bool:
     # A head that is shared out waits for the others in the middle of a pass.
     passed = time.perf_counter() - passing - (run.comm.wait_seconds - waited)
     shares = None if stop or not run.settings.rebalance else run.balancer.hear(run.sync.busy)
-    if not stop and not last and not shares and not saves(run, step + 1) and run.apart_at(step + 1) == run.apart:
+    goes_on = not stop and not last and not shares and not saves(run, step + 1) and run.apart_at(step + 1) == run.apart
+    if goes_on and not (run.plan.timed and due(step + 1, run.settings.eval_every)):
         # The next step's token ids travel with this one's gradients; a checkpoint wants the loader where it is, and so do
-        # a change of shares and another way of training.
+        # a change of shares and another way of training. Of a timed run nobody can tell yet whether an evaluation leaves time for it.
         offer(run, ahead=True)
     total = run.sync.step(loss, run.schedule())
     if not math.isfinite(total):
