@@ -183,6 +183,8 @@ class PastRun(TypedDict):
     sync: Optional[str]
     local_steps: int
     matmul: Optional[str]
+    total_batch: int
+    iterations: int
     lineage: Dict[str, Document]
     session: Optional[Document]
     training: Optional[Training]

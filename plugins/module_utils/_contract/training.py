@@ -25,7 +25,12 @@ class Training(TypedDict):
     begun: int
 
 
-class Launched(Training):
+class _Timed(TypedDict, total=False):
+    ends: Optional[int]  # with ddp_budget or ddp_finish_by: when the trainer is to be over, by the controller's clock
+    now: Optional[float]  # that clock when this is handed to a host
+
+
+class Launched(Training, _Timed):
     """The training that a start is of. A folder goes on if it holds goes_on: an id, "" for what no id is known of, None for nothing."""
 
     goes_on: Optional[str]

@@ -10,6 +10,7 @@ whose ranks are joined has sft and mid by scripts of its own, with data of their
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Iterator, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
@@ -33,6 +34,11 @@ LONGEST_NAME = 48
 
 def base_name(run: RunSettings) -> str:
     """The name of the run that makes the base model."""
+    if run.budget or run.finish_by:
+        # The depth is still to be chosen.
+        return str(
+            run.run or re.sub("[^0-9A-Za-z-]", "", f"by-{run.finish_by}" if run.finish_by else f"for-{run.budget}")
+        )
     return str(run.run or f"d{run.depth}")
 
 

@@ -71,6 +71,8 @@ class Told(Speeds, Share):
     step: Optional[int]  # the last step that was made, counted from 0
     done: int  # how many steps are made
     steps: Optional[int]  # how many steps the run has
+    share: Optional[float]  # of its time that a run with ddp_budget or ddp_finish_by has used, 0 to 1
+    ends: Optional[float]  # when such a run ends, by the host's clock
     loss: Optional[float]  # of the last step, mean over all ranks; null when not finite
     diverged: bool  # whether the last loss is no finite number
     first_loss: Optional[float]  # loss of the first step
@@ -270,7 +272,11 @@ def describe_events(events: List[Event]) -> Told:
         "step": number(steps[-1], "step") if steps else None,
         "done": number(steps[-1], "step") + 1 if steps else resumed or 0,
         # What only measures says that it has none.
-        "steps": positive(start.get("steps", section(start, "settings").get("num_iterations"))),
+        "steps": positive(steps[-1].get("steps") if steps else None)
+        or positive(start.get("steps", section(start, "settings").get("num_iterations"))),
+        # Of a run that has a time to end at.
+        "share": finite(steps[-1].get("share")) if steps else None,
+        "ends": finite(start.get("ends")),
         "loss": finite(steps[-1].get("loss")) if steps else None,
         "diverged": bool(steps) and steps[-1].get("loss") is not None and finite(steps[-1].get("loss")) is None,
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,

@@ -217,7 +217,9 @@ def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optiona
     return None if not by else "%s ended it: its machine shut down, or tmux was killed" % by
 
 
-def _eta(state: str, told: Told, keeper: Optional[Membership]) -> Optional[float]:
+def _eta(state: str, told: Told, keeper: Optional[Membership], now: float) -> Optional[float]:
+    if state == RUNNING and told["ends"] is not None:
+        return max(0.0, told["ends"] - now)
     if state != RUNNING or told["pace_seconds"] is None or not isinstance(told["steps"], int):
         return None
     if keeper and keeper["state"] != TRAINING:
@@ -322,7 +324,7 @@ def read_run(
 
 def _timed(run: RunState, heartbeat: Document, now: float) -> RunState:
     """The same with what depends on the clock."""
-    run["eta_seconds"] = _eta(run["state"], run, run["membership"])
+    run["eta_seconds"] = _eta(run["state"], run, run["membership"], now)
     run = {**run, **_beat(heartbeat, run, now)}
     run["idle_seconds"] = _idle(run, now)
     if run["state"] == RUNNING:

@@ -90,4 +90,5 @@ def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
         opening=opening, training=run.training_id, base=run.base or None,
         generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
+        **({"ends": run.ends} if run.plan.timed else {}),
     )  # fmt: skip
