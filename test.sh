@@ -12,9 +12,9 @@ COLLECTIONS=$ROOT/.ansible/collections
 COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
-EVERY_TIME=("trainer+integration+lint,unit,docs,molecule:site,molecule:no_sudo")
+EVERY_TIME=("trainer+integration+lint,unit,docs,molecule:site")
 # `all` runs these behind it.
-THE_REST=("campaign+molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "molecule:storm")
+THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "molecule:storm")
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables
@@ -44,19 +44,8 @@ run_lint() {
 run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-1000} PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit); }
 
 # real_processes PYTHON FOLDER: tests of processes that wait for each other by the clock. What fails on a machine with other work is tried
-# once more, alone, and is named even if it passes then.
-real_processes() {
-    local python=$1 folder=$2 code=0
-    local pytest=("$python" -m pytest -q -m "${WHICH:-not long}" "$folder")
-    "${pytest[@]}" --durations=10 --durations-min=20 || code=$?
-    [ $code = 1 ] || return $code
-    local again
-    mapfile -t again < <("${pytest[@]}" --collect-only --last-failed --last-failed-no-failures none | grep '::')
-    say "These failed, and are tried once more: ${again[*]}"
-    "${pytest[@]}" --last-failed --last-failed-no-failures none || return $?
-    say "They passed now; the output of the first attempt is above."
-    printf 'SECOND ATTEMPT %s\n' "${again[@]}" >&2
-}
+# once more; it is named (RERUN) with the output of its first attempt, also if it passes then.
+real_processes() { "$1" -m pytest -q -m "${WHICH:-not long}" --reruns 1 --rerun-show-tracebacks --durations=10 --durations-min=20 "$2"; }
 
 run_integration() {
     need_packages chromium openssh-server openssh-client
@@ -144,7 +133,7 @@ run_row() {
             flock 8
             cat "$folder/$part"
             say "== $part: $([ $code = 0 ] && echo passed || echo FAILED), ${SECONDS} s since the start"
-            if [ $code = 0 ]; then again=$(grep -c '^SECOND ATTEMPT' "$folder/$part" || true); else again=FAILED; fi
+            if [ $code = 0 ]; then again=$(grep -c '^RERUN ' "$folder/$part" || true); else again=FAILED; fi
             tell "$part" $((SECONDS - begun)) "$again"
         } 8>"$folder/output.lock"
         [ $code = 0 ] || echo "$part" >>"$folder/failed"

@@ -1,13 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Curves as an SVG. For bench/quality.py those of trainings: the losses, and how far each way is from the one that it is
-compared with; for bench/scale.py those of any figures over hosts."""
+"""Curves of trainings as an SVG for bench/quality.py: the losses, and how far each way is from the one that it is compared with."""
 
 from __future__ import annotations
 
 import html
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,22 +23,12 @@ class Panel(NamedTuple):
     left: float
     steps: tuple[float, float]
     values: tuple[float, float]
-    top: float = 0.0
-    logarithmic: bool = False
 
     def place(self, step: float, value: float) -> tuple[float, float]:
-        steps = (step, *self.steps)
-        at, low, high = map(math.log10, steps) if self.logarithmic else steps
-        across = (at - low) / (high - low or 1)
-        up = (value - self.values[0]) / (self.values[1] - self.values[0] or 1)
-        return self.left + MARGIN + across * (WIDTH - MARGIN - 10), self.top + HEIGHT - MARGIN / 2 - up * (
-            HEIGHT - MARGIN
-        )
-
-    def step_at(self, share: float) -> float:
-        """The step at this share of the width."""
         low, high = self.steps
-        return low * (high / low) ** share if self.logarithmic else low + share * (high - low)
+        across = (step - low) / (high - low or 1)
+        up = (value - self.values[0]) / (self.values[1] - self.values[0] or 1)
+        return self.left + MARGIN + across * (WIDTH - MARGIN - 10), HEIGHT - MARGIN / 2 - up * (HEIGHT - MARGIN)
 
     def line(self, curve: Curve, colour: str, width: float) -> str:
         points = " ".join("{:.1f},{:.1f}".format(*self.place(step, value)) for step, value in curve.items())
@@ -48,13 +36,13 @@ class Panel(NamedTuple):
 
     def axes(self, title: str) -> Iterator[str]:
         """Numbers at the ends and in the middle are enough to read a curve by."""
-        yield text(self.left + MARGIN, self.top + 18, title)
+        yield text(self.left + MARGIN, 18, title)
         for share in (0.0, 0.25, 0.5, 0.75, 1.0):
             value = self.values[0] + share * (self.values[1] - self.values[0])
             x, y = self.place(self.steps[0], value)
             yield f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{self.left + WIDTH - 10:.1f}" y2="{y:.1f}" stroke="#dddddd"/>'
             yield text(x - 52, y + 4, f"{value:.3f}")
-            step = self.step_at(share)
+            step = self.steps[0] + share * (self.steps[1] - self.steps[0])
             x, y = self.place(step, self.values[0])
             yield text(x - 10, y + 18, f"{step:.0f}")
 
@@ -81,28 +69,9 @@ def draw(results: Sequence[Mapping[str, Any]], reference: str) -> str:
     lines += panel(WIDTH, f"difference from {reference} of the same seed", apart, colours)
     for number, way in enumerate(ways):
         lines.append(text(2 * WIDTH + 10, 40 + 20 * number, way, colours[way]))
-    return picture(lines, HEIGHT)
-
-
-def draw_panels(panels: Mapping[str, Mapping[str, Curve]], logarithmic: bool = False) -> str:
-    """A panel for each title, two in a row; the same names have the same colours in all of them."""
-    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    colours = dict(zip(names, COLOURS * len(names), strict=False))
-    lines = []
-    for number, (title, curves) in enumerate(panels.items()):
-        steps = [step for curve in curves.values() for step in curve]
-        values = [0.0, *(value for curve in curves.values() for value in curve.values())]
-        corner = (number % 2) * WIDTH, (number // 2) * HEIGHT
-        axes = Panel(corner[0], (min(steps), max(steps)), (0.0, max(values)), corner[1], logarithmic)
-        lines += [*axes.axes(title), *(axes.line(curve, colours[name], 2.0) for name, curve in curves.items())]
-    lines += [text(2 * WIDTH + 10, 40 + 20 * at, name, colours[name]) for at, name in enumerate(names)]
-    return picture(lines, HEIGHT * ((len(panels) + 1) // 2))
-
-
-def picture(lines: Sequence[str], height: float) -> str:
-    """Lines on white, so that they can be read on a dark page, too."""
-    size = f'width="{2 * WIDTH + LEGEND}" height="{height}"'
+    size = f'width="{2 * WIDTH + LEGEND}" height="{HEIGHT}"'
     begin = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
+    # On white, so that they can be read on a dark page, too.
     return "\n".join([begin, '<rect width="100%" height="100%" fill="#ffffff"/>', *lines, "</svg>", ""])
 
 

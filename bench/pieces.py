@@ -20,10 +20,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def events(path: Path, kind: str) -> list[dict[str, Any]]:
-    """The events of a kind in a metrics file, as far as its lines are whole."""
+def events(path: Path, kind: str = "") -> list[dict[str, Any]]:
+    """The events of a kind, or all, in a metrics file, as far as its lines are whole."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+    return [event for event in map(json.loads, lines) if kind in ("", event["kind"])]
 
 
 def write_list(file: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -97,6 +97,7 @@ EVENTS: dict[str, dict[str, str]] = {
         "dtype": "", "dtype_reason": "", "matmul": "", "steps": "null of an evaluation", "total_batch_size": "",
         "resumed_from": "step or null", "attempt_id": "the same on all ranks", "training": "its id",
         "base": "the training of the base model", "generation": "that of the keepers, or null",
+        "opening": "when the process began, and when all ranks had met",
     },
     "step": {
         "loss": "mean over ranks; with local steps that of the rank's own rows between meetings", "loss_smooth": "", "seconds": "",
@@ -327,6 +328,7 @@ def page() -> str:
     # Of a folder, not of a plan.
     rest = (line for name in rest_of_probe() for line in of_types("_contract/probe.py", name))
     lines += [line.replace("[Training](#training)", "[Training](#trainingjson)") for line in rest]
+    lines += ["## The state of a run on a host (`run_info`)", "", *run_state()]
     lines += folders()
     lines += [
         "## Documents in these folders",
@@ -337,6 +339,14 @@ def page() -> str:
     lines += of_types("_contract/manifest.py", "Manifest", "ManifestFile")
     lines += ["## What the trainer writes", "", *metrics()]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def run_state() -> Iterator[str]:
+    """The result of run_info; its types stand in several files."""
+    files = ("metrics", "members", "evaluated", "state")
+    found = {name: one for file in files for name, one in documents(UTILS / "_run" / f"{file}.py").items()}
+    for name in ("RunState", "Membership", "GaveWay", "Kept", "Previous", "Checkpoint", "StageOf"):
+        yield from (line.replace("(#training)", "(#trainingjson)") for line in table(found[name], found))
 
 
 def rest_of_probe() -> list[str]:

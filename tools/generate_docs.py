@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / ".ansible" / "collections"), str(ROOT / "tools")]
 
 import contract_page  # noqa: E402
-import floor_plan  # noqa: E402
 import performance_plot  # noqa: E402
 import playbook_page  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings, settings_table  # noqa: E402
@@ -200,7 +199,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/settings.md": settings_page,
     f"{FIREWALL}/every.py": every_firewall,
     "docs/troubleshooting.md": troubleshooting_page,
-    "docs/images/floors.svg": floor_plan.picture,
     "docs/images/performance.svg": performance_plot.picture,
     "docs/playbooks.md": playbook_page.page,
     "docs/seeing.md": seeing_page,

@@ -59,10 +59,6 @@ done | tar --null -T - -c | tar -C "$TREE" -x
 git -C "$TREE" init -q
 git -C "$TREE" add -Af
 
-step "READMEs of the roles"
-# They are made from argument_specs; what differs is shown.
-(cd "$TREE" && for role in roles/*; do aar-doc "$role" markdown >/dev/null; done && git diff --exit-code -- roles)
-
 step "antsibull-changelog"
 (cd "$TREE" && antsibull-changelog lint)
 

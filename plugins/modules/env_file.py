@@ -13,16 +13,12 @@ description:
   - Writes a dictionary as a file of assignments that any POSIX shell reads with C(set -a; . ./env).
   - Each value reaches a process byte for byte, including spaces, quotes, dollar signs, newlines (also the last one) or bytes that are not UTF-8.
   - The file is put in its place at once and is never readable for others than O(mode) allows, not even for a moment.
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 attributes:
-  check_mode:
-    description: Can run in check mode and return what would change without changing it.
-    support: full
   diff_mode:
     description: Returns what has changed or would change. Secrets and values that go away are masked; a secret that
       changed is marked as changed.
-    support: full
-  idempotent:
-    description: A second run with the same options changes nothing.
     support: full
 options:
   path:

@@ -22,7 +22,7 @@ options:
     type: str
     default: ~/nanochat-ddp
   run_dir:
-    description: Folder of the run to look at. Without it RV(probe.run) is C(null).
+    description: Folder of the run to look at. Without it C(probe.run) is C(null).
     type: str
   venv_dir:
     description: The trainer's virtual environment. By default C(venv) in O(base_dir).
@@ -41,7 +41,7 @@ options:
     elements: str
     default: []
   base_run:
-    description: Name of the run whose model this run goes on from, to see its checkpoints. Without it RV(probe.base_run) is C(null).
+    description: Name of the run whose model this run goes on from, to see its checkpoints. Without it C(probe.base_run) is C(null).
     type: str
   folders:
     description: Folders of text, shards or a tokenizer, to see whether they are there and what they hold.
@@ -77,143 +77,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 probe:
-  description: The facts.
+  description: The facts of the host. docs/contract.md of the collection lists them (Probe).
   returned: success
   type: dict
-  contains:
-    host:
-      description: Name, identity, kernel, architecture, user and clock (epoch seconds) of the host.
-      type: dict
-      returned: success
-      sample: {hostname: laptop, boot_id: 5ef6b123-74cb-4399-b0f7-9f7c78f000c6, arch: x86_64, user: xiaoxin, time: 1790000000.5}
-    python:
-      description: This Python, those of 3.10 and newer, where the library's sources lie, and the trainer's environment.
-      type: dict
-      returned: success
-      sample: {version: 3.11.2, candidates: [{executable: /usr/bin/python3.11, version: 3.11.2, venv_module: true}]}
-    cpu:
-      description: Model, features, cores in all and those that this user may use, load, and whether bfloat16 is native.
-      type: dict
-      returned: success
-      sample: {logical: 16, physical: 8, available: 16, available_physical: 8, native_bf16: false, sets: [{name: all cores, cpus: [0, 1]}]}
-    memory:
-      description: Bytes of memory and swap, within the limit of the control group if there is one.
-      type: dict
-      returned: success
-      sample: {total: 33000000000, available: 30000000000, limit: null}
-    disk:
-      description: Room below the base folder, whether it can be written, and the file system it is on.
-      type: dict
-      returned: success
-      sample: {path: /mnt/data/nanochat, free: 400000000000, writable: true, fstype: ext4}
-    nics:
-      description: Network interfaces with kind (wired, wifi, virtual, overlay, bridge or loopback), state, speed and addresses.
-      type: list
-      elements: dict
-      returned: success
-      sample: [{name: enp4s0, kind: wired, up: true, speed_mbit: 1000, duplex: full, mtu: 1500, ipv4: [192.168.1.10/24]}]
-    routes:
-      description: For each peer, and for C(default), the interface and own address that packets to it would take.
-      type: list
-      elements: dict
-      returned: success
-      sample: [{peer: laptop, address: 192.168.1.11, nic: enp4s0, source: 192.168.1.10, gateway: null}]
-    names:
-      description: What the own name and the peers' names resolve to on this host.
-      type: dict
-      returned: success
-      sample: {own: [127.0.1.1], peers: {laptop: [192.168.1.11]}}
-    sudo:
-      description: Root's rights without a password. One of C(root), C(passwordless) and C(none). The role plan adds C(password).
-      type: str
-      returned: success
-      sample: none
-    tmux:
-      description: Path and version of tmux, or C(null).
-      type: dict
-      returned: success
-      sample: {path: /usr/bin/tmux, version: 3.3a}
-    ports:
-      description: Holders of the given ports. C(session) and C(run) are those of this collection that they belong to.
-      type: list
-      elements: dict
-      returned: success
-      sample: [{port: 29500, pid: 4711, user: lzw, command: torchrun, session: null, run: null}]
-    processes:
-      description: Training processes, whoever started them.
-      type: list
-      elements: dict
-      returned: success
-      sample: []
-    limits:
-      description: Limits of open files, processes, locked and all memory, the size of a file and seconds of computing. C(null) for none.
-      type: dict
-      returned: success
-      sample: {nofile: 1024, nproc: 127000, memlock: 8388608, address_space: null, file_size: null, cpu_seconds: null}
-    logout:
-      description: Whether systemd ends what the user leaves running at logout, and whether the user lingers.
-      type: dict
-      returned: success
-      sample: {kills: false, lingers: true}
-    transfer:
-      description: Ansible's folder and the login shell, where both together keep Ansible from copying files to the host. Else C(null).
-      type: dict
-      returned: success
-      sample: {folder: /home/xiao xin/.ansible/tmp, shell: /bin/bash}
-    security:
-      description: State of SELinux and AppArmor, and the label under which this login's processes run.
-      type: dict
-      returned: success
-      sample: {selinux: absent, apparmor: enabled, label: unconfined}
-    ephemeral:
-      description: The range of local ports, on which Gloo listens.
-      type: dict
-      returned: success
-      sample: {low: 32768, high: 60999}
-    gpus:
-      description: NVIDIA GPUs.
-      type: list
-      elements: dict
-      returned: success
-      sample: []
-    base_dir:
-      description: The base folder with C(~) expanded.
-      type: str
-      returned: success
-      sample: /mnt/data/nanochat
-    venv_dir:
-      description: The trainer's environment with C(~) expanded.
-      type: str
-      returned: success
-      sample: /mnt/data/nanochat/venv
-    run:
-      description: >-
-        What is in the run's folder. Digest of the plan, what of it the checkpoints depend on, rows and processors of each host under it,
-        session, steps of the checkpoints.
-      type: dict
-      returned: success
-      sample: {exists: true, plan_digest: 0123456789abcdef, checkpoints: [5, 10]}
-    base_run:
-      description: The same of the run whose model this one goes on from, or C(null) where none was named.
-      type: dict
-      returned: success
-      sample: null
-    data:
-      description: Data sets in the store.
-      type: list
-      elements: dict
-      returned: success
-      sample: [{id: text-1a2b3c4d, shards: 3, bytes: 12000000}]
-    folders:
-      description: For each of the folders asked for, its kind (folder, file or absent) and what it holds.
-      type: dict
-      returned: success
-      sample: {/srv/text: {path: /srv/text, kind: folder, readable: true, shards: 0, tokenizer: false, files: true}}
-    measured:
-      description: What was measured on this host before, or C(null).
-      type: dict
-      returned: success
-      sample: null
+  sample:
+    host: {hostname: laptop, arch: x86_64, user: xiaoxin}
+    cpu: {physical: 8, available: 16, native_bf16: false}
+    memory: {total: 33000000000, available: 30000000000, limit: null}
+    nics: [{name: enp4s0, kind: wired, up: true, speed_mbit: 1000, duplex: full, mtu: 1500, ipv4: [192.168.1.10/24]}]
+    ports: [{port: 29500, pid: 4711, user: lzw, command: torchrun, session: null, run: null}]
 """
 
 from typing import Sequence

@@ -14,16 +14,12 @@ author:
 description:
   - Installs a Python with uv in a folder, once and without root. Changes nothing else on the host.
   - uv downloads it, about 35 MB, from the releases of python-build-standalone on GitHub or from a mirror of them.
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 attributes:
-  check_mode:
-    description: Returns whether a Python would be installed, and changes nothing.
-    support: full
   diff_mode:
     description: A Python is not shown.
     support: none
-  idempotent:
-    description: A working Python is left alone.
-    support: full
 options:
   host:
     description: Name of this host in messages; by default its own host name.

@@ -22,6 +22,8 @@ description:
     saved rule set at boot; RV(persistent) tells.
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 options:
   name:
     description:
@@ -76,15 +78,8 @@ options:
     choices: [present, absent]
     default: present
 attributes:
-  check_mode:
-    description: Can run in check_mode and return changed status prediction without modifying target.
-    support: full
   diff_mode:
     description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: full
-  idempotent:
-    description:
-      - When run twice in a row outside check mode, with the same arguments, the second invocation indicates no change.
     support: full
 seealso:
   - module: nanochat.ddp.peer_check

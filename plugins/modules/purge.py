@@ -16,6 +16,8 @@ description:
   - Refuses while a session or training that uses the files is alive.
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 options:
   base_dir:
     description: The base folder.
@@ -29,16 +31,6 @@ options:
   run:
     description: Name of the run, for O(what=run).
     type: str
-attributes:
-  check_mode:
-    description: Returns what would be removed, with the same refusals.
-    support: full
-  diff_mode:
-    description: Shows what is removed.
-    support: full
-  idempotent:
-    description: A second run finds nothing to remove.
-    support: full
 """
 
 EXAMPLES = r"""

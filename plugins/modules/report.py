@@ -13,6 +13,7 @@ description:
   - Makes a page from the files that M(nanochat.ddp.run_files) copied. It needs no network, and suits phones and dark mode.
   - Works during the run, and if ranks are missing. The same files make the same page.
 extends_documentation_fragment:
+  - nanochat.ddp.changer
   - ansible.builtin.action_common_attributes
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
@@ -36,15 +37,9 @@ options:
         every few seconds until the run has ended.
     type: dict
 attributes:
-  check_mode:
-    description: Says whether the page would change.
-    support: full
   diff_mode:
     description: A generated page is not worth showing.
     support: none
-  idempotent:
-    description: The same files make the same page.
-    support: full
   platform:
     platforms: posix
     support: full

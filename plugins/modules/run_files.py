@@ -14,6 +14,7 @@ description:
   - Works during the run. Files are replaced atomically, metrics and logs end with a complete line, and every chunk is verified by its digest.
   - Secret environment variables are masked before they leave the host.
 extends_documentation_fragment:
+  - nanochat.ddp.changer
   - nanochat.ddp.run
   - ansible.builtin.action_common_attributes
 author:
@@ -45,15 +46,9 @@ attributes:
   bypass_host_loop:
     description: It runs for each host.
     support: none
-  check_mode:
-    description: Returns which files would be written.
-    support: full
   diff_mode:
     description: Copied metrics and logs are not worth showing.
     support: none
-  idempotent:
-    description: A file that is there already is not written again.
-    support: full
   platform:
     platforms: posix
     support: full

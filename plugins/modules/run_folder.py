@@ -61,6 +61,12 @@ options:
       base:
         description: The id of the training of the model that it begins with.
         type: str
+      ends:
+        description: When a run with a time to end at is over, in seconds since 1970 by the controller's clock.
+        type: int
+      now:
+        description: The controller's clock now, by which the difference to the host's is found.
+        type: float
   host:
     description: Which host of the plan this is; needed where the plan has keepers.
     type: str

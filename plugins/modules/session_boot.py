@@ -14,16 +14,8 @@ description:
   - This is a unit of the user's own systemd, which starts before a login where the user lingers (C(loginctl enable-linger), tried
     without root), or else a line of the user's crontab. If neither works, nothing is changed and a warning says what is missing.
   - After a reboot the session runs its last command. A session that had ended or was stopped is not started.
-attributes:
-  check_mode:
-    description: Can run in check mode and return what would change without changing it.
-    support: full
-  diff_mode:
-    description: Returns what starts the session after a reboot, before and after.
-    support: full
-  idempotent:
-    description: A second run with the same options changes nothing.
-    support: full
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 options:
   name:
     description: The name of the session.

@@ -16,16 +16,8 @@ description:
   - Removes files from earlier copies that are no longer in the source; leaves other files alone.
   - Skips hidden files, byte code, virtual environments and the like.
   - Fails, in check mode too, if a running session of this collection uses files that would change.
-attributes:
-  check_mode:
-    description: Returns which files would be written and removed, and changes nothing.
-    support: full
-  diff_mode:
-    description: Shows the files before and after.
-    support: full
-  idempotent:
-    description: Equal files are left alone.
-    support: full
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 options:
   src:
     description: The folder on the controller.

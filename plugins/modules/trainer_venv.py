@@ -18,18 +18,9 @@ description:
   - Packages come through pip with the user's own C(pip.conf) and C(PIP_) variables applied, or, on hosts without a way to
     a package index, from a folder of wheels.
 extends_documentation_fragment:
+  - nanochat.ddp.changer
   - nanochat.ddp.packages
   - nanochat.ddp.packages.lock
-attributes:
-  check_mode:
-    description: Returns which packages would be installed, and changes nothing.
-    support: full
-  diff_mode:
-    description: Shows the requirements before and after.
-    support: full
-  idempotent:
-    description: A finished environment with the same requirements is left alone.
-    support: full
 options:
   path:
     description: The folder of the environment.

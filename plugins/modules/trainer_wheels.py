@@ -16,18 +16,13 @@ description:
     O(nanochat.ddp.trainer_venv#module:offline=true).
   - They may be for another Python and architecture than this host's.
 extends_documentation_fragment:
+  - nanochat.ddp.changer
   - nanochat.ddp.packages
   - nanochat.ddp.packages.lock
 attributes:
-  check_mode:
-    description: Says whether anything would be fetched, and changes nothing.
-    support: full
   diff_mode:
     description: Wheels are not shown.
     support: none
-  idempotent:
-    description: A folder that holds the wheels of the same requirements is left alone.
-    support: full
 options:
   path:
     description: The folder of this host's environment, whose pip is used if it is there.

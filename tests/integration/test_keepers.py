@@ -109,8 +109,9 @@ class Run:
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-                if b"scripts.torchrun" in command and marker in (entry / "environ").read_bytes():
-                    return int(entry.name)
+                forked = (entry / "task" / entry.name / "children").read_text().split()
+                if b"scripts.nursery" in command and forked and marker in (entry / "environ").read_bytes():
+                    return int(forked[0])
         raise AssertionError(f"no rank runs on {host}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 HERE = Path(__file__).resolve().parent
@@ -15,3 +16,10 @@ sys.path[:0] = [str(HERE.parents[1] / "trainer"), str(HERE)]
 # No test may depend on the speed of the machine.
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
+
+from nanochat.data import tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokens() -> tokenizer.Tokenizer:
+    return tokenizer.load(HERE / "golden/data/tokenizer")

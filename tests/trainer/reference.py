@@ -37,6 +37,17 @@ def model_of(config: ModelConfig = TINY, **changes: Any) -> GPT:
     return model
 
 
+def talkative(depth: int, length: int, windows: str) -> GPT:
+    """A model of the golden tokenizer, random enough that what it says does not repeat itself."""
+    torch.manual_seed(1)
+    model = GPT(ModelConfig.from_depth(depth, 16, 16, sequence_len=length, vocab_size=512, window_pattern=windows))
+    model.init_weights()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.2)
+    return model
+
+
 def baseline_of(model: GPT) -> BaselineGPT:
     baseline = BaselineGPT(model.config)
     baseline.load_state_dict(model.state_dict())

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from reference import talkative
 
-from nanochat.data import conversation, tokenizer
+from nanochat.data import conversation
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError, exit_code
-from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gpt import GPT
 from nanochat.run import checkpoint_manager, engine
 from scripts import chat_cli
 
@@ -25,22 +25,12 @@ GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
 ASKED = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "Here."}]
 
 
-@pytest.fixture(scope="module")
-def tokens() -> Tokenizer:
-    return tokenizer.load(GOLDEN)
-
-
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run folder with a small model of random weights."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     (tmp_path / "tokenizer").symlink_to(GOLDEN)
-    torch.manual_seed(1)
-    model = GPT(ModelConfig.from_depth(2, 16, 16, sequence_len=64, vocab_size=512, window_pattern="L"))
-    model.init_weights()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.2)
+    model = talkative(2, 64, "L")
     for name, told in (
         ("base_checkpoints/d2", {}),
         ("chatsft_checkpoints/d2", {}),

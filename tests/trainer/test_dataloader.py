@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from numpy import full, int32
 from pyarrow import parquet as pq
 
-from nanochat.data import dataloader, tokenizer
+from nanochat.data import dataloader
 from nanochat.data.dataloader import Cursor, Loader, Waiting
 from nanochat.data.dataset import Shard
 from nanochat.data.tokenizer import Tokenizer
@@ -34,11 +34,6 @@ from scripts.parity_loader import replay
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARDS = GOLDEN / "data/base_data_climbmix"
-
-
-@pytest.fixture(scope="module")
-def tokens() -> Tokenizer:
-    return tokenizer.load(GOLDEN / "data/tokenizer")
 
 
 def write_shard(path: Path, texts: Sequence[str | None], group: int = 10) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from reference import talkative
 
 from nanochat.data import tokenizer
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError, exit_code
-from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gpt import GPT
 from nanochat.run import checkpoint_manager, engine
 from scripts import sample
 
@@ -23,20 +24,9 @@ GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
 
 
 @pytest.fixture(scope="module")
-def tokens() -> Tokenizer:
-    return tokenizer.load(GOLDEN)
-
-
-@pytest.fixture(scope="module")
 def model() -> GPT:
-    """Random enough that generation does not repeat itself, and short enough to pass its windows."""
-    torch.manual_seed(1)
-    made = GPT(ModelConfig.from_depth(3, 16, 16, sequence_len=128, vocab_size=512, window_pattern="SL"))
-    made.init_weights()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.2)
-    return made
+    """Short enough to pass its windows."""
+    return talkative(3, 128, "SL")
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_worked_example(plan: TrainingPlan) -> None:
 
 def test_learning_rate(plan: TrainingPlan) -> None:
     def at(step: int) -> float:
-        return schedule.lr_multiplier(plan, step)
+        return schedule.lr_multiplier(plan, step, step)
 
     assert at(0) == 1 / 40
     assert at(4) == pytest.approx(0.125)
@@ -47,7 +47,7 @@ def test_learning_rate(plan: TrainingPlan) -> None:
 
 def test_momentum(plan: TrainingPlan) -> None:
     def at(step: int) -> float:
-        return schedule.muon_momentum(plan, step)
+        return schedule.muon_momentum(plan, step, step)
 
     assert [at(0), at(200), at(400), at(1749)] == pytest.approx([0.85, 0.91, 0.97, 0.97])
     assert [at(1750 + 1625), at(5000)] == pytest.approx([0.935, 0.90])

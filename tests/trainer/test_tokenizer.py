@@ -22,35 +22,29 @@ GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
 TEXTS = ["the cat sat on the mat, the cat sat on the hat 12345 times\n"] * 50 + ["Grüße, 世界!"]
 
 
-@pytest.fixture(scope="module")
-def golden() -> tokenizer.Tokenizer:
-    return tokenizer.load(GOLDEN)
+def test_upstreams_tokenizer_is_read(tokens: tokenizer.Tokenizer) -> None:
+    assert tokens.vocab_size == 512
+    assert tokens.bos == 503
+    assert [tokens.special(name) for name in tokenizer.SPECIAL_TOKENS] == list(range(503, 512))
 
 
-def test_upstreams_tokenizer_is_read(golden: tokenizer.Tokenizer) -> None:
-    assert golden.vocab_size == 512
-    assert golden.bos == 503
-    assert [golden.special(name) for name in tokenizer.SPECIAL_TOKENS] == list(range(503, 512))
-
-
-def test_bytes_of_tokens_are_upstreams(golden: tokenizer.Tokenizer) -> None:
+def test_bytes_of_tokens_are_upstreams(tokens: tokenizer.Tokenizer) -> None:
     kept = tokenizer.load_token_bytes(GOLDEN, 512)
     assert kept.dtype == torch.int32
-    assert torch.equal(golden.token_bytes(), kept)
+    assert torch.equal(tokens.token_bytes(), kept)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.text())
-def test_any_text_comes_back(text: str) -> None:
-    golden = tokenizer.load(GOLDEN)
-    ids = golden.encode(text)
-    assert golden.decode(ids) == text
-    assert golden.encode_documents([text], threads=1) == [[golden.bos, *ids]]
-    assert golden.encode(text, bos=True) == [golden.bos, *ids]
+@given(text=st.text())
+def test_any_text_comes_back(tokens: tokenizer.Tokenizer, text: str) -> None:
+    ids = tokens.encode(text)
+    assert tokens.decode(ids) == text
+    assert tokens.encode_documents([text], threads=1) == [[tokens.bos, *ids]]
+    assert tokens.encode(text, bos=True) == [tokens.bos, *ids]
 
 
-def test_special_tokens_in_a_text_are_text(golden: tokenizer.Tokenizer) -> None:
-    assert golden.bos not in golden.encode("<|bos|>")
+def test_special_tokens_in_a_text_are_text(tokens: tokenizer.Tokenizer) -> None:
+    assert tokens.bos not in tokens.encode("<|bos|>")
 
 
 def test_what_is_trained_here_is_a_plain_pickle_of_tiktoken(tmp_path: Path) -> None:

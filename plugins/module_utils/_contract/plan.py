@@ -42,6 +42,7 @@ class Model(TypedDict):
 
 class _Parts(TypedDict, total=False):
     head_shares: List[int]  # weights of unequal parts of the head, by rank
+    timed: str  # ddp_budget or ddp_finish_by, where the run ends at a time; the iterations are an estimate then
 
 
 class Training(_Parts):

@@ -183,6 +183,8 @@ class PastRun(TypedDict):
     sync: Optional[str]
     local_steps: int
     matmul: Optional[str]
+    total_batch: int
+    iterations: int
     lineage: Dict[str, Document]
     session: Optional[Document]
     training: Optional[Training]
@@ -209,28 +211,28 @@ class Names(TypedDict):
 class Probe(TypedDict):
     """All facts of a host."""
 
-    host: Machine
-    python: PythonFacts
-    cpu: Processors
-    memory: Memory
-    disk: Disk
-    nics: List[Nic]
-    routes: List[Route]
-    names: Names
-    sudo: str
-    tmux: Dict[str, Optional[str]]
-    ports: List[PortHolder]
-    processes: List[TrainingProcess]
-    limits: Dict[str, Optional[int]]
-    logout: Dict[str, bool]
-    transfer: Optional[Dict[str, str]]  # folder and login shell, if Ansible cannot copy files to this host
-    security: Dict[str, str]
-    ephemeral: Dict[str, int]
-    gpus: List[Dict[str, str]]
-    base_dir: str
-    venv_dir: str
-    run: Optional[PastRun]
-    base_run: Optional[PastRun]  # the run whose model this one uses
-    data: List[DataSet]
-    folders: Dict[str, Folder]
-    measured: Optional[Document]
+    host: Machine  # name, identity, kernel, architecture, user and clock (epoch seconds) of the host
+    python: PythonFacts  # this Python, those of 3.10 and newer, where the library's sources lie, and the trainer's environment
+    cpu: Processors  # model, features, cores in all and those that this user may use, load, and whether bfloat16 is native
+    memory: Memory  # bytes of memory and swap, within the limit of the control group if there is one
+    disk: Disk  # room below the base folder, whether it can be written, and the file system it is on
+    nics: List[Nic]  # kind is wired, wifi, virtual, overlay, bridge or loopback
+    routes: List[Route]  # for each peer, and for `default`, the interface and own address that packets to it would take
+    names: Names  # what the own name and the peers' names resolve to on this host
+    sudo: str  # root's rights without a password: root, passwordless or none
+    tmux: Dict[str, Optional[str]]  # path and version of tmux, or `null`
+    ports: List[PortHolder]  # holders of the given ports; session and run are those of this collection
+    processes: List[TrainingProcess]  # training processes, whoever started them
+    limits: Dict[str, Optional[int]]  # of files, processes, memory, file size and computing; null for none
+    logout: Dict[str, bool]  # whether systemd ends what the user leaves running at logout, and whether the user lingers
+    transfer: Optional[Dict[str, str]]  # folder and login shell, where Ansible cannot copy files to here
+    security: Dict[str, str]  # state of SELinux and AppArmor, and the label under which this login's processes run
+    ephemeral: Dict[str, int]  # the range of local ports, on which Gloo listens
+    gpus: List[Dict[str, str]]  # NVIDIA GPUs
+    base_dir: str  # the base folder with `~` expanded
+    venv_dir: str  # the trainer's environment with `~` expanded
+    run: Optional[PastRun]  # what is in the run's folder
+    base_run: Optional[PastRun]  # whose model this one goes on from
+    data: List[DataSet]  # data sets in the store
+    folders: Dict[str, Folder]  # for each of the folders asked for, its kind (folder, file or absent) and what it holds
+    measured: Optional[Document]  # what was measured on this host before, or `null`

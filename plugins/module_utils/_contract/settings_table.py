@@ -178,6 +178,17 @@ class RunSettings:
         smoke=2048, real=4096, low=1, empty="about the profile's, as the number of hosts divides it", flag="total-batch-size",
     )
     iterations: int = _training(None, "Number of training steps.", smoke=10, real=5000, low=1, flag="num-iterations")
+    budget: Optional[str] = _training(
+        None, "Time from the first start until all is over, in place of ddp_depth and ddp_iterations: the plan takes the model that fits.",
+        pattern=r"(\d{1,5}[dhm])+", takes="days, hours and minutes, for example 8h, 90m, 1d or 1h30m",
+        empty="as long as its steps take",
+    )
+    finish_by: Optional[str] = _training(
+        None, "The same by the clock of the controller: the next 07:30, or a date and time.",
+        pattern=r"(\d{4}-\d\d-\d\d[ T])?([01]?\d|2[0-3]):[0-5]\d",
+        takes='a time such as "07:30" (with quotes in a file), or a date and time such as "2026-11-25 07:30"',
+        empty="as long as its steps take",
+    )
     batch_split: str = _training(
         "auto",
         "How hosts share a step's rows; speed: by ddp_speed or as measured; auto: by speed if it is known.",

@@ -25,8 +25,13 @@ class Training(TypedDict):
     begun: int
 
 
-class Launched(Training):
-    """The training of a start. A folder continues if it holds `goes_on`: an id, "" for an unknown one, None for nothing."""
+class _Timed(TypedDict, total=False):
+    ends: Optional[int]  # with ddp_budget or ddp_finish_by: when the trainer is to be over, by the controller's clock
+    now: Optional[float]  # that clock when this is handed to a host
+
+
+class Launched(Training, _Timed):
+    """The training that a start is of. A folder goes on if it holds goes_on: an id, "" for what no id is known of, None for nothing."""
 
     goes_on: Optional[str]
     base: Optional[str]  # the training of a fine-tuning's base model

@@ -32,6 +32,8 @@ OPTIONS: Dict[str, Dict[str, object]] = {
             "number": {"type": "int", "required": True},
             "begun": {"type": "int", "required": True},
             "goes_on": {"type": "str"},
+            "ends": {"type": "int"},
+            "now": {"type": "float"},
             "base": {"type": "str"},
         },
     },

@@ -33,7 +33,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     PLAN,
     SESSION_FILES,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, memory, talk
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, memory, pause, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.plausible import is_plausible
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank
@@ -42,6 +42,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import COME_BACK
 
 TICK = 0.2
+GOES_ON = "goes on"
 LINGER = 3.0  # so long whoever asks is told how it ended
 
 
@@ -77,6 +78,7 @@ class Keeper:
         self.signals: Set[int] = set()
         self.code = 0
         self.cause = ""  # of the generation that is being made
+        self.pause = pause.Pause()
         self.waits = ""  # for whom, and what is seen of them
 
     # -- what survives this process
@@ -125,9 +127,11 @@ class Keeper:
         self._tell("keeper started", "")
         self.talk.say(self.own.word)
         self.talk.start()
+        self.rank.prepare()
         while self.own.word.state not in states.OVER or self.rank.process is not None:
             self._hear(TICK)
             self._look()
+        self.rank.close()
         self._linger()
         self.talk.close()
         codes = {states.FAILED: self.code, states.AWAY: COME_BACK}
@@ -168,7 +172,8 @@ class Keeper:
             self.rank.start(self.own.word.generation)
         elif order:
             # Whoever stops the run for good says himself how long that may take.
-            self.rank.end(order, self.patience if self.own.after_ending in states.OVER else 0.0)
+            least = self.patience if self.own.after_ending in states.OVER else 0.0
+            self.rank.end(order, least, self.own.word.why)
 
     def _see_rank(self, now: float) -> None:
         """How this host's rank is, or how it has ended."""
@@ -252,8 +257,11 @@ class Keeper:
         if waits != self.waits:
             self.waits = waits
             self._tell("waits" if waits else "waits no more", waits)
+        self._tell_pause()
         if (word.state, word.generation, word.hears) == (was.state, was.generation, was.hears):
             return
+        if word.state != was.state:
+            self.pause.change(word.state, self.rank.last_step_time(), time.time())
         if (word.state, word.generation) != (was.state, was.generation):
             self.cause = word.why or self.cause
             self._tell(word.state, self.cause)
@@ -263,6 +271,15 @@ class Keeper:
             self._tell(states.LOST, "%s is not heard any more" % host, about=host)
         for host in sorted(set(word.hears) - set(was.hears)):
             self._tell(states.HEARD, "%s is heard" % host, about=host)
+
+    def _tell_pause(self) -> None:
+        """Once the first step after a change of members is made: where the time went."""
+        if self.pause.marks and self.own.word.state == states.TRAINING:
+            start, step = self.rank.first_step()
+            if step:
+                parts = self.pause.over(start, step)
+                if parts:
+                    self._tell(GOES_ON, pause.in_words(parts), seconds=parts)
 
     def _waiting_for(self) -> str:
         """Whom this host has waited for longer than a word takes, and what is seen of them."""
@@ -277,13 +294,13 @@ class Keeper:
             told += ["%s does not hear this host" % host for host in deaf]
         return "; ".join(dict.fromkeys(told))
 
-    def _tell(self, what: str, why: str, about: str = "") -> None:
+    def _tell(self, what: str, why: str, about: str = "", **more: object) -> None:
         """One event: a line of the log, a line of members.jsonl, and members.json."""
         word, mine = self.own.word, self.own.word.generation
         number = mine.number if mine else 0
         event = {
             "time": time.time(), "host": about or self.host, "what": what, "why": why, "generation": number,
-            "members": list(mine.members) if mine else [], "steps": word.steps, "rank": self.rank.number,
+            "members": list(mine.members) if mine else [], "steps": word.steps, "rank": self.rank.number, **more,
         }  # fmt: skip
         members = " of generation %d: %s" % (number, ", ".join(mine.members)) if mine else ""
         with contextlib.suppress(OSError):  # of a session that is gone

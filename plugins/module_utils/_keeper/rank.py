@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import time
-from typing import Dict, List, Optional, Sequence, Tuple, cast
+from typing import Dict, List, Optional, Sequence, Tuple, Union, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import argv_of
@@ -20,8 +20,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import APART, CHECKPOINTS
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.nursery import Nursery
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LASTING, LOSSES
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite, read_events
@@ -30,7 +31,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session import reape
 
 TAIL_BYTES = 65536
 # A rank that has said its last word leaves an agent behind, which would wait for those of hosts that may be gone.
-AGENT_SECONDS = 3.0
+AGENT_SECONDS, STOPPED_AGENT_SECONDS = 3.0, 0.3
+AGENT_MODULE = "torch.distributed.run"  # which our own agent needs, too
 CHECKPOINT = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})")
 HANG_UP = "hang-up-rank%d"  # asks a rank to end all its connections; read by the trainer
 
@@ -64,14 +66,28 @@ class Rank:
         self._metrics = self.path(f"metrics-rank{self.number}.jsonl")
         self._heartbeat = self.path(f"heartbeat-rank{self.number}.json")
         self._counted: Tuple[Tuple[int, int], int] = ((-1, 0), 0)
-        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.process: Union[subprocess.Popen[bytes], Nursery, None] = None
+        self.nursery: Optional[Nursery] = None
         self.started_at = self.ends_at = self.agent_ends_at = 0.0
         self._out_of_time = False  # it was ended, having had its time
         self._metrics_begin = 0  # where the events of this start begin in the metrics
         self.stuck: Dict[int, processes.Process] = {}  # its processes that cannot be killed
         me = os.getpid()
         marker = os.environ.get(processes.SESSION_VARIABLE, "")
-        self.session = reaper.Session(marker, os.getuid(), (me, processes.start_ticks(me)))
+        self._session = reaper.Session(marker, os.getuid(), (me, processes.start_ticks(me)))
+
+    @property
+    def session(self) -> reaper.Session:
+        """Processes to end with the rank: all of this session except keeper and nursery."""
+        spared = self.nursery.runner() if self.nursery is not None else None
+        return self._session._replace(runner=spared or self._session.runner)
+
+    def prepare(self) -> None:
+        """Have PyTorch loaded before the first start is due."""
+        nodes = {node["host"]: node for node in self.plan["nodes"]}
+        if self.plan["trainer"]["source"] == "ours" and self.nursery is None:
+            python = os.path.join(nodes[self.host]["venv_dir"], "bin", "python")
+            self.nursery = Nursery(python, [AGENT_MODULE, self.plan["trainer"]["script"]])
 
     def path(self, name: str) -> str:
         return os.path.join(self.run_dir, name)
@@ -87,9 +103,25 @@ class Rank:
         told = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
         argv, environ = command(self.plan, self.host, generation), {**os.environ, **told}
         self.started_at = time.time()
-        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
+        self.process = self._from_nursery(argv, told) or subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
 
-    def end(self, order: str, least: float = 0.0) -> None:
+    def _from_nursery(self, argv: List[str], told: Dict[str, str]) -> Optional[Nursery]:
+        """An agent out of the nursery; where that was killed, out of a new one."""
+        if self.nursery is None or argv[1] != "-m":
+            return None
+        if not self.nursery.start(argv[1:], told):
+            self.close()
+            self.prepare()
+            self.nursery.start(argv[1:], told)
+        return self.nursery
+
+    def close(self) -> None:
+        """No more starts."""
+        if self.nursery is not None:
+            self.nursery.close()
+            self.nursery = None
+
+    def end(self, order: str, least: float = 0.0, why: str = "") -> None:
         """Have it end: after its step and a checkpoint, or (its peers being lost) with what it has; it has at least so many seconds."""
         if self.process is None or self.ends_at:
             return
@@ -98,8 +130,8 @@ class Rank:
         self.ends_at = time.monotonic() + max(least, needed)
         if order == membership.SAVE:
             # A rank that waits for one that is frozen or cut off wakes up, saves the last finished step and ends.
-            with contextlib.suppress(OSError), open(self.path(HANG_UP % self.number), "w", encoding="utf-8"):
-                pass
+            with contextlib.suppress(OSError):
+                write_whole(self.path(HANG_UP % self.number), why.encode("utf-8", "replace"), 0o644)
         if order == membership.FINISH_STEP:
             for one in reaper.gentle_targets(reaper.members(self.session)):
                 reaper.send(one, signal.SIGTERM)
@@ -118,9 +150,9 @@ class Rank:
             return None
         # One that has said its last word has nothing to save any more.
         self.stuck = reaper.end(self.session, 0, term=0.0 if self.agent_ends_at else reaper.TERM_SECONDS)
-        code = self.process.poll()
-        if self.stuck or code is None:
+        if self.stuck:
             return None
+        code = self.process.wait()
         self.process = None
         # Of an agent that somebody else has killed it does not matter how the rank took that.
         reason = self._end().get("reason") if code == 0 or self._out_of_time else None
@@ -136,8 +168,10 @@ class Rank:
         """Whether it had its time to end, or an agent without its rank has had it."""
         now = time.monotonic()
         beat = read_object(self._heartbeat)
-        if not self.agent_ends_at and beat.get("phase") == "end" and self._of_this_start(beat):
-            self.agent_ends_at = now + AGENT_SECONDS
+        if beat.get("phase") == "end" and self._of_this_start(beat):
+            stopped = self._end().get("reason") == "stopped"
+            limit = now + (STOPPED_AGENT_SECONDS if stopped else AGENT_SECONDS)
+            self.agent_ends_at = min(self.agent_ends_at or limit, limit)
         return any(limit and now > limit for limit in (self.ends_at, self.agent_ends_at))
 
     def _end(self) -> Document:
@@ -173,6 +207,19 @@ class Rank:
             last = self._last("step")
             self._counted = (seen, number(last, "step") + 1 if "step" in last else 0)
         return self._counted[1]
+
+    def last_step_time(self) -> Optional[float]:
+        """When its last step was made, in any start."""
+        return finite(self._last("step").get("time"))
+
+    def first_step(self) -> Tuple[Document, Document]:
+        """Events of this start and of its first step; empty ones until then."""
+        with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
+            file.seek(self._metrics_begin)
+            lines = file.read(TAIL_BYTES).splitlines()
+            start, step = _newest("start", lines), _newest("step", lines[::-1])
+            return (start, step) if start and step else ({}, {})
+        return {}, {}
 
     def resumed_from(self) -> Optional[int]:
         """The step from which this start goes on; None until the rank has said so."""

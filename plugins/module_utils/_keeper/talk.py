@@ -1,7 +1,8 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How keepers hear of each other: each asks every other one for its word, once a second, over TCP.
+"""How keepers hear of each other: each asks every other one for its word, once a second, over TCP. The question says which word
+the asker knows already; the answer comes as soon as there is news, or after a second.
 
 The asker sends a number that is used once, signed; the answer is the other's word, signed together with that number. So
 nothing that was recorded earlier passes for a word, and the secret of the run never crosses the network. A keeper listens
@@ -35,7 +36,8 @@ SECONDS = 2.0  # for a whole question and its answer
 RETRY_SECONDS = 2.0  # between two tries to listen
 FRESH_SECONDS = 6.0  # a word is told for so long after the keeper has said it; a keeper that hangs is not heard
 # At once, of the planned addresses and of all others; so strangers cannot keep the peers out.
-PEERS, STRANGERS = 64, 8
+PEERS, STRANGERS = 256, 8
+PAUSE_SECONDS = 0.02  # between news and the next question
 LAUNCH = re.compile("[0-9a-f]{1,64}")
 FREEBIND_4, FREEBIND_6 = (socket.IPPROTO_IP, 15), (socket.IPPROTO_IPV6, 78)  # of linux/in.h and in6.h
 
@@ -67,6 +69,11 @@ def to_word(text: str) -> membership.Word:
     return membership.Word(**known)
 
 
+def news_of(word: membership.Word) -> str:
+    """By which a word is known that says anything new, which steps alone are not."""
+    return hashlib.sha256(to_text(word._replace(steps=0)).encode()).hexdigest()
+
+
 class Talk:
     """Both directions: `say` what is to be told, and find in `heard` what was told."""
 
@@ -75,11 +82,15 @@ class Talk:
         self.heard: queue.Queue[membership.Word] = queue.Queue()
         self.silent: Dict[str, str] = {}  # why a peer is not heard, by host; this host where it cannot listen
         self._said = (0.0, "")
+        self._news = ""
+        self._changed = threading.Condition()
         self._over = threading.Event()
 
     def say(self, word: membership.Word) -> None:
         """Tell this word to all who ask; it goes stale unless it is said again and again."""
-        self._said = (time.monotonic(), to_text(word))
+        with self._changed:
+            self._said, self._news = (time.monotonic(), to_text(word)), news_of(word)
+            self._changed.notify_all()
 
     def start(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
@@ -104,49 +115,58 @@ class Talk:
                 self._over.wait(RETRY_SECONDS)
 
     def _ask_for_ever(self, peer: Peer) -> None:
+        known = ""
         while not self._over.is_set():
-            begun = time.monotonic()
-            silent = self._hear(peer)
+            begun, before = time.monotonic(), known
+            silent, known = self._hear(peer, before)
             if silent:
                 self.silent[peer.host] = silent
             else:
                 self.silent.pop(peer.host, None)
-            self._over.wait(max(0.1, self.every - (time.monotonic() - begun)))
+            pause = PAUSE_SECONDS if known not in ("", before) else max(0.1, self.every - (time.monotonic() - begun))
+            self._over.wait(pause)
 
-    def _hear(self, peer: Peer) -> str:
-        """Take in the word of a peer, or say why there is none."""
+    def _hear(self, peer: Peer, known: str = "") -> Tuple[str, str]:
+        """Take in the word of a peer: why there is none, and by which its news is known."""
+        word = None
+        silent = ""
         try:
-            word = self.ask(peer)
+            word = self.ask(peer, known)
         except ConnectionRefusedError:
-            return "%s is up, but no keeper runs there" % peer.host
+            silent = "%s is up, but no keeper runs there" % peer.host
         except OSError as error:
+            silent = "%s does not answer" % peer.host
             if error.errno == errno.EADDRNOTAVAIL:
-                return "this host does not have its address %s yet" % self.me.address
-            return "%s does not answer" % peer.host
+                silent = "this host does not have its address %s yet" % self.me.address
         except NoWord as error:
-            if str(error) == self.launch:
-                return "the keeper of %s hangs" % peer.host
-            return "%s is of another start of the run (%s, here %s): run train.yml with both" % (
+            silent = "%s is of another start of the run (%s, here %s): run train.yml with both" % (
                 peer.host, error, self.launch,
             )  # fmt: skip
+            if str(error) == self.launch:
+                silent = "the keeper of %s hangs" % peer.host
         except (ValueError, KeyError, TypeError, RecursionError):
-            return "%s gives no answer that a keeper would give" % peer.host
-        if word.host == peer.host:
-            self.heard.put(word)
-        return ""
+            silent = "%s gives no answer that a keeper would give" % peer.host
+        if word is None or word.host != peer.host:
+            return silent, ""
+        self.heard.put(word)
+        return "", news_of(word)
 
-    def ask(self, peer: Peer) -> membership.Word:
-        """The word of a peer; OSError, ValueError, KeyError, TypeError or NoWord where there is none."""
+    def ask(self, peer: Peer, known: str = "") -> membership.Word:
+        """The word of a peer, at once if it is another than the known one.
+
+        OSError, ValueError, KeyError, TypeError or NoWord where there is none.
+        """
         nonce = secrets.token_hex(16)
         question = {
             "from": self.me.host,
             "nonce": nonce,
+            "known": known,
             "proof": sign(self.secret, "ask", self.me.host, peer.host, nonce),
         }
         # Firewalls let the planned addresses pass.
         with socket.create_connection((peer.address, peer.port), SECONDS, (self.me.address, 0)) as link:
             link.sendall(json.dumps(question).encode() + b"\n")
-            answer = json.loads(_line(link, LONGEST))
+            answer = json.loads(_line(link, LONGEST, SECONDS + self.every))
         if "word" not in answer and LAUNCH.fullmatch(str(answer["launch"])):
             # Nobody has signed that, so nothing but what people read depends on it.
             raise NoWord(answer["launch"])
@@ -158,9 +178,12 @@ class Talk:
         """Our word, for who knows the secret; for anybody else, of which start of the run we are."""
         asker, nonce = str(question["from"]), str(question["nonce"])
         proof = sign(self.secret, "ask", asker, self.me.host, nonce)
-        said, text = self._said
-        known = hmac.compare_digest(proof, str(question["proof"]))
-        if not known or not text or time.monotonic() - said > FRESH_SECONDS:
+        proven = hmac.compare_digest(proof, str(question["proof"]))
+        with self._changed:
+            if proven:
+                self._changed.wait_for(lambda: self._news != question.get("known"), self.every)
+            said, text = self._said
+        if not proven or not text or time.monotonic() - said > FRESH_SECONDS:
             return json.dumps({"launch": self.launch}).encode() + b"\n"
         signed = sign(self.secret, "word", self.me.host, nonce, text)
         return json.dumps({"word": text, "proof": signed}).encode() + b"\n"
@@ -170,9 +193,9 @@ class NoWord(Exception):
     """The peer is of another start of the run, or hangs; says the id of its start."""
 
 
-def _line(link: socket.socket, longest: int) -> bytes:
+def _line(link: socket.socket, longest: int, seconds: float = SECONDS) -> bytes:
     """One line, within the time of a question."""
-    until, data = time.monotonic() + SECONDS, b""
+    until, data = time.monotonic() + seconds, b""
     while not data.endswith(b"\n") and len(data) < longest:
         link.settimeout(max(0.01, until - time.monotonic()))
         piece = link.recv(4096)

@@ -82,6 +82,7 @@ def own_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
         "rank-rows": list(decided.rows) if len(set(decided.rows)) > 1 else None,
         "head-shares": list(decided.head_shares),
         "save-on-loss": bool(decided.restarts.value),
+        "timed": decided.timed,
     }
     return {**flags, **{name: value for name, value in sometimes.items() if value}}
 

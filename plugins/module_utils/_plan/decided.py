@@ -59,6 +59,7 @@ class Basis:
     matmul: Decision[str]
     matmul_tried: Tuple[str, ...]  # measured by the rehearsal, where the choice is left to it
     iterations: Decision[int]
+    timed: bool  # whether it ends at a time, and the iterations are an estimate
     restarts: Decision[int]
     min_hosts: Decision[int]
     survive_reboot: Decision[bool]
@@ -137,6 +138,7 @@ def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
         matmul=_matmul(asked, dtype.value, tried, hosts),
         matmul_tried=products.TRIED if tried else (_matmul(asked, dtype.value, tried, hosts).value,),
         iterations=iterations(asked),
+        timed=bool(run.budget or run.finish_by) and "ddp_iterations" not in asked.given,
         restarts=restarts,
         min_hosts=min_hosts,
         survive_reboot=survive_reboot,

@@ -10,7 +10,7 @@ facts of the hosts enter it; free memory, clocks and load do not, so that the sa
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import argv_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of, section
@@ -30,6 +30,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ta
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import HIGHEST_PORT, LOWEST_PORT
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
+    budget,
     command,
     data_set,
     host_checks,
@@ -93,6 +94,7 @@ class Outcome(NamedTuple):
     controller: Controller
     training: Launched
     decided: Decided
+    budget: Optional[budget.Choice]
 
 
 class Shared(NamedTuple):
@@ -123,23 +125,26 @@ def make_plan(
     tolerant: bool = False,
     here: Mapping[str, Any] | None = None,
     measured: Mapping[str, Mapping[str, Any]] | None = None,
+    clock: budget.Clock = budget.NO_CLOCK,
 ) -> Outcome:
     """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing,
     here is what the controller answers to controller_questions, and measured what a rehearsal of this job has just measured on
     each host (without it the last measurement counts that the host kept).
 
     With tolerant, what stands in the way of a start is told as a finding only, and a host may lack its probe: enough to see a
-    run and to stop it. Raises PlanError with all problems at once.
+    run and to stop it. The clock only counts for a run that has a time to end at. Raises PlanError with all problems at once.
     """
     asked, here = read(hosts), here or {}
-    run = asked.run
     known, training, base = hosts_and_trainings(asked, hosts, measured or {})
     basis = decide_basis(asked, known)
     known = [host.measured_with(basis.matmul.value) for host in known]
+    since = training.taken.begun if training.taken and not asked.run.fresh else 0
+    asked, choice, late = budget.fit(asked, known, since, clock)
+    basis, run = decide_basis(asked, known), asked.run
     shape = model_size.shape_of(run)
     order, wrong = ranks(known)
     shared = shared_out(asked, basis, known)
-    problems = [*settings_checks.problems(asked, known, shape, basis), *wrong, *shared.problems]
+    problems = [*late, *settings_checks.problems(asked, known, shape, basis), *wrong, *shared.problems]
     if problems:
         # No plan comes of it any more, but one to look at the hosts with.
         order = {host.name: rank for rank, host in enumerate(known)}
@@ -163,7 +168,7 @@ def make_plan(
     findings = [*shared.findings, *remarks, *trains_apart(basis, by_rank), *chooser.findings, *seen]
     findings += [*source_checks.commit(run.trainer_source, here), *trainings.remarks(training, plan["run"]), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
-    return Outcome(plan, findings, of_controller(run), launched, decided)
+    return Outcome(plan, findings, of_controller(run), budget.with_end(launched, run, plan, clock), decided, choice)
 
 
 def hosts_and_trainings(
@@ -325,6 +330,8 @@ def training_of(made: Made) -> Training:
         "tracker_port": run.tracker_port,
         "tracker_bind": run.tracker_bind,
     }
+    if decided.timed:
+        training["timed"] = str(budget.wanted(run))
     if decided.head_shares:
         training["head_shares"] = list(decided.head_shares)
     return training

@@ -10,6 +10,7 @@ whose ranks are joined has sft and mid by scripts of its own, with data of their
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Iterator, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
@@ -33,6 +34,11 @@ LONGEST_NAME = 48
 
 def base_name(run: RunSettings) -> str:
     """The name of the run that makes the base model."""
+    if run.budget or run.finish_by:
+        # The depth is still to be chosen.
+        return str(
+            run.run or re.sub("[^0-9A-Za-z-]", "", f"by-{run.finish_by}" if run.finish_by else f"for-{run.budget}")
+        )
     return str(run.run or f"d{run.depth}")
 
 
@@ -157,11 +163,9 @@ def in_words(section: Stage) -> str:
     if section["stage"] == EVAL:
         step, base = section["step"], section["base"]
         return f"measures step {step} of the run {base} on the validation shard, and trains nothing"
-    if "script" in section:
-        script = section["script"].replace(".", "/") + ".py"
-        return f"continues the model of the run {section['base']} with the checkout's {script} and its own data"
     if "conversations" not in section:
-        return f"continues the model of the run {section['base']} with {SCRIPTS[section['stage']]}"
+        own = f"the checkout's {str(section.get('script')).replace('.', '/')}.py and its own data"
+        return f"continues the model of the run {section['base']} with {own if 'script' in section else SCRIPTS[section['stage']]}"
     talks, held_out = section["conversations"], section.get("held_out")
     beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
     return f"fine-tunes the model of the run {section['base']} on {talks['count']} conversations of {talks['path']}{beside}"

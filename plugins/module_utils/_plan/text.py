@@ -72,7 +72,7 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
     return [
         (
             "training",
-            f"{training['iterations']} steps of {training['total_batch']} tokens = {human(training['tokens'])} tokens, "
+            f"{about(training)}{training['iterations']} steps of {training['total_batch']} tokens = {human(training['tokens'])} tokens, "
             f"{training['tokens_per_parameter']:g} per parameter, {training['flops']:.2g} FLOPs",
         ),
         (
@@ -87,6 +87,12 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
         *loss_rows(plan),
         *trainer_rows(plan["trainer"]),
     ]
+
+
+def about(training: Mapping[str, Any]) -> str:
+    """The time by which a run ends, in place of a number of steps."""
+    timed = training.get("timed")
+    return "" if timed is None else f"{'until' if ':' in timed else 'for'} {timed}, about "
 
 
 def evaluation(plan: Plan) -> str:

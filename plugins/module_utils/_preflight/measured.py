@@ -77,7 +77,12 @@ def with_link(
     names = host_by_address(plan)
     peers = by_peer({**one, "host": names[one["address"]]} for one in links if one.get("address") in names)
     kept = {"link": link._asdict(), "links": {peer: list(one) for peer, one in peers.items()}} if link else {}
-    return {**measured, **kept, "subject": subject(plan["model"], training["device_batch"])}
+    return {**measured, **kept, **measured_of(plan), "subject": subject(plan["model"], training["device_batch"])}
+
+
+def measured_of(plan: Plan) -> Document:
+    """The model that was measured, so that other depths can be told from it."""
+    return {"model": dict(plan["model"]), "device_batch": plan["training"]["device_batch"]}
 
 
 def host_by_address(plan: Plan) -> dict[str, str]:

@@ -22,6 +22,7 @@ import threading
 import time
 from typing import Any, NamedTuple, Sequence, TypedDict
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import (
     PORT_CHECK,
     alive,
@@ -50,18 +51,6 @@ class Ask(NamedTuple):
     seconds: int
 
 
-class Holder(TypedDict):
-    """The process that holds a port; None for fields that this user cannot see."""
-
-    port: int
-    address: str
-    user: str | None
-    pid: int | None
-    command: str | None
-    marker: str | None
-    run: str | None
-
-
 class Responder(TypedDict, total=False):
     """Data for the peers and for stopping; empty if it did not start."""
 
@@ -76,7 +65,7 @@ class Started(TypedDict):
     """The result of a start."""
 
     responder: Responder
-    holders: list[Holder]
+    holders: list[Document]
     error: str
 
 
@@ -110,23 +99,13 @@ def data_candidates(low: int, high: int, count: int, chosen: random.Random) -> l
     return list(dict.fromkeys([*ends, *middle]))
 
 
-def listeners(ask: Ask) -> tuple[list[socket.socket], list[Holder]]:
-    """Sockets on the rendezvous port and some data ports, and who holds the rendezvous port, if anybody."""
-    holders: list[Holder] = []
+def listeners(ask: Ask) -> tuple[list[socket.socket], list[Document]]:
+    """Sockets on the rendezvous port and on some data ports, and who holds the rendezvous port if somebody does."""
+    holders: list[Document] = []
     sockets: list[socket.socket] = []
     if ask.rendezvous_port:
-        holders = [
-            Holder(
-                port=one.port,
-                address=one.address,
-                user=one.user,
-                pid=one.pid,
-                command=one.command,
-                marker=one.marker,
-                run=one.run,
-            )
-            for one in port_holders([ask.rendezvous_port])
-        ]
+        found = [one._asdict() for one in port_holders([ask.rendezvous_port])]
+        holders = [{key: value for key, value in one.items() if key != "uid"} for one in found]
         sockets += _try_bind(ask.address, ask.rendezvous_port)
         if not sockets and not holders:
             holders = [_unseen(ask.rendezvous_port, ask.address)]
@@ -137,8 +116,8 @@ def listeners(ask: Ask) -> tuple[list[socket.socket], list[Holder]]:
     return sockets, holders
 
 
-def _unseen(port: int, address: str) -> Holder:
-    """A holder missing from /proc, for example in another network namespace."""
+def _unseen(port: int, address: str) -> Document:
+    """A holder that /proc does not show, for instance in another network namespace behind a forwarder."""
     return {"port": port, "address": address, "user": None, "pid": None, "command": None, "marker": None, "run": None}
 
 

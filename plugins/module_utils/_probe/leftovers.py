@@ -123,6 +123,8 @@ def run_facts(folder: str) -> PastRun:
         "sync": text(section(plan, "training"), "sync"),
         "local_steps": number(section(plan, "training"), "local_steps"),
         "matmul": text(section(plan, "training"), "matmul"),
+        "total_batch": number(section(plan, "training"), "total_batch"),
+        "iterations": number(section(plan, "training"), "iterations"),
         "lineage": lineage.of_plan(plan),
         "session": session,
         "training": training_of(read_object(os.path.join(folder, TRAINING_FILE))),

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from typing import List, NamedTuple, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import document, lineage
@@ -32,6 +33,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Dif
 
 # A run's outputs; all of them move when a run starts from scratch.
 OUTPUTS = (*CHECKPOINTS, APART, "report", "log", SESSION)
+# What the way of a module to its host makes of a difference between two clocks.
+CLOCK_NOISE = 5
 OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank", MEMBERS)
 
 
@@ -178,13 +181,23 @@ def write_keeper(run_dir: str, keeper: Optional[Keeper]) -> None:
         raise RunFolderError(f"The keeper could not be written to {folder}: {error.strerror}.") from error
 
 
+def by_this_clock(ends: int, now: Optional[float], before: int) -> int:
+    """The end of a timed run, told by the controller's clock; as it was said before, where that is as good."""
+    end = ends if now is None else round(ends + time.time() - now)
+    return before if abs(before - end) <= CLOCK_NOISE else end
+
+
 def write_training(run_dir: str, training: Optional[Launched], dry: bool) -> bool:
     """Record the folder's training; returns whether that changed."""
     if training is None:
         return False
     path = os.path.join(run_dir, TRAINING_FILE)
-    told = {key: value for key, value in training.items() if key != "goes_on" and value is not None}
-    if told == read_object(path):
+    told = {key: value for key, value in training.items() if key not in ("goes_on", "now") and value is not None}
+    here = read_object(path)
+    ends = training.get("ends")
+    if ends:
+        told["ends"] = by_this_clock(ends, training.get("now"), document.number(here, "ends"))
+    if told == here:
         return False
     try:
         if not dry:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import IDLE, TRAINING
@@ -102,7 +103,10 @@ def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
     parts["waiting"] = _waiting(rows, named=True)
     eta = first_known(rows, "eta_seconds")
     if eta is not None:
-        parts["eta"] = "%s left" % seconds_text(max(0.0, eta - min(_age(row) for row in rows)))
+        left = max(0.0, eta - min(_age(row) for row in rows))
+        parts["eta"] = "%s left" % seconds_text(left)
+        if first_known(rows, "ends") is not None:
+            parts["eta"] = "ends at %s" % clock_text(time.time() + left)
     return {name: text for name, text in parts.items() if text}
 
 

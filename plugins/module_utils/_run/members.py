@@ -44,16 +44,6 @@ class Absence(NamedTuple):
     step: Optional[int] = None
 
 
-class Away(TypedDict):
-    """The same for programs."""
-
-    host: str
-    left: float
-    why: str
-    back: Optional[float]
-    step: Optional[int]
-
-
 class GaveWay(TypedDict):
     """Steps of the losing part of a split, which do not count."""
 
@@ -81,19 +71,19 @@ class Said(NamedTuple):
 class Membership(TypedDict):
     """Who trains, from a keeper's last record."""
 
-    state: Optional[str]
-    generation: Optional[int]
+    state: Optional[str]  # `training`, or what it does while it waits for other hosts
+    generation: Optional[int]  # its number
     members: List[str]
-    why: Optional[str]
-    since: float
-    waits: Optional[str]
-    hears: List[str]
-    hosts: List[str]
-    grace: float
-    away: List[Away]
-    repeated: int
-    gave_way: List[GaveWay]
-    kept: List[Kept]
+    why: Optional[str]  # why it is so
+    since: float  # when it came to be so
+    waits: Optional[str]  # the host for which it waits
+    hears: List[str]  # the hosts that it hears
+    hosts: List[str]  # all hosts of the run
+    grace: float  # seconds that it gives a missing host
+    away: List[Dict[str, Any]]  # hosts that left: host, left, why, back, step
+    repeated: int  # steps that were made again after restarts
+    gave_way: List[GaveWay]  # its own steps that gave way to those of another part of the run
+    kept: List[Kept]  # where the checkpoints of such steps are
 
 
 def read_membership(
@@ -118,10 +108,7 @@ def read_membership(
         "hears": words(told, "hears"),
         "hosts": [str(node.get("host")) for node in items(plan, "nodes")],
         "grace": finite(section(plan, "keeper").get("grace_seconds")) or 0.0,
-        "away": [
-            {"host": one.host, "left": one.left, "why": one.why, "back": one.back, "step": one.step}
-            for one in absences(events)
-        ],
+        "away": [one._asdict() for one in absences(events)],
         "repeated": steps_repeated(metrics),
         "gave_way": given_up(events),
         "kept": kept_apart(run_dir),

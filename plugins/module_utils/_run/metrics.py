@@ -43,52 +43,54 @@ class Checkpoint(TypedDict):
 class Speeds(TypedDict):
     """Speeds and shares of one attempt's steps."""
 
-    tokens_per_second: Optional[float]
-    tokens_per_second_mean: Optional[float]
-    step_seconds: Optional[float]
-    wait_seconds: Optional[float]
-    wait_share: Optional[float]
-    bytes_sent: Optional[int]
-    memory_bytes: Optional[int]
-    steps_counted: int
+    tokens_per_second: Optional[float]  # speed of all ranks together over the last ten steps
+    tokens_per_second_mean: Optional[float]  # the same over all steps of the newest attempt but its first
+    step_seconds: Optional[float]  # median time of a step of the newest attempt
+    wait_seconds: Optional[float]  # seconds that this rank has waited for other ranks, in the newest attempt
+    wait_share: Optional[float]  # the same as a share of the time of its steps, without the first
+    bytes_sent: Optional[int]  # what this rank has sent in a step, on average
+    memory_bytes: Optional[int]  # memory of the rank
+    steps_counted: int  # how many steps the mean speed and the share of waiting are made of
 
 
 class Share(TypedDict):
     """This rank's share of a step, and its busy time."""
 
-    rows: Optional[int]
-    rows_before: Optional[int]
-    rows_changed: Optional[int]
-    compute_seconds: Optional[float]
-    optimizer_seconds: Optional[float]
+    rows: Optional[int]  # rows of a step that this host takes now; before the first step those of the plan
+    rows_before: Optional[int]  # its rows before they were changed last in the newest attempt, where they were
+    rows_changed: Optional[int]  # the first step with the rows of now, where they were others before
+    compute_seconds: Optional[float]  # median time of forward and backward passes in the newest steps with these rows
+    optimizer_seconds: Optional[float]  # median time of the optimizer in the same steps
 
 
 class Told(Speeds, Share):
-    """A run's metrics; unknown values are None. run_info documents the keys."""
+    """A run by its metrics; unknown values are None."""
 
-    rank: Optional[int]
-    world: Optional[int]
-    step: Optional[int]
-    done: int
-    steps: Optional[int]
-    loss: Optional[float]
-    diverged: bool
-    first_loss: Optional[float]
-    last_loss: Optional[float]
-    val_bpb: Optional[float]
-    identical: Optional[bool]
-    digest: Optional[str]
-    checkpoint: Optional[Checkpoint]
-    end_reason: Optional[str]
-    end_error: Optional[str]
-    end_cause: Optional[str]
-    end_blames: Optional[List[int]]
-    attempts: int
-    resumed_from: Optional[int]
-    pace_seconds: Optional[float]
-    updated: Optional[float]
-    stepped: Optional[float]
-    started: Optional[float]
+    rank: Optional[int]  # rank of this host
+    world: Optional[int]  # number of ranks
+    step: Optional[int]  # the last step that was made, counted from 0
+    done: int  # how many steps are made
+    steps: Optional[int]  # how many steps the run has
+    share: Optional[float]  # of its time that a run with ddp_budget or ddp_finish_by has used, 0 to 1
+    ends: Optional[float]  # when such a run ends, by the host's clock
+    loss: Optional[float]  # of the last step, mean over all ranks; null when not finite
+    diverged: bool  # whether the last loss is no finite number
+    first_loss: Optional[float]  # loss of the first step
+    last_loss: Optional[float]  # loss of the last step of all attempts
+    val_bpb: Optional[float]  # bits per byte of the last evaluation. Only rank 0 has it
+    identical: Optional[bool]  # whether all ranks held identical weights when that was compared last
+    digest: Optional[str]  # the digest of the weights that was compared last
+    checkpoint: Optional[Checkpoint]  # step, time, path and bytes of the last checkpoint
+    end_reason: Optional[str]  # what the trainer wrote as the reason of its end
+    end_error: Optional[str]  # what the trainer wrote as its error
+    end_cause: Optional[str]  # why it ended, as a code of the trainer's (`docs/architecture.md` lists them)
+    end_blames: Optional[List[int]]  # the ranks at fault for the end, as far as is known
+    attempts: int  # how many times the run was started
+    resumed_from: Optional[int]  # the step that the newest attempt resumed from
+    pace_seconds: Optional[float]  # seconds by the clock from one step to the next, evaluations and saves included
+    updated: Optional[float]  # when the last event was written
+    stepped: Optional[float]  # when the last step of the newest attempt was made
+    started: Optional[float]  # when the session started, in seconds since the epoch
 
 
 class Read(NamedTuple):
@@ -269,8 +271,12 @@ def describe_events(events: List[Event]) -> Told:
         "world": whole(start, "world"),
         "step": number(steps[-1], "step") if steps else None,
         "done": number(steps[-1], "step") + 1 if steps else resumed or 0,
-        # An evaluation reports null steps.
-        "steps": positive(start.get("steps", section(start, "settings").get("num_iterations"))),
+        # What only measures says that it has none.
+        "steps": positive(steps[-1].get("steps") if steps else None)
+        or positive(start.get("steps", section(start, "settings").get("num_iterations"))),
+        # Of a run that has a time to end at.
+        "share": finite(steps[-1].get("share")) if steps else None,
+        "ends": finite(start.get("ends")),
         "loss": finite(steps[-1].get("loss")) if steps else None,
         "diverged": bool(steps) and steps[-1].get("loss") is not None and finite(steps[-1].get("loss")) is None,
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,

@@ -69,63 +69,63 @@ class Previous(TypedDict):
     """The outputs that the last fresh start set aside."""
 
     path: str
-    count: int
-    checkpoint: Optional[int]
+    count: int  # of such starts
+    checkpoint: Optional[int]  # their newest step
 
 
 class Beat(TypedDict):
     """Fields from the heartbeat."""
 
-    heartbeat_age: Optional[float]
-    phase: Optional[str]
-    phase_seconds: Optional[float]
-    collective: object
-    batch: Optional[int]
-    batches: Optional[int]
+    heartbeat_age: Optional[float]  # age of the trainer's heartbeat, by the host's own clock
+    phase: Optional[str]  # what the trainer is in the middle of
+    phase_seconds: Optional[float]  # for how long it is in this phase or, of an evaluation, in this batch
+    collective: object  # the collective operation it is in or was in last
+    batch: Optional[int]  # the batch that an evaluation has come to
+    batches: Optional[int]  # how many batches the evaluation has on this rank, where that is known
 
 
 class Filed(TypedDict):
     """Fields from plan and session."""
 
-    plan_digest: Optional[str]
-    trainer: Optional[str]
-    stage: Optional[StageOf]
-    timeout_seconds: Optional[float]
-    exit_code: Optional[int]
-    signal: Optional[int]
-    ended: Optional[float]
-    revived: Optional[int]
-    died_of: Optional[str]
+    plan_digest: Optional[str]  # digest of the plan that was deployed here
+    trainer: Optional[str]  # ours, path or git; joined: a checkout whose ranks are joined
+    stage: Optional[StageOf]  # of a run that goes on from another's model
+    timeout_seconds: Optional[float]  # the plan's time limit for what has no usual length
+    exit_code: Optional[int]  # exit code of the run
+    signal: Optional[int]  # the signal that ended it
+    ended: Optional[float]  # when it ended
+    revived: Optional[int]  # how many times the job was started again in this session after it had died
+    died_of: Optional[str]  # what it died of last
 
 
 class Planned(TypedDict):
     """Fields that determine a step's speed."""
 
-    plan_facts: Optional[Document]
-    links: Dict[str, object]
+    plan_facts: Optional[Document]  # what the speed of a step depends on of the plan. Only rank 0 has it
+    links: Dict[str, object]  # measured by the last rehearsal, by host: Mbit/s and milliseconds
 
 
 class RunState(Told, Beat, Filed, Planned):
-    """The state of one host's share of a run; run_info documents the keys."""
+    """The state of one host's share of a run, as run_info returns it. Every key is there in every state; what is not known is null."""
 
-    state: str
-    run: Optional[str]
-    run_dir: Optional[str]
-    eta_seconds: Optional[float]
-    idle_seconds: Optional[float]
-    busy: Optional[float]
-    session_age: Optional[float]
-    step_age: Optional[float]
-    error: Optional[str]
-    cause: Optional[str]
-    membership: Optional[Membership]
-    last_lines: List[str]
-    log: Optional[str]
-    sampled: bool
-    previous: Optional[Previous]
-    training: Optional[Training]
-    saved: Optional[int]
-    stop_seconds: Optional[float]
+    state: str  # `absent`, `prepared`, `running`, `finished`, `stopped`, `crashed` or `away`: docs/architecture.md has them
+    run: Optional[str]  # name of the run
+    run_dir: Optional[str]  # the run folder
+    eta_seconds: Optional[float]  # seconds left at that pace, while it runs
+    idle_seconds: Optional[float]  # seconds since the last sign of progress, while it runs
+    busy: Optional[float]  # share of a core that the rank used, or was ready to use, during this look
+    session_age: Optional[float]  # seconds since the session was started, while it runs, by the host's own clock
+    step_age: Optional[float]  # seconds since the last step was made, while it runs, by the host's own clock
+    error: Optional[str]  # why it crashed, in one sentence
+    cause: Optional[str]  # why it was stopped or is away, as far as is known
+    membership: Optional[Membership]  # by the keeper of this session: its last word
+    last_lines: List[str]  # the last lines of the log
+    log: Optional[str]  # path of the rank's log
+    sampled: bool  # whether the metrics are so long that only their beginning and newest part were read
+    previous: Optional[Previous]  # the outputs that a fresh start set aside last
+    training: Optional[Training]  # which training the run folder holds; null where it does not say
+    saved: Optional[int]  # the step of the newest checkpoint in the run folder
+    stop_seconds: Optional[float]  # while it runs, what it may need to finish its step and save if it is asked to stop
 
 
 def session_alive(session: Document) -> bool:
@@ -217,7 +217,9 @@ def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optiona
     return None if not by else "%s ended it: its machine shut down, or tmux was killed" % by
 
 
-def _eta(state: str, told: Told, keeper: Optional[Membership]) -> Optional[float]:
+def _eta(state: str, told: Told, keeper: Optional[Membership], now: float) -> Optional[float]:
+    if state == RUNNING and told["ends"] is not None:
+        return max(0.0, told["ends"] - now)
     if state != RUNNING or told["pace_seconds"] is None or not isinstance(told["steps"], int):
         return None
     if keeper and keeper["state"] != TRAINING:
@@ -321,8 +323,8 @@ def read_run(
 
 
 def _timed(run: RunState, heartbeat: Document, now: float) -> RunState:
-    """The state with its time-dependent fields."""
-    run["eta_seconds"] = _eta(run["state"], run, run["membership"])
+    """The same with what depends on the clock."""
+    run["eta_seconds"] = _eta(run["state"], run, run["membership"], now)
     run = {**run, **_beat(heartbeat, run, now)}
     run["idle_seconds"] = _idle(run, now)
     if run["state"] == RUNNING:

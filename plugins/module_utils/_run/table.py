@@ -325,6 +325,9 @@ def course_text(rows: Sequence[Row], now: float, stalls: bool = False) -> str:
     if any(run.get("state") == "running" for run in runs):
         eta = None if stalls else first_known(rows, "eta_seconds")
         left = "" if eta is None else ", %s left, until about %s" % (seconds_text(eta), clock_text(now + eta))
+        share = first_known(rows, "share")
+        if share is not None and first_known(rows, "ends") is not None and eta is not None:
+            left = ", ends at %s, %.0f %% done" % (clock_text(now + eta), 100 * share)
         return ", began %s, %s ago%s" % (clock_text(began), seconds_text(max(0.0, now - began)), left)
     ended = max((run["ended"] for run in runs if run.get("ended")), default=None)
     if ended is None:

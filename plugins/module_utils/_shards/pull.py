@@ -81,8 +81,7 @@ class Swarm:
         self.peers = peers
         self.patience = patience
         self.pulled: list[Pulled] = []
-        self.received = 0
-        self.trouble: dict[str, str] = {}  # by host: its last problem
+        self.trouble: dict[str, str] = {}  # by host: the last thing that went wrong with it
         self.lock = threading.RLock()
         self._busy: set[str] = set()
         self._have: dict[Peer, dict[str, Offered]] = {}
@@ -123,9 +122,9 @@ class Swarm:
             self._have[peer] = files
             self._failures[peer] = 0
 
-    def received_bytes(self, count: int) -> None:
+    def moves(self) -> None:
+        """Bytes have arrived."""
         with self.lock:
-            self.received += count
             self._last_progress = time.monotonic()
 
     def finished(self, job: Job) -> None:
@@ -330,7 +329,7 @@ class Puller:
                 file.write(chunk)
                 digest.update(chunk)
                 left -= len(chunk)
-                swarm.received_bytes(len(chunk))
+                swarm.moves()
 
     def _what_is_missing(self, swarm: Swarm) -> str:
         names = sorted(swarm.todo)

@@ -19,6 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Given
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES, NOT_SETTINGS
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import budget
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
     PlanError,
@@ -77,10 +78,16 @@ def judge_plan(asked: Asked) -> dict[str, object]:
         hosts = hosts_of(asked)
         refuse_limit(asked)
         here = seen_on_the_controller(hosts, tolerant)
-        outcome = make_plan(hosts, requirements(), tolerant, here, asked.options["measured"])
+        # By the first plan of this play: what it has set up since then is part of the time that was given.
+        begun = (asked.variables.get("ddp_launched") or {}).get("begun") or 0
+        outcome = make_plan(
+            hosts, requirements(), tolerant, here, asked.options["measured"], budget.Clock(time.time(), begun)
+        )
     except PlanError as error:
         return refused(error)
     text = render(outcome.plan)
+    if outcome.budget:
+        text += "\n\n" + budget.render(outcome.budget, outcome.training.get("ends"))
     probes = {host["name"]: host.get("probe") for host in hosts}
     told = {"plan": outcome.plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
     document = json.dumps(told, indent=2) + "\n"

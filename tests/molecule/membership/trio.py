@@ -101,9 +101,11 @@ class Trio(Lab):
 
     def events(self, host: str, kind: str, run: str = RUN) -> list[dict[str, Any]]:
         """Of the rank's metrics."""
+        return [event for event in map(json.loads, self.metrics(host, run)) if event["kind"] == kind]
+
+    def metrics(self, host: str, run: str = RUN) -> list[str]:
         rank = list(HOSTS).index(host)
-        lines = self.read(host, f"metrics-rank{rank}.jsonl", run).split("\n")[:-1]
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+        return self.read(host, f"metrics-rank{rank}.jsonl", run).split("\n")[:-1]
 
     def members(self, host: str) -> tuple[str | None, list[str]]:
         told = json.loads(self.read(host, "members.json") or "{}")

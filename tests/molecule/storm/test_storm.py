@@ -18,10 +18,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "membership"))
+HERE = Path(__file__).resolve()
+sys.path[:0] = [str(HERE.parents[1] / "membership"), str(HERE.parents[3] / "bench")]
 
+from storm_account import back_by, from_scratch, rows_of_steps, surviving
 from trio import HOSTS, Trio, boot, cut, mend, name, on, podman, prepare, shut_down
 
 ALL = tuple(HOSTS)
@@ -145,48 +146,6 @@ class Storm:
             pass
 
 
-def log_of(trio: Trio, host: str) -> Iterator[dict[str, Any]]:
-    """The starts and steps of a host in their order, each with its attempt, which is the same on all hosts, and when that began."""
-    rank, attempt = list(HOSTS).index(host), {}
-    for line in trio.read(host, f"metrics-rank{rank}.jsonl").split("\n")[:-1]:
-        event = json.loads(line)
-        if event["kind"] == "start":
-            attempt = {"attempt": event["attempt_id"], "began": event["time"]}
-        if event["kind"] in ("start", "step"):
-            yield {**event, **attempt}
-
-
-def surviving(trio: Trio, host: str) -> dict[int, dict[str, Any]]:
-    """The steps of a host that its later starts went on from."""
-    made: dict[int, dict[str, Any]] = {}
-    for event in log_of(trio, host):
-        if event["kind"] == "start":
-            made = {step: old for step, old in made.items() if step < (event["resumed_from"] or 0)}
-        else:
-            made[event["step"]] = event
-    return made
-
-
-def rows_of_steps(lines: dict[str, dict[int, dict[str, Any]]]) -> dict[int, int]:
-    """Rows that all hosts together trained on in each step of the line that survived, which is what was made last."""
-    rows = {}
-    for step in set().union(*lines.values()):
-        newest = max((line[step] for line in lines.values() if step in line), key=lambda event: event["began"])[
-            "attempt"
-        ]
-        rows[step] = sum(rows_of_host(line, step, newest) for line in lines.values())
-    return rows
-
-
-def rows_of_host(line: dict[int, dict[str, Any]], step: int, attempt: str) -> int:
-    """Rows of one host in a step; those of the step before if the rank was killed before it wrote its line."""
-    # No rank ends a step without the gradients of all, so it took part.
-    for made in (line.get(step), line.get(step - 1)):
-        if made is not None and made["attempt"] == attempt:
-            return made["rows"]
-    return 0
-
-
 def test_a_storm(tmp_path: Path) -> None:
     print(f"\nseed {SEED}, {MINUTES:.0f} minutes")
     trio, chance = Trio(tmp_path), random.Random(SEED)
@@ -210,28 +169,17 @@ def judge(trio: Trio, faults: int, begun: float, ended: float) -> None:
     ends = [trio.events(host, "end")[-1] for host in HOSTS]
     assert [(end["reason"], end["identical"]) for end in ends] == [("stopped", True)] * 3, ends
     assert len({trio.events(host, "digest")[-1]["digest"] for host in HOSTS}) == 1
-    lines = {host: surviving(trio, host) for host in HOSTS}
-    for host in HOSTS:
-        starts = [event for event in log_of(trio, host) if event["kind"] == "start"]
-        assert all(start["resumed_from"] for start in starts[1:]), f"{host} began from scratch: {starts}"
+    told = {host: [json.loads(line) for line in trio.metrics(host)] for host in HOSTS}
+    lines = {host: surviving(events) for host, events in told.items()}
+    for host, events in told.items():
+        assert not from_scratch(events), f"{host} began from scratch: {from_scratch(events)}"
     rows = rows_of_steps(lines)
     assert sorted(rows) == list(range(len(rows))), "steps are missing"
     wrong = {step: count for step, count in rows.items() if count != ROWS}
     assert not wrong, f"steps whose rows are not {ROWS}: {wrong}"
-    again = sum(back_by(trio, host) for host in HOSTS)
+    again = sum(map(back_by, told.values()))
     pace = statistics.median(event["seconds"] for line in lines.values() for event in line.values())
     print(
         f"{faults} faults in {(ended - begun) / 60:.0f} minutes ({faults / (ended - begun) * 3600:.0f} an hour), {len(rows)} steps, "
         f"{again} made again by all hosts together, step efficiency {len(rows) * pace / (ended - begun):.2f}"
     )
-
-
-def back_by(trio: Trio, host: str) -> int:
-    """Steps that a host made again."""
-    again, last = 0, -1
-    for event in log_of(trio, host):
-        if event["kind"] == "start" and event["resumed_from"] is not None:
-            again += max(0, last + 1 - event["resumed_from"])
-        elif event["kind"] == "step":
-            last = event["step"]
-    return again

@@ -65,6 +65,11 @@ class Settings:
     num_iterations: int = option(-1, "optimizer steps; -1: from the next two flags")
     target_flops: float = option(-1.0, "FLOPs to train for; -1: from the next flag")
     target_param_data_ratio: float = option(12.0, "tokens to train on per parameter")
+    timed: bool = option(
+        False,
+        "end at a time in place of after a number of steps, which is an estimate then: at NANOCHAT_ENDS, seconds since 1970; "
+        "the schedule goes by the share of the time that is used",
+    )
     # Optimization
     device_batch_size: int = option(32, "maximum rows per forward and backward pass of a rank")
     total_batch_size: int = option(-1, "tokens per optimizer step over all ranks; -1: from the scaling law")
@@ -282,6 +287,12 @@ def check(settings: Settings) -> None:
         )
     if settings.local_overlap and settings.local_overlap >= settings.local_steps:
         refuse(settings, "local_overlap", "must be less than --local-steps")
+    if settings.timed and settings.local_steps:
+        refuse(
+            settings, "local_steps", "cannot go together with --timed, since ranks that train apart know no common time"
+        )
+    if settings.timed and settings.script != stages.BASE.script:
+        refuse(settings, "timed", "is for pretraining only; give a number of steps")
     if settings.rebalance and settings.local_steps:
         refuse(
             settings,

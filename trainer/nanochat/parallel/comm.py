@@ -375,7 +375,7 @@ class Comm:
     def _await(self, key: str, rank: int, what: str, patient: bool) -> bytes:
         """The value of a key that another rank sets; not awaited from one that has left or whose heartbeat ended."""
         begun = looked = time.monotonic()
-        limit, pause, beat, silent = self.timeout * (PATIENCE if patient else 1), 0.001, b"", 0.0
+        limit, beat, silent = self.timeout * (PATIENCE if patient else 1), b"", 0.0
         while True:
             value, heard, left = self._asked(lambda store: _look(store, key, rank), what)
             if value is not None:
@@ -385,8 +385,8 @@ class Comm:
             beat, looked = heard, now
             if left or silent > self.silence or now - begun > limit:
                 raise self._explain(what, None, now - begun)
-            time.sleep(pause)
-            pause = min(2 * pause, 0.1)
+            # As often as it may matter: a start has dozens of exchanges.
+            time.sleep(min(0.1, max(0.001, (now - begun) / 8)))
 
     # -- the beacon, and what is read from it when an exchange fails
 

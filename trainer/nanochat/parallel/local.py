@@ -178,7 +178,14 @@ class LocalSync(Sync):
 
     # -- a step of one's own
 
-    def offer_ids(self, ids: Sequence[Tensor], stop: bool = False, save: bool = False, busy: float = 0.0) -> None:
+    def offer_ids(
+        self,
+        ids: Sequence[Tensor],
+        stop: bool = False,
+        save: bool = False,
+        busy: float = 0.0,
+        place: tuple[int, bool] = (0, False),
+    ) -> None:
         """Nobody else needs to know them; that this rank is to stop, all must see."""
         self._mine = unique_ids(list(ids)).long()
         if stop and not self._stop:

@@ -49,8 +49,9 @@ SMALL = 1024
 PORTIONS = 4
 DDP_BUCKET_BYTES = 25 * 2**20
 IDS_TAG, SMALL_TAG, FIRST_TAG = 1, 2, 10
-# Numbers before the token ids, and the unit of the seconds among them.
+# Numbers before the token ids, and the unit of the seconds among them. The first has three bits, and above them the place of a timed run.
 TOLD = 2
+STOP, SAVE, LAST, BITS = 1, 2, 4, 3
 BUSY_UNIT, MOST_BUSY = 1e-4, 2**31 - 1
 
 
@@ -94,12 +95,14 @@ class Sync:
         self.owners: dict[str, int] = {}
         # What packing has left of this rank's gradients and updates, by parameter.
         self.feedback: dict[str, Tensor] = {}
-        # Before the tokens: whether this rank was asked to stop (1), or wants a checkpoint (2), and how long it was busy.
+        # Before the tokens: whether this rank was asked to stop or wants a checkpoint, the place of the step and whether it is
+        # the last one (rank 0 of a timed run); and how long it was busy.
         self.device = next(training.model.parameters()).device
         self._ids = [torch.zeros(TOLD + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
         self.pending_ids: list[Pending] = []
         self.busy = [0.0] * comm.world  # seconds of each rank in a step before; 0: it does not say
         self.save_asked = False  # after the step whose ids were taken last, by any rank
+        self.place, self.last = 0, False  # of the step whose ids were taken last, in a timed run
         self.met = True  # whether all ranks hold the same weights after the last step
         # Whether an update has begun to change weights and is not done, so that they are of no step.
         self.changing = False
@@ -109,11 +112,18 @@ class Sync:
         """What the last micro-batch is to be told its gradients by; None where that is not needed."""
         return None
 
-    def offer_ids(self, ids: Sequence[Tensor], stop: bool = False, save: bool = False, busy: float = 0.0) -> None:
+    def offer_ids(
+        self,
+        ids: Sequence[Tensor],
+        stop: bool = False,
+        save: bool = False,
+        busy: float = 0.0,
+        place: tuple[int, bool] = (0, False),
+    ) -> None:
         """Send this rank's token ids of the coming step to the others, whether to stop or to save after it, and the seconds
-        in which this rank was busy in the last step that it has finished."""
+        in which this rank was busy in the last step that it has finished; place: as Deadline.tell has it."""
         mine = self._ids[self.comm.rank]
-        mine[0] = int(stop) + 2 * int(save)
+        mine[0] = STOP * stop + SAVE * save + LAST * place[1] + (place[0] << BITS)
         mine[1] = min(round(busy / BUSY_UNIT), MOST_BUSY)
         if ids:
             torch.cat([part.flatten().to("cpu", torch.int32) for part in ids], out=mine[TOLD:])
@@ -124,8 +134,10 @@ class Sync:
     def take_ids(self) -> tuple[Tensor, bool]:
         """The token ids of all ranks, sorted and unique, and whether any rank was asked to stop."""
         self.comm.wait(*self.pending_ids)
-        stop = any(bool(ids[0] & 1) for ids in self._ids)
-        self.save_asked = any(bool(ids[0] & 2) for ids in self._ids)
+        flags = [int(ids[0]) for ids in self._ids]
+        stop = any(one & STOP for one in flags)
+        self.save_asked = any(one & SAVE for one in flags)
+        self.place, self.last = flags[0] >> BITS, bool(flags[0] & LAST)
         self.busy = [max(0.0, float(ids[1]) * BUSY_UNIT) for ids in self._ids]
         for rank, ids in enumerate(self._ids):
             check_ids(ids[TOLD:], self.training.model.config.padded_vocab_size, rank)

@@ -18,6 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from nanochat.kit.expected import MOST_CHARACTERS
+
 ENTRIES = 20
 HANG_UP = "hang-up-rank"
 
@@ -71,18 +73,20 @@ def forget_hang_up(run_dir: Path, rank: int) -> None:
     (run_dir / f"{HANG_UP}{rank}").unlink(missing_ok=True)
 
 
-def hang_up(run_dir: Path, rank: int) -> bool:
-    """End all connections if somebody left hang-up-rankN: who waits for a rank that is frozen or cut off wakes up with an error."""
+def hang_up(run_dir: Path, rank: int) -> str | None:
+    """End all connections if somebody left hang-up-rankN, and return why, as that says: who waits for a rank that is frozen or cut
+    off wakes up with an error."""
     request = run_dir / f"{HANG_UP}{rank}"
     if not request.exists():
-        return False
+        return None
+    why = request.read_text(encoding="utf-8", errors="replace")[:MOST_CHARACTERS]
     request.unlink(missing_ok=True)
     for entry in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError, ValueError):
             if entry.readlink().name.startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(entry.name))) as one:
                     _shut(one)
-    return True
+    return why
 
 
 def _shut(one: socket.socket) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 from nanochat.record.dump import answer_request, forget_hang_up, hang_up, oom_kills
 
 BEAT_SECONDS = 1.0
+# Between two looks whether the connections are to be ended.
+LOOK_SECONDS = 0.1
 
 
 def finite(value: Any) -> Any:
@@ -93,6 +95,7 @@ class Heartbeat:
         self.meeting_in = 0
         # One tuple, so that the thread never sees half a change.
         self._at: tuple[int, str, float, int, int | None, int | None] = (0, "start", time.time(), 0, None, None)
+        self.hung_up = ""  # why somebody has had all connections ended
         self._stop = threading.Event()
         self._warned = False
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,12 +115,18 @@ class Heartbeat:
         self._at = (step, phase, time.time(), collective, batch, batches)
 
     def _run(self) -> None:
-        while not self._stop.wait(self.every):
+        beaten = time.monotonic()
+        while not self._stop.wait(min(LOOK_SECONDS, self.every)):
+            # Nothing may end this thread.
+            with contextlib.suppress(OSError):
+                self.hung_up = hang_up(self.path.parent, self.rank) or self.hung_up
+            if time.monotonic() - beaten < self.every:
+                continue
+            beaten = time.monotonic()
             self._write()
-            # Whoever asks is told by the next beat that we live; nothing may end this thread.
+            # Whoever asks is told by the next beat that we live.
             with contextlib.suppress(OSError):
                 answer_request(self.path.parent, self.rank)
-                hang_up(self.path.parent, self.rank)
 
     def _write(self) -> None:
         step, phase, since, collective, batch, batches = self._at

@@ -24,35 +24,31 @@ SECONDS = 1.0
 
 
 class Series(NamedTuple):
-    """One metric as Prometheus knows it."""
+    """One metric: the kind of event and its key that the value comes from, and Prometheus' help. A name in _total is a sum."""
 
-    kind: str
+    event: str
+    key: str
     help: str
 
 
 SERIES = {
-    "running": Series("gauge", "1 while the trainer runs, 0 after it finished, was stopped or failed."),
-    "step": Series("gauge", "Last finished step, counted from 0."),
-    "steps": Series("gauge", "Steps of the whole run."),
-    "ranks": Series("gauge", "Ranks now training together."),
-    "generation": Series("gauge", "The keepers' generation number: changes and restarts of the training ranks."),
-    "loss": Series("gauge", "Loss of the last step, mean over all ranks."),
-    "val_bpb": Series("gauge", "Bits per byte of the last evaluation."),
-    "tokens_per_second": Series("gauge", "Speed of the last step, all ranks together."),
-    "step_seconds": Series("gauge", "Time of the last step."),
-    "wait_seconds_total": Series("counter", "Time that this rank waited for others since it started."),
-    "sent_bytes_total": Series("counter", "Bytes that this rank sent since it started."),
-    "memory_bytes": Series("gauge", "Memory of this rank."),
-    "checkpoint_step": Series("gauge", "Step of the last checkpoint."),
-    "last_event_timestamp_seconds": Series("gauge", "Time of this rank's last update."),
+    "running": Series("", "", "1 while the trainer runs, 0 after it finished, was stopped or failed."),
+    "step": Series("step", "step", "Last finished step, counted from 0."),
+    "steps": Series("start", "steps", "Steps of the whole run."),
+    "ranks": Series("start", "world", "Ranks now training together."),
+    "generation": Series(
+        "start", "generation", "The keepers' generation number: changes and restarts of the training ranks."
+    ),
+    "loss": Series("step", "loss", "Loss of the last step, mean over all ranks."),
+    "val_bpb": Series("eval", "val_bpb", "Bits per byte of the last evaluation."),
+    "tokens_per_second": Series("step", "tokens_per_second", "Speed of the last step, all ranks together."),
+    "step_seconds": Series("step", "seconds", "Time of the last step."),
+    "wait_seconds_total": Series("step", "wait_seconds", "Time that this rank waited for others since it started."),
+    "sent_bytes_total": Series("step", "bytes_sent", "Bytes that this rank sent since it started."),
+    "memory_bytes": Series("step", "memory_bytes", "Memory of this rank."),
+    "checkpoint_step": Series("checkpoint", "step", "Step of the last checkpoint."),
+    "last_event_timestamp_seconds": Series("", "", "Time of this rank's last update."),
 }
-STEP_KEYS = {
-    "loss": "loss",
-    "tokens_per_second": "tokens_per_second",
-    "seconds": "step_seconds",
-    "memory_bytes": "memory_bytes",
-}
-SUMS = {"wait_seconds": "wait_seconds_total", "bytes_sent": "sent_bytes_total"}
 
 
 class Textfile:
@@ -61,7 +57,7 @@ class Textfile:
     def __init__(self, folder: Path, run: str, rank: int, now: Callable[[], float] = time.monotonic) -> None:
         self.path = folder / f"nanochat_{re.sub(r'[^A-Za-z0-9_-]', '_', run)}_rank{rank}.prom"
         self.labels = f'run="{escaped(run)}",rank="{rank}"'
-        self.values: dict[str, float] = {"running": 1.0}
+        self.values: dict[str, float] = {}
         self._now = now
         self._written = -SECONDS
         self._refused = False
@@ -69,28 +65,13 @@ class Textfile:
     def take(self, event: Mapping[str, Any]) -> None:
         """Note one event; the file follows at once for what is rare, and within a second for steps."""
         kind, values = event.get("kind"), self.values
-        values["last_event_timestamp_seconds"] = float(event["time"])
-        if kind == "start":
-            for name, key in (("steps", "steps"), ("ranks", "world"), ("generation", "generation")):
-                self._note(name, event.get(key))
-        elif kind == "step":
-            self._note("step", event.get("step"))
-            for key, name in STEP_KEYS.items():
-                self._note(name, event.get(key))
-            for key, name in SUMS.items():
-                values[name] = values.get(name, 0.0) + float(event.get(key) or 0.0)
-        elif kind == "eval":
-            self._note("val_bpb", event.get("val_bpb"))
-        elif kind == "checkpoint":
-            self._note("checkpoint_step", event.get("step"))
-        elif kind == "end":
-            values["running"] = 0.0
+        values.update(running=float(kind != "end"), last_event_timestamp_seconds=float(event["time"]))
+        for name, series in SERIES.items():
+            value = event.get(series.key)
+            if series.event == kind and isinstance(value, (int, float)):
+                values[name] = float(value) + (values.get(name, 0.0) if name.endswith("_total") else 0.0)
         if kind != "step" or self._now() - self._written >= SECONDS:
             self.write()
-
-    def _note(self, name: str, value: Any) -> None:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            self.values[name] = float(value)
 
     def text(self) -> str:
         """All that is known, as Prometheus reads it."""
@@ -98,7 +79,7 @@ class Textfile:
         for name, series in SERIES.items():
             if name in self.values:
                 lines.append(f"# HELP nanochat_{name} {series.help}")
-                lines.append(f"# TYPE nanochat_{name} {series.kind}")
+                lines.append(f"# TYPE nanochat_{name} {'counter' if name.endswith('_total') else 'gauge'}")
                 lines.append(f"nanochat_{name}{{{self.labels}}} {self.values[name]!r}")
         return "\n".join(lines) + "\n"
 

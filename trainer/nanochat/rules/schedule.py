@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """From the settings to how many steps there are, how large they are, and how each of them is scheduled. No torch here.
 
-How it goes: `plan_training` once, then `StepSchedule.at(plan, step)` for every step.
+How it goes: `plan_training` once, then `StepSchedule.at(plan, step)` for every step. A run that has a time to end at (`timed`) does
+not know its steps: its schedule goes by the share of the time that is used, its place between 0 and WHOLE.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from dataclasses import dataclass
 REFERENCE_BATCH = 524288
 REFERENCE_DEPTH = 12
 BATCH_EXPONENT = 0.383
+# The place at which the time of a timed run is used up. A place travels in 28 bits of a number beside the token ids.
+WHOLE = 2**28
+# What follows the last step of a timed run, as long as none of it was measured: an evaluation only makes the forward pass, a
+# third of a step's work for as many tokens; and bytes a second of a checkpoint.
+EVAL_SHARE, SAVE_RATE = 1 / 3, 200e6
 # No run ever sees more, and floating point numbers beyond it are no whole numbers.
 MOST_TOKENS = 2.0**53
 # Of a run with local steps the ranks make the first tenth and the last twentieth together all the same, but not more than so many.
@@ -37,10 +43,17 @@ class TrainingPlan:
     lr_scale: float
     weight_decay: float
     target_tokens: int
+    timed: bool = False  # num_iterations is an estimate only
 
     @property
-    def warmdown_steps(self) -> int:
-        return round(self.warmdown_ratio * self.num_iterations)
+    def end(self) -> int:
+        """The place at which the run ends, in steps or in parts of its time."""
+        return WHOLE if self.timed else self.num_iterations
+
+    @property
+    def warmdown(self) -> int:
+        """How long before the end the learning rate falls, in the same unit."""
+        return round(self.warmdown_ratio * self.end)
 
 
 @dataclass(frozen=True)
@@ -52,8 +65,10 @@ class StepSchedule:
     muon_weight_decay: float
 
     @classmethod
-    def at(cls, plan: TrainingPlan, step: int) -> StepSchedule:
-        return cls(lr_multiplier(plan, step), muon_momentum(plan, step), muon_weight_decay(plan, step))
+    def at(cls, plan: TrainingPlan, step: int, place: int | None = None) -> StepSchedule:
+        """place: of a timed run; that of all others is the step."""
+        place = step if place is None else place
+        return cls(lr_multiplier(plan, step, place), muon_momentum(plan, step, place), muon_weight_decay(plan, place))
 
 
 def auto_batch_size(target_tokens: float, reference_tokens: float) -> int:
@@ -108,29 +123,29 @@ def plan_training(
     )
 
 
-def lr_multiplier(plan: TrainingPlan, step: int) -> float:
+def lr_multiplier(plan: TrainingPlan, step: int, place: int) -> float:
     """Linear up, flat, linear down to final_lr_frac."""
     if step < plan.warmup_steps:
         return (step + 1) / plan.warmup_steps
-    if step <= plan.num_iterations - plan.warmdown_steps:
+    if place <= plan.end - plan.warmdown:
         return 1.0
-    left = (plan.num_iterations - step) / plan.warmdown_steps
+    left = (plan.end - place) / plan.warmdown
     return left + (1 - left) * plan.final_lr_frac
 
 
-def muon_momentum(plan: TrainingPlan, step: int) -> float:
+def muon_momentum(plan: TrainingPlan, step: int, place: int) -> float:
     """0.85 to 0.97 over the first 400 steps, and down to 0.90 over the warmdown."""
     if step < 400:
         return 0.85 + (0.97 - 0.85) * step / 400
-    start = plan.num_iterations - plan.warmdown_steps
-    if step >= start and plan.warmdown_steps > 0:
-        return 0.97 - (0.97 - 0.90) * (step - start) / plan.warmdown_steps
+    start = plan.end - plan.warmdown
+    if place >= start and plan.warmdown > 0:
+        return 0.97 - (0.97 - 0.90) * (place - start) / plan.warmdown
     return 0.97
 
 
-def muon_weight_decay(plan: TrainingPlan, step: int) -> float:
+def muon_weight_decay(plan: TrainingPlan, place: int) -> float:
     """Half a cosine, from the whole decay to none."""
-    return plan.weight_decay * (1 + math.cos(math.pi * step / plan.num_iterations)) / 2
+    return plan.weight_decay * (1 + math.cos(math.pi * place / plan.end)) / 2
 
 
 def steps_apart(steps: int) -> range:

@@ -35,7 +35,7 @@ class Feed:
         """From now on take so many rows in each pass."""
         self.sync, self.passes = sync, [rows for rows in passes if rows]
 
-    def offer(self, stop: bool, save: bool, busy: float = 0.0) -> None:
+    def offer(self, stop: bool, save: bool, busy: float = 0.0, place: tuple[int, bool] = (0, False)) -> None:
         """Read the coming step's batches, unless that was done, and tell the other ranks what is in them."""
         if self._batches is not None:
             return
@@ -43,7 +43,7 @@ class Feed:
         self._batches = self.loader.step(self.passes)
         self._position = self.loader.position()
         self.seconds += time.perf_counter() - begun
-        self.sync.offer_ids([ids for ids, dummy in self._batches], stop, save, busy)
+        self.sync.offer_ids([ids for ids, dummy in self._batches], stop, save, busy, place)
 
     def take(self) -> tuple[list[Batch], dict[str, int]]:
         """The batches of this step and their place in the data."""

@@ -18,7 +18,7 @@ from nanochat.kit.common import UserError
 from nanochat.kit.expected import flag
 from nanochat.parallel.local import STOP_KEY, first_meetings, kinds_of_meetings
 from nanochat.rules.causes import Cause
-from nanochat.rules.schedule import StepSchedule
+from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager
 from nanochat.run.feed import Batch
 from nanochat.run.loss_eval import bits_per_byte, nats_and_bytes
@@ -31,20 +31,22 @@ from nanochat.run.state import Run
 LOOK_SECONDS = 1.0
 # Upstream leaves the first steps, in which things warm up, out of its time.
 STEPS_NOT_TIMED = 10
+LATE = 95 * WHOLE // 100
 
 
 def train(run: Run) -> str:
     """All steps that are left; returns why it ended: "finished" or "stopped"."""
-    settings, progress, steps = run.settings, run.progress, run.plan.num_iterations
+    settings, progress = run.settings, run.progress
     eval_every = settings.eval_every if run.stage.is_judged() else 0
-    proofs = first_meetings(progress.step, settings.local_steps, steps, *kinds_of_meetings(settings))
+    proofs = first_meetings(progress.step, settings.local_steps, run.plan.num_iterations, *kinds_of_meetings(settings))
     stop = False
     while True:
-        last = progress.step == steps
+        last = run.over
         # A run that is asked to stop saves first of all; what is due now is done when it goes on from here.
-        if not stop and ((last and eval_every > 0) or due(progress.step, eval_every)):
+        if not stop and ((last and eval_every > 0) or pauses(run, progress.step, eval_every)):
             stop = evaluate(run)
-        if not stop and ((last and settings.sample_every > 0) or due(progress.step, settings.sample_every)):
+        sample_every = settings.sample_every
+        if not stop and ((last and sample_every > 0) or pauses(run, progress.step, sample_every)):
             sample(run)
         if progress.step != progress.resumed_from and (last or stop or saves(run, progress.step)):
             save(run, final=last or stop)
@@ -55,6 +57,12 @@ def train(run: Run) -> str:
         stop = train_step(run)
         if progress.step in proofs:
             prove_identical(run, f"after step {progress.step}")
+
+
+def pauses(run: Run, step: int, every: int) -> bool:
+    """Whether an evaluation or samples come before this step; of a timed run none shortly before the last ones, for which the time is
+    kept free."""
+    return due(step, every) and not (run.plan.timed and run.progress.place > LATE)
 
 
 def due(step: int, every: int) -> bool:
@@ -81,9 +89,14 @@ def train_step(run: Run) -> bool:
     step, began = run.progress.step, time.perf_counter()
     run.comm.take_counters()
     run.comm.enter("data", step)
-    run.feed.offer(run.stop_asked, run.save_wanted, run.busy_seconds)
+    if run.deadline is not None:
+        run.deadline.begin_step()
+    offer(run)
     batches, position = run.feed.take()
     token_ids, stop = run.sync.take_ids()
+    last = run.plan.timed and run.sync.last
+    if run.plan.timed:
+        run.progress.place = min(max(run.sync.place, run.progress.place), WHOLE)
     run.optimizer.prepare(token_ids)
     run.comm.enter("forward_backward")
     passing, waited = time.perf_counter(), run.comm.wait_seconds
@@ -91,11 +104,12 @@ def train_step(run: Run) -> bool:
     # A head that is shared out waits for the others in the middle of a pass.
     passed = time.perf_counter() - passing - (run.comm.wait_seconds - waited)
     shares = None if stop or not run.settings.rebalance else run.balancer.hear(run.sync.busy)
-    if not stop and not shares and not saves(run, step + 1) and run.apart_at(step + 1) == run.apart:
+    goes_on = not stop and not last and not shares and not saves(run, step + 1) and run.apart_at(step + 1) == run.apart
+    if goes_on and not (run.plan.timed and due(step + 1, run.settings.eval_every)):
         # The next step's token ids travel with this one's gradients; a checkpoint wants the loader where it is, and so do
-        # a change of shares and another way of training.
-        run.feed.offer(run.stop_asked, run.save_wanted, run.busy_seconds)
-    total = run.sync.step(loss, StepSchedule.at(run.plan, step))
+        # a change of shares and another way of training. Of a timed run nobody can tell yet whether an evaluation leaves time for it.
+        offer(run, ahead=True)
+    total = run.sync.step(loss, run.schedule())
     if not math.isfinite(total):
         raise spoilt(run, total)
     wait, sent = run.comm.take_counters()
@@ -104,6 +118,12 @@ def train_step(run: Run) -> bool:
     if shares:
         change_shares(run, shares)
     return stop
+
+
+def offer(run: Run, ahead: bool = False) -> None:
+    """Tell the other ranks of the coming step; ahead: while this one is still being made."""
+    place = run.deadline.tell(ahead) if run.deadline is not None else (0, False)
+    run.feed.offer(run.stop_asked, run.save_wanted, run.busy_seconds, place)
 
 
 def spoilt(run: Run, loss: float) -> UserError:
@@ -144,32 +164,39 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
     progress, plan, step = run.progress, run.plan, run.progress.step
     smooth = progress.add_loss(loss)
     speed = plan.total_batch_size / timing.total
-    multiplier = StepSchedule.at(plan, step).lr_multiplier
+    multiplier, share = run.schedule().lr_multiplier, run.progress.place / WHOLE if plan.timed else None
     if step > STEPS_NOT_TIMED:
         progress.training_seconds += timing.total
     progress.step = step + 1
+    if run.deadline is not None:
+        run.deadline.end_step(timing.total)
+    if plan.timed and run.sync.last:
+        progress.place = WHOLE
+    steps = run.journal.heartbeat.steps = run.steps
     run.busy_seconds = max(0.0, timing.total - timing.wait - timing.data)
     run.feed.finish()
     typical = run.journal.seconds_per_step(timing.total)
     run.journal.heartbeat.step_seconds = typical
     run.journal.heartbeat.meeting_in = run.sync.meeting_in()
     run.journal.say(
-        f"step {step:05d}/{plan.num_iterations:05d} ({100 * step / plan.num_iterations:.2f}%) | loss: {smooth:.6f} | "
+        f"step {step:05d}/{steps:05d} ({100 * (step / steps if share is None else share):.2f}%) | loss: {smooth:.6f} | "
         f"lrm: {multiplier:.2f} | dt: {1000 * timing.total:.2f}ms | tok/sec: {int(speed)} | bf16_mfu: {0:.2f} | "
         f"epoch: {position['epoch']} pq: {position['pq_idx']} rg: {position['rg_idx']} | "
-        f"total time: {progress.training_seconds / 60:.2f}m | eta: {(plan.num_iterations - step) * typical / 60:.1f}m"
+        f"total time: {progress.training_seconds / 60:.2f}m | eta: {(steps - step) * typical / 60:.1f}m"
     )
     run.journal.record(
         "step", step, loss=loss, loss_smooth=smooth, seconds=timing.total, tokens_per_second=speed,
         forward_backward_seconds=timing.forward_backward, wait_seconds=timing.wait,
         optimizer_seconds=timing.optimizer, data_seconds=timing.data, bytes_sent=timing.bytes_sent,
         lr_multiplier=multiplier, epoch=position["epoch"], rows=run.shares.rows[run.comm.rank],
+        **({} if share is None else {"share": share, "steps": steps}),
     )  # fmt: skip
 
 
 def saves(run: Run, step: int) -> bool:
     """Whether a checkpoint is made before this step, for its number or for the time since the last one."""
-    return step == run.plan.num_iterations or due(step, run.settings.save_every) or run.sync.save_asked
+    last = run.sync.last if run.plan.timed else step == run.plan.num_iterations
+    return last or due(step, run.settings.save_every) or run.sync.save_asked
 
 
 def evaluate(run: Run) -> bool:
@@ -186,6 +213,7 @@ def evaluate(run: Run) -> bool:
     bpb = bits_per_byte(run.comm.all_reduce(totals, "the validation loss"))
     progress.val_bpb = bpb
     progress.min_val_bpb = min(bpb, progress.min_val_bpb)
+    run.took("eval", begun)
     run.journal.say(f"Step {progress.step:05d} | Validation bpb: {bpb:.6f}")
     if run.comm.rank == 0:
         run.journal.record("eval", progress.step, val_bpb=bpb, seconds=time.perf_counter() - begun)
@@ -211,9 +239,11 @@ def told_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
 def sample(run: Run) -> None:
     """What the model makes of a few prompts; rank 0 writes, the others wait."""
     run.comm.enter("sample", run.progress.step)
+    begun = time.perf_counter()
     run.make_whole()
     if run.comm.rank == 0:
         for prompt, text in run.stage.samples(run.model, run.reader):
             run.journal.say(text)
             run.journal.record("sample", run.progress.step, prompt=prompt, text=text)
     run.comm.barrier("the samples of rank 0")
+    run.took("sample", begun)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nanochat.kit.expected import matching
 from nanochat.kit.settings import Settings, flag_of, user_config
@@ -75,8 +75,8 @@ def accumulations(settings: Settings, shares: Sequence[int]) -> str:
     return str(each[0]) if len(set(each)) == 1 else ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(each))
 
 
-def start_event(run: Run) -> None:
-    """The first event of this attempt: what runs here, with what."""
+def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
+    """The first event of this attempt: what runs here, with what; opening: when the process began, and when all ranks had met."""
     config, counts = dataclasses.asdict(run.model.config), run.model.parameter_counts()
     steps = run.plan.num_iterations if run.stage.trains else None
     attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8), fits=matching("[0-9a-f]{16}"))[0]
@@ -88,6 +88,7 @@ def start_event(run: Run) -> None:
         settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul,
         steps=steps, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
-        training=run.training_id, base=run.base or None,
+        opening=opening, training=run.training_id, base=run.base or None,
         generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
+        **({"ends": run.ends} if run.plan.timed else {}),
     )  # fmt: skip

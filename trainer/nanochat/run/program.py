@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
@@ -35,9 +36,11 @@ def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callabl
     journal, comm, run = Journal(settings, ranks), None, None
     try:
         device = choose_device(settings.device_type)
+        began = time.time()
         comm = connect(ranks, device, settings.timeout_seconds, on_phase=journal.heartbeat.enter)
+        opening = {"began": began, "met": time.time()}
         run = set_up(settings, comm, journal, make_stage())
-        start_event(run)
+        start_event(run, opening)
         stop_when_asked(run)
         reason = work(run)
         run.feed.loader.close()
@@ -45,7 +48,7 @@ def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callabl
     except CommError as error:
         if run is not None and settings.save_on_loss and (said := save_alone(run)):
             journal.say(f"A rank was lost: {said}")
-        return fail(journal, comm, error)
+        return fail(journal, comm, explained(journal, error))
     except UserError as error:
         return fail(journal, comm, error)
     except KeyboardInterrupt:
@@ -70,6 +73,14 @@ def stop_when_asked(run: Run) -> None:
         # If torchrun's agent is killed its ranks would go on as orphans, whom nobody could stop: they save and end.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGINT, ask)
+
+
+def explained(journal: Journal, error: CommError) -> CommError:
+    """Whoever had the connections ended knows better than this rank why."""
+    if not journal.heartbeat.hung_up:
+        return error
+    text = f"rank {journal.rank} lost the others ({journal.heartbeat.hung_up})."
+    return CommError(text, Cause.PEER_LOST, [])
 
 
 def unexpected(journal: Journal, error: BaseException) -> UserError:

@@ -22,6 +22,7 @@ from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.local import MOMENTUM_KEY, LocalSync, settle
 from nanochat.parallel.sync import Sync
+from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
@@ -104,7 +105,8 @@ def take_up(run: Run, found: Found, files: int) -> None:
     """Weights, optimizer, progress and place in the data out of a checkpoint that is here."""
     comm, folder = run.comm, run.checkpoints
     meta = load_meta(folder, found.step)
-    check_not_over(folder, found.step, run.plan.num_iterations)
+    if not run.plan.timed:
+        check_not_over(folder, found.step, run.plan.num_iterations)
     check_same_model(run.model.config, meta, folder, found.step)
     run.base = dict(meta.get("base") or {})
     load_weights(run.model, folder, found.step)
@@ -114,6 +116,8 @@ def take_up(run: Run, found: Found, files: int) -> None:
     loaders = restore_optimizer(run.machinery, run.shares.rows, folder, found, files, run.journal.say)
     states = places_of(comm, run.stage, run.reader, loaders)
     restore_progress(run.progress, meta, found.step)
+    if run.plan.timed:
+        run.progress.place = place_of(meta, found.step)
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
         run.journal.say(f"Step {found.step} used matrix products from {mine['route']}, which is not accurate here")
@@ -232,6 +236,15 @@ def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> Non
     lowest, last = loop.get("min_val_bpb"), meta.get("val_bpb")
     progress.min_val_bpb = math.inf if lowest is None else float(lowest)
     progress.val_bpb = None if last is None else float(last)
+
+
+def place_of(meta: Mapping[str, Any], step: int) -> int:
+    """The place of a timed run; of one that had a number of steps, by how many it had made."""
+    kept = (meta.get("loop_state") or {}).get("place")
+    if kept is None:
+        steps = (meta.get("user_config") or {}).get("num_iterations") or 0
+        return min(WHOLE * step // steps, WHOLE) if steps > 0 else 0
+    return min(max(int(kept), 0), WHOLE)
 
 
 def check_not_over(folder: Path, step: int, steps: int) -> None:

@@ -83,6 +83,7 @@ def save(run: Run, final: bool) -> None:
     # Older ones stay until a step has shown that these weights are sound.
     run.unproven = run.progress.step
     run.journal.heartbeat.save_seconds = time.perf_counter() - begun
+    run.took("save", begun)
 
 
 def goes_on_without(error: NotSaved, saved: Sequence[int]) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from nanochat.parallel.local import fit
 from nanochat.parallel.shared_head import fit_head
 from nanochat.parallel.wire import WIRES
 from nanochat.record.journal import Journal
+from nanochat.rules.schedule import WHOLE
 from nanochat.rules.ways import LEAST_BLOCK, fits, packs
+from nanochat.run.deadline import Deadline, told_end
 from nanochat.run.feed import Feed
 from nanochat.run.machinery import first_shares, make_machinery, new_balancer
 from nanochat.run.opening import say_setup
@@ -68,7 +71,23 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
     restore(run)
     begin_apart(run.sync, run.progress.step, run.plan.num_iterations)
     start_alike(comm, run.weights)
+    if plan.timed:
+        take_time(run)
     return run
+
+
+def take_time(run: Run) -> None:
+    """Begin to count the time of a timed run, by the clock of rank 0."""
+    progress, settings = run.progress, run.settings
+    run.began_at = (progress.step, progress.place)
+    # Any rank may become rank 0 at the next restart, so each must know the end by its own host's clock.
+    run.ends = told_end(run.journal.folder)
+    if run.comm.rank == 0:
+        save_bytes = 12 * sum(tensor.numel() for tensor in run.weights.values())
+        eval_steps = settings.eval_tokens / run.plan.total_batch_size if settings.eval_every > 0 else 0.0
+        run.deadline = Deadline(run.ends - time.time(), progress.place, save_bytes, eval_steps)
+        when, left = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.ends)), run.ends - time.time()
+        run.journal.say(f"Ends at {when}, in {left / 60:.1f} minutes; {100 * progress.place / WHOLE:.1f}% is done")
 
 
 def facts(

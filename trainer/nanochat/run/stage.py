@@ -201,4 +201,4 @@ def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
             f"the training length is less than one step of {plan.total_batch_size} tokens; "
             "give --num-iterations, or a larger --target-flops or --target-param-data-ratio."
         )
-    return plan
+    return dataclasses.replace(plan, timed=settings.timed)

@@ -25,9 +25,10 @@ from nanochat.parallel.comm import Comm
 from nanochat.parallel.local import LocalSync, is_apart
 from nanochat.parallel.sync import Sync
 from nanochat.record.journal import Journal
-from nanochat.rules.schedule import TrainingPlan
+from nanochat.rules.schedule import WHOLE, StepSchedule, TrainingPlan
 from nanochat.rules.shares import passes_of
 from nanochat.run import lineage
+from nanochat.run.deadline import Deadline
 from nanochat.run.feed import Feed
 from nanochat.run.machinery import Machinery, make_machinery, new_balancer
 from nanochat.run.stage import Reader, Stage
@@ -40,6 +41,7 @@ class Progress:
     """What a run carries from step to step besides weights and optimizer."""
 
     step: int = 0
+    place: int = 0  # of a timed run: how much of its time is used, of schedule.WHOLE
     smooth_loss: float = 0.0
     training_seconds: float = 0.0
     min_val_bpb: float = math.inf
@@ -90,6 +92,9 @@ class Run:
     stop_asked: bool = False
     training_id: str = ""  # see lineage.py
     base: dict[str, Any] = dataclasses.field(default_factory=dict)  # training and step of the model it began with
+    deadline: Deadline | None = None  # of a timed run, on the rank whose clock counts
+    ends: float | None = None  # of a timed run: seconds since 1970 by this host's clock
+    began_at: tuple[int, int] = (0, 0)  # step and place from which this process goes on
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -97,6 +102,32 @@ class Run:
         """Whether the last checkpoint is too long ago; one rank's clock counts for all."""
         minutes = self.settings.save_minutes
         return self.comm.rank == 0 and 0 < minutes <= (time.monotonic() - self.saved_at) / 60
+
+    @property
+    def over(self) -> bool:
+        """Whether the last step is made."""
+        progress, plan = self.progress, self.plan
+        return (progress.place if plan.timed else progress.step) == plan.end
+
+    @property
+    def steps(self) -> int:
+        """The steps of the run; of a timed one as many as it comes to at the pace since this process began."""
+        step, place = self.progress.step, self.progress.place
+        if not self.plan.timed:
+            return self.plan.num_iterations
+        made, used = step - self.began_at[0], place - self.began_at[1]
+        if made < 2 or used <= 0:
+            return max(step + (place < WHOLE), self.plan.num_iterations)
+        return step + -(-(WHOLE - place) * made // used)
+
+    def schedule(self) -> StepSchedule:
+        """Of the step that is being made."""
+        return StepSchedule.at(self.plan, self.progress.step, self.progress.place if self.plan.timed else None)
+
+    def took(self, what: str, begun: float) -> None:
+        """What also comes after the last step was made, since a moment of time.perf_counter."""
+        if self.deadline is not None:
+            self.deadline.took(what, time.perf_counter() - begun)
 
     def make_whole(self) -> None:
         """Bring all weights up to date, wherever they were changed; every rank must ask for it together."""
@@ -174,6 +205,7 @@ class Run:
                 "min_val_bpb": progress.min_val_bpb,
                 "smooth_train_loss": progress.smooth_loss,
                 "total_training_time": progress.training_seconds,
+                **({"place": progress.place} if self.plan.timed else {}),
                 **({"shares": [*self.shares, self.began_with()]} if self.settings.rebalance else {}),
             },
         }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.filter.environment import environment
+from ansible_collections.nanochat.ddp.plugins.filter.values import environment
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.filter.newest_model import one_run
-from ansible_collections.nanochat.ddp.plugins.filter.of_hosts import of_hosts
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import rows_of
-from ansible_collections.nanochat.ddp.plugins.filter.setting import setting
+from ansible_collections.nanochat.ddp.plugins.filter.values import of_hosts, setting
 
 
 def test_a_host_without_the_variable_is_not_left_out():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.filter.plain_name import plain_name
+from ansible_collections.nanochat.ddp.plugins.filter.values import plain_name
 
 
 @pytest.mark.parametrize("name", ["d4", "3.11-x86_64", "run_2", "a" * 100])

@@ -208,6 +208,19 @@ def test_the_environments_values_are_never_shown(play, tmp_path):
     assert "correct-horse" not in everything and "battery-staple" not in everything
 
 
+@pytest.mark.parametrize("changed", [{"boot_id": "another"}, {"pid_start": 1}], ids=["booted since", "pid taken since"])
+def test_the_pid_of_a_record_that_belongs_to_another_by_now_is_not_touched(play, host, tmp_path, changed):
+    play()
+    record = json.loads((tmp_path / "session.json").read_text())
+    (tmp_path / "session.json").write_text(json.dumps({**record, **changed}))
+
+    stopped = play(state="stopped")
+
+    assert not stopped["changed"] and stopped["session"]["state"] == "gone"
+    assert play()["action"] == "start"
+    assert processes.alive(host.pid, None)
+
+
 @pytest.mark.parametrize("name", ["a.b", "a:b", "", "-a", "=a", "a b", "a\n", "ü"])
 def test_refuses_names_that_tmux_would_read_otherwise(play, name):
     result = play(name=name)

@@ -25,6 +25,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import Keeper, write_keeper, write_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import record
 
+ROOT = Path(__file__).resolve().parents[5]
 PATIENCE = 120
 SECRET = "s" * 40
 CHANGED = ("--nnodes", "--node-rank", "--rank-rows", "--head", "--tracker")
@@ -73,6 +74,7 @@ def write_trainer(folder: Path) -> dict[str, str]:
         (folder / place).mkdir(parents=True)
     (folder / "fake/scripts/__init__.py").touch()
     (folder / "fake/scripts/torchrun.py").write_text(TORCHRUN)
+    (folder / "fake/scripts/nursery.py").symlink_to(ROOT / "trainer/scripts/nursery.py")
     (folder / "venv/bin/python").symlink_to(sys.executable)
     return {"venv_dir": str(folder / "venv"), "tools_dir": str(folder / "fake")}
 
@@ -139,11 +141,11 @@ class Hosts:
 
     def trainer(self, host):
         """The pid of the stand-in."""
-        return children(self.running[host].pid)[0]
+        return below(self.running[host].pid)[-1]
 
     def close(self):
         for process in self.running.values():
-            for pid in [*children(process.pid), process.pid]:
+            for pid in [*below(process.pid), process.pid]:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()
@@ -153,6 +155,11 @@ def children(pid):
     with contextlib.suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
     return []
+
+
+def below(pid):
+    """Children and theirs: of a keeper the nursery, and what that has forked."""
+    return [one for child in children(pid) for one in (child, *below(child))]
 
 
 @pytest.fixture
@@ -215,8 +222,8 @@ def test_a_keeper_whose_session_was_killed_ends_and_its_rank_with_it(hosts):
     hosts.start("desktop")
     hosts.start("laptop", below=[sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"])
     hosts.wait_for_training("laptop", "desktop", "laptop")
-    keeper_pid = hosts.trainer("laptop")
-    agent = children(keeper_pid)[0]
+    keeper_pid = children(hosts.running["laptop"].pid)[0]
+    agent = below(keeper_pid)[-1]
     hosts.running["laptop"].kill()
     hosts.wait("the keeper to end", lambda: not any(processes.alive(pid, None) for pid in (keeper_pid, agent)))
     assert (hosts.state("laptop")["state"], hosts.state("laptop")["why"]) == (

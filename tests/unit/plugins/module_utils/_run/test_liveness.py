@@ -26,15 +26,9 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepe
 
 STEPPING = {"state": "running", "step": 40, "done": 41, "steps": 1000, "step_seconds": 2.0, "steps_counted": 39,
             "idle_seconds": 1.0, "phase": "sync", "phase_seconds": 1.0, "heartbeat_age": 0.5, "trainer": "ours", "busy": 0.02}  # fmt: skip
-MUTE = {
-    "step": None,
-    "phase": None,
-    "idle_seconds": None,
-    "heartbeat_age": None,
-    "step_seconds": None,
-    "steps_counted": 0,
-}
+MUTE = dict.fromkeys(("step", "phase", "idle_seconds", "heartbeat_age", "step_seconds")) | {"steps_counted": 0}
 OTHERS = {"phase": None, "heartbeat_age": None, "trainer": "git"}  # of another trainer only rank 0 tells its steps
+SILENT = {**MUTE, **OTHERS}
 
 
 def rank(**more: Any) -> dict[str, Any]:
@@ -45,99 +39,52 @@ LATE = {"heartbeat_age": 50.0, "idle_seconds": 50.0}
 IMPORTS = {**MUTE, "session_age": 120.0}
 FIRST = {"steps_counted": 0, "step_seconds": None}
 
+WAITS_100 = rank(idle_seconds=100.0)
+EVALUATES = {"phase": "eval", "idle_seconds": 61.0}
+
+
+def both(stalls: bool, **more: Any) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    return rank(**more), rank(**more), stalls
+
+
 # What two ranks look like, and whether their run stalls.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
-    "both save for 40 s on a slow disk": (
-        rank(phase="save", idle_seconds=40.0),
-        rank(phase="save", idle_seconds=40.0),
-        False,
-    ),
-    "both save for 10 minutes": (rank(phase="save", idle_seconds=600.0), rank(phase="save", idle_seconds=600.0), False),
-    "both save for more than three timeouts": (
-        rank(phase="save", idle_seconds=901.0),
-        rank(phase="save", idle_seconds=901.0),
-        True,
-    ),
-    "one saves, one waits for it": (rank(phase="save", idle_seconds=100.0), rank(idle_seconds=100.0), False),
-    "one evaluates, one waits for it": (
-        rank(phase="eval", idle_seconds=100.0, busy=1.0),
-        rank(idle_seconds=100.0),
-        False,
-    ),
-    "one writes samples, one waits for it": (rank(phase="sample", idle_seconds=100.0), rank(idle_seconds=100.0), False),
-    "both read a checkpoint": (
-        rank(phase="resume", idle_seconds=200.0),
-        rank(phase="resume", idle_seconds=200.0),
-        False,
-    ),
-    "both wait at a step": (rank(idle_seconds=46.0), rank(idle_seconds=46.0), True),
-    "both wait, not yet for long": (rank(idle_seconds=44.0), rank(idle_seconds=44.0), False),
-    "steps of 30 s": (rank(step_seconds=30.0, idle_seconds=140.0), rank(step_seconds=30.0, idle_seconds=140.0), False),
-    "one computes on a busy machine": (
-        rank(phase="forward_backward", idle_seconds=100.0, busy=0.9),
-        rank(idle_seconds=100.0),
-        False,
-    ),
+    "both save for 40 s on a slow disk": both(False, phase="save", idle_seconds=40.0),
+    "both save for 10 minutes": both(False, phase="save", idle_seconds=600.0),
+    "both save for more than three timeouts": both(True, phase="save", idle_seconds=901.0),
+    "one saves, one waits for it": (rank(phase="save", idle_seconds=100.0), WAITS_100, False),
+    "one evaluates, one waits for it": (rank(phase="eval", idle_seconds=100.0, busy=1.0), WAITS_100, False),
+    "one writes samples, one waits for it": (rank(phase="sample", idle_seconds=100.0), WAITS_100, False),
+    "both read a checkpoint": both(False, phase="resume", idle_seconds=200.0),
+    "both wait at a step": both(True, idle_seconds=46.0),
+    "both wait, not yet for long": both(False, idle_seconds=44.0),
+    "steps of 30 s": both(False, step_seconds=30.0, idle_seconds=140.0),
+    "steps of 30 s, for more than five of them": both(True, step_seconds=30.0, idle_seconds=151.0),
+    "one computes on a busy machine": (rank(phase="forward_backward", idle_seconds=100.0, busy=0.9), WAITS_100, False),
     "one computes for longer than the timeout": (rank(idle_seconds=301.0, busy=1.0), rank(idle_seconds=301.0), True),
-    "agents wait for each other at the end": (
-        rank(phase="end", idle_seconds=60.0),
-        rank(phase="end", idle_seconds=60.0),
-        False,
-    ),
-    "an end that does not come": (rank(phase="end", idle_seconds=80.0), rank(phase="end", idle_seconds=80.0), True),
+    "agents wait for each other at the end": both(False, phase="end", idle_seconds=60.0),
+    "an end that does not come": both(True, phase="end", idle_seconds=80.0),
     "one makes progress": (rank(), rank(idle_seconds=500.0), False),
     "one has no heartbeat": (rank(**LATE), rank(idle_seconds=49.0), True),
-    "one has no heartbeat, but computes": (
-        rank(**LATE, busy=0.8),
-        rank(idle_seconds=49.0),
-        False,
-    ),
-    "one has no heartbeat, one evaluates and computes": (
-        rank(**LATE),
-        rank(phase="eval", idle_seconds=61.0, busy=1.0),
-        False,
-    ),
-    "one has no heartbeat, one evaluates and waits": (
-        rank(**LATE),
-        rank(phase="eval", idle_seconds=61.0),
-        True,
-    ),
-    "both import their libraries on a busy machine": (
-        rank(**IMPORTS, busy=1.2),
-        rank(**IMPORTS, busy=0.9),
-        False,
-    ),
-    "one waits at the rendezvous for one that imports": (
-        rank(**IMPORTS, busy=0.0),
-        rank(**IMPORTS, busy=0.9),
-        False,
-    ),
-    "both wait at the rendezvous": (
-        rank(**MUTE, session_age=80.0, busy=0.0),
-        rank(**MUTE, session_age=80.0, busy=0.0),
-        True,
-    ),
+    "one has no heartbeat, but computes": (rank(**LATE, busy=0.8), rank(idle_seconds=49.0), False),
+    "one has no heartbeat, one evaluates and computes": (rank(**LATE), rank(**EVALUATES, busy=1.0), False),
+    "one has no heartbeat, one evaluates and waits": (rank(**LATE), rank(**EVALUATES), True),
+    "both import their libraries on a busy machine": both(False, **IMPORTS, busy=1.2),
+    "one waits at the rendezvous for one that imports": (rank(**IMPORTS, busy=0.0), rank(**IMPORTS, busy=0.9), False),
+    "both wait at the rendezvous": both(True, **MUTE, session_age=80.0, busy=0.0),
     "the first step takes long, with CPU": (
         rank(**FIRST, idle_seconds=200.0, busy=1.0),
         rank(idle_seconds=90.0),
         False,
     ),
-    "another trainer, rank 0 steps": (rank(**OTHERS), rank(**{**MUTE, **OTHERS}), False),
-    "another trainer, both stopped": (
-        rank(**OTHERS, idle_seconds=220.0),
-        rank(**{**MUTE, **OTHERS}, session_age=900.0),
-        True,
-    ),
+    "another trainer, rank 0 steps": (rank(**OTHERS), rank(**SILENT), False),
+    "another trainer, both stopped": (rank(**OTHERS, idle_seconds=220.0), rank(**SILENT, session_age=900.0), True),
     "another trainer evaluates": (
         rank(**OTHERS, idle_seconds=220.0, busy=1.0),
-        rank(**{**MUTE, **OTHERS}, session_age=900.0),
+        rank(**SILENT, session_age=900.0),
         False,
     ),
-    "another trainer, rank 1 computes": (
-        rank(**OTHERS, idle_seconds=100.0),
-        rank(**{**MUTE, **OTHERS}, busy=0.9),
-        False,
-    ),
+    "another trainer, rank 1 computes": (rank(**OTHERS, idle_seconds=100.0), rank(**SILENT, busy=0.9), False),
 }
 
 PLAN = {

@@ -219,3 +219,16 @@ def test_what_no_id_is_known_of_is_gone_on_from_where_that_is_the_newest(tmp_pat
 def test_what_no_id_is_known_of_is_older_than_what_has_one(tmp_path, run_module):
     train(tmp_path, 10)
     assert prepared(run_module, tmp_path, launched(NEW))["checkpoint"] == 10
+
+
+def test_end_is_told_by_the_clock_of_the_host_and_stays_where_it_was_said(tmp_path, run_module, monkeypatch):
+    def ends(clock: float, now: float) -> int:
+        monkeypatch.setattr(folder.time, "time", lambda: clock)
+        told.append(prepared(run_module, tmp_path, {**launched(None), "ends": 20000, "now": now})["changed"])
+        return json.loads((tmp_path / "training.json").read_text())["ends"]
+
+    told: list[bool] = []
+    assert ends(clock=13600.0, now=10000.0) == 23600
+    assert ends(clock=13702.4, now=10100.0) == 23600
+    assert ends(clock=10100.0, now=10100.0) == 20000
+    assert told == [True, False, True]

@@ -491,3 +491,11 @@ def test_shares_are_those_of_the_newest_step_and_of_the_plan_before_the_first(fo
     # Without the first step after the change.
     assert (run["compute_seconds"], run["optimizer_seconds"]) == (4.5, 0.0)
     assert folder.read(rank=1)["plan_facts"] is None
+
+
+def test_time_left_of_a_run_that_ends_at_a_time_is_that_of_the_clock():
+    timed = [start(ends=1600.0, steps=100), step(0, share=0.0, steps=100), step(1, share=0.01, steps=90)]
+    told = metrics.describe_events(timed)
+    assert (told["steps"], told["share"], told["ends"]) == (90, 0.01, 1600.0)
+    assert run_state._eta("running", told, None, 1010.0) == 590.0
+    assert run_state._eta("running", told, None, 1700.0) == 0.0

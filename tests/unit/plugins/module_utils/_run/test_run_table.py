@@ -433,3 +433,11 @@ def test_rows_have_a_column_and_a_change_has_a_line() -> None:
         assert "rows" in text.splitlines()[1].split()
         assert "  shares of rows changed while training, last at step 20: a 4 -> 6, b 4 -> 2" in text.splitlines()
     assert "changed" not in run_table.status_table([row("a", 0, rows=2), row("b", 1, rows=2)])
+
+
+def test_run_that_has_a_time_to_end_at_says_when_and_how_much_of_it_is_used() -> None:
+    timed = {"started": time.time() - 7200, "eta_seconds": 600.0, "share": 0.612, "ends": 1.0}
+    rows = [row("a", 0, **timed), row("b", 1, **timed)]
+    first = run_table.status_table(rows).splitlines()[0]
+    assert re.fullmatch(r"run d4, began .*, 2 h 00 min ago, ends at .*\d\d:\d\d, 61 % done", first)
+    assert re.search(r"ends at .*\d\d:\d\d$", live_line([{**row, "age": 5.0} for row in rows]))

@@ -53,7 +53,7 @@ ODD = st.floats() | st.sampled_from(
         *(None, True, 0, -1, 1.5, 2**70, -(2**70), 10**300, "", "x", "\ud800", "a\0b", "é"),
         *([], {}, [[]], [1], ["x"], [None], [{}], {"a": 1}, {"": None}),
     ]
-)
+)  # fmt: skip
 WORDS = """
 kind time step loss seconds id session pid pid_start boot_id ended exit_code signal started log_begin nodes model data training trainer
 digest rank world host run_dir rows argv env env_secret steps settings parameters total reason error resumed_from identical phase
@@ -67,21 +67,11 @@ THING = st.recursive(
 EVENT = st.dictionaries(KEYS, THING, max_size=8).flatmap(lambda event: KINDS.map(lambda kind: {**event, "kind": kind}))
 BYTES = st.sampled_from(
     [
-        *(
-            b"",
-            b"{",
-            b"[" * 1000,
-            b"[" * 100000,
-            b'{"a":' * 1000,
-            b"null",
-            b"\xff\xfe\0",
-            b"\0" * 5000,
-            b"9" * 5000,
-            b'"\\ud800"',
-        ),
+        b"", b"{", b"[" * 1000, b"[" * 100000, b'{"a":' * 1000, b"null", b"\xff\xfe\0", b"\0" * 5000, b"9" * 5000,
+        b'"\\ud800"',
         *(b'{"kind": "step", "step": NaN}\n', b"x" * 300_000, b"\n" * 2000, b'{"nodes": [' + b"{}," * 3000 + b"{}]}"),
     ]
-)
+)  # fmt: skip
 
 
 def as_bytes(thing: Any) -> bytes:

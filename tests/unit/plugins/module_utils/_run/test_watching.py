@@ -53,26 +53,6 @@ def test_field_19_all_standing_still_is_a_stall_named_with_phase_and_time() -> N
     )
 
 
-def test_one_that_still_moves_is_no_stall() -> None:
-    still = running(idle_seconds=500.0)
-    assert verdict("a", a=Observation(still), b=Observation(running())) is None
-
-
-def test_waiting_for_an_evaluation_a_sample_or_a_save_is_no_stall() -> None:
-    still = running(idle_seconds=200.0)
-    for phase in ("eval", "sample", "save"):
-        assert verdict("b", a=Observation(running(phase=phase, idle_seconds=200.0)), b=Observation(still)) is None
-        gone = Observation(running(phase=phase, idle_seconds=901.0))
-        assert verdict("b", a=gone, b=Observation(running(idle_seconds=901.0))) == "stalled"
-
-
-def test_slow_steps_are_given_five_of_their_own() -> None:
-    slow = running(step_seconds=72.0, idle_seconds=300.0)
-    assert verdict("a", a=Observation(slow), b=Observation(slow)) is None
-    longer = running(step_seconds=72.0, idle_seconds=361.0)
-    assert verdict("a", a=Observation(longer), b=Observation(longer)) == "stalled"
-
-
 def test_the_first_steps_are_given_longer() -> None:
     starting = running(step=None, done=0, step_seconds=None, steps_counted=0, idle_seconds=70.0)
     assert verdict("a", a=Observation(starting)) is None

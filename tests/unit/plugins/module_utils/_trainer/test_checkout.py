@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.filter.checkout_problems import checkout_problems
+from ansible_collections.nanochat.ddp.plugins.filter.values import checkout_problems
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import checkout
 
 STAND_IN = Path(__file__).resolve().parents[4] / "stand_in"

@@ -1,0 +1,194 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a training with a budget ends on time, and how good its model is beside fixed steps of the same time.
+
+    python bench/budget.py                              # 3 and 5 minutes undisturbed, 5 with a node lost, 10 with a stop, and a sweep
+    python bench/budget.py --only 3m                    # one of them
+    python bench/budget.py --only 5m-lost 10m-stopped
+    python bench/budget.py --sweep 3m --points 2:4096 4:4096    # depth and batch with as many steps as the budget's training time has
+
+Two nodes of this machine train on Python's own library, by ansible-playbook, from the command to its end, set-up and collecting included.
+"lost": in the middle the second node's keeper and rank are killed for good. "stopped": in the middle all is stopped, and started again
+20 s later. Wants ansible-playbook on the PATH and the trainer's environment that ./demo.sh makes (--venv names another).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pieces
+
+ROOT = Path(__file__).resolve().parents[1]
+HOME = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
+ALL = ("3m", "5m", "5m-lost", "10m-stopped")
+SETTINGS = {
+    "ansible_connection": "local",
+    "ddp_sequence": 256,
+    "ddp_device_batch": 4,
+    "ddp_eval_tokens": 65536,
+    "ddp_sample_every": -1,
+    "ddp_restarts": 3,
+    "ddp_min_hosts": 1,
+    "ddp_grace": 2,
+    "preflight_measure_seconds": 3,
+}
+
+
+class Nodes:
+    """Two nodes of this machine, and the playbooks that are played on them."""
+
+    def __init__(self, folder: Path, venv: Path, port: int) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        hosts = {f"node{n}": {"ddp_base_dir": str(folder / f"node{n}")} for n in (1, 2)}
+        more = {
+            "ddp_venv_dir": str(venv),
+            "ddp_port": port,
+            "ddp_keeper_port": port + 1,
+            "ddp_results_dir": str(folder),
+        }
+        inventory = {"trainers": {"hosts": hosts, "vars": {**SETTINGS, **more}}}
+        (folder / "hosts.json").write_text(json.dumps(inventory), encoding="utf-8")
+
+    def start(self, playbook: str, run: str, **settings: object) -> subprocess.Popen[bytes]:
+        extra = json.dumps({"ddp_run": run, **settings})
+        with (self.folder / f"{run}.log").open("ab") as log:
+            argv = ["ansible-playbook", playbook, "-i", str(self.folder / "hosts.json"), "-e", extra]
+            return subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=log)
+
+    def play(self, playbook: str, run: str, **settings: object) -> None:
+        if self.start(playbook, run, **settings).wait():
+            raise SystemExit(f"{playbook} failed; see {self.folder / run}.log")
+
+    def run_dir(self, node: int, run: str) -> Path:
+        return self.folder / f"node{node}" / "runs" / run
+
+    def events(self, run: str, kind: str, node: int = 1) -> list[dict[str, Any]]:
+        return pieces.events(self.run_dir(node, run) / f"metrics-rank{node - 1}.jsonl", kind)
+
+
+def seconds_of(case: str) -> float:
+    return 60.0 * float(case.partition("m")[0])
+
+
+def lose_second(nodes: Nodes, run: str) -> None:
+    """Kill the second node's keeper first, so that it starts nothing again, and then its rank."""
+    session = json.loads((nodes.run_dir(2, run) / "session.json").read_text(encoding="utf-8"))
+    beat = json.loads((nodes.run_dir(2, run) / "heartbeat-rank1.json").read_text(encoding="utf-8"))
+    for pid in (session["pid"], *children(session["pid"]), beat["pid"]):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def children(pid: int) -> list[int]:
+    """All processes below one."""
+    try:
+        own = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+    except OSError:
+        return []
+    return [*own, *(below for one in own for below in children(one))]
+
+
+def measure(nodes: Nodes, case: str) -> dict[str, Any]:
+    """One budget, from the command to its end."""
+    budget, how = case.partition("-")[::2]
+    run, begun, seconds = f"b{case}", time.time(), seconds_of(case)
+    settings = {"ddp_budget": budget, "ddp_fresh": True}
+    process = nodes.start("train.yml", run, **settings)
+    if how:
+        while not nodes.events(run, "step") or time.time() < begun + seconds / 2:
+            time.sleep(0.5)
+    if how == "lost":
+        lose_second(nodes, run)
+    if how == "stopped":
+        nodes.play("playbooks/stop.yml", run, ddp_budget=budget)
+        process.wait()
+        time.sleep(20)
+        process = nodes.start("train.yml", run, ddp_budget=budget)
+    if process.wait():
+        raise SystemExit(f"{case} failed; see {nodes.folder / run}.log")
+    took, steps = time.time() - begun, nodes.events(run, "step")
+    start = nodes.events(run, "start")[0]
+    nodes_told = (1,) if how == "lost" else (1, 2)
+    return {
+        "case": case,
+        "depth": start["settings"]["depth"],
+        "batch": start["total_batch_size"],
+        "steps": steps[-1]["step"] + 1,
+        "first_step_after": steps[0]["time"] - begun,
+        "training_seconds": steps[-1]["time"] - steps[0]["time"],
+        "trainer_late": nodes.events(run, "end")[-1]["time"] - nodes.events(run, "start")[-1]["ends"],
+        "took": took,
+        "off": took / seconds - 1,
+        "last_multiplier": steps[-1]["lr_multiplier"],
+        "val_bpb": nodes.events(run, "eval")[-1]["val_bpb"],
+        "identical": len({nodes.events(run, "digest", node)[-1]["digest"] for node in nodes_told}) == 1,
+        "ranks": len(nodes_told),
+    }
+
+
+def sweep(nodes: Nodes, of: dict[str, Any], points: list[str]) -> list[dict[str, Any]]:
+    """Fixed steps, as many as the training time of a budget has at the pace of each model."""
+    found = []
+    for point in points:
+        depth, batch = map(int, point.split(":"))
+        run, sizes = f"s{depth}-{batch}", {"ddp_depth": depth, "ddp_total_batch": batch, "ddp_fresh": True}
+        nodes.play(
+            "train.yml",
+            f"{run}-pace",
+            **sizes,
+            ddp_iterations=max(10, 200_000 // batch),
+            ddp_eval_every=-1,
+            ddp_save_every=-1,
+        )
+        steps = nodes.events(f"{run}-pace", "step")
+        pace = (steps[-1]["time"] - steps[3]["time"]) / (len(steps) - 4)
+        count = max(1, round(of["training_seconds"] / pace))
+        nodes.play("train.yml", run, **sizes, ddp_iterations=count, ddp_save_every=-1)
+        made, bpb = nodes.events(run, "step"), nodes.events(run, "eval")[-1]["val_bpb"]
+        took = made[-1]["time"] - made[0]["time"]
+        found.append({"depth": depth, "batch": batch, "steps": count, "training_seconds": took, "val_bpb": bpb})
+        print(f"  depth {depth}, batch {batch}, {count} steps in {took:.0f} s: {bpb:.4f} bits per byte", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=ALL, help=f"of {', '.join(ALL)}, or others of their form")
+    parser.add_argument("--sweep", help="which of them fixed steps are compared with (default: the first)")
+    parser.add_argument(
+        "--points", nargs="*", default=["2:2048", "2:4096", "2:8192", "4:2048", "4:4096"], help="depth:batch each"
+    )
+    parser.add_argument("--folder", type=Path, default=HOME / "bench-budget")
+    parser.add_argument("--venv", type=Path, default=HOME / "trainer-venv")
+    parser.add_argument("--port", type=int, default=29620)
+    parser.add_argument("--write", type=Path, help="file for the figures, as JSON")
+    given = parser.parse_args()
+    nodes, results = Nodes(given.folder, given.venv, given.port), []
+    for case in given.only:
+        results.append(one := measure(nodes, case))
+        print(
+            f"{case}: {one['took']:.1f} s ({one['off']:+.1%}), trainer {one['trainer_late']:+.1f} s; depth {one['depth']}, batch "
+            f"{one['batch']}, {one['steps']} steps, lr down to {one['last_multiplier']:.3f}, {one['val_bpb']:.4f} bits per byte, "
+            f"weights {'identical' if one['identical'] else 'NOT identical'} on {one['ranks']}", flush=True,
+        )  # fmt: skip
+    points = sweep(nodes, next((one for one in results if one["case"] == given.sweep), results[0]), given.points)
+    if points:
+        best = min(one["val_bpb"] for one in points)
+        print(f"beside the best of the sweep: {results[0]['val_bpb'] / best - 1:+.2%}")
+    if given.write:
+        given.write.write_text(json.dumps({"budgets": results, "sweep": points}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

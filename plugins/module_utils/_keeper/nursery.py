@@ -1,0 +1,72 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where agents come from without a new start of Python and PyTorch: trainer/scripts/nursery.py, as its keeper sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import time
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+
+# The code of an agent of whose end its nursery cannot tell, because it was killed or hangs.
+LOST = -int(signal.SIGKILL)
+TELL_SECONDS = 1.0
+
+
+class Nursery:
+    """One process that forks this host's agents, one at a time; what `poll` and `wait` tell is that of the agent, as of a Popen."""
+
+    def __init__(self, python: str, modules: Sequence[str]) -> None:
+        self._link, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen([python, "-m", "scripts.nursery", *modules], stdin=theirs.fileno())
+        self._link.setblocking(False)
+        self._code: Optional[int] = LOST
+
+    def runner(self) -> Optional[Tuple[int, int]]:
+        """Its pid and start; None if it is gone."""
+        if self._process.poll() is not None:
+            return None
+        return self._process.pid, processes.start_ticks(self._process.pid)
+
+    def start(self, words: List[str], told: Dict[str, str]) -> bool:
+        """Have an agent forked; False if that cannot be ordered any more."""
+        if self._process.poll() is not None:
+            return False
+        try:
+            self._link.sendall(json.dumps({"argv": words, "env": told}).encode() + b"\n")
+        except OSError:
+            return False
+        self._code = None
+        return True
+
+    def poll(self) -> Optional[int]:
+        """The agent's exit code, once it has ended."""
+        if self._code is None:
+            with contextlib.suppress(BlockingIOError, ConnectionResetError):
+                told = self._link.recv(64)
+                self._code = int(told) if told else LOST
+            if self._code is None and self._process.poll() is not None:
+                self._code = LOST
+        return self._code
+
+    def wait(self) -> int:
+        """The exit code of an agent that is gone; a nursery that does not tell it is killed."""
+        until = time.monotonic() + TELL_SECONDS
+        while self.poll() is None:
+            if time.monotonic() > until:
+                self._process.kill()
+                self._process.wait()
+            time.sleep(0.01)
+        return LOST if self._code is None else self._code
+
+    def close(self) -> None:
+        """It ends when its agent has."""
+        self._link.close()

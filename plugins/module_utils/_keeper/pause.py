@@ -1,0 +1,55 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where the time between the last step of one generation and the first of the next went, as one host saw it."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
+
+# In their order, each from the end of the one before.
+PARTS = ("notice", "end", "agree", "process", "meet", "load", "step")
+
+
+class Pause:
+    """One pause: moments are noted as they come, in seconds since 1970."""
+
+    def __init__(self) -> None:
+        self.marks: Dict[str, float] = {}
+
+    def change(self, state: str, last_step: Optional[float], now: float) -> None:
+        """The keeper comes into a state; last_step: when its rank has made its last step."""
+        if state == states.TRAINING:
+            self.marks["agree"] = now
+        elif not self.marks and last_step is not None:
+            self.marks = {"since": last_step, "notice": now}
+        if state == states.IDLE and self.marks:
+            # Again where the others were waited for: what comes after the last time is agreement.
+            self.marks.setdefault("end", now)
+
+    def over(self, start: Document, step: Document) -> Dict[str, float]:
+        """The parts in seconds, once the first step of the new generation is made; empty where there was no pause to tell of."""
+        marks, self.marks = self.marks, {}
+        opening = start.get("opening")
+        if "since" not in marks or not isinstance(opening, Mapping):
+            return {}
+        rank = [finite(opening.get(name)) for name in ("began", "met")] + [
+            finite(one.get("time")) for one in (start, step)
+        ]
+        times: List[Tuple[str, Optional[float]]] = [(name, marks.get(name)) for name in PARTS[:3]]
+        times += zip(PARTS[3:], rank)
+        found, before = {}, marks["since"]
+        for name, at in times:
+            if at is not None:
+                found[name], before = round(max(0.0, at - before), 2), max(before, at)
+        return found
+
+
+def in_words(parts: Mapping[str, float]) -> str:
+    """For the log."""
+    each = ", ".join("%s %.1f" % (name, seconds) for name, seconds in parts.items())
+    return "%.1f s without a step: %s" % (sum(parts.values()), each)

@@ -1,0 +1,382 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A training that fits the time one has (ddp_budget, ddp_finish_by): when it ends, and the model that is taken. Pure functions.
+
+Each depth wants tokens and a batch by nanochat's own laws. From one depth to the next these grow several times, so the depth is taken
+that comes nearest to its tokens in the time, with more or with fewer. Speeds are those that a
+rehearsal measured on the hosts, at another depth scaled by the FLOPs of a token. Without them nothing is promised: the plan has
+the profile's depth until a start has measured it, and is made again then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import re
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Model, Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO, RunSettings
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
+    bytes_text,
+    clock_text,
+    plural,
+    seconds_text,
+    table,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import MEMORY_SHARE
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import chosen
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe, memory, shape_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
+    Job,
+    Link,
+    Speed,
+    links_of,
+    mean_step,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.schedule import (
+    EVAL_SHARE,
+    REFERENCE_DEPTH,
+    SAVE_RATE,
+    plan_training,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
+
+UNITS = {"d": 86400, "h": 3600, "m": 60}
+DEPTHS = range(2, 41, 2)
+TARGET_RATIO = 12.0  # tokens for each parameter of the matrices and the head
+TOO_FEW = 0.5  # of the tokens that are wanted
+# nanochat's law is of large models: of small ones it makes batches with which a run would have hardly more steps than it warms up for.
+LEAST_STEPS = 1000
+# From the launch to the first step; and the same with the checks and the rehearsal before it, without and with making the trainer's Python.
+START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
+# Of the controller after the run, which the trainer ends by so much earlier.
+COLLECT_SECONDS, COLLECT_RATE = 6.0, 50e6
+MOST_KEPT = 2**36
+SAVES, MOST_SAVE_MINUTES = 10, 30
+
+
+class Clock(NamedTuple):
+    """The controller's clock now, and when this play began with the job (0: now)."""
+
+    now: float
+    began: float = 0.0
+
+    @property
+    def begin(self) -> float:
+        return self.began or self.now
+
+
+NO_CLOCK = Clock(0.0)
+
+
+class Row(NamedTuple):
+    """A model that the time may be enough for; seconds are None where a host or a link was never measured."""
+
+    run: RunSettings  # with the depth, batch and steps of this row
+    model: Model
+    memory_bytes: int
+    fits_memory: bool
+    alone: Dict[str, Optional[float]]  # seconds of a step
+    together: Optional[float]
+
+    @property
+    def seconds(self) -> Optional[float]:
+        """Of all steps that the laws want."""
+        return None if self.together is None else self.together * self.run.iterations
+
+
+class Choice(NamedTuple):
+    """The rows, the one that is taken and why, and the depth at which the speeds were measured."""
+
+    rows: Sequence[Row]
+    taken: Row
+    why: str
+    seconds: float  # for steps
+    measured_depth: Optional[int]
+
+
+def wanted(run: RunSettings) -> Optional[str]:
+    """The time as the user wrote it."""
+    return run.finish_by or run.budget
+
+
+def deadline(run: RunSettings, begun: float) -> float:
+    """Seconds since 1970 at which a training that began then is to be over, by the clock and time zone of this machine."""
+    if run.budget:
+        return begun + sum(int(count) * UNITS[unit] for count, unit in re.findall(r"(\d+)([dhm])", run.budget))
+    start = datetime.datetime.fromtimestamp(begun)
+    *date, clock = re.split("[ T]", str(run.finish_by))
+    hour, minute = map(int, clock.split(":"))
+    day = datetime.date(*map(int, date[0].split("-"))) if date else start.date()
+    end = datetime.datetime.combine(day, datetime.time(hour, minute))
+    return (end if date or end > start else end + datetime.timedelta(days=1)).timestamp()
+
+
+def fit(
+    asked: Asked, hosts: Sequence[Host], since: float, clock: Clock
+) -> Tuple[Asked, Optional[Choice], List[Finding]]:
+    """The settings with the model that fits the time, how it was chosen, and what stands against it. A run that goes on (since a
+    time) keeps its own; what somebody has set since is told as a difference."""
+    late = [finding("setting-refused", "", one.rstrip(".")) for one in problems(asked, hosts, since, clock.begin)]
+    if wanted(asked.run) is None or late:
+        return asked, None, late
+    kept = kept_model(hosts) if since else {}
+    if kept:
+        left_open = {name: value for name, value in kept.items() if f"ddp_{name}" not in asked.given}
+        return taken_settings(asked, asked.run, left_open), None, []
+    choice = choose(asked, hosts, deadline(asked.run, since or clock.begin) - clock.now)
+    return taken_settings(asked, choice.taken.run), choice, []
+
+
+def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> Launched:
+    """The training with its end, where it has one."""
+    if "timed" not in plan["training"]:
+        return launched
+    begun = launched["begun"] or round(clock.begin)
+    return {**launched, "begun": begun, "ends": ends(run, plan["model"], begun)}
+
+
+def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> Iterator[str]:
+    """Why there can be no such run; one that goes on is only late."""
+    run, text = asked.run, wanted(asked.run)
+    if text is None:
+        return
+    if run.budget and run.finish_by:
+        yield "ddp_budget and ddp_finish_by are both set; take one of them out."
+        return
+    name = "ddp_budget" if run.budget else "ddp_finish_by"
+    if run.trainer_source != "ours":
+        yield f"{name} needs this collection's own trainer, with its schedule; set ddp_trainer_source to ours, or ddp_iterations."
+    if run.stage != stages.BASE:
+        yield f"{name} is set, but ddp_stage is {run.stage}; only a base model can be fitted into a time: take it out."
+    if run.local_steps not in (0, AUTO):
+        yield f"{name} does not go together with ddp_local_steps {run.local_steps}: hosts that train apart know no common time."
+    try:
+        left = deadline(run, begun or now) - now
+    except (ValueError, OverflowError):
+        yield f"{name} is {text!r}, which is no date and time; write it as in 2026-11-25 07:30."
+        return
+    if begun:
+        return
+    if left <= 0:
+        yield f"{name} is {text}, but that was {seconds_text(-left)} ago; give a time that is still to come."
+        return
+    needs = SETUP_SECONDS if all(host.fact("python", "venv", "torch") for host in hosts) else VENV_SECONDS
+    if left < needs:
+        took = seconds_text(needs)
+        yield f"{name} leaves {seconds_text(left)}, but setting up and checking the hosts takes about {took}; give more time."
+
+
+def collect_seconds(run: RunSettings, model: Model) -> float:
+    """Seconds of the controller after the run: to see that it is over, and to bring metrics, report and checkpoint."""
+    if not run.watch:
+        return 0.0
+    copied = 4 * model["parameters"]["total"] / COLLECT_RATE if run.collect_checkpoints else 0.0
+    return COLLECT_SECONDS + copied
+
+
+def ends(run: RunSettings, model: Model, begun: float) -> int:
+    """When the trainer is to be over, so that the whole command is at the deadline."""
+    return round(deadline(run, begun) - collect_seconds(run, model))
+
+
+def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
+    """A host's step at a depth, scaled from the one that was measured there."""
+    found, was = host.measured, section(host.measured, "model")
+    parts = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
+    if not all(isinstance(part, float) and part >= 0 for part in parts) or not found["pass_seconds"]:
+        return None
+    sizes, now = section(was, "parameters"), model["parameters"]
+    tokens = number(found, "device_batch") * number(was, "sequence")
+    before = (number(was, "flops_per_token") * tokens, number(sizes, "lm_head"))
+    matrices = number(sizes, "transformer_matrices") * number(was, "n_embd")
+    if not all((*before, matrices)):
+        return None
+    work = model["flops_per_token"] * device_batch * model["sequence"] / before[0]
+    return Speed(
+        host.name,
+        found["pass_seconds"] * work,
+        found["adamw_seconds"] * now["lm_head"] / before[1],
+        found["muon_seconds"] * now["transformer_matrices"] * model["n_embd"] / matrices,
+    )
+
+
+def by_laws(asked: Asked, depth: int, tokens: Optional[float] = None) -> RunSettings:
+    """The settings with this depth, and the batch and steps that nanochat's laws want for it, or for so many tokens in all."""
+    run = dataclasses.replace(asked.run, depth=depth)
+    sizes = [describe(shape_of(dataclasses.replace(run, depth=one))) for one in (depth, REFERENCE_DEPTH)]
+    scaling, reference = (one["parameters"]["transformer_matrices"] + one["parameters"]["lm_head"] for one in sizes)
+    ratio = TARGET_RATIO if tokens is None else min(TARGET_RATIO, tokens / scaling)
+    law = plan_training(
+        scaling_parameters=scaling,
+        # The batch follows from the tokens of this run beside those of the reference, which gets its whole ratio.
+        reference_parameters=round(reference * TARGET_RATIO / ratio),
+        flops_per_token=sizes[0]["flops_per_token"],
+        target_param_data_ratio=ratio,
+        total_batch_size=run.total_batch if "ddp_total_batch" in asked.given else -1,
+    )
+    batch = law.total_batch_size
+    while "ddp_total_batch" not in asked.given and batch > run.sequence and law.target_tokens < LEAST_STEPS * batch:
+        batch //= 2
+    steps = run.iterations if "ddp_iterations" in asked.given else max(1, law.target_tokens // batch)
+    return dataclasses.replace(run, total_batch=batch, iterations=steps)
+
+
+def row_of(run: RunSettings, hosts: Sequence[Host], head: str) -> Row:
+    """The time and memory of a depth on these hosts."""
+    model = describe(shape_of(run))
+    speeds = [speed_at(host, model, run.device_batch) for host in hosts]
+    known = [speed for speed in speeds if speed is not None]
+    needed = memory(shape_of(run), run.device_batch)["total"]
+    room = [
+        (host.fact("memory", "total") or 0) * MEMORY_SHARE / neighbours(host, hosts) for host in hosts if host.probe
+    ]
+    passes = run.total_batch / run.sequence / run.device_batch
+    alone = {host.name: one.alone(passes) if one else None for host, one in zip(hosts, speeds)}
+    link = links_of([host.measured for host in hosts])
+    together = None
+    if len(known) == len(hosts) and (link or len(hosts) == 1):
+        together = step_seconds(run, model, known, link, head)
+    return Row(run, model, needed, all(needed <= one for one in room), alone, together)
+
+
+def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: Optional[Link], head: str) -> float:
+    """A step of all hosts, with rows by speed and the way of ddp_sync that the plan would take."""
+    rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
+    is_open = run.sync == AUTO
+    job = Job(
+        tuple(speed.host for speed in speeds), tuple(rows), model, "cpu", run.total_batch, run.device_batch, run.iterations,
+        is_open, False, (run.eval_every, run.sample_every, run.save_every),
+    ).with_way("exact" if is_open else run.sync, 0, head)  # fmt: skip
+    way = chosen(job, speeds, link, rows)
+    if way is not None:
+        job = job.with_way(way.sync, 0, head)
+    return mean_step(job, speeds, link, rows).seconds
+
+
+def after_seconds(row: Row) -> float:
+    """Seconds between the last step and the deadline."""
+    run, size = row.run, row.model["parameters"]["total"]
+    evaluation = EVAL_SHARE * run.eval_tokens / run.total_batch * (row.together or 0.0) if run.eval_every > 0 else 0.0
+    return evaluation + 12 * size / SAVE_RATE + collect_seconds(run, row.model)
+
+
+def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
+    """The model for so many seconds."""
+    head = "whole" if asked.run.min_hosts and asked.run.head == AUTO else asked.run.head
+    depths = [asked.run.depth] if "ddp_depth" in asked.given else DEPTHS
+    rows = [row_of(by_laws(asked, depth), hosts, head) for depth in depths]
+    measured = next((number(section(host.measured, "model"), "depth") for host in hosts if host.measured), 0) or None
+    if any(row.together is None for row in rows):
+        at = row_of(by_laws(asked, asked.run.depth), hosts, head)
+        why = "not every host and link has been measured yet; a start measures them at this depth, and plans again"
+        return Choice(rows, at, why, left, measured)
+    able = [row for row in rows if row.fits_memory] or rows[:1]
+    times = {row.run.depth: left - START_SECONDS - after_seconds(row) for row in able}
+    shares = {row.run.depth: max(1.0, times[row.run.depth]) / (row.seconds or 1.0) for row in able}
+    taken = min(able, key=lambda row: abs(math.log(shares[row.run.depth])))
+    seconds = max(1.0, times[taken.run.depth])
+    if "ddp_depth" in asked.given:
+        why = "its depth is set"
+    elif taken is able[0] and shares[taken.run.depth] < TOO_FEW:
+        why = "the smallest, but the time is too short even for that: it gets far fewer tokens than it wants"
+    else:
+        why = f"it comes nearest to nanochat's {TARGET_RATIO:g} tokens a parameter in this time"
+    if "ddp_iterations" not in asked.given:
+        taken = fitted(asked, taken, hosts, head, seconds)
+    return Choice(rows, taken, why, seconds, measured)
+
+
+def fitted(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: float) -> Row:
+    """The row with as many steps as the time has; fewer tokens than wanted take a smaller batch, and so another step."""
+    tokens = seconds * row.run.total_batch / (row.together or 1.0)
+    again = row_of(by_laws(asked, row.run.depth, tokens), hosts, head)
+    steps = max(1, int(seconds / (again.together or 1.0)))
+    return again._replace(run=dataclasses.replace(again.run, iterations=steps))
+
+
+def taken_settings(asked: Asked, run: RunSettings, kept: Optional[Dict[str, Any]] = None) -> Asked:
+    """The settings with a model and batch in place of what was left open; kept: those of the run that goes on."""
+    seconds = deadline(run, 0.0) if run.budget else float(UNITS["h"])
+    minutes = max(1, min(MOST_SAVE_MINUTES, int(seconds / 60 / SAVES)))
+    more: Dict[str, Any] = {
+        "save_every": -1 if "ddp_save_every" not in asked.given else run.save_every,
+        "save_minutes": minutes if "ddp_save_minutes" not in asked.given else run.save_minutes,
+        "local_steps": 0,
+    }
+    return dataclasses.replace(asked, run=dataclasses.replace(run, **{**more, **(kept or {})}))
+
+
+def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
+    """Depth, batch and estimated steps of the run that goes on; empty where there is none."""
+    for host in hosts:
+        model = section(section(host.kept, "lineage"), "model")
+        found = {
+            "depth": number(model, "depth"),
+            **{name: number(host.kept, name) for name in ("total_batch", "iterations")},
+        }
+        if all(0 < value <= MOST_KEPT for value in found.values()) and found["depth"] <= max(DEPTHS) * 25:
+            return found
+    return {}
+
+
+# For people
+
+
+def render(choice: Choice, end: Optional[float]) -> str:
+    """The table, the row that is taken, and the reason."""
+    hosts = list(choice.taken.alone)
+    at = [row.run.depth for row in choice.rows].index(choice.taken.run.depth) if choice.rows else 0
+    shown = choice.rows[max(0, at - 2) : at + 3]
+    head = ["depth", "parameters", "tokens", "a parameter", "steps", "batch", *(f"{host} alone" for host in hosts)]
+    head += ["together", "memory", "gets in time"]
+    lines = table(head, [cells(row, choice) for row in shown])
+    taken, total = choice.taken.run, choice.taken.model["parameters"]
+    tokens = taken.iterations * taken.total_batch
+    ratio = tokens / (total["transformer_matrices"] + total["lm_head"])
+    when = "ends after the steps of ddp_iterations" if end is None else f"ends at {clock_text(end)}"
+    lines.append(f"  {when}; takes depth {taken.depth}: {choice.why}")
+    if choice.taken.together is not None:
+        got = f"about {plural(taken.iterations, 'step')} of {taken.total_batch} tokens, {ratio:.1f} a parameter"
+        lines.append(f"  {seconds_text(choice.seconds)} for steps: {got}")
+        where = [row.run.depth for row in choice.rows if row.run.depth != choice.measured_depth]
+        if where:
+            lines.append(
+                f"  measured at depth {choice.measured_depth}; other depths are scaled from it by their FLOPs a token"
+            )
+    return "\n".join(
+        ["What fits the time (parameters that count: matrices and head; hours for the tokens that are wanted)", *lines]
+    )
+
+
+def cells(row: Row, choice: Choice) -> list[str]:
+    """A line of the table."""
+    run, sizes = row.run, row.model["parameters"]
+    counted = sizes["transformer_matrices"] + sizes["lm_head"]
+    tokens = run.iterations * run.total_batch
+
+    def hours(step: Optional[float]) -> str:
+        return "not measured" if step is None else f"{step * run.iterations / 3600:.2g} h"
+
+    gets = "?" if row.seconds is None else f"{tokens / counted * choice.seconds / row.seconds:.3g} a parameter"
+    return [
+        f"{run.depth}{' *' if run.depth == choice.taken.run.depth else ''}",
+        f"{counted / 1e6:.1f}M",
+        f"{tokens / 1e6:.0f}M",
+        f"{tokens / counted:.1f}",
+        str(run.iterations),
+        str(run.total_batch),
+        *(hours(step) for step in row.alone.values()),
+        hours(row.together),
+        bytes_text(row.memory_bytes),
+        gets if row.fits_memory else "no memory",
+    ]

@@ -1,0 +1,148 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A run that ends at a time: its place by an injected clock, and real ranks that stop, go on and end on time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ranks
+from trainings import Job
+
+from nanochat.kit.common import UserError
+from nanochat.rules.schedule import WHOLE, StepSchedule, plan_training
+from nanochat.run.deadline import Deadline, told_end
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def steps(clock: Clock, deadline: Deadline, seconds: Callable[[int], float], ahead: bool = False) -> list[int]:
+    """The places of all steps until the last one, which take so long; each told of in the middle of the one before."""
+    places: list[int] = []
+    told = deadline.tell(ahead=False)
+    while True:
+        deadline.begin_step()
+        places.append(told[0])
+        took, last = seconds(len(places)), told[1]
+        clock.seconds += took / 2
+        early = deadline.tell(ahead=True) if ahead else None
+        clock.seconds += took / 2
+        deadline.end_step(took)
+        if last:
+            return places
+        told = early or deadline.tell(ahead=False)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_place_goes_with_the_time(ahead: bool) -> None:
+    clock = Clock()
+    places = steps(clock, Deadline(100.0, 0, now=clock), lambda step: 1.0, ahead)
+    assert len(places) in (99, 100, 101)
+    assert [place / WHOLE for place in places[::10]] == pytest.approx(
+        [0.1 * n for n in range(len(places[::10]))], abs=0.02
+    )
+    assert places == sorted(places)
+    assert 97 <= clock.seconds <= 101
+
+
+def test_slower_machine_ends_on_time_and_cools_down() -> None:
+    clock = Clock()
+    places = steps(clock, Deadline(1000.0, 0, now=clock), lambda step: 2.0 if step < 200 else 6.0, ahead=True)
+    assert 985 <= clock.seconds <= 1001
+    plan = dataclasses.replace(plan_training(**SIZES, num_iterations=500, total_batch_size=4096), timed=True)
+    last = StepSchedule.at(plan, len(places), places[-1])
+    assert last.lr_multiplier < 0.08
+    assert last.muon_weight_decay < 0.001
+
+
+SIZES = {"scaling_parameters": 10**7, "reference_parameters": 10**8, "flops_per_token": 10**8}
+
+
+def test_what_follows_the_last_step_is_inside() -> None:
+    clock = Clock()
+    deadline = Deadline(100.0, 0, now=clock)
+    deadline.took("eval", 20.0)
+    deadline.took("save", 5.0)
+    steps(clock, deadline, lambda step: 1.0)
+    assert 73 <= clock.seconds <= 75
+
+
+def test_unmeasured_evaluation_counts_by_its_tokens() -> None:
+    clock = Clock()
+    steps(clock, Deadline(100.0, 0, eval_steps=30.0, now=clock), lambda step: 1.0)
+    assert 87 <= clock.seconds <= 90
+
+
+def test_resumed_run_cools_down_from_its_place() -> None:
+    clock = Clock()
+    places = steps(clock, Deadline(50.0, WHOLE // 2, now=clock), lambda step: 1.0)
+    assert places[0] == WHOLE // 2
+    assert places[25] / WHOLE == pytest.approx(0.75, abs=0.01)
+    assert places[-1] / WHOLE == pytest.approx(0.98, abs=0.015)
+
+
+def test_time_that_is_over_leaves_one_step() -> None:
+    clock = Clock()
+    assert steps(clock, Deadline(-3600.0, WHOLE // 2, now=clock), lambda step: 1.0) == [WHOLE - 1]
+
+
+def test_end_of_the_environment_and_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "training.json").write_text(json.dumps({"ends": 1700000000.5}), encoding="utf-8")
+    assert told_end(tmp_path, {}) == 1700000000.5
+    assert told_end(tmp_path, {"NANOCHAT_ENDS": "1800000000"}) == 1800000000
+    with pytest.raises(UserError, match="NANOCHAT_ENDS"):
+        told_end(tmp_path, {"NANOCHAT_ENDS": "07:30"})
+    with pytest.raises(UserError, match="NANOCHAT_ENDS"):
+        told_end(tmp_path / "none", {})
+
+
+def ends_in(job: Job, seconds: float) -> float:
+    """Have the job's hosts know when it ends; the second one's clock is an hour off, and does not count."""
+    ends = time.time() + seconds
+    for rank in range(job.world):
+        job.base(rank).mkdir(parents=True, exist_ok=True)
+        (job.base(rank) / "training.json").write_text(json.dumps({"ends": ends + 3600 * rank}), encoding="utf-8")
+    return ends
+
+
+def test_real_ranks_stop_go_on_and_end_on_time(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    ends = ends_in(job, 40.0)
+    flags = ("--timed", "--resume", "--num-iterations", "50")
+    processes = job.start(*flags)
+    job.wait_for_step(5)
+    processes[0].send_signal(signal.SIGTERM)
+    ranks.passed(ranks.finish(processes))
+    first = [event["share"] for event in job.events("step")]
+    # The later end: as if the run had rested meanwhile, only less is left.
+    ends = ends_in(job, 12.0)
+    job.run(*flags)
+    each = [
+        [(event["step"], event["share"], event["lr_multiplier"]) for event in job.events("step", rank)]
+        for rank in (0, 1)
+    ]
+    assert each[0] == each[1]
+    shares = [share for dummy, share, dummy2 in each[0]]
+    assert shares == sorted(shares)
+    assert shares[len(first)] == pytest.approx(first[-1], abs=0.1)
+    assert shares[-1] > 0.95
+    assert each[0][-1][2] < 0.15
+    assert len({job.events("digest", rank)[-1]["digest"] for rank in (0, 1)}) == 1
+    over = job.events("end")[-1]
+    assert over["reason"] == "finished"
+    assert abs(over["time"] - ends) < 2
+    meta = json.loads(sorted(job.checkpoints(0).glob("meta_*.json"))[-1].read_text(encoding="utf-8"))
+    assert meta["loop_state"]["place"] == WHOLE

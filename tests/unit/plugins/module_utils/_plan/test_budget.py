@@ -1,0 +1,158 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The model that fits a time: when that ends, what is taken and why, and what is refused."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import budget
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import measured_of
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import flag, hosts, refusal
+
+NOW = time.mktime((2026, 11, 24, 23, 0, 0, 0, 0, -1))
+HOUR = 3600
+VENV = {"venv": {"torch": "2.13.0"}}
+KEPT = {
+    "exists": True,
+    "session": None,
+    "checkpoints": [500],
+    "total_batch": 65536,
+    "iterations": 900,
+    "lineage": {"model": {"depth": 6}},
+    "training": {"id": "a" * 16, "number": 1, "begun": int(NOW) - HOUR},
+}
+
+
+def run_of(**values: Any) -> RunSettings:
+    plain = dict.fromkeys(RunSettings.__dataclass_fields__)
+    return RunSettings(**{**plain, **values})
+
+
+def measured(seconds: float = 0.5, **settings: Any) -> dict[str, Any]:
+    """A host that has measured a pass of the real profile's model at depth 8."""
+    plan = make_plan(hosts({"ddp_profile": "real", **settings})).plan
+    parts = {
+        "pass_seconds": seconds,
+        "adamw_seconds": seconds / 10,
+        "muon_seconds": seconds / 10,
+        "tokens_per_second": 2048 / seconds,
+    }
+    return {"measured": {**parts, "link": {"mbit": 900.0, "latency_ms": 0.3}, **measured_of(plan)}}
+
+
+def made(time_given: dict[str, Any], *more: dict[str, Any]) -> Outcome:
+    facts = list(more) or [measured(), measured()]
+    return make_plan(hosts({"ddp_profile": "real", **time_given}, *facts), clock=budget.Clock(NOW))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("8h", 8 * HOUR), ("90m", 1.5 * HOUR), ("1d", 24 * HOUR), ("1h30m", 1.5 * HOUR)]
+)
+def test_budget_counts_from_the_start(text: str, seconds: float):
+    assert budget.deadline(run_of(budget=text), NOW) == NOW + seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [("07:30", 8.5), ("7:30", 8.5), ("23:30", 0.5), ("23:00", 24), ("2026-11-26 01:00", 26), ("2026-11-24T22:00", -1)],
+)
+def test_clock_time_is_the_next_one(text: str, hours: float):
+    assert budget.deadline(run_of(finish_by=text), NOW) == NOW + hours * HOUR
+
+
+def test_unmeasured_hosts_promise_nothing():
+    outcome = made({"ddp_budget": "8h"}, {}, {})
+    assert outcome.plan["model"]["depth"] == 8
+    assert outcome.plan["training"]["timed"] == "8h"
+    table = budget.render(outcome.budget, outcome.training["ends"])
+    assert "not measured" in table
+    assert "plans again" in table
+    assert " h " not in table
+
+
+def test_model_that_comes_nearest_to_its_tokens_is_taken():
+    depths = [made({"ddp_budget": text}).plan["model"]["depth"] for text in ("12h", "3d", "30d")]
+    assert depths == sorted(set(depths))
+    outcome = made({"ddp_budget": "3d"})
+    choice, taken = outcome.budget, outcome.budget.taken
+    shares = {row.run.depth: choice.seconds / row.seconds for row in choice.rows}
+    assert 0.3 < shares[taken.run.depth] < 3
+    assert shares[taken.run.depth - 2] > 1 > shares[taken.run.depth + 2]
+    assert outcome.plan["training"]["iterations"] * taken.together == pytest.approx(choice.seconds, rel=0.01)
+
+
+def test_short_time_takes_the_smallest_and_says_so():
+    outcome = made({"ddp_budget": "4m"})
+    assert outcome.plan["model"]["depth"] == 2
+    assert "too short" in budget.render(outcome.budget, outcome.training["ends"])
+
+
+def test_batch_follows_the_law_but_leaves_enough_steps():
+    training = made({"ddp_budget": "10m"}).plan["training"]
+    assert training["iterations"] >= 900
+    assert training["total_batch"] & (training["total_batch"] - 1) == 0
+    deep = made({"ddp_budget": "30d"}).budget.taken.run
+    assert deep.total_batch >= 2**17
+
+
+def test_what_somebody_set_stays():
+    outcome = made({"ddp_budget": "8h", "ddp_depth": 6, "ddp_total_batch": 8192, "ddp_save_every": 7})
+    training = outcome.plan["training"]
+    assert (outcome.plan["model"]["depth"], training["total_batch"], training["save_every"]) == (6, 8192, 7)
+    fixed = made({"ddp_budget": "8h", "ddp_iterations": 300})
+    assert fixed.plan["training"]["iterations"] == 300
+    assert "timed" not in fixed.plan["training"]
+    assert "ends" not in fixed.training
+
+
+def test_host_without_memory_for_a_model_does_not_take_it():
+    small = {**measured(), "memory": {"total": 3 * 10**9, "available": 10**9, "limit": None}}
+    outcome = made({"ddp_budget": "30d"}, small, measured())
+    assert outcome.plan["model"]["depth"] < made({"ddp_budget": "30d"}).plan["model"]["depth"]
+    assert "no memory" in budget.render(outcome.budget, outcome.training["ends"])
+
+
+def test_trainer_is_told_and_the_plan_is_the_same_at_any_time():
+    plan = made({"ddp_finish_by": "07:30"}, {}, {}).plan
+    assert all(flag(node, "timed") is True for node in plan["nodes"])
+    assert plan["run"] == "by-0730"
+    later = make_plan(hosts({"ddp_profile": "real", "ddp_finish_by": "07:30"}), clock=budget.Clock(NOW + 60)).plan
+    assert later["digest"] == plan["digest"]
+    assert "until 07:30, about" in render(plan)
+    assert flag(make_plan(hosts({"ddp_profile": "real"})).plan["nodes"][0], "timed") is None
+
+
+def test_run_that_goes_on_keeps_model_and_end():
+    facts = {**measured(), "run": KEPT}
+    outcome = made({"ddp_budget": "8h"}, facts, facts)
+    training = outcome.plan["training"]
+    assert (outcome.plan["model"]["depth"], training["total_batch"], training["iterations"]) == (6, 65536, 900)
+    assert outcome.budget is None
+    late = NOW + 7 * HOUR
+    assert late - 60 < outcome.training["ends"] < late
+    # What has been over since is not refused: the run ends with what it has.
+    assert made({"ddp_budget": "30m"}, facts, facts).training["ends"] < NOW
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ddp_budget": "8h", "ddp_finish_by": "07:30"}, "ddp_budget and ddp_finish_by are both set"),
+        ({"ddp_finish_by": "2026-11-24 22:00"}, "1 h 00 min ago"),
+        ({"ddp_finish_by": "2026-02-30 22:00"}, "no date and time"),
+        ({"ddp_budget": "8 hours"}, "days, hours and minutes"),
+        ({"ddp_budget": "2m"}, "setting up and checking the hosts takes about"),
+        ({"ddp_budget": "8h", "ddp_local_steps": 10}, "ddp_local_steps 10"),
+        ({"ddp_budget": "8h", "ddp_stage": "sft"}, "only a base model"),
+        ({"ddp_budget": "8h", "ddp_trainer_source": "/home/lzw/nanochat"}, "own trainer"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(settings: dict[str, Any], said: str):
+    assert any(said in one for one in refusal(hosts(settings), clock=budget.Clock(NOW)))

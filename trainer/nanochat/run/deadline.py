@@ -1,0 +1,103 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""When a timed run (--timed) ends, and how far it is by then: rank 0 reads its clock before each step and tells the others.
+
+A run's place goes from 0 to schedule.WHOLE in proportion to the time that is used. From a start or resume on, what is left of
+the place goes with what is left of the time, so that the learning rate always comes down to its end: after a stop of an hour,
+with a host less, or on a machine that has become slower. Time for the last evaluation, samples and save is kept free.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from nanochat.kit.common import UserError
+from nanochat.rules.causes import Cause
+from nanochat.rules.schedule import EVAL_SHARE, SAVE_RATE, WHOLE
+
+ENDS = "NANOCHAT_ENDS"
+FILE = "training.json"
+RECENT = 9
+
+
+def clock() -> float:
+    """Seconds that go on while the machine sleeps, and take no notice of corrections of its clock."""
+    boot = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(boot)
+
+
+def told_end(folder: Path, environ: Mapping[str, str] = os.environ) -> float:
+    """Seconds since 1970, by this host's clock, at which the run is to be over: of the environment, else of the run's folder."""
+    found: object = environ.get(ENDS)
+    if found is None:
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+            found = json.loads((folder / FILE).read_bytes()).get("ends")
+    with contextlib.suppress(TypeError, ValueError):
+        if 0 < (end := float(str(found))) < 2**40:
+            return end
+    raise UserError(
+        f"--timed: set {ENDS} to the seconds since 1970 at which the run ends, such as $(date -d 07:30 +%s).",
+        Cause.BAD_SETTINGS,
+    )
+
+
+class Deadline:
+    """The time that is left for steps, as rank 0 knows it."""
+
+    def __init__(
+        self,
+        seconds: float,
+        place: int,
+        save_bytes: int = 0,
+        eval_steps: float = 0.0,
+        now: Callable[[], float] = clock,
+    ) -> None:
+        """seconds: until the end; place: where the run goes on; eval_steps: the tokens of an evaluation in steps."""
+        self.now = now
+        self.over_at, self.place = now() + seconds, place
+        self.eval_steps = eval_steps
+        self.after = {"save": save_bytes / SAVE_RATE}
+        self._recent: collections.deque[float] = collections.deque(maxlen=RECENT)
+        self._begun = (place, 0.0)  # place and seconds left before the first step from here
+        self._step_began = self.now()
+
+    @property
+    def step_seconds(self) -> float:
+        """The usual seconds of a step; 0 before the first."""
+        return statistics.median(self._recent) if self._recent else 0.0
+
+    def begin_step(self) -> None:
+        self._step_began = self.now()
+
+    def end_step(self, seconds: float) -> None:
+        self._recent.append(seconds)
+
+    def took(self, what: str, seconds: float) -> None:
+        """An evaluation, samples or a save was made, and will take as long after the last step."""
+        self.after[what] = seconds
+
+    @property
+    def after_seconds(self) -> float:
+        """What follows the last step."""
+        unknown = 0.0 if "eval" in self.after else EVAL_SHARE * self.eval_steps * self.step_seconds
+        return sum(self.after.values()) + unknown
+
+    def tell(self, ahead: bool) -> tuple[int, bool]:
+        """The place of a step, and whether it is the last one: no other fits behind it. ahead: it is the next step that is
+        told of, while this one is still being made."""
+        begins = max(self.now(), self._step_began + self.step_seconds) if ahead else self.now()
+        left = self.over_at - self.after_seconds - begins
+        begun, at_first = self._begun
+        if at_first <= 0:
+            begun, at_first = self._begun = (self.place, max(left, 1e-3))
+        place = WHOLE - round((WHOLE - begun) * max(0.0, left) / at_first)
+        self.place = min(max(place, self.place), WHOLE - 1)
+        return self.place, left < 2 * self.step_seconds or left <= 0

@@ -1,0 +1,72 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A process that has PyTorch and the trainer loaded, and forks one agent after the other from itself in a moment.
+
+    python -m scripts.nursery torch.distributed.run scripts.base_train
+
+The arguments are modules to load. Standard input is a socket: each line that comes is an order, {"argv": ["-m", module, ...], "env": {}};
+what goes back is the exit code of the process that was forked for it, once it has ended (negative: by this signal). The end of input is
+the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, NoReturn
+
+STDIN = 0
+# They mean the agent, which gets them too; without it nothing is here to be ended, and the end of the keeper is the end of input.
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+def main() -> int:
+    link = socket.socket(fileno=os.dup(STDIN))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), STDIN)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    for name in sys.argv[1:]:
+        # What cannot be loaded is told by whoever needs it.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    with link, link.makefile("r", encoding="utf-8") as orders:
+        for line in orders:
+            pid = os.fork()
+            if not pid:
+                os.close(link.detach())
+                become(json.loads(line))
+            link.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return 0
+
+
+def become(order: dict[str, Any]) -> NoReturn:
+    """In the forked process: be `python -m module words`."""
+    code: object = 0
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    try:
+        os.environ.update(order["env"])
+        dummy, module, *words = order["argv"]
+        sys.argv = [module, *words]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, AttributeError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
