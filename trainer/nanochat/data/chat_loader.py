@@ -1,17 +1,17 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Batches of conversations: whole ones packed into rows, of which only what the assistant says is to be learnt.
+"""Batches of whole conversations packed into rows; only the assistant's tokens are targets.
 
     loader = ChatLoader(Talks(path, tokenizer), shares=lambda: [4, 4], rank=0, length=512)
     pairs = loader.step([2, 2])  # this rank's micro-batches of the coming step
     loader.last.counted          # the targets of the whole step, over all ranks
-    loader.position()            # all that is needed to go on
+    loader.position()            # everything needed to resume
 
-Every rank packs the rows of all ranks and takes its own, since that costs next to nothing. So a step has the same rows for any
-number of ranks, and a place in the data is two numbers: the epoch, and how many of its conversations were read.
-A step takes the next conversations of the epoch's order for as long as each still fits into one of its rows, and puts
-each where it leaves the least room. Rows end with padding rather than with half a conversation.
+Every rank packs the rows of all ranks and takes its own, which costs almost nothing. So a step has the same rows for any
+number of ranks, and a position in the data is two numbers: the epoch, and how many of its conversations were read.
+A step takes the next conversations of the epoch as long as each fits into one of its rows, and puts
+each where it leaves the least space. Rows end with padding rather than part of a conversation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEED = 42
 
 
 class Talks:
-    """The conversations of a file, each read and rendered when it is wanted."""
+    """The conversations of a file, read and tokenized on demand."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
         self.path, self.tokenizer = path, tokenizer
@@ -46,18 +46,18 @@ class Talks:
         return len(self.offsets)
 
     def messages(self, number: int) -> list[Message]:
-        """One conversation, counted from the top of the file."""
+        """One conversation, by its index in the file."""
         return conversation.read_at(self.path, self.offsets[number])
 
     def order(self, epoch: int) -> list[int]:
-        """The order of one epoch, the same on every rank."""
+        """The order of an epoch, the same on every rank."""
         if self._order[0] != epoch:
             generator = torch.Generator().manual_seed(SEED + epoch)
             self._order = epoch, torch.randperm(len(self), generator=generator).tolist()
         return self._order[1]
 
     def rendered(self, number: int, most: int) -> tuple[Tensor, Tensor]:
-        """Tokens and what of them is to be learnt; of one that is too long, the beginning."""
+        """Tokens and their target mask; a conversation that is too long is cut."""
         try:
             ids, said = conversation.render(self.tokenizer, self.messages(number))
         except DataError as error:
@@ -66,7 +66,7 @@ class Talks:
 
 
 class Packed(NamedTuple):
-    """Rows of one step, and where the next one goes on."""
+    """The rows of a step, and where the next step continues."""
 
     inputs: Tensor
     targets: Tensor
@@ -75,7 +75,7 @@ class Packed(NamedTuple):
 
 
 def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: bool = False) -> Packed:
-    """The rows of one step; once: those of this epoch only."""
+    """The rows of one step; `once`: only those of this epoch."""
     tokens = torch.full((rows, length + 1), talks.tokenizer.bos)
     learnt = torch.zeros(rows, length + 1, dtype=torch.bool)
     room, passed = [length + 1] * rows, 0
@@ -105,7 +105,7 @@ def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: boo
 
 
 class ChatBatch(NamedTuple):
-    """What is known of the rows of one step: where the next ones are, and how many targets count on all ranks and here."""
+    """The rows of a step: where the next ones start, and the number of targets on all ranks and here."""
 
     cursor: Cursor
     counted: int
@@ -123,7 +123,7 @@ class ChatLoader:
         length: int,
         position: Mapping[str, int] | None = None,
     ) -> None:
-        """shares: the rows of all ranks in a step."""
+        """shares: rows per step of all ranks."""
         self.talks, self.shares, self.rank, self.length = talks, shares, rank, length
         at = {**START, **(position or {})}
         self._epoch, self._index = at["epoch"], at["rg_idx"]
@@ -135,7 +135,7 @@ class ChatLoader:
         self.last: ChatBatch | None = None
 
     def step(self, passes: Sequence[int]) -> list[Pair]:
-        """The coming step's micro-batches of this rank, of so many rows each."""
+        """This rank's micro-batches of the coming step, of these sizes."""
         shares = list(self.shares)
         packed = pack(self.talks, self._epoch, self._index, sum(shares), self.length)
         begin = sum(shares[: self.rank])
@@ -147,16 +147,16 @@ class ChatLoader:
         return in_passes(packed.inputs[mine], packed.targets[mine], passes)
 
     def position(self) -> dict[str, int]:
-        """Where the next step goes on, in the words of upstream's meta file; rg_idx counts conversations."""
+        """Where the next step continues, in upstream's format; rg_idx counts conversations."""
         return Cursor(0, self._index, self._epoch, 0).position()
 
     def state(self, batch: Any = None) -> dict[str, Any]:
-        """The same for this rank's own file."""
+        """The position for this rank's own file."""
         cursor = batch.cursor if batch is not None else Cursor(0, self._index, self._epoch, 0)
         return {"cursor": list(cursor[:4])}
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Nothing is open."""
 
 
 def epoch_batches(talks: Talks, rows: int, length: int) -> Iterator[Pair]:

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Conversations: lists of {"role": ..., "content": ...}, their tokens, and which of these are the assistant's to say.
+"""Conversations: lists of {"role": ..., "content": ...}, their tokens, and which of them are the assistant's.
 
-A user's message stands between <|user_start|> and <|user_end|>, an assistant's between <|assistant_start|> and
-<|assistant_end|>; a system message in front joins the first one of the user.
+A user message is enclosed in <|user_start|> and <|user_end|>, an assistant's in <|assistant_start|> and
+<|assistant_end|>; an initial system message is prepended to the first user message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nanochat.rules.messages import Message, parse, scan, told
 
 
 def offsets(path: Path) -> array[int]:
-    """Where each conversation of a file of JSON lines begins; a broken line is an error that names the file and the line."""
+    """Offsets of the conversations in a JSON lines file; an invalid line raises an error with file and line."""
     try:
         found, wrong = scan(path)
     except OSError as error:
@@ -30,7 +30,7 @@ def offsets(path: Path) -> array[int]:
 
 
 def read_at(path: Path, offset: int) -> list[Message]:
-    """The conversation that begins there."""
+    """The conversation at an offset."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -40,7 +40,7 @@ def read_at(path: Path, offset: int) -> list[Message]:
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-    """The tokens of a conversation from <|bos|> on, and for each whether the assistant is to learn to say it."""
+    """The tokens of a conversation from <|bos|> on, and for each whether it is a target."""
     ids, said = [tokenizer.bos], [False]
     for message in merged(messages):
         role, content = message["role"], tokenizer.encode(message["content"])
@@ -51,7 +51,7 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[list[int]
 
 
 def merged(messages: Sequence[Message]) -> list[Message]:
-    """With a system message in front of the first one of the user."""
+    """Prepend the system message to the first user message."""
     if messages and messages[0]["role"] == "system":
         text = f"{messages[0]['content']}\n\n{messages[1]['content']}"
         return [{**messages[1], "content": text}, *messages[2:]]
@@ -59,5 +59,5 @@ def merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def to_answer(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """The tokens after which the assistant is to speak."""
+    """The tokens after which the assistant answers."""
     return [*render(tokenizer, messages)[0], tokenizer.special("<|assistant_start|>")]

@@ -41,19 +41,19 @@ DOCUMENTS_AT_ONCE = 128
 BUFFER_DOCUMENTS = 1000
 BATCHES_AHEAD = 2
 MOST_THREADS = 8
-# Reading is given up after so many seconds without progress, and so many after the run was asked to stop.
+# Timeouts in seconds: for reading without progress, and after the run was asked to stop.
 PATIENCE_SECONDS, STOP_SECONDS, POLL_SECONDS = 300.0, 10.0, 0.5
 START = {"pq_idx": 0, "rg_idx": -1, "epoch": 1}
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 
-# A row group, or what is left of it: epoch, file, group, and the first slice of 128 documents that was not read.
+# A row group or its rest: epoch, file, group, and the first unread slice of 128 documents.
 Left = tuple[int, int, int, int]
 
 
 class Cursor(NamedTuple):
-    """The documents read last: file, row group, epoch, and which of the group's slices of 128 comes next.
+    """The documents read last: file, row group, epoch, and the next of the group's slices of 128.
 
     After a change of ranks there may be groups of the old ones to read first; `then` is where this rank's own begin.
     """
@@ -83,29 +83,29 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def in_passes(inputs: torch.Tensor, targets: torch.Tensor, passes: Sequence[int]) -> list[Pair]:
-    """Rows as micro-batches of so many each; none where there are no rows."""
+    """Rows split into micro-batches of this size; none if there are no rows."""
     sizes = list(passes)
     return list(zip(inputs.split(sizes), targets.split(sizes), strict=True)) if len(inputs) else []
 
 
 class BatchSource(Protocol):
-    """Where one rank's batches come from, as far as the training loop knows it."""
+    """The source of a rank's batches, as the training loop uses it."""
 
     @property
     def last(self) -> Any:
-        """The batch handed out last, with a cursor; None before the first and where there are none."""
+        """The last batch returned, with a cursor; None before the first."""
 
     def step(self, passes: Sequence[int]) -> list[Pair]:
-        """Inputs and targets of all micro-batches of this rank in the coming step, of so many rows each."""
+        """Inputs and targets of this rank's micro-batches in the coming step, of these sizes."""
 
     def position(self) -> dict[str, int]:
-        """Where the batch handed out last was in the data, in upstream's three numbers."""
+        """The position of the last batch in the data, in upstream's three numbers."""
 
     def state(self, batch: Any = None) -> dict[str, Any]:
-        """What going on bit-identically after a batch (the last one) needs."""
+        """The state after a batch (the last one), for bit-identical resuming."""
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
 
 
 class DocumentReader:
@@ -117,7 +117,7 @@ class DocumentReader:
     def groups(self, start: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
         """(file, row group, epoch) from just after the given position, forever."""
         first, epoch = start["pq_idx"], start["epoch"]
-        # Any rank may go on from any rank's position: its own first group of the round that comes next.
+        # Any rank may continue from any rank's position: its own first group of the next round.
         group = (start["rg_idx"] // self.world + 1) * self.world + self.rank if start["rg_idx"] >= 0 else self.rank
         while True:
             for index in range(first, len(self.shards)):
@@ -127,7 +127,7 @@ class DocumentReader:
             first, epoch = 0, epoch + 1
 
     def slices(self, start: Mapping[str, int], within: Cursor | None = None) -> Iterator[tuple[list[str], Cursor]]:
-        """Texts and the cursor after them; with a cursor, first what its own row group and the old ranks' still hold."""
+        """Texts and the cursor after them; with a cursor, first the rest of its row group and of the old ranks'."""
         if within is not None:
             ahead, then = [_left(left) for left in within.ahead], within.then
             yield from self._cut((within.epoch, within.pq_idx, within.rg_idx, within.next_slice), ahead, then)
@@ -153,7 +153,7 @@ class DocumentReader:
 
 
 class Waiting:
-    """The documents that wait for a row, by length and then by age."""
+    """Documents waiting for a row, by length and then by age."""
 
     def __init__(self) -> None:
         self.order: list[tuple[int, int]] = []
@@ -161,25 +161,25 @@ class Waiting:
         self.count = 0
 
     def add(self, tokens: Tokens) -> None:
-        """Take one more document."""
+        """Add a document."""
         bisect.insort(self.order, (len(tokens), self.count))
         self.tokens[self.count] = tokens
         self.count += 1
 
     def take(self, room: int) -> Tokens:
-        """The longest that fits into the room (the oldest of equals), or else the shortest, to be cropped."""
+        """The longest that fits (the oldest of equals), or else the shortest, to be cropped."""
         end = bisect.bisect_left(self.order, (room + 1, -1))
         at = bisect.bisect_left(self.order, (self.order[end - 1][0], -1)) if end else 0
         dummy, number = self.order.pop(at)
         return self.tokens.pop(number)
 
     def oldest_first(self) -> list[Tokens]:
-        """All that waits, in the order of arrival."""
+        """All waiting documents, in order of arrival."""
         return list(self.tokens.values())
 
 
 class Packer:
-    """Reads, tokenizes and packs, one batch at a time; no thread of its own."""
+    """Reads, tokenizes and packs one batch at a time, without a thread."""
 
     def __init__(self, tokenizer: Tokenizer, reader: DocumentReader, rows: int, length: int, threads: int) -> None:
         self.tokenizer, self.reader, self.rows, self.length, self.threads = tokenizer, reader, rows, length, threads
@@ -188,11 +188,11 @@ class Packer:
         self.slices = reader.slices(START)
 
     def resume_near(self, position: Mapping[str, int]) -> None:
-        """Go on as upstream does: at the next row group, with nothing waiting."""
+        """Resume like upstream: at the next row group, with nothing waiting."""
         self.slices = self.reader.slices(position)
 
     def resume_exactly(self, cursor: Cursor, waiting: Sequence[Tokens]) -> None:
-        """Go on as if there had been no interruption."""
+        """Resume as if nothing had been interrupted."""
         self.cursor = cursor
         self.slices = self.reader.slices(cursor.position(), within=cursor)
         for tokens in waiting:
@@ -225,7 +225,7 @@ class Packer:
             self.waiting.add(np.array(ids, dtype=np.int32))
 
     def place(self) -> str:
-        """Where this rank reads now."""
+        """The current reading position."""
         return f"row group {self.cursor.rg_idx} of {self.reader.shards[self.cursor.pq_idx].path}"
 
 
@@ -248,13 +248,13 @@ class Loader:
         interrupted: Callable[[], bool] = lambda: False,
         ahead: int = BATCHES_AHEAD,
     ) -> None:
-        """patience: seconds without progress after which nothing more is expected; interrupted: whether to wait no more;
-        ahead: how many batches are kept ready."""
+        """patience: timeout in seconds without progress; interrupted: whether to stop waiting;
+        ahead: number of batches to prepare."""
         shards = dataset.inspect_split(folder, split, world)
         self.rank, self.world, self.files = rank, world, [shard.path.name for shard in shards]
         threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
         packer = Packer(tokenizer, DocumentReader(shards, rank, world), rows, length, threads)
-        # Of a state of another rank, or over other files, only the position can be of use.
+        # Of another rank's state, or one for other files, only the position is useful.
         if state is not None and is_of(state, rank, world, self.files):
             cursor = _cursor(state["cursor"])
             _checked(cursor.position(), len(shards), folder)
@@ -270,11 +270,11 @@ class Loader:
         return self.last.inputs, self.last.targets
 
     def position(self) -> dict[str, int]:
-        """The documents read last for the batch handed out last, in upstream's three numbers."""
+        """The documents read last for the last batch, in upstream's three numbers."""
         return self._handed_out().cursor.position()
 
     def state(self, batch: Batch | None = None) -> dict[str, Any]:
-        """All that bit-identical resumption after a batch (the last one) needs: tensors and plain values only."""
+        """The state after a batch (the last one) for bit-identical resuming: only tensors and plain values."""
         batch = batch or self._handed_out()
         place = {"rank": self.rank, "world": self.world, "files": self.files}
         return {**place, **_flatten(batch.cursor, batch.waiting)}
@@ -285,12 +285,12 @@ class Loader:
         return self.last
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Stop the thread."""
         self._ahead.close()
 
 
 class NoRows:
-    """What stands for a loader where nothing is trained."""
+    """Replaces a loader if nothing is trained."""
 
     last = None
 
@@ -309,23 +309,23 @@ class NoRows:
         return {}
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Nothing is open."""
 
 
 def position_of(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """The place of the first rank that reads, of the states of all."""
+    """The position of the first rank that reads, from all ranks' states."""
     cursor = next(state["cursor"] for state in states if "cursor" in state)
     return Cursor(*cursor).position()
 
 
 def deal(states: Sequence[Mapping[str, Any]], shards: Sequence[dataset.Shard], rank: int, world: int) -> dict[str, Any]:
-    """The state from which one of `world` ranks goes on where a number of others were.
+    """The state for one of `world` ranks to continue from a different number of ranks.
 
     What the old ranks would still have read, up to the row group that the first of them has reached, is shared out as
     whole groups, and so are the documents that waited for a row; beyond that group each new rank reads its own.
     """
     cursors = [Cursor(*state["cursor"]) for state in states]
-    own = [cursor.then or cursor.position() for cursor in cursors]  # where each one's own groups have come to
+    own = [cursor.then or cursor.position() for cursor in cursors]  # positions of each rank's own groups
     frontier = max(own, key=lambda at: (at["epoch"], at["pq_idx"], at["rg_idx"]))
     reached = (frontier["epoch"], frontier["pq_idx"], frontier["rg_idx"])
     lefts: list[Left] = []
@@ -336,12 +336,12 @@ def deal(states: Sequence[Mapping[str, Any]], shards: Sequence[dataset.Shard], r
             if (epoch, index, group) > reached:
                 break
             lefts.append((epoch, index, group, 0))
-    # The new ranks' own groups begin with a whole round; what lies before it is shared out too.
+    # The new ranks' own groups begin with a whole round; earlier groups are dealt out too.
     last = len(shards[frontier["pq_idx"]].group_rows) - 1
     before = (frontier["rg_idx"] // world + 1) * world - 1
     lefts += [(*reached[:2], group, 0) for group in range(frontier["rg_idx"] + 1, min(before, last) + 1)]
     mine = sorted(lefts)[rank::world]
-    # With nothing left to read first it stands behind the last slice of a group.
+    # With nothing left to read first, it is after the last slice of a group.
     group = min(frontier["rg_idx"], last)
     at = mine[0] if mine else (*reached[:2], group, shards[reached[1]].group_rows[group])
     cursor = Cursor(at[1], at[2], at[0], at[3], mine[1:], {**frontier, "rg_idx": before})
@@ -351,7 +351,7 @@ def deal(states: Sequence[Mapping[str, Any]], shards: Sequence[dataset.Shard], r
 
 
 def replayed(tokenizer: Tokenizer, folder: Path, state: Mapping[str, Any], rows: int, length: int) -> dict[str, Any]:
-    """The state of a rank that nobody can ask any more: from its last one on, read so many rows as that rank has read them."""
+    """The state of a lost rank: starting from its last one, read as many rows as that rank has read."""
     rank, world = state["rank"], state["world"]
     shards = dataset.inspect_split(folder, "train", world)
     packer = Packer(tokenizer, DocumentReader(shards, rank, world), 1, length, min(MOST_THREADS, os.cpu_count() or 1))
@@ -364,19 +364,19 @@ def replayed(tokenizer: Tokenizer, folder: Path, state: Mapping[str, Any], rows:
 
 
 def _cursor(kept: Sequence[Any]) -> Cursor:
-    """A cursor as it comes back from a file; the place in the data must be whole numbers."""
+    """A cursor from a file; its position must be integers."""
     pq_idx, rg_idx, epoch, next_slice = map(operator.index, kept[:4])
     return Cursor(pq_idx, rg_idx, epoch, next_slice, *kept[4:])
 
 
 def _left(numbers: Sequence[int]) -> Left:
-    """Four numbers, as they come back from a file."""
+    """Four numbers from a file."""
     epoch, index, group, first = numbers
     return epoch, index, group, first
 
 
 def is_of(state: Mapping[str, Any], rank: int, world: int, files: Sequence[str]) -> bool:
-    """Whether a state was kept by this rank of so many over these files."""
+    """Whether a state belongs to this rank of `world` over these files."""
     same = (state.get("rank"), state.get("world"), list(state.get("files", ()))) == (rank, world, list(files))
     return same and Cursor(*state["cursor"]).pq_idx < len(files)
 
@@ -384,7 +384,7 @@ def is_of(state: Mapping[str, Any], rank: int, world: int, files: Sequence[str])
 def _flatten(cursor: Cursor, waiting: Sequence[Tokens]) -> dict[str, Any]:
     lengths = torch.tensor([len(tokens) for tokens in waiting], dtype=torch.int64)
     tokens = torch.from_numpy(np.concatenate(waiting)) if waiting else torch.empty(0, dtype=torch.int32)
-    # Four numbers are all that there is to it, unless ranks have come or gone.
+    # Four numbers are enough unless the number of ranks has changed.
     at = list(cursor) if cursor.then else list(cursor[:4])
     return {"cursor": at, "lengths": lengths, "tokens": tokens}
 
@@ -408,7 +408,7 @@ def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[s
 
 
 class _Ahead:
-    """Packs batches in a thread, keeping a few ready; however the thread ends, take() says so."""
+    """Packs batches in a thread, a few ahead; if the thread ends, take() reports it."""
 
     def __init__(self, packer: Packer, patience: float, interrupted: Callable[[], bool], ahead: int) -> None:
         self.packer, self.patience, self.interrupted = packer, patience, interrupted
@@ -422,7 +422,7 @@ class _Ahead:
             made: Batch | BaseException
             try:
                 made = self.packer.batch()
-            # Whatever ends this thread, the training thread must hear of it.
+            # Whatever ends this thread, the training thread must learn of it.
             except BaseException as error:
                 made = error
             self._put(made)
@@ -441,7 +441,7 @@ class _Ahead:
         """The next result."""
         made = self._next()
         if isinstance(made, BaseException):
-            # It stays at hand: the thread is gone, and whoever asks again must not wait forever.
+            # Keep it: the thread is gone, and later calls must not wait forever.
             self._ready.put(made)
             raise made
         return made
@@ -471,6 +471,6 @@ class _Ahead:
                 raise DataError(f"the data reader thread died at {self.packer.place()}.")
 
     def close(self) -> None:
-        """Stop making more."""
+        """Stop the thread."""
         self._closed.set()
         self._thread.join(10)

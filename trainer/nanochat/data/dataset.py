@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parquet shards: which there are, which rank reads which row groups, and the texts in them.
+"""The parquet shards: their files, the row groups of each rank, and their texts.
 
-The files of a folder are taken in the order of their names; the last is validation, the rest is for training.
+Files are sorted by name; the last one is for validation, the rest for training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TEXT = "text"
 
 
 class Shard(NamedTuple):
-    """One parquet file and how many documents each of its row groups holds."""
+    """One parquet file and the number of documents in each row group."""
 
     path: Path
     group_rows: tuple[int, ...]
@@ -51,7 +51,7 @@ def split_paths(folder: Path, split: str) -> list[Path]:
 
 
 def open_shard(path: Path) -> pq.ParquetFile:
-    """One shard, with its footer read; refuses what is no parquet file of texts."""
+    """One shard with its footer read; rejects files that are not parquet files of texts."""
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
@@ -79,13 +79,13 @@ def read_group(file: pq.ParquetFile, path: Path, group: int) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """What a library said, short enough for one sentence of ours."""
+    """A library's message, short enough for a sentence."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def inspect(paths: list[Path]) -> list[Shard]:
-    """Open every shard once, so that a bad one is named before training and not in its third hour."""
+    """Open every shard once, so that a bad one is reported before training."""
     shards = []
     for path in paths:
         with open_shard(path) as file:
@@ -97,7 +97,7 @@ def inspect(paths: list[Path]) -> list[Shard]:
 
 
 def check_shares(shards: list[Shard], split: str, world: int) -> None:
-    """Refuse data of which some rank would get nothing: it would look for its first document forever."""
+    """Reject data with nothing for some rank, which would search for its first document forever."""
     for rank in range(world):
         if not any(sum(shard.group_rows[rank::world]) for shard in shards):
             most = max(len(shard.group_rows) for shard in shards)
@@ -108,9 +108,9 @@ def check_shares(shards: list[Shard], split: str, world: int) -> None:
 
 
 def inspect_split(folder: Path, split: str, world: int) -> list[Shard]:
-    """The shards of a split, all found good for that many ranks.
+    """The shards of a split, verified for this many ranks.
 
-    Whoever asks for training data will evaluate later: a bad validation shard is refused now and not in hours.
+    Training evaluates later, so a bad validation shard is rejected now.
     """
     shards = inspect(split_paths(folder, split))
     check_shares(shards, split, world)

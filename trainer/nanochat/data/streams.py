@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One rank's rows of the shards, whatever its share of a step is.
+"""One rank's rows of the shards, for any share of a step.
 
-Every rank reads the stream of its own number, whether or not it takes rows of it, and so keeps that stream's place in the data;
-besides, it reads the streams of others of which it takes rows (shares.py).
+Every rank reads its own stream, even if it takes no rows of it, and so keeps that stream's position in the data;
+it also reads those of other ranks whose rows it takes (shares.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from nanochat.data.dataloader import Batch, Loader, Pair, in_passes
 from nanochat.rules.shares import Piece, pieces
 
-# Opens a stream: its number, and the rows that it gives to a step.
+# Opens a stream with this number and these rows per step.
 Open = Callable[[int], Loader]
 
 
@@ -31,7 +31,7 @@ class Streams:
         self.deal(shares, open_stream)
 
     def deal(self, shares: Sequence[int], open_stream: Open) -> None:
-        """From now on take this rank's share of the rows; streams that are read stay open."""
+        """Change this rank's share of the rows; open streams stay open."""
         self._pieces = pieces(shares, self.rank)
         wanted = {self.rank, *(piece.stream for piece in self._pieces)}
         for stream in self.loaders.keys() - wanted:
@@ -48,7 +48,7 @@ class Streams:
         return self.own.last
 
     def step(self, passes: Sequence[int]) -> list[Pair]:
-        """This rank's rows of what the streams give to the coming step, pass by pass."""
+        """This rank's rows of the coming step, by pass."""
         drawn = {stream: loader.next_batch() for stream, loader in self.loaders.items()}
         if not self._pieces:
             return []
@@ -62,7 +62,7 @@ class Streams:
         return self.own.position()
 
     def state(self, batch: Any = None) -> dict[str, Any]:
-        """That of this rank's own stream."""
+        """The state of this rank's own stream."""
         return self.own.state(batch)
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ SPECIAL_TOKENS = (
     "<|output_start|>",
     "<|output_end|>",
 )
-# GPT-4's pattern, but at most two digits a piece: a small vocabulary should not be spent on numbers.
+# GPT-4's pattern, but at most two digits per piece, to save a small vocabulary from numbers.
 SPLIT_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 )
@@ -51,7 +51,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, special ones included."""
+        """Number of tokens, including special ones."""
         return self.encoding.n_vocab
 
     def special(self, name: str) -> int:
@@ -62,12 +62,12 @@ class Tokenizer:
             raise DataError(f"the tokenizer has no special token {name}; train it with scripts.tok_train.") from None
 
     def encode(self, text: str, bos: bool = False) -> list[int]:
-        """The ids of one text; special tokens written in it are plain text."""
+        """The ids of a text; special tokens in it are treated as plain text."""
         [ids] = self._encoded([text], threads=1)
         return [self.bos, *ids] if bos else ids
 
     def encode_documents(self, texts: Sequence[str], threads: int) -> list[list[int]]:
-        """The ids of many texts, each with BOS in front."""
+        """The ids of many texts, each preceded by BOS."""
         return [[self.bos, *ids] for ids in self._encoded(texts, threads)]
 
     def _encoded(self, texts: Sequence[str], threads: int) -> list[list[int]]:
@@ -77,18 +77,18 @@ class Tokenizer:
             return self.encoding.encode_ordinary_batch(list(texts), num_threads=threads)
         except (MemoryError, KeyboardInterrupt):
             raise
-        # tiktoken panics on some texts, such as a million blanks in a row, and a panic of Rust is no Exception.
+        # tiktoken panics on some texts, such as a million spaces, and a Rust panic is not an Exception.
         except BaseException as error:
             raise DataError(
                 f"a text cannot be tokenized ({type(error).__name__}: {first_line(error)}); split it, or leave it out."
             ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids; bytes that are no whole character become the replacement character."""
+        """The text of some ids; incomplete characters become the replacement character."""
         return self.encoding.decode(list(ids))
 
     def token_bytes(self) -> torch.Tensor:
-        """Bytes of each token, 0 for special ones, so that a loss a byte does not depend on the vocabulary."""
+        """Bytes of each token, 0 for special ones, so that a loss per byte does not depend on the vocabulary."""
         special = {self.special(name) for name in self.encoding.special_tokens_set}
         single = self.encoding.decode_single_token_bytes
         sizes = [0 if i in special else len(single(i)) for i in range(self.vocab_size)]
@@ -96,7 +96,7 @@ class Tokenizer:
 
 
 class _EncodingState:
-    """Takes the place of tiktoken.Encoding while a tokenizer is unpickled: it only keeps what the pickle says."""
+    """Replaces tiktoken.Encoding while unpickling; it only stores the pickle's content."""
 
     state: Any = None
 
@@ -105,7 +105,7 @@ class _EncodingState:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Admits one name, tiktoken's Encoding: a tokenizer that came from elsewhere must not be able to run code."""
+    """Allows only tiktoken's Encoding: a foreign tokenizer must not run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("tiktoken.core", "Encoding"):
@@ -139,7 +139,7 @@ def load(folder: Path) -> Tokenizer:
         ) from None
     except UserError:
         raise
-    # A damaged pickle may raise nearly anything, from EOFError to MemoryError; tiktoken raises ValueError.
+    # A damaged pickle may raise almost anything, from EOFError to MemoryError; tiktoken raises ValueError.
     except Exception as error:
         raise DataError(
             f"{path} is not a tokenizer: {error}; copy it again or train a new one with scripts.tok_train."
@@ -147,7 +147,7 @@ def load(folder: Path) -> Tokenizer:
 
 
 def load_token_bytes(folder: Path, vocab_size: int) -> torch.Tensor:
-    """Bytes of each token, as kept beside the tokenizer."""
+    """Bytes of each token, from the file beside the tokenizer."""
     path = folder / BYTES_NAME
     try:
         sizes = torch.load(path, map_location="cpu", weights_only=True)
@@ -165,7 +165,7 @@ def load_token_bytes(folder: Path, vocab_size: int) -> torch.Tensor:
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn merges from texts."""
+    """Train merges on texts."""
     merges = vocab_size - len(SPECIAL_TOKENS)
     if merges < 256:
         raise DataError(
@@ -181,13 +181,13 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write both files; the folder appears, or is replaced, whole."""
+    """Write both files; the folder is created or replaced atomically."""
     fresh = folder.with_name(f".{folder.name}.new-{os.getpid()}")
     former = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     try:
         fresh.mkdir(parents=True)
         (fresh / PICKLE_NAME).write_bytes(pickle.dumps(tokenizer.encoding))
-        # torch would tell of a full disk in words of its own.
+        # torch would report a full disk in its own words.
         sizes = io.BytesIO()
         torch.save(tokenizer.token_bytes(), sizes)
         (fresh / BYTES_NAME).write_bytes(sizes.getvalue())

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""torch.distributed's collectives for a script that was written for NCCL, over the point-to-point exchanges of Comm.
+"""torch.distributed's collectives for a script written for NCCL, implemented with Comm's point-to-point exchanges.
 
-Gloo has no average, no future in all of its forms, and does not say who is missing; these do. While `alone` is set they
-behave as in a world of one: an optimizer that would split its work then makes all of it.
+Gloo has no average, incomplete futures, and does not report who is missing; these do. While `alone` is set they
+behave like a world of one: an optimizer that would split its work then does all of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIRST_TAG, TAGS = 1000, 10000
 
 
 class Work:
-    """Something under way: what dist returns with async_op, and its future as well."""
+    """A pending operation: dist's async_op result and its future."""
 
     def __init__(self, comm: Comm, pending: list[Pending], finish: Callable[[], None] | None = None) -> None:
         self._comm, self._pending, self._finish = comm, pending, finish
@@ -57,15 +57,15 @@ class Work:
 
 
 class Collectives:
-    """The replacements, over one Comm; gradients travel as a way of --sync has it.
+    """The replacements on top of one Comm; gradients are sent with a --sync method.
 
-    What packing leaves of a gradient is kept under its place among the exchanges of a step, which is the same in every step.
+    The rounding error of a gradient is stored by its place among a step's exchanges, which is constant.
     """
 
     def __init__(self, comm: Comm, sync: str = "exact") -> None:
-        # A rank without others may be asked as well: under torchrun scripts think of themselves as one of several.
+        # Also works for a single rank: under torchrun, scripts assume that they are one of several.
         self.comm, self.alone = comm, comm.world == 1
-        # Between two steps a rank may evaluate for much longer than another.
+        # Between two steps a rank may evaluate much longer than another.
         self.patient = True
         self.wire, self.row_wire, dummy = WIRES.get(sync, WIRES["exact"])
         self._feedback: dict[Any, Tensor] = {}
@@ -75,19 +75,19 @@ class Collectives:
         self._originals: dict[str, Any] = {}
 
     def install(self) -> None:
-        """Put them into torch.distributed, where scripts look them up by name."""
+        """Install them in torch.distributed, where scripts look them up by name."""
         for name in NAMES:
             self._originals[name] = getattr(dist, name)
             setattr(dist, name, getattr(self, name))
 
     def uninstall(self) -> None:
-        """Put back what was there."""
+        """Restore the originals."""
         for name, original in self._originals.items():
             setattr(dist, name, original)
 
     @contextlib.contextmanager
     def world_of_one(self) -> Iterator[None]:
-        """Let whoever asks believe that this rank is the only one."""
+        """Pretend that this rank is the only one."""
         before, self.alone = self.alone, True
         try:
             yield
@@ -95,11 +95,11 @@ class Collectives:
             self.alone = before
 
     def start_step(self, optimizer: Any) -> None:
-        """The exchanges that follow are those of a step of this optimizer, in their usual order."""
+        """The following exchanges belong to a step of this optimizer, in their usual order."""
         self._step, self.patient = (optimizer, 0), False
 
     def _fed(self, values: Tensor, wire: Wire, rank: int) -> Tensor | None:
-        """What packing has left of what was sent to a rank from this place before."""
+        """The rounding error of what was sent to a rank from this place before."""
         if isinstance(wire, Plain):
             return None
         place = (*self._step, rank)
@@ -108,11 +108,11 @@ class Collectives:
         return self._feedback[place]
 
     def next_tag(self) -> int:
-        """Every rank makes its exchanges in the same order, so that the same number means the same exchange."""
+        """Every rank makes its exchanges in the same order, so equal numbers mean the same exchange."""
         self._tag = (self._tag + 1) % TAGS
         return FIRST_TAG + self._tag
 
-    # -- what scripts call, with torch's own parameters
+    # -- called by scripts, with torch's own parameters
 
     def get_rank(self, group: Any = None) -> int:
         return 0 if self.alone else self.comm.rank
@@ -121,10 +121,10 @@ class Collectives:
         return 1 if self.alone else self.comm.world
 
     def init_process_group(self, *dummy: Any, **options: Any) -> None:
-        """There is one already."""
+        """It already exists."""
 
     def destroy_process_group(self, *dummy: Any) -> None:
-        """It is still needed, to end together."""
+        """It is still needed for a joint end."""
 
     def barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
         if not self.alone:
@@ -174,17 +174,17 @@ class Collectives:
         work.wait()
         return None
 
-    # -- what they are made of
+    # -- building blocks
 
     def sum_shares(self, shares: list[Tensor], into: Tensor, mean: bool) -> Work:
-        """Send every rank its share, a matrix; `into` becomes the sum of what is ours, in float32 and in the order of the ranks."""
+        """Send every rank its share of a matrix; `into` becomes the sum of ours, in float32 and rank order."""
         comm, tag, what = self.comm, self.next_tag(), "a share of the gradients"
         wire = self.wire_of(shares[comm.rank])
         self._step = (self._step[0], self._step[1] + 1)
         arriving = {rank: self._message(wire, into) for rank in self.others}
         pending = [comm.receive(buffer, rank, tag, what) for rank, buffer in arriving.items()]
         pending += [comm.send(self.written(shares[rank], wire, rank), rank, tag, what) for rank in self.others]
-        # Ours does not travel, so there is nothing to pack; but a plain type rounds all shares alike.
+        # Ours is not sent, so there is nothing to pack; but a plain type rounds all shares alike.
         own = shares[comm.rank].to(wire.dtype) if isinstance(wire, Plain) else shares[comm.rank]
 
         def finish() -> None:
@@ -196,7 +196,7 @@ class Collectives:
         return Work(comm, pending, finish)
 
     def share_out(self, mine: Tensor, into: list[Tensor]) -> Work:
-        """Give every rank our matrix, and take theirs; of all the same comes out everywhere, rounded or packed as it travels."""
+        """Send our matrix to every rank and receive theirs; rounding is the same everywhere."""
         comm, wire = self.comm, self.wire_of(mine)
         self._step = (self._step[0], self._step[1] + 1)
         messages = [self._message(wire, mine) for dummy in range(comm.world)]
@@ -211,11 +211,11 @@ class Collectives:
         return Work(comm, [], finish)
 
     def wire_of(self, matrix: Tensor) -> Wire:
-        """The way's own, or that of rows where too few values could share a scale."""
+        """The method's wire, or the one for rows if too few values would share a scale."""
         return self.wire if isinstance(self.wire, Plain) or not matrix.size(1) % LEAST_BLOCK else self.row_wire
 
     def written(self, values: Tensor, wire: Wire, rank: int) -> Tensor:
-        """What carries a matrix to a rank."""
+        """The message for a matrix to a rank."""
         values = values.contiguous()
         if wire.dtype == values.dtype:
             return values
@@ -228,7 +228,7 @@ class Collectives:
         return torch.empty(wire.length(*matrix.shape), dtype=wire.dtype)
 
     def gather(self, parts: list[Tensor], mine: Tensor) -> Work:
-        """Give every rank what is ours, and take what is theirs into the parts."""
+        """Send ours to every rank, and receive theirs into the parts."""
         comm, tag, what = self.comm, self.next_tag(), "the update of each rank"
         mine = mine.contiguous()
         pending = [comm.receive(parts[rank], rank, tag, what) for rank in self.others]
@@ -237,7 +237,7 @@ class Collectives:
 
 
 def in_blocks(flat: Tensor, world: int) -> list[Tensor]:
-    """A share for each rank of a number of values that divides by BLOCK x world, as matrices that pack well."""
+    """One share per rank, of a number of values divisible by BLOCK x world, as matrices that pack well."""
     return list(flat.view(world, -1, BLOCK).unbind(0))
 
 

@@ -1,15 +1,15 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A checkout's own optimizer, made to train together: its update rules as they are, the exchange of gradients ours.
+"""Makes a checkout's own optimizer train together: its update rules, our exchange of gradients.
 
-The optimizer is a torch.optim.Optimizer whose groups say their kind. Those of AdamW are updated whole on every rank, in what
-looks to them like a world of one, from gradients that were averaged before: of an embedding table only the rows travel that
-a rank's tokens touched. Those of Muon are shared out by the optimizer itself, through our collectives. An optimizer
-whose groups say no kind, and `dense`, exchange all that the optimizer asks for.
+The optimizer is a torch.optim.Optimizer whose groups have a kind. AdamW groups are updated completely on every rank, in an
+apparent world of one, from averaged gradients; for embedding tables, only rows touched by a
+rank's tokens are sent. Muon groups are split by the optimizer itself, through our collectives. An optimizer
+without kinds, and `dense`, exchange everything that the optimizer asks for.
 
-With int8 the gradients are packed as our own trainer packs them, those of Muon's matrices and of large others; what the optimizer
-itself gathers are weights, which must arrive as they are. What packing has left is not saved: a resumed run begins without it.
+With int8 the gradients are packed as in our own trainer, for Muon's matrices and other large ones; the optimizer itself
+gathers weights, which must arrive unchanged. Rounding errors are not saved: a resumed run starts without them.
 
 What it saves and loads has the layout of optim_file.py, with the parts of all ranks.
 """
@@ -34,30 +34,30 @@ Json = dict[str, Any]
 
 
 class Touched:
-    """Which rows of which embedding tables the passes since the last step have read."""
+    """Rows of the embedding tables read since the last step."""
 
     def __init__(self) -> None:
         self.ids: dict[Tensor, list[Tensor]] = {}
 
     def install(self) -> None:
-        """Watch every torch.nn.Embedding."""
+        """Hook every torch.nn.Embedding."""
         forward, ids = torch.nn.Embedding.forward, self.ids
 
         def watched(module: torch.nn.Embedding, input: Tensor) -> Tensor:
             if torch.is_grad_enabled() and module.weight.requires_grad:
-                # A copy: loaders read the next batch into the same memory.
+                # A copy: loaders reuse the memory for the next batch.
                 ids.setdefault(module.weight, []).append(input.detach().flatten().to(torch.int32, copy=True))
             return forward(module, input)
 
         torch.nn.Embedding.forward = watched  # type: ignore[method-assign, assignment]
 
     def forget(self, parameters: Iterable[Tensor]) -> None:
-        """What was read of these counts no more: their step is made."""
+        """Forget what was read: the step is done."""
         for parameter in parameters:
             self.ids.pop(parameter, None)
 
     def take(self, tables: Sequence[Tensor]) -> Tensor:
-        """Token ids read since this was last asked, of all tables together, as often as they were read."""
+        """Token ids read since the last call, from all tables, with repetitions."""
         taken = [self.ids.pop(table) for table in tables if table in self.ids]
         longest = max(taken, key=lambda parts: sum(len(part) for part in parts))
         alike = all(len(parts) == len(longest) and all(map(torch.equal, parts, longest)) for parts in taken)
@@ -76,12 +76,12 @@ class Joined:
         self.original: dict[str, Callable[..., Any]] = {
             name: getattr(optimizer, name) for name in ("step", "state_dict", "load_state_dict")
         }
-        self._read = 0  # rows that one step of one rank reads
+        self._read = 0  # rows that a rank reads per step
 
     # -- a step
 
     def step(self, pack: Tensor) -> Tensor:
-        """One update; pack: numbers whose sum over the ranks is to come back."""
+        """One update; `pack`: numbers to sum over the ranks."""
         groups = self.optimizer.param_groups
         self.collectives.start_step(self)
         if not self.whole:
@@ -105,7 +105,7 @@ class Joined:
 
     @torch.no_grad()
     def _average(self, parameters: Sequence[Any], pack: Tensor) -> Tensor:
-        """Every gradient becomes the mean over the ranks."""
+        """Average every gradient over the ranks."""
         tables = [p for p in parameters if p in self.touched.ids]
         large = [p for p in parameters if p.numel() >= SMALL and p not in self.touched.ids]
         small = [p for p in parameters if p.numel() < SMALL and p not in self.touched.ids]
@@ -122,7 +122,7 @@ class Joined:
         return totals[0]
 
     def _sum_small(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """In one piece, and in the order of the ranks."""
+        """In one piece, and in rank order."""
         flat = torch.cat([tensor.detach().float().flatten() for tensor in tensors])
         parts = [torch.empty_like(flat) for dummy in range(self.comm.world)]
         parts[self.comm.rank] = flat
@@ -145,13 +145,13 @@ class Joined:
         return self.collectives.sum_shares(shares, share, mean=True), share
 
     def _start_gather(self, work: Work, share: Tensor) -> tuple[Work, Tensor]:
-        """Give our summed share to all; what comes of all is rounded alike everywhere."""
+        """Send our summed share to all; rounding is the same everywhere."""
         work.wait()
         flat = torch.empty(share.numel() * self.comm.world)
         return self.collectives.share_out(share, in_blocks(flat, self.comm.world)), flat
 
     def _average_rows(self, tables: Sequence[Any]) -> None:
-        """The rows that any rank has touched; all others are zero everywhere."""
+        """The rows touched by any rank; all others are zero everywhere."""
         comm, wire = self.comm, self.collectives.row_wire.dtype
         mine = self.touched.take(tables)
         self._read = self._read or self._agreed(len(mine))
@@ -201,7 +201,7 @@ class Joined:
         return OptimizerLayout(groups, shapes, self.comm.world), parameters
 
     def state_dict(self) -> Json:
-        """What torch's own would be for this rank, and the parts of the others beside it; all ranks ask together."""
+        """torch's state dict for this rank, with the other ranks' parts; all ranks call it together."""
         if not self.kinds:
             found: Json = self.original["state_dict"]()
             return found
@@ -237,7 +237,7 @@ class Joined:
         return torch.cat(parts)
 
     def load_state_dict(self, found: Json) -> None:
-        """From a file of this rank, or from all files of a checkpoint ({FILES_KEY: {rank: file}})."""
+        """From this rank's file, or from all files of a checkpoint ({FILES_KEY: {rank: file}})."""
         files = found.get(FILES_KEY, {self.comm.rank: found})
         if not self.kinds:
             self.original["load_state_dict"](files[self.comm.rank])

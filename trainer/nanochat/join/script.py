@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A checkout's script under way: what its variables say, and what is put around its optimizer, evaluation and checkpoints.
+"""A running checkout script: its variables, and the wrappers around its optimizer, evaluation and checkpoints.
 
-nanochat's scripts keep their loop's state in variables of the module (step, num_iterations, args, orig_model, ...). They are
-read where they are; of a script that has none of them the steps are counted, and it cannot be ended before its last one.
+nanochat's scripts keep their loop's state in module variables (step, num_iterations, args, orig_model, ...), which we
+read. For a script without them we count the steps, and it cannot be stopped before its last one.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Script:
         self.stop_asked, self.stopping = False, False
         self.resumed_from: int | None = None
         self.saved: list[int] = []
-        # The error of the last save; the folder of one that no step has shown to be sound.
+        # The error of the last save; the folder of a save that no step has verified.
         self.unsaved: NotSaved | None = None
         self.unproven: Path | None = None
         self.training = ""  # its id
-        # The checkpoints of other runs that it goes on from, by the name of their kind: folder and step.
+        # The checkpoints of other runs that it continues, by kind: folder and step.
         self.bases: dict[str, tuple[Path, int]] = {}
         self.losses: list[Tensor] = []
         self.losses_known = False
@@ -66,7 +66,7 @@ class Script:
         self.begun = time.perf_counter()
         self.optimizers: list[Joined] = []
 
-    # -- what its variables say
+    # -- its variables
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Script:
 
     @property
     def steps(self) -> int:
-        """How many there will be; 0: nobody knows."""
+        """The total number of steps; 0: unknown."""
         count = self.variables.get("num_iterations", self.setting("num_iterations", 0))
         return count if isinstance(count, int) and count > 0 else 0
 
@@ -96,10 +96,10 @@ class Script:
         groups = [group for joined in self.optimizers for group in joined.optimizer.param_groups]
         return {str(n): p.detach() for n, p in enumerate(p for group in groups for p in group["params"])}
 
-    # -- put around what it calls
+    # -- wrappers
 
     def install(self) -> None:
-        """Before the script begins: what torch itself provides."""
+        """Before the script starts: wrap torch itself."""
         self.touched.install()
         script, make = self, torch.optim.Optimizer.__init__
         backward: Callable[..., None] = Tensor.backward
@@ -114,11 +114,11 @@ class Script:
 
         torch.optim.Optimizer.__init__ = made  # type: ignore[method-assign, assignment]
         Tensor.backward = told  # type: ignore[method-assign, assignment]
-        # A minute of compiling before the first step buys little on a CPU, and the compiled pass tells no hooks.
+        # A minute of compiling before the first step gains little on a CPU, and compiled passes bypass hooks.
         torch.compile = lambda model=None, *dummy, **options: model if model is not None else (lambda one: one)  # type: ignore[assignment]
 
     def wrap(self, module: Any) -> None:
-        """Replace those functions of a module of the checkout that are still the ones we know."""
+        """Replace the functions of a checkout's module whose signatures we know."""
         known: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
             "save_checkpoint": (SAVE_PARAMETERS, lambda dummy: self.save),
             "load_checkpoint": (LOAD_PARAMETERS, self.load),
@@ -135,7 +135,7 @@ class Script:
                 self.journal.say(f"{module.__name__}.{name} has unexpected parameters, so it is left unchanged")
 
     def join(self, optimizer: Any) -> None:
-        """Make an optimizer of the script train together with those of the other ranks."""
+        """Make an optimizer train together with the other ranks'."""
         joined = Joined(optimizer, self.collectives, self.touched, self.sync)
         self.optimizers.append(joined)
         first = len(self.optimizers) == 1
@@ -151,7 +151,7 @@ class Script:
     # -- a step
 
     def further_step(self, joined: Joined) -> None:
-        """That of an optimizer beside the first one."""
+        """A step of an additional optimizer."""
         joined.step(torch.zeros(1))
         self.collectives.patient = True
 
@@ -186,7 +186,7 @@ class Script:
         self.begun = time.perf_counter()
 
     def _spoilt(self, loss: float) -> UserError:
-        """What to say of a loss that is no number; a checkpoint of the very weights that gave it is removed."""
+        """The error for a non-finite loss; removes a checkpoint of the weights that caused it."""
         removed = ""
         if self.unproven is not None:
             checkpoints.remove(self.unproven, self.saved.pop())
@@ -231,14 +231,14 @@ class Script:
         )  # fmt: skip
 
     def _prove(self, step: int, when: str) -> None:
-        """Compare the weights of all ranks."""
+        """Compare all ranks' weights."""
         digest = check_identical(self.comm, self.weights, when)
         self.journal.record("digest", step, digest=digest, identical=True)
 
-    # -- ending before the last step
+    # -- stopping early
 
     def _end_soon(self, step: int) -> None:
-        """Have the loop find that it has made all its steps: it saves, and ends by itself."""
+        """Make the loop believe that all steps are done: it saves and ends by itself."""
         self.stopping = True
         variables = self.variables
         for name in ("eval_every", "core_metric_every", "sample_every", "chatcore_every"):
@@ -253,7 +253,7 @@ class Script:
         elif "last_step" in variables:
             self.journal.say(f"Stopping after step {step}, saving a checkpoint")
             variables["last_step"] = True
-            # This kind of script evaluates before it saves, whatever was asked for: let it be one batch.
+            # This kind of script evaluates before it saves, whatever was asked for: reduce it to one batch.
             batch = int(self.setting("device_batch_size", 1)) * int(self.setting("max_seq_len", 1)) * self.comm.world
             variables["args"].eval_tokens = batch
         else:
@@ -262,7 +262,7 @@ class Script:
     # -- evaluation and checkpoints
 
     def evaluate(self, original: Callable[..., float]) -> Callable[..., float]:
-        """The checkout's evaluation, with its result on record."""
+        """The checkout's evaluation, with its result recorded."""
 
         def evaluated(*arguments: Any, **options: Any) -> float:
             self.comm.enter("eval", self.step)
@@ -279,7 +279,7 @@ class Script:
 
     def save(self, checkpoint_dir: str, step: int, model_data: Mapping[str, Tensor], optimizer_data: Any,
              meta_data: Mapping[str, Any], rank: int = 0) -> None:  # fmt: skip
-        """As the checkout's own save_checkpoint, but whole or not at all, and on every host."""
+        """Like the checkout's save_checkpoint, but atomic and on every host."""
         comm = self.comm
         comm.enter("save", step)
         self._prove(step, f"at step {step}")
@@ -287,7 +287,7 @@ class Script:
         contents: dict[str, Any] = {"optimizer": dict(optimizer_data or {})}
         if comm.rank == folder_leader(comm, folder):
             contents |= {"model": dict(model_data), "meta": {**meta_data, META_KEY: self.training}}
-        # Which save is the last one, only the script knows: what a failed one means shows when it has ended.
+        # Only the script knows its last save: a failed one matters only at the end.
         self.unsaved = write(comm, self.journal, folder, step, contents)
         if self.unsaved is None:
             self.saved.append(step)
@@ -299,7 +299,7 @@ class Script:
         self.begun = time.perf_counter()
 
     def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The checkout's load_checkpoint, with the optimizer's files of all ranks."""
+        """The checkout's load_checkpoint, with all ranks' optimizer files."""
 
         def loaded(checkpoint_dir: str, step: int, device: Any, load_optimizer: bool = False, rank: int = 0) -> Any:
             model_data, dummy, meta = original(checkpoint_dir, step, device)
@@ -313,7 +313,7 @@ class Script:
         return loaded
 
     def load_state(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The checkout's load_optimizer_state, of a run of any number of ranks; None where the checkpoint has none."""
+        """The checkout's load_optimizer_state, from any number of ranks; None if the checkpoint has none."""
 
         def loaded(source: str, *arguments: Any, **options: Any) -> Any:
             kind = next((kind for kind in self.bases if kind.startswith(source)), None)
@@ -326,7 +326,7 @@ class Script:
 
 
 def optimizer_files(folder: Path, step: int) -> dict[int, Any]:
-    """What holds the optimizer of a checkpoint: the file of any rank of ours, or those of all ranks, by rank."""
+    """The optimizer files of a checkpoint: any rank's file of ours, or all ranks' by rank."""
     files = {}
     for rank in checkpoints.optimizer_ranks(folder, step):
         files[rank] = checkpoints.load_optimizer(folder, step, rank)[0]
@@ -336,4 +336,4 @@ def optimizer_files(folder: Path, step: int) -> dict[int, Any]:
 
 
 class Stopped(Exception):
-    """The script was ended where it was."""
+    """The script was stopped early."""

@@ -1,4 +1,4 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What all other rooms lean on: errors, folders, settings, the shapes of words."""
+"""Foundation of all other rooms: errors, folders, settings, message formats."""

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What everything else leans on: the one user error, the folders and ranks of the environment, device, dtype, memory."""
+"""Shared basics: the user error, folders and ranks from the environment, device, dtype, memory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ import torch
 from nanochat.rules.causes import Cause
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# The names under which Linux lists instructions that multiply bfloat16 natively (x86, then Arm).
+# Linux's names of instructions for native bfloat16 products (x86, then Arm).
 BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
-# The environment as it is when it is read; functions take another one in tests.
+# The current environment; tests pass their own.
 ENVIRON: Mapping[str, str] = MappingProxyType(os.environ)
 
 
 class UserError(Exception):
-    """Something the user can put right; its text is one whole sentence and is all that they are shown.
+    """An error that the user can fix; its text is one complete sentence and the only output.
 
     blames: the ranks at fault, as far as is known; None stands for the rank that raises.
     """
@@ -48,13 +48,13 @@ class DataError(UserError):
 
 
 class BadCheckpoint(UserError):
-    """A checkpoint that cannot be gone on from."""
+    """A checkpoint that cannot be resumed from."""
 
     usual = Cause.BAD_CHECKPOINT
 
 
 class Ranks(NamedTuple):
-    """This process's place in the job, as torchrun says it."""
+    """This process's place in the job, from torchrun."""
 
     rank: int
     local_rank: int
@@ -62,7 +62,7 @@ class Ranks(NamedTuple):
 
 
 class DtypeChoice(NamedTuple):
-    """The compute dtype and the reason for it, which the start-up lines and metrics repeat."""
+    """The compute dtype and its reason, shown in the log and metrics."""
 
     dtype: torch.dtype
     name: str
@@ -77,14 +77,14 @@ def exit_code(main: Callable[[], int | None]) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
-        # What a shell reports for a command that Ctrl-C ended.
+        # A shell's code for a command ended by Ctrl-C.
         return 130
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, now that all is written: to take down torch needs half a second of a core, and others wait for this end."""
+    """Exit at once after everything is written: unloading torch takes half a second of a core, and others wait for this exit."""
     for stream in (sys.stdout, sys.stderr):
-        # None where it was closed.
+        # None if it was closed.
         with contextlib.suppress(OSError, AttributeError):
             stream.flush()
     os._exit(code)
@@ -113,8 +113,8 @@ def checkpoint_dir(tag: str, environ: Mapping[str, str] = ENVIRON, stage: str = 
 
 
 def writable_folder(path: Path, what: str) -> Path:
-    """Make the folder if need be and prove that a file can be made in it, so that a run cannot fail at its first save."""
-    # Two containers may have equal process ids and one folder.
+    """Create the folder if necessary and check that it is writable, so that a run cannot fail at its first save."""
+    # Two containers may share process ids and a folder.
     probe = path / f".writable-{secrets.token_hex(8)}"
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -127,12 +127,12 @@ def writable_folder(path: Path, what: str) -> Path:
 
 
 def disk_cause(error: OSError) -> Cause:
-    """What a disk's error is called."""
+    """The cause for a disk error."""
     return Cause.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Cause.DISK_FAILED
 
 
 def read_ranks(environ: Mapping[str, str] = ENVIRON) -> Ranks:
-    """RANK, LOCAL_RANK and WORLD_SIZE as torchrun sets them; one process alone is rank 0 of 1."""
+    """RANK, LOCAL_RANK and WORLD_SIZE from torchrun; a single process is rank 0 of 1."""
     try:
         rank, local, world = (
             int(environ.get(k, d)) for k, d in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
@@ -145,7 +145,7 @@ def read_ranks(environ: Mapping[str, str] = ENVIRON) -> Ranks:
 
 
 def choose_device(device_type: str) -> str:
-    """The device asked for, or the best there is when none was named."""
+    """The requested device, or the best available."""
     if device_type == "cpu":
         return device_type
     if device_type == "cuda" and not torch.cuda.is_available():
@@ -158,7 +158,7 @@ def choose_device(device_type: str) -> str:
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The CPU's instruction set flags (empty where the system does not list them)."""
+    """The CPU's instruction set flags (empty if unknown)."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -168,7 +168,7 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def choose_dtype(device: str, environ: Mapping[str, str] = ENVIRON, flags: frozenset[str] | None = None) -> DtypeChoice:
-    """The compute dtype for this device: what NANOCHAT_DTYPE says, else what the device itself does well."""
+    """The compute dtype for this device: NANOCHAT_DTYPE, or what suits the device."""
     wanted = environ.get("NANOCHAT_DTYPE", "")
     if wanted and wanted not in DTYPES:
         raise UserError(f"NANOCHAT_DTYPE={wanted} is not one of {', '.join(DTYPES)}.")
@@ -184,7 +184,7 @@ def choose_dtype(device: str, environ: Mapping[str, str] = ENVIRON, flags: froze
 
 
 def check_matmul(device: str, matmul: str, flags: frozenset[str] | None = None) -> None:
-    """Refuse products in bfloat16 on a CPU that does not have them."""
+    """Refuse bfloat16 products on a CPU without native support."""
     if device == "cpu" and matmul == "bf16" and not (cpu_flags() if flags is None else flags) & set(BF16_CPU_FLAGS):
         raise UserError(
             f"--matmul bf16 would be many times slower than fp32 on this CPU, which has none of "
@@ -207,7 +207,7 @@ def _cpu_dtype(wanted: str, flags: frozenset[str]) -> DtypeChoice:
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Bytes of memory that this process may use: the machine's, or its control group's if that is less."""
+    """Bytes of memory available to this process: the machine's, or its control group's if lower."""
     limits = []
     try:
         first = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()[0]
@@ -223,7 +223,7 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
 
 def check_memory(needed: int, what: str, limit: int | None) -> None:
-    """Refuse a model that cannot fit before an hour is spent swapping (or the kernel ends it)."""
+    """Refuse a model that does not fit, before it swaps for an hour or the kernel kills it."""
     if limit is not None and needed > limit:
         raise UserError(
             f"{what} needs about {needed / 2**30:.1f} GiB for weights, gradients and optimizer, "

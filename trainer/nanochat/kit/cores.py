@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The processors that this rank computes on."""
+"""Pins this rank to processors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 
 
 def pin(text: str | None = None) -> set[int]:
-    """Stay on the processors that NANOCHAT_CORES names (0,2,4), before any thread is started that would not; returns those in use.
+    """Pin this process to NANOCHAT_CORES (0,2,4) before any other thread starts; returns the processors.
 
-    One that is not there (any more) makes the run slower, not wrong, so it is only told.
+    A missing processor makes the run slower, not wrong, so it is only reported.
     """
     text = os.environ.get("NANOCHAT_CORES", "") if text is None else text
     if text and hasattr(os, "sched_setaffinity"):

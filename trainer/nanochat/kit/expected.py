@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shapes of what one rank tells another, to be checked before anything is made of it. No torch here.
+"""Checks the format of messages between ranks before use. Without torch.
 
     comm.exchange("the steps of all checkpoints", steps, fits=listed(count()))
 
-A rank may be broken into: it can spoil the training, but not reach another host's files or memory.
+A compromised rank can spoil the training, but must not reach another host's files or memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 Fits = Callable[[Any], bool]
-# Far beyond any honest word: files, ranks, matrices or shards, characters of one text, and numbers.
+# Far beyond valid messages: files, ranks, matrices or shards, characters of a text, and numbers.
 MOST_ITEMS, MOST_CHARACTERS, MOST = 100_000, 4096, 2**53
 
 
@@ -40,12 +40,12 @@ def text(told: Any) -> bool:
 
 
 def count(most: int = MOST, least: int = 0) -> Fits:
-    """A whole number from the least to the most."""
+    """An integer within bounds."""
     return lambda told: isinstance(told, int) and not isinstance(told, bool) and least <= told <= most
 
 
 def matching(pattern: str) -> Fits:
-    """A text that the pattern describes from end to end."""
+    """A text that fully matches the pattern."""
     return lambda told: text(told) and re.fullmatch(pattern, told, re.ASCII) is not None
 
 
@@ -54,24 +54,24 @@ def one_of(values: Collection[str]) -> Fits:
 
 
 def maybe(fits: Fits) -> Fits:
-    """That, or None."""
+    """The format, or None."""
     return lambda told: told is None or fits(told)
 
 
 def row(*each: Fits) -> Fits:
-    """A list of exactly these."""
+    """A list of exactly these formats."""
     return lambda told: (
         isinstance(told, list) and len(told) == len(each) and all(f(t) for f, t in zip(each, told, strict=True))
     )
 
 
 def listed(fits: Fits, most: int = MOST_ITEMS) -> Fits:
-    """A list of any number of these."""
+    """A list of any length."""
     return lambda told: isinstance(told, list) and len(told) <= most and all(map(fits, told))
 
 
 def named(fits: Fits, names: Collection[str] | None = None) -> Fits:
-    """An object of these values, with any names or exactly the given ones."""
+    """An object with these values, with any names or exactly the given ones."""
 
     def is_named(told: Any) -> bool:
         return (

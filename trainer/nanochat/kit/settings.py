@@ -22,7 +22,7 @@ from nanochat.rules import stages, ways
 Kind = TypeVar("Kind", bound="Settings")
 OfBase = TypeVar("OfBase", bound="BaseModelSettings")
 
-# Above these a figure is a slip of the keyboard, and working on would take all time or memory.
+# Larger figures are typing errors that would take all time or memory.
 LIMITS = {
     "depth": 1024,
     "aspect_ratio": 4096,
@@ -32,19 +32,19 @@ LIMITS = {
     "total_batch_size": 2**36,
 }
 MOST, LARGEST = 2**53, 1e30
-# Where each rank writes is its own affair; in all else the ranks of one job must agree.
+# Ranks may write to different places; all other settings must agree.
 PER_RANK = ("run_dir", "conversations", "val_conversations", "base_checkpoints")
 
 
 def option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
-    """One setting: its default, its line in --help and, where they are few, its values."""
+    """One setting: its default, its --help text and its choices, if any."""
     # Called in the body of the dataclass below, only through this function.
     return dataclasses.field(default=default, metadata={"help": text, "choices": choices})  # pylint: disable=invalid-field-call
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The command line of scripts.base_train; a name's underscores are dashes there."""
+    """The command line of scripts.base_train; underscores become dashes."""
 
     script: ClassVar[str] = stages.BASE.script
     purpose: ClassVar[str] = "Pretrain a nanochat model"
@@ -61,7 +61,7 @@ class Settings:
     window_pattern: str = option(
         "SSSL", "attention windows, repeated over the layers: S a quarter of the row, L all of it"
     )
-    # Horizon: the first that is given counts
+    # Training length: the first one given counts
     num_iterations: int = option(-1, "optimizer steps; -1: from the next two flags")
     target_flops: float = option(-1.0, "FLOPs to train for; -1: from the next flag")
     target_param_data_ratio: float = option(12.0, "tokens to train on per parameter")
@@ -141,7 +141,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class BaseModelSettings(Settings):
-    """What is said besides where a base model is there already."""
+    """Further settings of stages with a base model."""
 
     base_checkpoints: str = option("", "folder of the base model's checkpoints (default: base_checkpoints/TAG)")
     model_step: int = option(-1, "step of the base model; -1: the newest")
@@ -159,7 +159,7 @@ class EvalSettings(BaseModelSettings):
 
 @dataclasses.dataclass(frozen=True)
 class ChatSettings(BaseModelSettings):
-    """The command line of scripts.chat_sft: that of pretraining with other defaults, and what the fine-tuning is of."""
+    """The command line of scripts.chat_sft: pretraining's with other defaults, and fine-tuning's own."""
 
     script: ClassVar[str] = stages.SFT.script
     purpose: ClassVar[str] = "Fine-tune a nanochat model on conversations"
@@ -176,7 +176,7 @@ class ChatSettings(BaseModelSettings):
 
 
 def parse(argv: Sequence[str]) -> Settings:
-    """The settings of a command line, checked as far as they can be before the data is seen."""
+    """Parse a command line and check what is possible before the data is read."""
     settings = _parsed(Settings, make_parser(), argv)
     check(settings)
     return settings
@@ -186,7 +186,7 @@ Inherited = Callable[[Path, int], Mapping[str, Any]]
 
 
 def parse_chat(argv: Sequence[str], inherited: Inherited) -> ChatSettings:
-    """The settings of a fine-tuning; inherited: what base checkpoints say of those that were not given."""
+    """The settings of a fine-tuning; `inherited` are defaults from the base checkpoint."""
     settings = parse_later(ChatSettings, argv, inherited)
     if not settings.conversations:
         raise UserError(f"--conversations: give a file to train on (python -m {settings.script} --help).")
@@ -198,7 +198,7 @@ def parse_chat(argv: Sequence[str], inherited: Inherited) -> ChatSettings:
 
 
 def parse_later(kind: type[OfBase], argv: Sequence[str], inherited: Inherited) -> OfBase:
-    """The settings of a stage that begins with a base model."""
+    """The settings of a stage that starts from a base model."""
     parser = make_parser(kind)
     first = _parsed(kind, parser, argv)
     folder = Path(first.base_checkpoints) if first.base_checkpoints else checkpoint_dir(first.tag)
@@ -213,14 +213,14 @@ def parse_later(kind: type[OfBase], argv: Sequence[str], inherited: Inherited) -
 def _parsed(kind: type[Kind], parser: argparse.ArgumentParser, argv: Sequence[str]) -> Kind:
     values = vars(parser.parse_args(list(argv)))
     for name, value in values.items():
-        # What argparse makes of --flag=--.
+        # argparse's value of --flag=--.
         if isinstance(value, list):
             raise UserError(f"{flag_of(name)}: needs a value (python -m {kind.script} --help lists every flag).")
     return kind(**values)
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is our one kind of user error."""
+    """argparse, but errors become UserError."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} ({self.prog} --help lists every flag).")
@@ -259,19 +259,19 @@ def _by_rank(text: str) -> tuple[int, ...]:
 
 
 def flag_of(name: str) -> str:
-    """How a setting is spelled on the command line."""
+    """A setting's spelling on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def refuse(settings: Settings, name: str, why: str) -> NoReturn:
-    """Refuse one setting by its flag and value."""
+    """Reject a setting by its flag and value."""
     value = getattr(settings, name)
     shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
     raise UserError(f"{flag_of(name)} {shown}: {why}.")
 
 
 def check(settings: Settings) -> None:
-    """Refuse what no machine and no data could make right."""
+    """Reject values that are invalid for any machine and data."""
     _check_numbers(settings)
     _check_model(settings)
     _check_head(settings)
@@ -373,7 +373,7 @@ def _check_head(settings: Settings) -> None:
 
 
 def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[int]:
-    """Rows that each rank takes in one optimizer step; refuses a batch that does not divide."""
+    """Rows per rank and optimizer step; rejects a batch that cannot be divided."""
     length, micro = settings.max_seq_len, settings.device_batch_size
     rows, rest = divmod(total_batch_size, length)
     told = f"--total-batch-size {total_batch_size}"
@@ -401,7 +401,7 @@ def _given_shares(settings: Settings, rows: int, world: int) -> list[int]:
 
 
 def user_config(settings: Settings) -> dict[str, Any]:
-    """All settings by name, as a checkpoint's meta file and the metrics keep them."""
+    """All settings by name, for a checkpoint's meta file and the metrics."""
     return dataclasses.asdict(settings)
 
 

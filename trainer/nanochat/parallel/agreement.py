@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What all ranks must have in common: the same settings, data and code before the first step, the same weights ever after.
+"""Checks that all ranks have the same settings, data and code before the first step, and the same weights ever after.
 
-A difference is refused, and named: which key with which value on which rank, or which tensor.
+A difference is an error that names it: which key with which value on which rank, or which tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nanochat.parallel.comm import Comm
 from nanochat.rules.causes import Cause
 
 MISSING = "nothing"
-# What a difference is called, by the first word of the fact.
+# Causes of differences, by the first word of the fact.
 DIFFERENCES = {
     "shard": Cause.DATA_DIFFER,
     "tokenizer": Cause.DATA_DIFFER,
@@ -34,7 +34,7 @@ DIFFERENCES = {
 
 
 def code_digest(folder: Path = Path(__file__).parents[1]) -> str:
-    """A digest of this package's source files; the scripts that train only call it."""
+    """A digest of this package's source files, without the scripts that only call it."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -42,7 +42,7 @@ def code_digest(folder: Path = Path(__file__).parents[1]) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """A digest of one file; that of a file which is not there differs from all others."""
+    """A digest of a file; a missing file's differs from all others."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError:
@@ -50,7 +50,7 @@ def file_digest(path: Path) -> str:
 
 
 def flattened(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Nested facts as one level of "outer inner" keys, each value as text."""
+    """Nested facts as one level of "outer inner" keys with text values."""
     flat: dict[str, str] = {}
     for key, value in facts.items():
         if isinstance(value, Mapping):
@@ -61,12 +61,12 @@ def flattened(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def is_introduction(told: Any) -> bool:
-    """A host, and facts as flattened() has them."""
+    """A host with flattened facts."""
     return named(anything, ("host", "facts"))(told) and text(told["host"]) and named(text)(told["facts"])
 
 
 def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
-    """Refuse to start unless every rank has the same facts."""
+    """Fail unless every rank has the same facts."""
     mine = {"host": comm.host, "facts": flattened(facts)}
     told = comm.exchange("the comparison of settings", mine, fits=is_introduction)
     keys = list(dict.fromkeys(key for one in told for key in one["facts"]))
@@ -84,7 +84,7 @@ def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
 
 
 def minority(values: Sequence[str]) -> list[int]:
-    """The ranks that have something else than more than half of all; nobody if there is no such half."""
+    """The ranks that differ from the majority; none without a majority."""
     most = max(values, key=values.count)
     return [rank for rank, value in enumerate(values) if value != most] if 2 * values.count(most) > len(values) else []
 
@@ -100,7 +100,7 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Give every rank what rank 0 has; only what differs travels. Returns its names."""
+    """Give every rank rank 0's tensors; only differing ones are sent. Returns their names."""
     if comm.world == 1:
         return []
     told = comm.exchange("the first weights", digests(tensors), patient=True, fits=named(text, tensors))
@@ -111,7 +111,7 @@ def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def check_identical(comm: Comm, tensors: Mapping[str, Tensor], when: str) -> str:
-    """Refuse to go on with ranks that have drifted apart; returns the digest of all tensors together."""
+    """Fail if the ranks have diverged; returns the digest of all tensors."""
     what, fits = f"the comparison of weights {when}", named(text, tensors)
     told = comm.exchange(what, digests(tensors), patient=True, fits=fits)
     for name in tensors:

@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the work of a step is shared out again when ranks turn out to be faster or slower than thought (--rebalance).
+"""Redistributes the work of a step when ranks are faster or slower than expected (--rebalance).
 
-The ranks tell each other with the token ids of a step how long they were busy in one before. From the same numbers they all come
-to the same decision, so nothing else is asked. What changes is which rank takes which rows, its part of a head that is shared out,
-and with it the matrices that it updates; which rows a step learns from stays as it is. No torch here.
+With a step's token ids, ranks exchange how long they were busy in an earlier one. From the same numbers they all reach
+the same decision, without further messages. It changes which rank takes which rows, its part of a shared head,
+and the matrices that it updates; the rows of a step stay the same. Without torch.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import NamedTuple
 
 from nanochat.rules.shares import head_weights, share_rows
 
-# Shares change where a step is expected to become shorter by more than this part of what it would be, in so many looks one after
-# the other, each of so many seconds and steps at least. A slowed host is given less within a minute.
+# Shares change if a step should become shorter by more than this fraction, in this many checks in a row,
+# each over at least this many seconds and steps. A slowed host gets less work within a minute.
 DEAD_BAND = 0.1
 LOOKS = 2
 LOOK_SECONDS, LOOK_STEPS = 10.0, 2
-# Steps that do not count, after a start and after a change: memory is touched for the first time.
+# Steps to skip after a start or a change: they touch memory for the first time.
 WARM_UP = 2
 
 
 class Shares(NamedTuple):
-    """What each rank has of a step: rows, and the weight of its part of a head that is shared out (none if it is whole)."""
+    """Each rank's share of a step: rows, and the weight of its part of a shared head (empty for a whole one)."""
 
     rows: list[int]
     head: list[int]
 
 
 def work(shares: Shares, head_work: float) -> list[float]:
-    """The part of a step's work that each rank has; head_work: that of the head in the whole."""
+    """Each rank's fraction of a step's work; head_work: the head's fraction."""
     rows = [one / sum(shares.rows) for one in shares.rows]
     if not shares.head:
         return rows
@@ -42,28 +42,28 @@ def work(shares: Shares, head_work: float) -> list[float]:
 
 
 def fitting(now: Shares, speeds: Sequence[float]) -> Shares:
-    """The shares for ranks of these speeds. With a whole head a rank without rows would have no gradient to give."""
+    """The shares for these speeds. With a whole head, a rank without rows would have no gradient."""
     rows = share_rows(sum(now.rows), speeds, 0 if now.head else 1)
     return Shares(rows, head_weights(speeds) if now.head else [])
 
 
 def step_seconds(shares: Shares, speeds: Sequence[float], head_work: float) -> float:
-    """How long the rank that takes longest is busy; a speed is the part of a step's work that a rank does in a second."""
+    """Busy time of the slowest rank; a speed is the fraction of a step's work that a rank does per second."""
     return max(one / speed for one, speed in zip(work(shares, head_work), speeds, strict=True))
 
 
 class Balancer:
-    """Hears of every step how long each rank was busy in it, and says when the shares are to change, and to what."""
+    """Receives every rank's busy time per step, and decides when and how to change the shares."""
 
     def __init__(self, shares: Shares, head_work: float) -> None:
         self.shares, self.head_work = shares, head_work
         self._heard = 0
         self._steps: list[list[float]] = []
-        self._speeds: list[list[float]] = []  # of the looks that found the shares wrong
-        self.speeds: list[float] = []  # those for which the shares are to change
+        self._speeds: list[list[float]] = []  # of the checks that found the shares wrong
+        self.speeds: list[float] = []  # the shares they suggest
 
     def hear(self, busy: Sequence[float]) -> Shares | None:
-        """Seconds by rank, 0 where a rank has none to tell; the shares to change to, if they are to."""
+        """Add the seconds by rank (0: unknown); returns new shares, if any."""
         if not all(busy):
             return None
         self._heard += 1
@@ -77,7 +77,7 @@ class Balancer:
         return self._look(seconds)
 
     def _look(self, seconds: Sequence[float]) -> Shares | None:
-        """What one look comes to: seconds of each rank in its usual step."""
+        """The result of a check: seconds of each rank in its usual step."""
         speeds = [w / s for w, s in zip(work(self.shares, self.head_work), seconds, strict=True)]
         if not self._pays(speeds):
             self._speeds.clear()

@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Everything that one rank says to the others: the only file that touches torch.distributed.
+"""All communication between ranks: the only file that uses torch.distributed.
 
-Tensors travel over Gloo (NCCL where they live on a GPU), small facts as JSON through the rendezvous store.
-Every exchange has a name and a time limit, which also holds where the store itself falls silent. Once a second each rank
-leaves in the store where it is; when an exchange fails, that is read to say which rank did not come. In one process alone
+Tensors are sent over Gloo (NCCL on GPUs), small facts as JSON through the rendezvous store.
+Every exchange has a name and a timeout, which also applies if the store itself stops answering. Once a second each rank
+records its position in the store; when an exchange fails, this shows which rank did not arrive. In a single process
 everything is a no-op.
 
     comm = connect(read_ranks(), "cpu", timeout=300)
@@ -34,22 +34,22 @@ from nanochat.kit.expected import MOST_CHARACTERS, Fits, anything, count, listed
 from nanochat.parallel.rendezvous import Rendezvous, StoreSilent, within
 from nanochat.rules.causes import Cause
 
-# Gloo gives up connecting only after five times its timeout; all ranks are known to be there by then, so it is short.
+# Gloo gives up connecting only after five times its timeout; all ranks are present by then, so it is short.
 CONNECT_SECONDS = 10.0
 BEAT_SECONDS = 1.0
-# Long enough for a living rank to beat twice.
+# Long enough for a live rank to send two heartbeats.
 ROLL_CALL_SECONDS = 2.5 * BEAT_SECONDS
-# A rank that beat before and falls silent for so long will not come any more; nor will a store that does not answer.
+# A rank silent for this long after its last heartbeat is lost; so is a store that does not answer.
 SILENCE_SECONDS = 30.0
-# Between two looks no more than this counts as the others' silence: a rank that was itself suspended heard nobody.
+# Maximum silence counted between two checks: a rank that was itself suspended heard nobody.
 LOOK_SECONDS = 2.0
-# For a glance that may as well fail.
+# For an optional query.
 GLANCE_SECONDS = 1.0
-# A rank that is busy with disk or evaluation, but lives, is waited for so many times longer than one in a collective.
+# A rank that is alive but busy with disk or evaluation gets this many times the timeout of a collective.
 PATIENCE = 20
 CHUNK_BYTES = 16 * 2**20
-# Where torchrun's agents count themselves once their ranks have ended; how long rank 0 waits to see those of the other
-# hosts there, and how much longer they may need the store.
+# torchrun's agents count themselves here after their ranks have exited; how long rank 0 waits for the other
+# hosts' agents, and how much longer they may need the store.
 AGENTS_KEY = "torchelastic/agent/terminal_state/num_members"
 AGENTS_SECONDS, AGENTS_LEAVE_SECONDS = 10.0, 0.5
 
@@ -60,11 +60,11 @@ OnPhase = Callable[[str, int, int], None]
 
 
 class CommError(UserError):
-    """An exchange between ranks failed; the text says with whom, in which phase and what to do."""
+    """An exchange between ranks failed; the text names the rank, the phase and the remedy."""
 
 
 class Farewell(NamedTuple):
-    """What a rank that ended with an error left for the others."""
+    """A failed rank's message to the others."""
 
     error: str
     cause: Cause
@@ -80,7 +80,7 @@ class Verdict(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a rank last said about itself, and whether it still does."""
+    """A rank's last position, and whether it is alive."""
 
     rank: int
     host: str
@@ -100,7 +100,7 @@ class Seen(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A tensor under way."""
+    """A tensor in transit."""
 
     work: Any
     what: str
@@ -113,7 +113,7 @@ def connect(
     environ: Mapping[str, str] = ENVIRON,
     on_phase: OnPhase | None = None,
 ) -> Comm:
-    """Join the other ranks at MASTER_ADDR:MASTER_PORT; a process alone joins nobody. on_phase hears of every phase."""
+    """Join the other ranks at MASTER_ADDR:MASTER_PORT, if any. on_phase is called for every phase."""
     if ranks.world == 1:
         return Comm(ranks, timeout, on_phase=on_phase)
     if on_phase is not None:
@@ -155,7 +155,7 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
             [0],
         ) from None
     attempt, name = environ.get("TORCHELASTIC_RESTART_COUNT", "0"), environ.get("TORCHELASTIC_RUN_ID", "none")
-    # A rank of an earlier start that was frozen and wakes up finds none of its keys here.
+    # A frozen rank of an earlier start that wakes up finds none of its keys here.
     return PrefixStore(f"nanochat/{name}/{attempt}", store)
 
 
@@ -186,7 +186,7 @@ def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
 
 
 class Comm:
-    """One process's place among the ranks, and its exchanges with them."""
+    """One process's rank and its exchanges with the others."""
 
     def __init__(
         self, ranks: Ranks, timeout: float, store: Store | None = None, on_phase: OnPhase | None = None
@@ -195,7 +195,7 @@ class Comm:
         self.timeout = timeout
         self.rendezvous = Rendezvous(store) if store is not None else None
         self.host = socket.gethostname()
-        # What all ranks do in the same order is counted: phases and collectives, but not what goes from one to another.
+        # Counts what all ranks do in the same order: phases and collectives, but not point-to-point messages.
         self.phase, self.step, self.collective = "start", -1, 0
         self.wait_seconds, self.bytes_sent = 0.0, 0
         self._exchanges = 0
@@ -207,23 +207,23 @@ class Comm:
 
     @property
     def name(self) -> str:
-        """How this rank is called in messages."""
+        """This rank's name in messages."""
         return f"rank {self.rank} ({self.host})"
 
     @property
     def silence(self) -> float:
-        """Seconds without a beat after which a rank, and without an answer after which the store, is given up."""
+        """Timeout in seconds for heartbeats and for the store."""
         return min(SILENCE_SECONDS, self.timeout)
 
     def ask(self, call: Callable[[Store], T], seconds: float | None = None) -> T:
-        """What the call makes of the store, which must answer in time."""
+        """Query the store, with a timeout."""
         assert self.rendezvous is not None
         return self.rendezvous.ask(self.silence if seconds is None else seconds, call)
 
-    # -- where this rank is
+    # -- this rank's position
 
     def enter(self, phase: str, step: int | None = None) -> None:
-        """Say what this rank is about to do; costs an assignment."""
+        """Set this rank's phase; costs one assignment."""
         self.phase = phase
         self.collective += 1
         self.step = self.step if step is None else step
@@ -231,7 +231,7 @@ class Comm:
             self._on_phase(self.phase, max(0, self.step), self.collective)
 
     def take_counters(self) -> tuple[float, int]:
-        """Seconds waited and bytes sent since this was last asked."""
+        """Seconds waited and bytes sent since the last call."""
         taken = self.wait_seconds, self.bytes_sent
         self.wait_seconds, self.bytes_sent = 0.0, 0
         return taken
@@ -244,40 +244,40 @@ class Comm:
         return tensor
 
     def start_all_reduce(self, tensor: torch.Tensor, what: str) -> Pending:
-        """Begin a sum over all ranks; every rank must begin its sums in the same order."""
+        """Start a sum over all ranks; every rank must start its sums in the same order."""
         self.collective += 1
         self.bytes_sent += 2 * (self.world - 1) * tensor.nbytes // self.world
         return self.launch(what, lambda: dist.all_reduce(tensor, async_op=True))
 
     def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
-        """Give every rank the source's tensor, in place."""
+        """Send the source's tensor to every rank, in place."""
         self.collective += 1
         self.bytes_sent += tensor.nbytes if self.rank == source else 0
         self.wait(self.launch(what, lambda: dist.broadcast(tensor, source, async_op=True)))
 
     def send(self, tensor: torch.Tensor, to: int, tag: int, what: str) -> Pending:
-        """Begin to send a tensor, which must stay as it is until the wait for it is over."""
+        """Start sending a tensor, which must not change until it was waited for."""
         self.bytes_sent += tensor.nbytes
         return self.launch(what, lambda: dist.isend(tensor, to, tag=tag))
 
     def receive(self, into: torch.Tensor, source: int, tag: int, what: str) -> Pending:
-        """Begin to receive a tensor in place."""
+        """Start receiving a tensor in place."""
         return self.launch(what, lambda: dist.irecv(into, source, tag=tag))
 
     def wait(self, *pending: Pending) -> None:
-        """Wait for tensors under way; the seconds count as waiting for the network."""
+        """Wait for pending tensors; counts as waiting time."""
         begun = time.perf_counter()
         for work, what in pending:
             if work is not None:
                 try:
-                    # Point-to-point work would otherwise keep the short time limit of the connecting.
+                    # Otherwise point-to-point work would keep the short connection timeout.
                     work.wait(timedelta(seconds=self.timeout))
                 except RuntimeError as error:
                     raise self._explain(what, error, time.perf_counter() - begun) from None
         self.wait_seconds += time.perf_counter() - begun
 
     def launch(self, what: str, start: Callable[[], Any]) -> Pending:
-        """Begin an exchange of torch.distributed that has no name of its own here."""
+        """Start an exchange of torch.distributed that has no method here."""
         if self.world == 1:
             return Pending(None, what)
         try:
@@ -288,7 +288,7 @@ class Comm:
     def broadcast_bytes(
         self, data: bytes | None, size: int, source: int, sink: Callable[[bytes], Any], what: str
     ) -> None:
-        """Carry the source's bytes to every other rank in chunks, each handed to that rank's sink."""
+        """Send the source's bytes to every other rank in chunks, passed to that rank's sink."""
         for begin in range(0, size, CHUNK_BYTES):
             chunk = torch.empty(min(CHUNK_BYTES, size - begin), dtype=torch.uint8)
             if data is not None:
@@ -300,15 +300,15 @@ class Comm:
     # -- small facts
 
     def exchange(self, what: str, value: Any, patient: bool = False, fits: Fits = anything) -> list[Any]:
-        """Every rank's value, in rank order; one that does not fit is refused (expected.py).
+        """Every rank's value, in rank order; rejects invalid ones (expected.py).
 
-        Patient: a rank that lives may take PATIENCE times the time limit.
+        A live rank may take PATIENCE times the timeout.
         """
         words = self.words(what, json.dumps(value), patient)
         return [_understood(what, rank, word, fits) for rank, word in enumerate(words)]
 
     def words(self, what: str, word: str, patient: bool) -> list[str | bytes]:
-        """Every rank's word as it told it."""
+        """Every rank's raw message."""
         if self.rendezvous is None:
             return [word]
         number, self._exchanges = self._exchanges, self._exchanges + 1
@@ -325,18 +325,18 @@ class Comm:
         return found
 
     def barrier(self, what: str) -> None:
-        """Go on when all ranks are here; for phases in which a rank may be busy for long (saving, sampling)."""
+        """Wait until all ranks are here; for phases in which a rank may be busy for long (saving, sampling)."""
         self.exchange(what, None, patient=True, fits=nothing)
 
     def post(self, key: str) -> None:
-        """Leave a word that any rank may look for."""
+        """Post a message that any rank may read."""
         if self.rendezvous is None:
             return
         with contextlib.suppress(RuntimeError, dist.DistError):
             self.ask(lambda store: store.set(key, "1"))
 
     def posted(self, key: str) -> bool:
-        """Whether any rank has left that word; a store that does not answer soon is not waited for."""
+        """Whether any rank has posted that message; does not wait for a slow store."""
         if self.rendezvous is None:
             return False
         with contextlib.suppress(RuntimeError, dist.DistError):
@@ -344,7 +344,7 @@ class Comm:
         return False
 
     def leave_word(self, key: str, what: str, instead_of: str | None = None) -> None:
-        """Leave a word of this rank, for which the others may wait; one that all have read may go."""
+        """Post a message that the others may wait for; one that all have read may be deleted."""
         if self.rendezvous is None:
             return
         self._tell(f"{key}/{self.rank}", "1", what)
@@ -352,7 +352,7 @@ class Comm:
             self._forget(f"{instead_of}/{self.rank}", what)
 
     def await_words(self, key: str, what: str) -> None:
-        """Go on when every rank has left that word, with patience for those that live. Unlike a barrier this may wait for a
+        """Wait until every rank has posted that message, patiently for live ones. Unlike a barrier, this may wait for a
         rank that waits in an exchange meanwhile."""
         begun = time.perf_counter()
         for rank in range(self.world) if self.rendezvous is not None else ():
@@ -373,7 +373,7 @@ class Comm:
             raise self._explain(what, error, time.monotonic() - begun) from None
 
     def _await(self, key: str, rank: int, what: str, patient: bool) -> bytes:
-        """The value of a key that another rank sets; not awaited from one that has left or whose heartbeat ended."""
+        """The value of a key set by another rank; gives up if that rank has left or lost its heartbeat."""
         begun = looked = time.monotonic()
         limit, beat, silent = self.timeout * (PATIENCE if patient else 1), b"", 0.0
         while True:
@@ -385,17 +385,17 @@ class Comm:
             beat, looked = heard, now
             if left or silent > self.silence or now - begun > limit:
                 raise self._explain(what, None, now - begun)
-            # As often as it may matter: a start has dozens of exchanges.
+            # As often as useful: a start has dozens of exchanges.
             time.sleep(min(0.1, max(0.001, (now - begun) / 8)))
 
-    # -- the beacon, and what is read from it when an exchange fails
+    # -- the heartbeat in the store, which explains failed exchanges
 
     def _start_beating(self, store: Any) -> None:
         def beat() -> None:
             count = 0
             while not self._quiet.is_set():
                 where = [count, self.host, self.phase, self.step, self.collective]
-                # Whatever the store may say, the next beat is tried: a store that comes back must hear of us.
+                # Retry with the next heartbeat: a store that comes back must hear from us.
                 with contextlib.suppress(RuntimeError, dist.DistError):
                     store.set(f"at/{self.rank}", json.dumps(where))
                 count += 1
@@ -405,16 +405,16 @@ class Comm:
         self._beacon.start()
 
     def stop_beating(self) -> None:
-        """Fall silent, so that this process can end."""
+        """Stop the heartbeat, so that this process can exit."""
         self._quiet.set()
         if self._beacon is not None:
             self._beacon.join(BEAT_SECONDS)
 
     def _explain(self, what: str, error: Exception | None, seconds: float) -> CommError:
-        """Turn a failed exchange into the sentence that names the rank which did not come."""
+        """Turn a failed exchange into a sentence that names the missing rank."""
         seen: list[Seen] = []
         if not isinstance(error, StoreSilent):
-            # A store that is gone or does not answer tells us nothing, which is told below.
+            # A silent store tells us nothing; that is handled below.
             with contextlib.suppress(RuntimeError, dist.DistError):
                 seen = self.ask(self._roll_call, 2 * ROLL_CALL_SECONDS)
         why = f" ({_first_line(error)})" if error is not None else ""
@@ -462,18 +462,18 @@ class Comm:
     # -- the end
 
     def give_up(self, reason: str, cause: Cause = Cause.BUG, blames: Sequence[int] | None = None) -> None:
-        """Leave word for the others that this rank ends with an error, so that they need not wait or wonder."""
+        """Tell the others that this rank failed, so that they need not wait."""
         if self.rendezvous is None:
             return
         blamed = [self.rank] if blames is None else list(blames)
         word = json.dumps([" ".join(reason.split())[:MOST_CHARACTERS], cause.value, blamed])
         with contextlib.suppress(RuntimeError, dist.DistError):
             self.ask(lambda store: store.set(f"left/{self.rank}", word), 2 * ROLL_CALL_SECONDS)
-            # Who serves the store stays until the others have had time to read it.
+            # The rank that serves the store stays until the others have read it.
             time.sleep(ROLL_CALL_SECONDS if self.rank == 0 else 0.0)
 
     def close(self) -> None:
-        """End together: nobody takes the store or a connection away while another still needs it."""
+        """End together: nobody closes the store or a connection that another rank still needs."""
         if self.rendezvous is None:
             return
         what = "the end of the run"
@@ -497,13 +497,13 @@ def _beat_of(store: Store, rank: int) -> bytes:
 
 
 def _look(store: Store, key: str, rank: int) -> tuple[bytes | None, bytes, bool]:
-    """The value of a key if it is there, else the last beat of the rank that is to set it and whether that has left."""
+    """A key's value if set, else the last heartbeat of the rank that sets it and whether it has left."""
     value = _value(store, key)
     return (value, b"", False) if value is not None else (None, _beat_of(store, rank), store.check([f"left/{rank}"]))
 
 
 def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
-    """A rank's word, if it is one that this trainer says there."""
+    """A rank's message, if valid."""
     with contextlib.suppress(ValueError, RecursionError):
         if fits(told := json.loads(word)):
             return told
@@ -516,7 +516,7 @@ def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
 
 
 def _beat(word: bytes) -> list[Any]:
-    """Count, host, phase, step and collective of a beat."""
+    """Count, host, phase, step and collective of a heartbeat."""
     with contextlib.suppress(ValueError, RecursionError):
         told = json.loads(word)
         if row(count(), text, text, number, number)(told):
@@ -533,8 +533,8 @@ def _farewell(word: bytes) -> Farewell:
 
 
 def outlast_agents(comm: Comm, environ: Mapping[str, str] = ENVIRON) -> None:
-    """Rank 0's last act: torchrun's agent above it serves the store, and those of the other hosts complain at length
-    if it is gone before they are."""
+    """Rank 0's last act: its torchrun agent serves the store, and the other hosts' agents complain at length
+    if it disappears before they exit."""
     others = int(environ.get("GROUP_WORLD_SIZE", "1")) - 1
     if comm.rank or not others or comm.rendezvous is None or not _agent_serves(environ):
         return
@@ -554,11 +554,11 @@ def _ended_agents(store: Store, key: str) -> int:
 
 
 def _agent_serves(environ: Mapping[str, str]) -> bool:
-    """torchrun's agent on the first host serves the store itself; without one it is rank 0 that does."""
+    """torchrun's agent on the first host serves the store; without an agent, rank 0 does."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _first_line(error: Exception) -> str:
-    """The library's own words, without its source file, its advice and its stack."""
+    """The library's message, without its source file, advice and stack."""
     line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return re.sub(r"^\[[^\]]*\]\s*|\. This is .*$|\s*Exception raised from.*$", "", line)[:120].rstrip(". ")

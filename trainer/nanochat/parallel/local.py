@@ -1,22 +1,22 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Local steps, for links so slow that a step is mostly waiting: the ranks train apart and meet every so many steps.
+"""Local steps, for links so slow that a step is mostly waiting: the ranks train separately and meet every H steps.
 
---local-steps H: each rank makes H steps on its own rows, with an optimizer of its own, and says nothing; then all take a step
-along the mean of what the ranks have changed since the last meeting, each rank counting as many times as it has rows: with
-Nesterov's momentum for the matrices (meeting.py), as it is for scalars and for the embedding tables, where a row's mean is that
-of the ranks which touched it. That is another method than one step of all ranks, and another model comes of it; see
-lab/performance.md. The first and the last steps of a run (schedule.steps_apart) are made together all the same: in the first
-the weights move too far for a mean to make sense, and in the last what is left of the ranks' differences wears off.
+--local-steps H: each rank makes H steps on its own rows with its own optimizer, without communication; then all take a step
+along the mean of the ranks' changes since the last meeting, weighted by their rows: with
+Nesterov momentum for the matrices (meeting.py), without for scalars and embedding tables, where a row's mean covers
+only the ranks that touched it. This is a different method from lockstep and gives a different model; see
+lab/performance.md. The first and last steps of a run (schedule.steps_apart) are in lockstep: in the first
+the weights move too far for a mean to make sense, and the last remove the remaining differences between ranks.
 
---local-overlap K: the means travel behind the next K steps, and are taken after them: the weights move by what a mean has
-beyond the rank's own change. For a meeting before which a checkpoint, an evaluation or a sample is due all wait, as without it.
+--local-overlap K: the means are sent during the next K steps and applied after them: the weights move by the difference
+between the mean and the rank's own change. A meeting before a checkpoint, evaluation or sample is blocking.
 
-After a meeting for which all wait they hold the same weights to the bit. Of the embedding tables only the rows travel that a rank has
-touched. A row that no rank has touched must change alike everywhere, by its decay alone, so at a meeting each rank first makes
-at once all updates that the momentum of its rows would still make, and begins without momentum there. All other state of the
-optimizers stays each rank's own and is saved by each rank, until the common steps at the end begin with the mean of it.
+After a blocking meeting all hold bit-identical weights. Of the embedding tables, only rows touched by a rank are sent.
+A row that no rank touched must change alike everywhere, by its decay alone, so before a meeting each rank
+applies all remaining momentum updates of its rows at once and resets their momentum. All other optimizer state
+stays separate and is saved by each rank, until the final lockstep part starts with its mean.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from nanochat.rules.schedule import StepSchedule, outer_rates, steps_apart
 IDS_TAG = 3
 MEANS = "the means of all ranks"
 STOP_KEY = "stop"
-# By what name a checkpoint has the momentum of the meetings.
+# Checkpoint key of the meetings' momentum.
 MOMENTUM_KEY = "meetings"
-# What must find all ranks with the same weights, and so waits for a meeting.
+# Events that need the same weights on all ranks, and so wait for a meeting.
 MEETINGS = ("eval_every", "sample_every", "save_every")
 
 
 def fit(settings: Settings, steps: int, world: int, device: str = "cpu") -> Settings:
-    """These settings with everything that needs equal weights moved to the next meeting; refuses what makes no sense."""
+    """These settings with such events moved to the next meeting; rejects invalid combinations."""
     every = settings.local_steps if world > 1 else 0
     if every and device != "cpu":
         refuse(settings, "local_steps", "is for CPUs on slow links; omit it with a GPU")
@@ -65,22 +65,22 @@ def fit(settings: Settings, steps: int, world: int, device: str = "cpu") -> Sett
 
 
 def is_apart(every: int, steps: int, step: int) -> bool:
-    """Whether the ranks make this step apart."""
+    """Whether the ranks make this step separately."""
     return every > 0 and step in steps_apart(steps)
 
 
 def kinds_of_meetings(settings: Settings) -> tuple[int, list[int]]:
-    """Steps behind which the means of a meeting travel, and of which steps the multiples need all ranks alike."""
+    """The steps that overlap with a meeting's transfer, and the intervals that need all ranks in sync."""
     return settings.local_overlap, [count for count in (getattr(settings, name) for name in MEETINGS) if count > 0]
 
 
 def is_whole(meeting: int, overlap: int, whole: Sequence[int]) -> bool:
-    """Whether all ranks wait for the means of the regular meeting after so many steps."""
+    """Whether the regular meeting after this many steps is blocking."""
     return not overlap or any(meeting % count == 0 for count in whole)
 
 
 def first_meeting(begun: int, every: int, steps: int, overlap: int = 0, whole: Sequence[int] = ()) -> int:
-    """The step before which all ranks of a run that begins at a step are alike again."""
+    """The first step before which all ranks are in sync again, in a run that begins at a step."""
     if not is_apart(every, steps, begun):
         return begun + 1
     last = steps_apart(steps).stop
@@ -89,14 +89,14 @@ def first_meeting(begun: int, every: int, steps: int, overlap: int = 0, whole: S
 
 
 def first_meetings(begun: int, every: int, steps: int, overlap: int = 0, whole: Sequence[int] = ()) -> set[int]:
-    """The same in each part of a run, where another way of training begins."""
+    """The same in each part of a run."""
     apart = steps_apart(steps)
     begins = [begun, max(begun, apart.start), max(begun, apart.stop)] if every else [begun]
     return {first_meeting(one, every, steps, overlap, whole) for one in begins}
 
 
 class Touched(NamedTuple):
-    """Rows of the tables that a step was the first to touch since the last meeting, as they were before it."""
+    """Table rows first touched in a step since the last meeting, with their previous values."""
 
     ids: Tensor
     values: dict[str, Tensor]
@@ -104,7 +104,7 @@ class Touched(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a rank has changed in the tables: the rows, the change of each table there as it travels, and what must have
+    """A rank's changes to the tables: the rows, each table's changes as sent, and pending transfers.
     arrived."""
 
     ids: Tensor
@@ -113,8 +113,8 @@ class Rows(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """A meeting whose means travel while the ranks go on: of the rows that any rank had touched, in rising order, what they
-    would be by decay alone and what they were on this rank when the ranks met."""
+    """A meeting whose means are in transit: the sorted rows touched by any rank, their values by decay alone,
+    and their values on this rank at the meeting."""
 
     ids: Tensor
     alone: dict[str, Tensor]
@@ -126,12 +126,12 @@ class Flight(NamedTuple):
 
 
 def means_of(step: int) -> str:
-    """By what word a rank says that its mean of the meeting after so many steps is on its way."""
+    """A rank's message that its mean of the meeting after this many steps is on its way."""
     return f"means/{step}"
 
 
 class LocalSync(Sync):
-    """Steps of one's own, and every so many of them a meeting."""
+    """Separate steps with a regular meeting."""
 
     def __init__(
         self,
@@ -145,8 +145,8 @@ class LocalSync(Sync):
         overlap: int = 0,
         whole: Sequence[int] = (),
     ) -> None:
-        """mode: as --sync has it; outer: rate and momentum of the meetings, by the number of ranks where it is not given;
-        overlap, whole: as kinds_of_meetings has them."""
+        """mode: --sync; outer: rate and momentum of the meetings, by default by the number of ranks;
+        overlap, whole: from kinds_of_meetings."""
         super().__init__(comm, training, optimizer, tokens_of_ranks)
         self.every, self.row_wire = every, WIRES[mode].meetings
         self.overlap, self.whole = overlap, whole
@@ -159,9 +159,9 @@ class LocalSync(Sync):
         self.made, self.last, self.met = 0, 0, False
         self._anchored = False
         self._flight: Flight | None = None
-        self._sent: str | None = None  # under which word the others know that our last mean is on its way
+        self._sent: str | None = None  # message under which the others learn that our last mean is on its way
         self._mine, self._stop = torch.empty(0, dtype=torch.int64), False
-        # The count of steps at which all ranks have agreed to meet, and whether the run ends there.
+        # The step count at which all ranks agreed to meet, and whether the run ends there.
         self._agreed: tuple[int, bool] | None = None
         self._seen = torch.zeros(training.model.config.padded_vocab_size, dtype=torch.bool)
         self._touched: list[Touched] = []
@@ -169,14 +169,14 @@ class LocalSync(Sync):
 
     @torch.no_grad()
     def begin(self, step: int, last: int) -> None:
-        """Go on from this step, and meet before the last in any case; what other ways left of momentum is settled."""
+        """Continue from this step, and meet before the last one in any case; settles momentum left by other methods."""
         self.made, self.last = step, last
         optimizer = self.optimizer
         optimizer.catch_up()
         for table in optimizer.tables.values() if optimizer.steps else ():
             table.pay_out(torch.arange(len(table.parameter)), optimizer.history[optimizer.steps], optimizer.steps)
 
-    # -- a step of one's own
+    # -- a separate step
 
     def offer_ids(
         self,
@@ -186,7 +186,7 @@ class LocalSync(Sync):
         busy: float = 0.0,
         place: tuple[int, bool] = (0, False),
     ) -> None:
-        """Nobody else needs to know them; that this rank is to stop, all must see."""
+        """Nobody else needs them, but all must see a stop request."""
         self._mine = unique_ids(list(ids)).long()
         if stop and not self._stop:
             self.comm.post(STOP_KEY)
@@ -195,11 +195,11 @@ class LocalSync(Sync):
     def take_ids(self) -> tuple[Tensor, bool]:
         """This rank's own token ids, and whether the run ends after this step, in which all ranks meet.
 
-        Whoever sees that a rank is asked to stop, or is about to make the step of a regular meeting, tells the others
-        how many steps it has made; then all meet after the next step of the foremost.
+        A rank that sees a stop request, or is about to make the step of a regular meeting, reports
+        its step count; then all meet after the next step of the rank furthest ahead.
         """
         if self._agreed is None and (self.meeting_in() == 1 or self._stop or self.comm.posted(STOP_KEY)):
-            # A rank that is further on may be waiting for our mean, and come to this exchange only when it has it.
+            # A rank further ahead may be waiting for our mean, and reach this exchange only then.
             self._reduce()
             what, fits = "the step before a meeting", row(count(), flag)
             told = self.comm.exchange(what, [self.made, self._stop], patient=True, fits=fits)
@@ -224,7 +224,7 @@ class LocalSync(Sync):
 
     @torch.no_grad()
     def step(self, loss: Tensor, schedule: StepSchedule) -> float:
-        """Returns this rank's loss, and in the step of a meeting that of all."""
+        """Returns this rank's loss, and at a meeting all ranks'."""
         meets, stops = self._meets(), self._agreed is not None and self._agreed[1]
         own = super().step(loss, schedule)
         self.made += 1
@@ -233,13 +233,13 @@ class LocalSync(Sync):
         regular = self.made % self.every == 0 and self.made != self.last and not stops
         self.met = meets and (not regular or is_whole(self.made, self.overlap, self.whole))
         self._get_on(meets)
-        # A rank whose loss is spoilt says so before the others take its weights.
+        # A rank with a non-finite loss reports it before the others take its weights.
         if not meets or not math.isfinite(own):
             return own
         return self._meet(own) if self.met else self._depart(own)
 
     def _get_on(self, meets: bool) -> None:
-        """With a meeting whose means travel."""
+        """Progress a meeting in transit."""
         flight = self._flight
         if flight is None:
             return
@@ -249,11 +249,11 @@ class LocalSync(Sync):
             self._reduce()
 
     def _reduce(self) -> None:
-        """Send the mean that is ours to send, if means travel and that was not done, and say so."""
+        """Send our mean, if means are in transit and it was not sent yet, and announce it."""
         if self._flight is None or self._sent == (word := means_of(self._flight.step)):
             return
         self.dense.reduce()
-        # Those who have come to this meeting have landed from the last one.
+        # Whoever reached this meeting has applied the last one.
         self.comm.leave_word(word, MEANS, instead_of=self._sent)
         self._sent = word
 
@@ -263,7 +263,7 @@ class LocalSync(Sync):
         loss, of_ranks = self._open(loss)
         mine, optimizer = of_ranks[self.comm.rank], self.optimizer
         self.dense.send()
-        # What is sent arrives in this order: rows before the mean would make all ranks wait for them at the mean.
+        # This is the order of arrival: rows before the mean would make all ranks wait for them at the mean.
         self.dense.take()
         changes, alone = self._row_changes(mine)
         for name, table in optimizer.tables.items():
@@ -277,7 +277,7 @@ class LocalSync(Sync):
         return loss
 
     def _open(self, loss: float) -> tuple[float, list[Tensor]]:
-        """The loss of all ranks, and the ids of the rows that each has touched since the last meeting."""
+        """The loss of all ranks, and the ids of the rows that each touched since the last meeting."""
         comm, mine = self.comm, torch.cat([touched.ids for touched in self._touched])
         comm.enter("sync")
         fits = row(count(len(self._seen)), number)
@@ -294,15 +294,15 @@ class LocalSync(Sync):
         return float(mean), [ids.long() for ids in of_ranks]
 
     def _begin_anew(self) -> None:
-        """What is touched from here on counts for the next meeting."""
+        """Start collecting changes for the next meeting."""
         self._touched.clear()
         self._multipliers.clear()
         self._seen.zero_()
 
-    # -- a meeting whose means travel behind the next steps
+    # -- a meeting whose means are in transit
 
     def _depart(self, loss: float) -> float:
-        # Whose rows are under way, all must know before they touch them again.
+        # All must know whose rows are in transit before they touch them again.
         loss, of_ranks = self._open(loss)
         mine, ids, steps = of_ranks[self.comm.rank], torch.unique(torch.cat(of_ranks)), self.optimizer.steps
         changes, alone = self._row_changes(mine)
@@ -318,8 +318,8 @@ class LocalSync(Sync):
         return loss
 
     def _land(self, flight: Flight) -> None:
-        """The means have come, of a meeting some steps back: rows that have rested since then are as on all ranks, and
-        those touched since move by what the mean has beyond this rank's own change."""
+        """Apply a meeting's means, some steps later: untouched rows become the mean, and
+        touched ones move by the difference between the mean and this rank's own change."""
         self._reduce()
         # A slow rank may be many steps away from sending its mean.
         self.comm.await_words(means_of(flight.step), MEANS)
@@ -338,7 +338,7 @@ class LocalSync(Sync):
         self._change_records(ids, touched, flight)
 
     def _change_records(self, ids: Tensor, touched: Tensor, flight: Flight) -> None:
-        """What rows touched since the meeting were before it: now the same on all ranks."""
+        """Correct the recorded previous values of rows touched since the meeting: now the same on all ranks."""
         records = []
         for one in self._touched:
             other = ~torch.isin(one.ids, ids)
@@ -346,10 +346,10 @@ class LocalSync(Sync):
         values = {name: alone[touched] for name, alone in flight.alone.items()}
         self._touched = [Touched(ids[touched], values, flight.step), *records]
 
-    # -- rows of the tables
+    # -- table rows
 
     def _swap_rows(self, of_ranks: Sequence[Tensor], changes: dict[str, Tensor]) -> list[Rows]:
-        """How each table changed in the rows that every rank has touched; some of it is still to arrive."""
+        """Each table's changes in the rows touched by any rank; some are still in transit."""
         comm, wire = self.comm, self.row_wire
         swapped = []
         start: Callable[[Tensor, int, int, str], Pending]
@@ -374,7 +374,7 @@ class LocalSync(Sync):
         self.comm.wait(*pending)
 
     def _mean_rows(self, ids: Tensor, swapped: Sequence[Rows]) -> dict[str, Tensor]:
-        """The mean of the changes of each row, over those ranks alone that had touched it."""
+        """The mean change of each row over the ranks that touched it."""
         touching = torch.zeros(len(ids))
         places = [torch.searchsorted(ids, rows.ids) for rows in swapped]
         for rows, place, weight in zip(swapped, places, self.weights, strict=True):
@@ -390,7 +390,7 @@ class LocalSync(Sync):
         return means
 
     def _row_changes(self, ids: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """How the rows changed beyond their decay, momentum to come included, and what they were if never touched."""
+        """The rows' changes beyond decay, remaining momentum included, and their values if untouched."""
         optimizer = self.optimizer
         changes: dict[str, Tensor] = {}
         alone: dict[str, Tensor] = {}
@@ -404,26 +404,26 @@ class LocalSync(Sync):
         return changes, alone
 
     def whole_state(self) -> dict[str, Any]:
-        """This rank's own, and what is common to all."""
+        """This rank's own state, and the shared one."""
         return {**self.optimizer.state_dict(), MOMENTUM_KEY: self.dense.momentum}
 
 
 def make_local(
     settings: Settings, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int]
 ) -> LocalSync:
-    """The way of --local-steps; --sync says what travels."""
+    """The local-steps method; --sync sets the wire format."""
     overlap, whole = kinds_of_meetings(settings)
     every = settings.local_steps
     return LocalSync(comm, training, optimizer, tokens_of_ranks, every, settings.sync, overlap=overlap, whole=whole)
 
 
 def settle(comm: Comm, state: Mapping[str, Any]) -> None:
-    """Give every rank the mean of all ranks' optimizer states, rounded to bf16 on the way, for steps that need it alike."""
-    # In an order that is the same everywhere: ranks may have come to their matrices in another one.
+    """Replace all optimizer states by their mean, sent as bf16, for the lockstep part."""
+    # In the same order everywhere: ranks may have created their matrices in different orders.
     for name, tensors in chain(sorted(state["adamw"].items()), sorted(state["muon"].items())):
         for kind, tensor in tensors.items():
             if is_table(name) and kind == "exp_avg":
-                # At a meeting it is paid out, so that none is left.
+                # A meeting applies all of it, so none is left.
                 tensor.zero_()
                 continue
             for piece in tensor.view(-1).split(PIECE):

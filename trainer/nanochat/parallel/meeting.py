@@ -1,22 +1,22 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What becomes of the dense weights when ranks meet that have trained apart: one step along the mean of their changes.
+"""Updates the dense weights when separately training ranks meet: one step along their mean change.
 
     dense = DenseMeeting(comm, parameters, weights, wire, outer)
-    dense.start()               # before the first step apart: from here on changes count
+    dense.start()               # before the first separate step: from here on changes count
     dense.send()                # this rank's change leaves
     dense.take()                # the mean has come, and the weights are the same on all ranks
 
-or, where the ranks go on training while it travels:
+or, if the ranks continue training during the transfer:
 
     dense.send()
-    dense.reduce()              # some steps later: what is ours to sum has come, and the mean of it leaves
-    dense.land()                # some more later: the weights move by what the mean has beyond this rank's own change
+    dense.reduce()              # some steps later: sum our part and send its mean
+    dense.land()                # some more later: move the weights by the mean minus this rank's own change
 
-Each rank sums a part of all weights, in float32 and in the order of the ranks, and sends the mean of it to all; everybody
-goes on from the mean as it was sent. What a packing wire rounds off a change or a mean is kept by the sender and goes with
-the next one, damped: from meeting to meeting the weights move far, and what is old tells less and less of where to.
+Each rank sums a part of all weights, in float32 and in rank order, and sends its mean to all; everybody
+continues from the mean as sent. The sender keeps the rounding error of a packed change or mean and adds it to
+the next one, damped: the weights move far between meetings, so old errors lose their meaning.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from nanochat.parallel.wire import Wire
 from nanochat.rules.ways import BLOCK
 
 SMALL_TAG, FIRST_TAG = 4, 10
-# Of what is summed, so many elements travel together: with each piece that comes, a rank shows that it gets on.
+# Elements summed together: each arriving piece shows that a rank makes progress.
 PIECE = 2**20
-# What is left of error feedback from one meeting to the next.
+# Fraction of the error feedback kept from one meeting to the next.
 KEPT = 0.9
 
 
 class Part(NamedTuple):
-    """A piece of the change of a rank that it is ours to sum, or of the mean that another rank has summed."""
+    """A piece of a rank's change that this rank sums, or of the mean from another rank."""
 
     rank: int
     number: int
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 class DenseMeeting:
-    """The dense weights in one piece, those of the matrices first, which lie in rows of a common width."""
+    """The dense weights in one piece, the matrices first, in rows of a common width."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class DenseMeeting:
         self.pieces = -(-self.size // (PIECE * comm.world))  # of the part that a rank sums
         rows, parts = self.size // self.width, self.pieces * comm.world
         self._bounds = [rows * part // parts * self.width for part in range(parts + 1)]
-        # What packing has left of this rank's change, and of the mean of the part that it sums.
+        # Rounding errors of this rank's change, and of the mean of its part.
         self.feedback: dict[str, Tensor] = {}
         if not wire.dtype.is_floating_point:
             own = self._bounds[self.pieces * (comm.rank + 1)] - self._bounds[self.pieces * comm.rank]
             self.feedback = {"change": torch.zeros(self.size), "mean": torch.zeros(own)}
-        self._mean_change: Tensor | None = None  # of the part that is ours, once it is summed
+        self._mean_change: Tensor | None = None  # this rank's part, once summed
         self._coming: list[Part] = []
         self._own: list[Tensor] = []
         self._arriving: list[list[Part]] = []
@@ -86,24 +86,24 @@ class DenseMeeting:
         self._leaving: list[tuple[Pending, Tensor]] = []
 
     def start(self) -> None:
-        """From these weights on changes count, the same on all ranks."""
+        """Start counting changes from these weights, the same on all ranks."""
         self._gather(self.anchor)
 
     def _gather(self, into: Tensor) -> None:
         torch.cat([p.flatten() for p in self.parameters], out=into)
 
     def _parts(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each parameter, and what is its own of all in one piece."""
+        """Each parameter with its slice of the whole."""
         values = flat.split([p.numel() for p in self.parameters])
         return ((p, part.view_as(p)) for p, part in zip(self.parameters, values, strict=True))
 
     def _piece(self, flat: Tensor, rank: int, number: int) -> Tensor:
-        """One piece of the part that a rank sums, in rows."""
+        """One piece of a rank's part, in rows."""
         part = rank * self.pieces + number
         return flat[self._bounds[part] : self._bounds[part + 1]].view(-1, self.width)
 
     def _written(self, values: Tensor, feedback: Tensor | None) -> Tensor:
-        """The values as they travel."""
+        """The values as sent."""
         if self.wire.exact:
             return values.view(-1)
         message = torch.empty(self.wire.length(*values.shape), dtype=self.wire.dtype)
@@ -119,7 +119,7 @@ class DenseMeeting:
 
     @torch.no_grad()
     def send(self) -> None:
-        """Send each rank what it is to sum of our change, and await what it is ours to sum, piece by piece."""
+        """Send each rank its part of our change, and receive ours, piece by piece."""
         self._gather(self.change)
         self.change.sub_(self.anchor)
         self._send_small()
@@ -137,21 +137,21 @@ class DenseMeeting:
                     self._leave(message, rank, tag, what)
 
     def take(self) -> None:
-        """Sum our part, swap the means, and go on from there: all ranks with the same weights."""
+        """Sum our part, exchange the means, and continue from them with the same weights on all ranks."""
         self.reduce()
         self._step(self._arrived())
         for parameter, values in self._parts(self.anchor):
             parameter.copy_(values)
 
     def land(self) -> None:
-        """Go on from the means, which lie some steps back, with what this rank has changed since."""
+        """Continue from the means, some steps later, with this rank's changes since."""
         self.reduce()
         for parameter, moved in self._parts(self._step(self._arrived()).sub_(self.change)):
             parameter.add_(moved)
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Sum our part of all ranks' changes, and send the mean of it; once a meeting, however often it is asked for."""
+        """Sum our part of all ranks' changes and send its mean; once per meeting, however often called."""
         if self._mean_change is not None:
             return
         mean = self._mean_change = torch.empty_like(self.change)
@@ -167,7 +167,7 @@ class DenseMeeting:
         self._arriving.clear()
 
     def _arrived(self) -> Tensor:
-        """The mean of all ranks' changes, when it has come from those who summed it."""
+        """The mean of all ranks' changes, once it has arrived."""
         mean, self._mean_change = self._mean_change, None
         assert mean is not None, "reduce() comes first"
         for part in self._coming:
@@ -184,8 +184,8 @@ class DenseMeeting:
         self.comm.wait(*pending)
 
     def _mean(self, number: int, parts: Sequence[Part], into: Tensor) -> Tensor:
-        """The mean of a piece of our part, by the ranks' rows; our own change counts as it would have travelled, and the mean
-        as it will travel. Returns the message."""
+        """The mean of a piece of our part, weighted by rows; our own change counts as sent, and the mean
+        as it will be sent. Returns the message."""
         messages = {self.comm.rank: self._own[number], **{part.rank: part.message for part in parts}}
         total, values = torch.zeros_like(into), torch.empty_like(into)
         for rank, weight in enumerate(self.weights):
@@ -200,7 +200,7 @@ class DenseMeeting:
         return message
 
     def _send_small(self) -> None:
-        """What is too small to be shared out or packed: every rank gives its change of it to all."""
+        """Send every rank our changes of tensors too small to be split or packed."""
         mine, what = self.change[self.size :], "the changes of the small weights"
         for rank in range(self.comm.world):
             if rank == self.comm.rank:

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rendezvous store that all ranks share, asked in such a way that nobody waits for its answer without a limit.
+"""The rendezvous store that all ranks share, queried with a timeout.
 
-torch's client of the store waits for an answer forever where the store's host is frozen or cut off. So every question is
-asked by a thread that may be left behind.
+torch's store client waits forever if the store's host is frozen or cut off. So every query
+runs in a thread that can be abandoned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StoreSilent(RuntimeError):
 
 
 class _Question:
-    """A call for the thread to make, and what came of it."""
+    """A call for the thread, and its result."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.call, self.done = call, threading.Event()
@@ -42,13 +42,13 @@ class _Question:
             return
         try:
             self.value = self.call()
-        # Whoever asked must hear of it, whatever it is; a thread that ends in silence is waited for in vain.
+        # The caller must see any error; otherwise it would wait in vain.
         except BaseException as error:
             self.error = error
         self.done.set()
 
     def wait(self, seconds: float) -> Any:
-        # Whoever was suspended while it waited finds its time over, and the answer there a moment later.
+        # A caller that was suspended finds its time over, and the answer a moment later.
         if not self.done.wait(seconds) and not self.done.wait(GRACE_SECONDS):
             self.abandoned = True
             raise StoreSilent(seconds)
@@ -58,7 +58,7 @@ class _Question:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """What the call returns or raises, if it does so in time."""
+    """The call's result or exception, if it comes in time."""
     question = _Question(call)
     threading.Thread(target=question.answer, name="rendezvous", daemon=True).start()
     answer: T = question.wait(seconds)
@@ -66,7 +66,7 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 
 class Rendezvous:
-    """A store, and the thread that asks it one question after the other."""
+    """A store, and the thread that queries it."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -78,7 +78,7 @@ class Rendezvous:
             self._questions.get().answer()
 
     def ask(self, seconds: float, call: Callable[[Store], T]) -> T:
-        """What the call makes of the store; StoreSilent if that takes longer."""
+        """The result of the call on the store; StoreSilent on timeout."""
         question = _Question(lambda: call(self.store))
         self._questions.put(question)
         answer: T = question.wait(seconds)

@@ -1,19 +1,19 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The head shared out: each rank has a part of the vocabulary, and neither its weights nor their gradient travel.
+"""The shared head: each rank has a part of the vocabulary, and neither its weights nor their gradient are sent.
 
-What travels is what the head sees, y, and its gradient, both a row a token:
+Instead the head's input y and its gradient are sent, both one row per token:
 
-1. each rank sends y of its rows, and makes the exponentials of its own rows in its own part meanwhile;
-2. it makes those of the others' rows as they come, and sends of each what is summed: that sum over its part, and the
-   exponential of the target if that is in its part;
-3. with the sums of all parts it makes its part of the gradient of y, of the others' rows first, which leave at once;
-4. and the gradient of its weights, while the parts of its own rows' gradient arrive, which it sums in the order of the ranks.
+1. each rank sends y of its rows, and meanwhile computes the exponentials of its own rows in its part;
+2. it computes those of the others' rows as they arrive, and sends their sums over its part and the
+   target's exponential if that is in its part;
+3. with the sums of all parts it computes its part of y's gradient, the others' rows first, which are sent at once;
+4. and the gradient of its weights, while the parts of its own rows' gradient arrive, which it sums in rank order.
 
-So the work of each part hides the way of what was sent before it. The rows of a pass go through this in rounds of as
-many as may have their logits in memory. Of the last round of a step the gradient of the weights is left for the time
-when the layers' gradients are under way: `finish()` makes it piece by piece.
+So the work of each step hides the transfer before it. The rows of a pass go through this in rounds of as
+many as may have their logits in memory. The weight gradient of a step's last round is left for the time
+when the layers' gradients are in transit: `finish()` computes it piece by piece.
 
 With t = tanh(y W' / 15) the logits 15 t are bounded, so their exponentials are summed as they are, without a maximum. With S
 the sum of a row, its gradient of y W' is (e / S - target) * (1 - t^2); here it is kept S times as large, so that no pass over
@@ -45,18 +45,18 @@ from nanochat.parallel.wire import WIRES
 from nanochat.rules.shares import part_bounds, passes_of
 from nanochat.rules.ways import can_share, choose_head
 
-# Beyond all tags of the gradients.
+# Above all tags of the gradients.
 FIRST_TAG = 2**20
 
 
 def even_slices(tokens: Sequence[int], row_bytes: int, limit: int) -> list[list[slice]]:
-    """All tokens of all ranks, as many together as stay below the limit: of each rank in each round nearly the same part."""
+    """Groups of all ranks' tokens below the limit, with nearly equal parts of each rank."""
     count = min(max(tokens), len(row_slices(sum(tokens), row_bytes, limit)))
     return [[slice(t * n // count, t * (n + 1) // count) for t in tokens] for n in range(count)]
 
 
 def fit_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[int], device: str) -> Settings:
-    """These settings with --head auto decided; refuses parts that the job or the vocabulary has no room for."""
+    """These settings with --head auto decided; rejects parts that do not fit the job or the vocabulary."""
     shares, world = settings.head_shares, len(tokens_of_ranks)
     if shares and len(shares) != world:
         refuse(settings, "head_shares", f"names {len(shares)} rank(s), but this job has {world}")
@@ -75,31 +75,31 @@ def fit_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[
 
 
 def make_head(settings: Settings, comm: Comm, model: GPT, shares: Shares, dtype: torch.dtype) -> SharedHead | None:
-    """This rank's part, if these settings (as fit_head gives them) share the head out."""
+    """This rank's part, if these settings (from fit_head) share the head."""
     if settings.head != "shared":
         return None
     config = model.config
     bounds = part_bounds(config.vocab_size, config.padded_vocab_size, shares.head)
     by_rank = passes_of(shares.rows, settings.device_batch_size, together=True)
     passes = [[rows * settings.max_seq_len for rows in one] for one in zip(*by_rank, strict=True)]
-    # What packing would do to hidden states has no place for error feedback: they go as the rows of the tables do.
+    # Packed hidden states would have no error feedback: they are sent like table rows.
     return SharedHead(comm, model, bounds, passes, WIRES[settings.sync].rows.dtype, dtype)
 
 
 class Target(NamedTuple):
-    """Where the targets of some rows are in this rank's part, and what is there."""
+    """The targets of some rows in this rank's part, and their values."""
 
-    rows: Tensor  # numbers of the rows whose target is in this part
+    rows: Tensor  # indices of the rows whose target is in this part
     columns: Tensor
     t: Tensor
     exponential: Tensor
 
 
 class Round:
-    """The rows that go through the head together, of each rank that has rows in it one after the other."""
+    """Rows that go through the head together, by rank."""
 
     def __init__(self, head: SharedHead, number: int, slices: Sequence[slice]) -> None:
-        """slices: of the rows of each rank in this pass."""
+        """slices: of each rank's rows in this pass."""
         self.rows = slices[head.comm.rank]
         self.sizes = [one.stop - one.start for one in slices]
         self.active = [rank for rank, size in enumerate(self.sizes) if size]
@@ -118,7 +118,7 @@ class Round:
         self.found: dict[int, Target] = {}
 
     def sums(self, part: int, rank: int) -> Tensor:
-        """Of the rows of a rank in the part of another: sums of exponentials, and exponentials of the targets."""
+        """The rows of a rank in another's part: sums of exponentials, and the targets' exponentials."""
         place = self.places[rank]
         return self._sums[part, 2 * place.start : 2 * place.stop].view(2, self.sizes[rank])
 
@@ -146,14 +146,14 @@ class SharedHead:
         self.real = min(self.rows.stop, model.config.vocab_size) - self.rows.start
         self.sizes = [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
         self.row_bytes = max(self.sizes) * dtype.itemsize
-        # The padding's rows are never written.
+        # The padding rows are never written.
         self.gradient = torch.zeros_like(self.part)
         self.buffers = Buffers(self.weight.device)
         self.others = [(comm.rank + distance) % comm.world for distance in range(1, comm.world)]
         self.operand = self.logits = self.scaled = torch.empty(0)
         self.number = 0  # of the pass
         self.rounds: list[Round] = []
-        self.current = True  # whether the weights of the other parts are those of now
+        self.current = True  # whether the other parts' weights are current
         self._written = False
         self._leaving: list[Pending] = []
 
@@ -166,8 +166,8 @@ class SharedHead:
         self.number, self._written = 0, False
 
     def start_pass(self) -> None:
-        """Be ready for what the others send: their rows may come while ours are still in the layers."""
-        # What is sent lies in the buffers of the last pass until it has left.
+        """Prepare for the others' rows, which may arrive while ours are still in the layers."""
+        # Sent data stays in the last pass's buffers until it has left.
         self.settle()
         tokens = self.passes[self.number]
         slices = even_slices(tokens, self.row_bytes, self.limit)
@@ -176,7 +176,7 @@ class SharedHead:
             self._expect(one, number)
 
     def _tag(self, number: int, kind: int) -> int:
-        """kind: 0 y, 1 targets, 2 gradients of y, from 3 on the sums of the rows of a rank."""
+        """kind: 0 y, 1 targets, 2 gradients of y, from 3 on the sums of a rank's rows."""
         return FIRST_TAG + number * (3 + self.comm.world) + kind
 
     def _expect(self, one: Round, number: int) -> None:
@@ -196,7 +196,7 @@ class SharedHead:
         self._leaving += [self.comm.send(tensor, rank, self._tag(number, kind), what) for rank in ranks]
 
     def loss_and_gradient(self, y: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """As of a whole head; y is this rank's rows of this pass."""
+        """Like a whole head; y is this rank's rows of this pass."""
         for number, one in enumerate(self.rounds):
             if self.comm.rank not in one.active:
                 continue
@@ -213,7 +213,7 @@ class SharedHead:
         return loss, d.mul_(scale)
 
     def take_part(self, scale: float) -> Tensor:
-        """Do what is this rank's to do in a pass; returns the loss of its rows, if it has any."""
+        """Do this rank's work of a pass; returns the loss of its rows, if any."""
         self.comm.enter("head")
         loss = torch.zeros((), device=self.weight.device)
         most = max(one.all for one in self.rounds)
@@ -236,7 +236,7 @@ class SharedHead:
     # -- the two halves of a round
 
     def _exponentials(self, one: Round, number: int, rank: int) -> None:
-        """Of a rank's rows in this part; their sums leave for all."""
+        """Of a rank's rows in this part; sends their sums to all."""
         place, size = one.places[rank], one.sizes[rank]
         logits = self.logits[place]
         if rank != self.comm.rank:
@@ -259,7 +259,7 @@ class SharedHead:
         one.found[rank] = Target(found, columns[found], t_at[found], sums[1, found])
 
     def _gradient(self, one: Round, number: int, rank: int, scale: float) -> Tensor:
-        """Of a rank's rows in this part: on its way to that rank, if it is another; returns the loss if it is this."""
+        """Of a rank's rows in this part, sent to that rank; returns the loss if it is this rank."""
         place, size, own = one.places[rank], one.sizes[rank], rank == self.comm.rank
         self.comm.wait(*(one.arriving.pop(("sums", rank, other)) for other in self.others))
         total, at_target = torch.zeros(size), torch.zeros(size)
@@ -271,7 +271,7 @@ class SharedHead:
         self.logits[place].index_put_((target.rows, target.columns), missing.to(self.dtype))
         counted = one.targets[place] != IGNORED
         factor = (counted / total).unsqueeze(1)
-        # As a product of transposes, because that is faster where the inner side is the longest by far.
+        # As a product of transposes, which is faster if the inner dimension is by far the longest.
         dy = torch.mm(self.operand.t(), self.logits[place].t()).t()
         if own:
             self._own_dy(one).copy_(dy).mul_(factor)
@@ -285,7 +285,7 @@ class SharedHead:
         return self.buffers.get(f"own dy from {one.rows.start}", one.sizes[self.comm.rank], self.part.size(1))
 
     def _sum_gradients(self, one: Round, out: Tensor) -> None:
-        """The gradient of this rank's rows: the parts in the order of the ranks, in float32."""
+        """The gradient of this rank's rows: the parts in rank order, in float32."""
         out.zero_()
         for rank in range(self.comm.world):
             if rank == self.comm.rank:
@@ -307,7 +307,7 @@ class SharedHead:
     # -- the end of a step
 
     def finish(self, optimizer: Optimizer, piece: int, pieces: int) -> None:
-        """One of so many pieces of what was left for the end: the gradient of the weights, and AdamW with it."""
+        """One of several pieces of the postponed work: the weight gradient, and AdamW with it."""
         if piece == 0:
             optimizer.dense[HEAD].keep_apart()
         rows = slice(self.real * piece // pieces, self.real * (piece + 1) // pieces)
@@ -318,14 +318,14 @@ class SharedHead:
         self.current = False
 
     def gather(self) -> None:
-        """Bring the weights of all parts up to date, on every rank."""
+        """Update the weights of all parts on every rank."""
         if self.current:
             return
         self._broadcast_parts(self.weight, "the parts of lm_head.weight")
         self.current = True
 
     def settle(self) -> None:
-        """Wait until what was sent has left."""
+        """Wait until everything was sent."""
         self.comm.wait(*self._leaving)
         self._leaving.clear()
 

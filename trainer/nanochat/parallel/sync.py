@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the gradients of all ranks become one update, the same to the bit on every rank.
+"""Turns the gradients of all ranks into one update, bit-identical on every rank.
 
     sync = make_sync("exact", comm, training, optimizer, tokens_of_ranks)
     sync.offer_ids(ids)                                  # this rank's tokens of the coming step
@@ -43,9 +43,9 @@ from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import StepSchedule
 from nanochat.rules.ways import WHOLE, packs
 
-# Gradients of fewer elements go together: the lambdas and the smear gate.
+# Smaller gradients are sent together: the lambdas and the smear gate.
 SMALL = 1024
-# Muon's matrices of one rank are updated in so many portions: more overlap better, fewer are computed better.
+# Number of portions of a rank's Muon matrices: more overlap better, fewer compute better.
 PORTIONS = 4
 DDP_BUCKET_BYTES = 25 * 2**20
 IDS_TAG, SMALL_TAG, FIRST_TAG = 1, 2, 10
@@ -63,9 +63,9 @@ def make_sync(
     tokens_of_ranks: Sequence[int],
     speeds: Sequence[int] = (),
 ) -> Sync:
-    """The way of --sync; a process alone has nothing to exchange, and NCCL does all by all-reduce.
+    """The --sync method; a single process exchanges nothing, and NCCL does everything by all-reduce.
 
-    speeds: of the ranks, by which Muon's work is shared out; by their tokens where there are none.
+    speeds: of the ranks, for splitting Muon's work; by default their tokens.
     """
     if comm.world == 1:
         return Sync(comm, training, optimizer, tokens_of_ranks)
@@ -83,33 +83,33 @@ def make_sync(
 
 
 class Sync:
-    """One rank alone, and what all ways have in common: the exchange of token ids."""
+    """A single rank, and what all methods share: the exchange of token ids."""
 
     def __init__(
         self, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int]
     ) -> None:
         self.comm, self.training, self.optimizer = comm, training, optimizer
         self.others = [rank for rank in range(comm.world) if rank != comm.rank]
-        # The ranks that have gradients: one without rows has none.
+        # The ranks with gradients: one without rows has none.
         self.trainers = [rank for rank, tokens in enumerate(tokens_of_ranks) if tokens]
         self.owners: dict[str, int] = {}
-        # What packing has left of this rank's gradients and updates, by parameter.
+        # Rounding errors of this rank's gradients and updates, by parameter.
         self.feedback: dict[str, Tensor] = {}
         # Before the tokens: whether this rank was asked to stop or wants a checkpoint, the place of the step and whether it is
         # the last one (rank 0 of a timed run); and how long it was busy.
         self.device = next(training.model.parameters()).device
         self._ids = [torch.zeros(TOLD + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
         self.pending_ids: list[Pending] = []
-        self.busy = [0.0] * comm.world  # seconds of each rank in a step before; 0: it does not say
-        self.save_asked = False  # after the step whose ids were taken last, by any rank
+        self.busy = [0.0] * comm.world  # seconds of each rank in an earlier step; 0: unknown
+        self.save_asked = False  # after the step of the last ids, by any rank
         self.place, self.last = 0, False  # of the step whose ids were taken last, in a timed run
         self.met = True  # whether all ranks hold the same weights after the last step
-        # Whether an update has begun to change weights and is not done, so that they are of no step.
+        # Whether an update has begun to change weights and is unfinished, so that they belong to no step.
         self.changing = False
 
     @property
     def on_ready(self) -> Any:
-        """What the last micro-batch is to be told its gradients by; None where that is not needed."""
+        """Callback for the last micro-batch's gradients; None if not needed."""
         return None
 
     def offer_ids(
@@ -132,7 +132,7 @@ class Sync:
         self.pending_ids += [self.comm.send(mine, rank, IDS_TAG, what) for rank in self.others]
 
     def take_ids(self) -> tuple[Tensor, bool]:
-        """The token ids of all ranks, sorted and unique, and whether any rank was asked to stop."""
+        """The sorted unique token ids of all ranks, and whether any rank was asked to stop."""
         self.comm.wait(*self.pending_ids)
         flags = [int(ids[0]) for ids in self._ids]
         stop = any(one & STOP for one in flags)
@@ -144,11 +144,11 @@ class Sync:
         return unique_ids([ids[TOLD:] for ids in self._ids]).long().to(self.device), stop
 
     def start_step(self, token_ids: Tensor) -> None:
-        """Make ready for the gradients of a step over these token ids."""
+        """Prepare for the gradients of a step over these token ids."""
 
     @torch.no_grad()
     def step(self, loss: Tensor, schedule: StepSchedule) -> float:
-        """Sum gradients and loss over the ranks and make the update; returns the loss of the whole step."""
+        """Sum gradients and loss over the ranks and update; returns the loss of the whole step."""
         self.comm.enter("optimizer")
         self.changing = True
         self.optimizer.step(self.training.gradients, self.training.token_ids, schedule)
@@ -156,11 +156,11 @@ class Sync:
         return float(loss)
 
     def meeting_in(self) -> int:
-        """Steps until all ranks meet at the latest; 0 where they do so in every step."""
+        """Maximum steps until all ranks meet; 0 if they do so in every step."""
         return 0
 
     def whole_state(self) -> dict[str, Any]:
-        """The optimizer's state with the part of every rank, so that one rank's checkpoint is enough to resume."""
+        """The optimizer's state with all ranks' parts, so that any rank's checkpoint suffices to resume."""
         state = self.optimizer.state_dict()
         shapes = {name: p.shape for name, p in self.training.model.named_parameters()}
         for name, owner in self.owners.items():
@@ -180,7 +180,7 @@ class Sync:
 
 
 def check_ids(ids: Tensor, rows: int, rank: int) -> None:
-    """Refuse token ids of a rank that no table here has a row for."""
+    """Reject token ids of a rank that are outside the tables."""
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
         raise UserError(
             f"rank {rank} has token ids between {int(ids.min())} and {int(ids.max())}, but the tables have {rows} rows; "
@@ -191,7 +191,7 @@ def check_ids(ids: Tensor, rows: int, rank: int) -> None:
 
 
 class AllReduceSync(Sync):
-    """Rows of the tables and whole matrices, each summed by an all-reduce while the backward pass runs."""
+    """Table rows and whole matrices, each summed by an all-reduce during the backward pass."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class AllReduceSync(Sync):
 
 
 class DenseSync(Sync):
-    """Every gradient whole: one all-reduce for each after the backward pass, or in buckets as DistributedDataParallel."""
+    """Every gradient whole: one all-reduce each after the backward pass, or in buckets like DistributedDataParallel."""
 
     def __init__(
         self, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int], overlap: bool
@@ -244,7 +244,7 @@ class DenseSync(Sync):
 
     @cached_property
     def alike(self) -> bool:
-        """Asked in the first step, since a checkpoint may have changed how products are made."""
+        """Checked in the first step, because a checkpoint may have changed the matrix library."""
         return alike(self.comm)
 
     @property
@@ -264,7 +264,7 @@ class DenseSync(Sync):
             place.copy_(gradient)
         for left in self._left:
             left.discard(part)
-        # In their order, which is that of every rank.
+        # In the same order on every rank.
         while len(self._pending) < len(self._buckets) and not self._left[len(self._pending)]:
             bucket = self._buckets[len(self._pending)]
             self._pending.append(self.comm.start_all_reduce(bucket.flat, "a bucket of gradients"))
@@ -294,7 +294,7 @@ class DenseSync(Sync):
 
 
 def alike(comm: Comm) -> bool:
-    """Whether every rank computes matrix products on the same kind of CPU in the same way, and so to the same bits."""
+    """Whether all ranks compute matrix products with the same CPU type and library, and so bit-identically."""
     flags = sorted(cpu_flags())
     route = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     way = [platform.machine(), flags, torch.get_num_threads(), route]
@@ -303,7 +303,7 @@ def alike(comm: Comm) -> bool:
 
 
 class Bucket:
-    """Gradients that travel together: one flat tensor and views of it."""
+    """Gradients sent together: a flat tensor and views of it."""
 
     def __init__(self, names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
         self.flat = torch.zeros(sum(shapes[name].numel() for name in names))
@@ -312,7 +312,7 @@ class Bucket:
 
 
 def make_buckets(names: Sequence[str], shapes: Mapping[str, torch.Size], limit: int) -> list[Bucket]:
-    """Names in their order, as many together as stay below the limit of bytes."""
+    """Names in order, grouped up to a limit in bytes."""
     groups: list[list[str]] = []
     size = 0
     for name in names:
@@ -325,7 +325,7 @@ def make_buckets(names: Sequence[str], shapes: Mapping[str, torch.Size], limit: 
 
 
 class OverlappedSync(Sync):
-    """Point to point: each gradient leaves when it is complete, for the ranks that sum it."""
+    """Point to point: each gradient is sent when it is complete, to the ranks that sum it."""
 
     def __init__(
         self,
@@ -365,10 +365,10 @@ class OverlappedSync(Sync):
     def _small_shapes(self) -> dict[str, torch.Size]:
         return {**{name: self.parameters[name].shape for name in self.small}, "loss": torch.Size([1])}
 
-    # -- messages; all go by the label of a part, which is the name of what is in one part
+    # -- messages; identified by a part's label, which is the name if there is only one part
 
     def _message(self, name: str, rank: int, wire: Wire, rows: int, columns: int) -> Tensor:
-        """Memory for what comes from a rank (or, for one's own rank, is to leave); it grows but is never given back."""
+        """Buffer for a message from a rank (or, for this rank, to send); grows but is never freed."""
         length, buffer = wire.length(rows, columns), self._buffers.get((name, rank))
         if buffer is None or len(buffer) < length:
             buffer = self._buffers[name, rank] = torch.empty(length, dtype=wire.dtype)
@@ -387,7 +387,7 @@ class OverlappedSync(Sync):
         return message
 
     def _written(self, name: str, values: Tensor, wire: Wire, feedback: Tensor | None = None) -> Tensor:
-        """The values as they travel."""
+        """The values as sent."""
         if wire.exact:
             return values.contiguous()
         message = self._message(name, self.comm.rank, wire, *values.shape)
@@ -395,7 +395,7 @@ class OverlappedSync(Sync):
         return message
 
     def _fed(self, part: Part | str, rows: slice = ALL_ROWS) -> Tensor | None:
-        """What packing has left of rows of a part."""
+        """The rounding error of some rows of a part."""
         name, whole = (part, ALL_ROWS) if isinstance(part, str) else (part.name, part.rows)
         return self.feedback[name][whole][rows] if self.feedback else None
 
@@ -403,7 +403,7 @@ class OverlappedSync(Sync):
         self._leaving.append(self.comm.send(tensor, rank, tag, what))
 
     def _share(self, block: Part, rank: int) -> slice:
-        """The rows of a block that a rank sums. Two ranks both sum all: one round instead of two, and no more bytes."""
+        """The rows of a block that a rank sums. Two ranks both sum everything: one round instead of two, with no more bytes."""
         rows, world = block.stop - block.start, self.comm.world
         return slice(rows * rank // world, rows * (rank + 1) // world) if world > 2 else slice(0, rows)
 
@@ -474,7 +474,7 @@ class OverlappedSync(Sync):
         return total
 
     def _contributions(self, name: str, mine: Tensor) -> Tensor:
-        """The sum over all ranks in their order, in float32; that of two in place of what is ours, unless it travels."""
+        """The sum over all ranks in order, in float32; for two ranks in place of ours, unless it is sent."""
         if self.comm.world == 2 and len(self.trainers) == 2:
             message = self._arrived(name, self.others[0])
             return message.view_as(mine).add_(mine) if self.wire.exact else self.wire.add(message, mine)
@@ -488,7 +488,7 @@ class OverlappedSync(Sync):
         return total
 
     def _sum_share(self, block: Part) -> None:
-        """Three ranks or more: sum the share that is this rank's, and give it to all."""
+        """Three or more ranks: sum this rank's share and send it to all."""
         if self.comm.world == 2:
             return
         name, gradient = block.label, self.training.step_gradients.of(block)
@@ -500,7 +500,7 @@ class OverlappedSync(Sync):
             self._leave(message, rank, self.tags[name] + 1, what)
             coming = self._message(f"sum {name}", rank, self.wire, *gradient[self._share(block, rank)].shape)
             self._receive(f"sum {name}", rank, coming, self.tags[name] + 1, what)
-        # Rounded for oneself as for the others; nobody is waiting for this share of ours.
+        # Rounded for ourselves as for the others; nobody waits for this share.
         self.wire.read(message, gradient[rows])
 
     def _block_sum(self, block: Part) -> Tensor:
@@ -521,16 +521,16 @@ class OverlappedSync(Sync):
         return total
 
     def _begin_update(self, schedule: StepSchedule) -> None:
-        """From here on weights change, our own by us and those of other owners as they arrive."""
+        """From here on weights change: ours here, and other owners' as they arrive."""
         if not self.changing:
             self.changing = True
             self.optimizer.start_step(schedule)
             self._expect_others()
 
     def _update_owned(self, schedule: StepSchedule) -> None:
-        """Muon of the matrices of this rank; what is ready travels to the others while the rest is computed."""
+        """Muon of this rank's matrices; finished ones are sent while the rest is computed."""
         if self.training.shared_head is not None:
-            # Its part of the head is the first that a rank changes.
+            # Its part of the head is the first thing that a rank changes.
             self._begin_update(schedule)
         for number, names in enumerate(self.portions):
             self._finish_head(number)
@@ -540,17 +540,17 @@ class OverlappedSync(Sync):
                 sent = self._apply(name, direction)
                 for rank in self.others:
                     self._leave(sent, rank, self.tags[name] + 1, f"the update of {name}")
-        # Whoever owns no matrix begins here.
+        # A rank without matrices begins here.
         self._begin_update(schedule)
         self._finish_head(len(self.portions))
 
     def _finish_head(self, piece: int) -> None:
-        """A piece of the work on a shared-out head that needs nobody else: gradients arrive and updates leave meanwhile."""
+        """A piece of the shared head's local work, while gradients arrive and updates are sent."""
         if self.training.shared_head is not None:
             self.training.shared_head.finish(self.optimizer, piece, len(self.portions) + 1)
 
     def _apply(self, name: str, direction: Tensor) -> Tensor:
-        """Make the update of a matrix; the result is what travels: the matrix itself, or its rounded direction."""
+        """Update a matrix; the result is what is sent: the matrix itself, or its rounded direction."""
         if self.wire.exact:
             self.optimizer.apply(name, direction)
             return self.parameters[name]
@@ -569,7 +569,7 @@ class OverlappedSync(Sync):
         return float(total.views["loss"])
 
     def _expect_others(self) -> None:
-        """Await the matrices that other ranks own. They come straight into the model, which nobody reads now."""
+        """Receive the matrices of other ranks straight into the model, which nobody reads now."""
         for name, owner in self.owners.items():
             if owner != self.comm.rank:
                 new, into = f"new {name}", self.parameters[name]
@@ -587,7 +587,7 @@ class OverlappedSync(Sync):
 
 
 def share_out(shapes: Mapping[str, torch.Size], speeds: Sequence[float]) -> dict[str, int]:
-    """The owner of each matrix, so that Muon's work is shared out by the speeds."""
+    """The owner of each matrix, so that Muon's work is split by the speeds."""
     able = [rank for rank, speed in enumerate(speeds) if speed]
     cost = {name: math.prod(shape) * min(shape) for name, shape in shapes.items()}
     load, owners = [0.0] * len(speeds), {}

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How float32 values travel: as they are, rounded to bf16, or packed into 8 or 4 bits.
+"""Wire formats of float32 values: as they are, rounded to bf16, or packed into 8 or 4 bits.
 
     wire = Packed(8)
     message = torch.empty(wire.length(*values.shape), dtype=wire.dtype)
@@ -9,10 +9,10 @@
     wire.read(message, into)                    # into = the values as they arrive, on every rank the same bits
     wire.add(message, into)                     # into += those
 
-Packed: values that follow one another in a row share a scale, their largest by the largest whole number of so many bits.
-What rounding left of a value is kept by the sender in `feedback` and added to the next that is sent in its place, so that
-over the steps nothing is lost: the sum of all that was sent, and the feedback, is the sum of all that was to be sent.
-A block that holds a NaN or an infinity arrives as NaN.
+Packed: consecutive values of a row share a scale, which maps their largest to the largest integer of that many bits.
+The sender keeps each rounding error in `feedback` and adds it to the next value sent in its place, so nothing is lost
+over the steps: everything sent plus the feedback equals everything that should be sent.
+A block with a NaN or an infinity arrives as NaN.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from torch import Tensor
 
 from nanochat.rules.ways import BLOCK
 
-# Values that are packed at a time by one thread, so that they stay in its cache from one operation to the next.
+# Values packed at a time by one thread, small enough to stay in its cache.
 CHUNK = 2**17
-# Of a block of zeros; far below any gradient that counts, and far above where bf16 ends.
+# Scale of an all-zero block; far below any relevant gradient, and far above bf16's minimum.
 LEAST_SCALE = 1e-30
 
 
 class Plain:
-    """Values of one floating type."""
+    """Values of one floating-point type."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        # What is written could as well travel itself.
+        # The message could be the values themselves.
         self.exact = dtype == torch.float32
 
     def length(self, rows: int, columns: int) -> int:
-        """Elements of the message that carries a matrix."""
+        """Elements of a matrix's message."""
         return rows * columns
 
     def write(self, values: Tensor, message: Tensor, feedback: Tensor | None = None) -> None:
@@ -55,7 +55,7 @@ class Plain:
 
 
 class Packed:
-    """Whole numbers of 8 bits, or of 4 with two in a byte, and a bf16 scale for each block."""
+    """Integers of 8 bits, or two of 4 in a byte, with a bf16 scale per block."""
 
     dtype = torch.int8
     exact = False
@@ -66,11 +66,11 @@ class Packed:
         self._scratch = torch.empty(0)
 
     def length(self, rows: int, columns: int) -> int:
-        """Bytes of the message that carries a matrix."""
+        """Bytes of a matrix's message."""
         return rows * (columns * self.bits // 8 + columns // block(columns) * 2)
 
     def write(self, values: Tensor, message: Tensor, feedback: Tensor | None = None) -> None:
-        """Pack a matrix, and what `feedback` of its shape has kept of those before it; both lie in one piece."""
+        """Pack a matrix plus the `feedback` of its shape; both contiguous."""
         for rows, numbers, scales in self._chunks(message, *values.shape):
             part = _blocks(values)[rows]
             x = part if feedback is None else _blocks(feedback)[rows].add_(part)
@@ -79,11 +79,11 @@ class Packed:
                 x.sub_(sent)
 
     def _pack(self, x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
-        """The values of some blocks into their places in the message; what will be read from there."""
+        """Pack some blocks into the message; returns the values as the receiver will read them."""
         work, half = self._work(x.shape), x.size(1) // 2
         scale = torch.abs(x, out=work).amax(1).div_(self.largest).clamp_min_(LEAST_SCALE)
         scale = scales.copy_(scale).float().unsqueeze(1)
-        # bf16 rounds a scale by less than would make the largest value round to one more.
+        # bf16 rounds a scale by less than would make the largest value round up.
         torch.mul(x, scale.reciprocal(), out=work).round_()
         numbers.copy_(work if self.bits == 8 else work[:, half:].mul(16).add_(work[:, :half]))
         return work.mul_(scale)
@@ -100,7 +100,7 @@ class Packed:
         return into
 
     def _unpack(self, numbers: Tensor, scales: Tensor, work: Tensor) -> Tensor:
-        """Into `work`; one rounding a value, of the product: every CPU makes the same of it."""
+        """Unpack into `work`; one rounding per value, of the product, so every CPU gets the same result."""
         if self.bits == 8:
             work.copy_(numbers)
         else:
@@ -115,7 +115,7 @@ class Packed:
         return self._scratch[: shape.numel()].view(shape)
 
     def _chunks(self, message: Tensor, rows: int, columns: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Some blocks at a time, and the places of their numbers and scales in the message: all scales come first."""
+        """Some blocks at a time, with the places of their numbers and scales in the message: all scales come first."""
         width = block(columns)
         blocks, size = rows * columns // width, CHUNK // width * torch.get_num_threads()
         scales = message[: 2 * blocks].view(torch.bfloat16)
@@ -126,7 +126,7 @@ class Packed:
 
 
 def block(columns: int) -> int:
-    """Values that share a scale in a matrix of so many columns: never those of two rows, which can be of very unlike size."""
+    """Values per scale in a matrix with this many columns: never across rows, whose sizes can differ a lot."""
     return math.gcd(columns, BLOCK)
 
 
@@ -138,7 +138,7 @@ Wire = Plain | Packed
 
 
 class Wires(NamedTuple):
-    """What travels with a way of --sync."""
+    """The wire formats of a --sync method."""
 
     matrices: Wire
     # Rows of the embedding tables go without feedback, since a row comes back too seldom, and to keep what was left of it would

@@ -1,4 +1,4 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a rank writes about its run: metrics, heartbeat, stacks, trackers."""
+"""A rank's records: metrics, heartbeat, stacks, trackers."""

@@ -1,6 +1,6 @@
-"""Answers the question "where are you?" of a process that seems to be stuck.
+"""Reports where a process is that seems to be stuck.
 
-Whoever asks leaves a file dump-request-rankN in the run folder. The heartbeat's thread finds it within a second and writes
+To ask, create a file dump-request-rankN in the run folder. The heartbeat's thread finds it within a second and writes
 dump-rankN.json, with the Python stack of every thread and the newest entries of Gloo's flight record, then removes the
 request. It works while the main thread waits in a collective, and needs no signal and no debugger.
 """
@@ -25,7 +25,7 @@ HANG_UP = "hang-up-rank"
 
 
 def stacks() -> dict[str, list[str]]:
-    """By thread its frames, the innermost last."""
+    """Frames by thread, the innermost last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = {}
     for ident, frame in sys._current_frames().items():
@@ -37,8 +37,8 @@ def stacks() -> dict[str, list[str]]:
 
 
 def flight() -> dict[str, Any]:
-    """The number of the last collective and the newest entries; empty where torch keeps no record."""
-    # torch is not imported for this: a process that has not come so far has no record either.
+    """The number of the last collective and the newest entries; empty if torch keeps no record."""
+    # Do not import torch for this: a process that has not imported it has no record either.
     distributed = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(distributed, "_dump_fr_trace_json", None)
     if dump is None:
@@ -56,9 +56,9 @@ def flight() -> dict[str, Any]:
 
 
 def oom_kills() -> int | None:
-    """How often this machine's kernel has killed a process because it was out of memory (OOM); None where it does not say.
+    """This kernel's number of OOM kills; None if unknown.
 
-    A process that is killed cannot say why. If this number has grown since its last heartbeat, it is known.
+    A killed process cannot say why. If this number has grown since its last heartbeat, that was why.
     """
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
@@ -69,7 +69,7 @@ def oom_kills() -> int | None:
 
 
 def forget_hang_up(run_dir: Path, rank: int) -> None:
-    """Remove a request that an earlier process of this rank did not live to find; the connections of the next one are not meant."""
+    """Remove a request that an earlier process of this rank did not live to see; it does not concern the new connections."""
     (run_dir / f"{HANG_UP}{rank}").unlink(missing_ok=True)
 
 
@@ -90,14 +90,14 @@ def hang_up(run_dir: Path, rank: int) -> str | None:
 
 
 def _shut(one: socket.socket) -> None:
-    """End a connection to another host or process; who listens is left alone, its thread would not survive that."""
+    """Close a connection to another host or process; listening sockets are left alone, because their thread would die."""
     listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if one.family in (socket.AF_INET, socket.AF_INET6) and not listens:
         one.shutdown(socket.SHUT_RDWR)
 
 
 def answer_request(run_dir: Path, rank: int) -> bool:
-    """Answer if somebody asked; True if so."""
+    """Answer a pending request; True if there was one."""
     request = run_dir / f"dump-request-rank{rank}"
     if not request.exists():
         return False

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one rank lets the world know of its run: lines for people, events for tools, a heartbeat for whoever watches."""
+"""A rank's output: log lines for people, events for tools, a heartbeat for watchers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Journal:
 
     def __init__(self, settings: Settings, ranks: Ranks) -> None:
         for stream in (sys.stdout, sys.stderr):
-            # Samples may hold what the terminal's encoding does not know.
+            # Samples may contain characters that the terminal's encoding lacks.
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         self.folder = Path(settings.run_dir) if settings.run_dir else base_dir()
@@ -47,12 +47,12 @@ class Journal:
 
     @staticmethod
     def place(rank: int, environ: Mapping[str, str] = ENVIRON) -> int:
-        """The number in the names of a rank's files: that of its host in the whole job, also while some hosts are missing."""
+        """The number in a rank's file names: its host's planned rank, also while some hosts are missing."""
         places = [int(place) for place in environ.get("NANOCHAT_PLACES", "").split(",") if place]
         return places[rank] if rank < len(places) else rank
 
     def open_tracker(self, resumed: bool) -> None:
-        """Have rank 0's figures sent to the tracker of the settings, too."""
+        """Also send rank 0's figures to the configured tracker."""
         if self.rank == 0:
             settings = self.settings
             self.tracker = open_tracker(
@@ -61,13 +61,13 @@ class Journal:
             self.metrics.listeners.append(self.tracker.take)
 
     def say(self, line: str) -> None:
-        """A line of this host's log; one that cannot be written must not end a training."""
+        """Print a log line; an error while printing must not end the training."""
         if self.prints:
             with contextlib.suppress(OSError, ValueError):
                 print(line, flush=True)
 
     def record(self, kind: str, step: int, **values: Any) -> None:
-        """An event for metrics-rankN.jsonl, remembered for the summary at the end."""
+        """Write an event to metrics-rankN.jsonl and remember it for the final summary."""
         self._step = step
         if kind == "step":
             values["memory_bytes"] = memory_bytes()
@@ -87,13 +87,13 @@ class Journal:
         self._seconds += values["seconds"]
 
     def seconds_per_step(self, last: float) -> float:
-        """The mean over the steps of this process, the one just made included."""
+        """The mean step time of this process."""
         return (self._seconds + last) / (self.steps + 1)
 
     def end(
         self, reason: str, error: str | None = None, cause: Cause | None = None, blames: Sequence[int] = ()
     ) -> None:
-        """The last event and the last beat."""
+        """Write the last event and heartbeat."""
         code = (cause or Cause(reason)).value
         self.metrics.write(
             "end", self._step, reason=reason, error=error, cause=code,

@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run says about itself while it runs: metrics-rankN.jsonl, heartbeat-rankN.json and the seconds of each phase.
+"""A run's records: metrics-rankN.jsonl, heartbeat-rankN.json and the duration of each phase.
 
-Nothing here may ever stop or slow training: a disk that refuses is told of once and then left alone.
+Nothing here may stop or slow the training: a failing disk is reported once and then ignored.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 from nanochat.record.dump import answer_request, forget_hang_up, hang_up, oom_kills
 
 BEAT_SECONDS = 1.0
-# Between two looks whether the connections are to be ended.
+# Interval of checking whether to close the connections.
 LOOK_SECONDS = 0.1
 
 
 def finite(value: Any) -> Any:
-    """The value with every number that JSON does not know as null."""
+    """The value with numbers that JSON lacks replaced by null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -36,13 +36,13 @@ def finite(value: Any) -> Any:
 
 
 class Metrics:
-    """One JSON object a line; every line is one write, so readers and crashes never see half of two."""
+    """One JSON object per line, each in a single write, so that readers and crashes never see part of one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._warned = self._torn = False
         self._handle: int | None = None
-        # Whoever else wants to hear of every event, in the training thread: quick, and never raising.
+        # Listeners to all events, in the training thread: fast, and never raising.
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class Metrics:
             self._give_up(error)
 
     def _ends_torn(self, handle: int) -> bool:
-        """Whether a machine that lost power left half a line, which must not swallow our first."""
+        """Whether a power cut left a partial line, which must not swallow our first one."""
         size = os.fstat(handle).st_size
         return size > 0 and os.pread(handle, 1, size - 1) != b"\n"
 
@@ -84,18 +84,18 @@ class Metrics:
 
 
 class Heartbeat:
-    """Renews heartbeat-rankN.json every second from a thread of its own; the training thread only sets fields."""
+    """Writes heartbeat-rankN.json every second in a separate thread; the training thread only sets fields."""
 
     def __init__(self, path: Path, rank: int, world: int, every: float = BEAT_SECONDS) -> None:
         self.path, self.rank, self.world, self.every = path, rank, world, every
         self.steps = 0
-        # What a launcher needs to know how long a stop may take.
+        # A launcher uses these to compute a stop's timeout.
         self.step_seconds: float | None = None
         self.save_seconds: float | None = None
         self.meeting_in = 0
-        # One tuple, so that the thread never sees half a change.
+        # One tuple, so that the thread never sees a partial change.
         self._at: tuple[int, str, float, int, int | None, int | None] = (0, "start", time.time(), 0, None, None)
-        self.hung_up = ""  # why somebody has had all connections ended
+        self.hung_up = ""  # why all connections were closed
         self._stop = threading.Event()
         self._warned = False
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,11 +106,11 @@ class Heartbeat:
         self._thread.start()
 
     def enter(self, phase: str, step: int, collective: int = 0) -> None:
-        """Say what is being done; the signature is the one that Comm.on_phase calls."""
+        """Set the phase; same signature as Comm.on_phase."""
         self._at = (step, phase, time.time(), collective, None, None)
 
     def evaluating(self, batch: int, batches: int | None) -> None:
-        """Say that an evaluation has come to this one of its batches, which is progress within the phase."""
+        """Record an evaluation's batch, which is progress within the phase."""
         step, phase, dummy, collective = self._at[:4]
         self._at = (step, phase, time.time(), collective, batch, batches)
 
@@ -124,7 +124,7 @@ class Heartbeat:
                 continue
             beaten = time.monotonic()
             self._write()
-            # Whoever asks is told by the next beat that we live.
+            # The next heartbeat shows that we are alive.
             with contextlib.suppress(OSError):
                 answer_request(self.path.parent, self.rank)
 
@@ -161,14 +161,14 @@ class Heartbeat:
             self._warned = True
 
     def close(self) -> None:
-        """One last beat with the phase as it is."""
+        """Write a last heartbeat with the current phase."""
         self._stop.set()
         self._thread.join(self.every + 1)
         self._write()
 
 
 def memory_bytes() -> int:
-    """Memory that this process holds now (Linux), or at most held (elsewhere)."""
+    """Memory of this process now (Linux), or its maximum (elsewhere)."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

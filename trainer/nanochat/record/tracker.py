@@ -7,8 +7,8 @@
     metrics.listeners.append(tracker.take)      # every step and evaluation, or by hand: tracker.log(step, {"loss": 3.2})
     tracker.close("finished")
 
-log() only puts the numbers on a list. A thread imports the package, connects and sends; a server that is slow or down
-costs one warning and never a step of training. A resumed run goes on under the same id, kept in tracker.json.
+log() only queues the numbers. A thread imports the package, connects and sends; a slow or unreachable server
+costs one warning and never a training step. A resumed run continues under the same id, kept in tracker.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_WAITING = 100_000
 SECONDS_BETWEEN_SENDS = 1.0
 SECONDS_AFTER_FAILURE = 15.0
 SECONDS_AT_CLOSE = 30.0
-# The other ranks are to hear of an error soon.
+# Other ranks should learn of an error soon.
 SECONDS_AT_ERROR = 5.0
 MLFLOW_METRICS_AT_ONCE, MLFLOW_PARAMS_AT_ONCE, MLFLOW_VALUE_LENGTH = 1000, 100, 500
 
@@ -48,7 +48,7 @@ class Point(NamedTuple):
 
 
 class Backend(Protocol):
-    """What a tracking package must be able to do; every call may fail and is made by one thread only."""
+    """Interface of a tracking package; every call may fail and comes from a single thread."""
 
     def open(self, config: Mapping[str, Any], previous: str | None) -> str: ...
 
@@ -57,7 +57,7 @@ class Backend(Protocol):
     def close(self, status: str) -> None: ...
 
 
-# Names of a run's events (nanochat/record/metrics.py) and, where upstream sends the same number, upstream's name for it.
+# Names of a run's events (nanochat/record/metrics.py) and, if upstream sends the same number, upstream's name for it.
 SENT = {
     "start": {"world": "membership/ranks", "generation": "membership/generation"},
     "step": {
@@ -79,29 +79,29 @@ SENT = {
 
 
 class Tracker:
-    """The one that tracks nothing."""
+    """Tracks nothing."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Hear of an event of the run; made to be one of Metrics.listeners."""
+        """Receive an event; a Metrics listener."""
         names = SENT.get(event["kind"], {})
         self.log(int(event["step"]), {name: event[key] for key, name in names.items() if key in event})
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Note the numbers of a step."""
+        """Log the numbers of a step."""
 
     def close(self, status: str) -> None:
-        """Send what is left; status is finished, stopped or error."""
+        """Send the rest; status is finished, stopped or error."""
 
 
 class ThreadedTracker(Tracker):
-    """Hands everything to a backend from a thread of its own."""
+    """Sends everything to a backend from a separate thread."""
 
     def __init__(
         self, backend: Backend, name: str, config: Mapping[str, Any], folder: Path, pause: float = SECONDS_BETWEEN_SENDS
     ) -> None:
         self._backend, self._name, self._config, self._pause = backend, name, config, pause
         self._id_path = folder / "tracker.json"
-        # Bounded: with a server that never answers, the oldest points are lost and not the machine's memory.
+        # Bounded: if a server never answers, the oldest points are dropped instead of filling memory.
         self._waiting: collections.deque[Point] = collections.deque(maxlen=MOST_WAITING)
         self._status: str | None = None
         self._closing = threading.Event()
@@ -140,7 +140,7 @@ class ThreadedTracker(Tracker):
         if points:
             self._backend.send(points)
         for point in points:
-            # More may have come meanwhile, and pushed out what was just sent.
+            # New ones may have arrived meanwhile and pushed out what was just sent.
             if self._waiting and self._waiting[0] is point:
                 self._waiting.popleft()
 
@@ -154,7 +154,7 @@ class ThreadedTracker(Tracker):
     def _try(self, call: Any) -> bool:
         try:
             call()
-        # Whatever a tracking package raises, training has nothing to do with it.
+        # Whatever a tracking package raises must not affect training.
         except Exception as error:
             self._warn((str(error).splitlines() or [type(error).__name__])[0][:200])
             return False
@@ -167,7 +167,7 @@ class ThreadedTracker(Tracker):
 
 
 class Mlflow:
-    """Parameters and metrics to an MLflow server or store."""
+    """Sends parameters and metrics to an MLflow server or store."""
 
     def __init__(self, uri: str, run: str) -> None:
         self._uri, self._run_name = uri, run
@@ -175,7 +175,7 @@ class Mlflow:
         self._id = ""
 
     def open(self, config: Mapping[str, Any], previous: str | None) -> str:
-        # Its own patience, minutes long, would outlast our closing.
+        # MLflow's own timeout of minutes would outlast our exit.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         from mlflow.tracking import MlflowClient
@@ -193,7 +193,7 @@ class Mlflow:
             self._client.update_run(previous, status="RUNNING")
             return previous
         except MlflowException:
-            # A server that does not know the run gets a new one; one that is down fails again just below.
+            # A server without the run gets a new one; an unreachable one fails again just below.
             return None
 
     def _new(self, config: Mapping[str, Any]) -> str:
@@ -221,7 +221,7 @@ class Mlflow:
 
 
 class Wandb:
-    """Configuration and metrics to Weights & Biases, or to a folder for a later "wandb sync"."""
+    """Sends configuration and metrics to Weights & Biases, or to a folder for a later "wandb sync"."""
 
     def __init__(self, uri: str, run: str, folder: Path) -> None:
         self._uri, self._run_name, self._folder = uri, run, folder
@@ -232,7 +232,7 @@ class Wandb:
 
         mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
         if mode == "offline":
-            # Without a key wandb would ask for one, and a run in a terminal that nobody watches would wait forever.
+            # Without a key wandb would prompt for one, and an unattended run in a terminal would wait forever.
             print(f'wandb keeps its data in {self._folder / "wandb"}; run "wandb sync" there to upload it', flush=True)
         settings: dict[str, Any] = {"console": "off", "silent": True} | ({"base_url": self._uri} if self._uri else {})
         self._run = wandb.init(
@@ -267,7 +267,7 @@ def _has_wandb_key() -> bool:
 def open_tracker(
     kind: str, uri: str, run: str, config: Mapping[str, Any], folder: Path, resumed: bool = False
 ) -> Tracker:
-    """The tracker of these settings; refuses one whose package is missing. Only rank 0 should call it."""
+    """The configured tracker; rejects one whose package is missing. Only rank 0 should call it."""
     if kind == "none":
         return Tracker()
     if importlib.util.find_spec(kind) is None:
