@@ -65,8 +65,6 @@ def test_field_18_a_rank_that_lost_its_checkpoints_gets_them_from_another(
     assert job.events("start")[-1]["resumed_from"] == 8
     assert job.final_digest() == uninterrupted[2]
 
-    # That weights and optimizer are those of the checkpoint, test_faults shows.
-
 
 class Named(Job):
     """A job that is told which training it is."""
