@@ -14,14 +14,21 @@ import pytest
 import ranks
 
 PHASES = ("rendezvous", "agree", "resume", "data", "step", "sync", "eval", "sample", "save", "meeting", "end")
-CASES = [f"{phase}:{rank}" for phase in PHASES for rank in (0, 1)]
+# Each phase with one of the ranks frozen, either in turn; the other one takes `long`.
+CASES = [
+    pytest.param(f"{phase}:{rank}", marks=[] if number % 2 == rank else pytest.mark.long)
+    for number, phase in enumerate(PHASES)
+    for rank in (0, 1)
+]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All cases by one process, since most of their time is waiting."""
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All cases that are to be tried by one process, since most of their time is waiting."""
+    items = [one for one in request.session.items if isinstance(one, pytest.Function) and one.path == request.path]
+    cases = [str(one.callspec.params["case"]) for one in items]
     done = subprocess.run(
-        [sys.executable, str(ranks.HERE / "freeze_ranks.py"), str(tmp_path_factory.mktemp("frozen")), *CASES],
+        [sys.executable, str(ranks.HERE / "freeze_ranks.py"), str(tmp_path_factory.mktemp("frozen")), *cases],
         env=ranks.environment(0, 1, 0, {}), capture_output=True, text=True, timeout=1200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
