@@ -124,7 +124,18 @@ class Keeper(TypedDict):
     survive_reboot: bool
 
 
+class Guest(TypedDict):
+    """When a host leaves the run to whoever uses its machine (ddp_polite guest)."""
+
+    hours: Optional[str]
+    quiet_minutes: float
+    battery_limit: int
+    heat_limit: float
+    load_limit: float
+
+
 class _Sometimes(TypedDict, total=False):
+    guest: Guest
     join_flags: Dict[str, object]  # of the launcher that joins the ranks of a checkout
     keeper_port: int  # where it listens
     open_ports: List[int]  # to be opened on this host beside data_ports

@@ -40,6 +40,7 @@ TRAINING_FILE = "training.json"
 # A keeper's folder, and in it its program, its settings, what it remembers and the order to leave the run.
 KEEPER_FOLDER = ".keeper"
 KEEPER_PROGRAM, KEEPER_SETTINGS, KEEPER_MEMORY, KEEPER_LEAVE = "keeper.py", "keeper.json", "state.json", "leave"
+KEEPER_JOIN = "join"  # a user lets a guest in that would stay away by itself
 # Who trains, as the keeper tells it: now, and event by event.
 MEMBERS, MEMBER_EVENTS = "members.json", "members.jsonl"
 # Earlier generations of a run's outputs, numbered.
