@@ -354,8 +354,7 @@ class HostSettings:
     )
     polite: str = _host(
         "auto",
-        "low: training yields to all other programs. guest: and leaves while the machine is needed. auto: low while somebody is logged in "
-        "graphically, else off.",
+        "low: yield to all other programs; guest: also leave while the machine is needed; auto: low if a desktop user is logged in.",
         choices=("auto", "off", "low", "guest"),
     )
     hours: Optional[str] = _host(

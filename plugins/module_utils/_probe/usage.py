@@ -68,7 +68,7 @@ def logins(run_command: Run) -> Optional[List[Dict[str, str]]]:
 
 
 def sessions_in(text: str) -> List[Dict[str, str]]:
-    """What loginctl says of several sessions, with a blank line between them; of users only."""
+    """Sessions of users in the words of loginctl, which has a blank line between two."""
     blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in re.split(r"\n\s*\n", text)]
     return [block for block in blocks if block.get("Class", "").startswith("user")]
 
