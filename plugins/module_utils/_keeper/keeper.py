@@ -286,6 +286,10 @@ class Keeper:
                 os.remove(mark)
         why = self.guest.look(now, let_in)
         self.own, order = manners.follow(self.own, now, "%s: %s" % (self.host, why) if why else "")
+        if self.own.word.state == states.RESTING:
+            self.rank.close()  # PyTorch takes memory, which is the owner's now
+        elif before.state == states.RESTING:
+            self.rank.prepare()
         if self.own.word.why != before.why and before.state == self.own.word.state == states.RESTING:
             self._tell(states.RESTING, self.own.word.why)
         return order

@@ -153,8 +153,7 @@ def make_plan(
     by_rank = sorted(known, key=lambda host: order[host.name])
     decided, remarks = decide(asked, basis, shape, by_rank, known, shared)
     chooser = EndpointChooser(known)
-    endpoints = chooser.endpoints()
-    plan = document(Made(asked, decided, shape, known, by_rank, endpoints, requirements, here))
+    plan = document(Made(asked, decided, shape, known, by_rank, chooser.endpoints(), requirements, here))
     in_the_way, seen = host_checks.look(known, plan)
     obstacles = [
         *chooser.problems,
