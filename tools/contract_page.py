@@ -85,6 +85,7 @@ RUN_FOLDER = {
     "{TRAINING_FILE}": "[which training](#trainingjson) the folder holds",
     "{KEEPER_FOLDER}/": "0700, with ddp_restarts: the keeper's program, its settings with the secret of this start, and what outlives it",
     "{KEEPER_FOLDER}/{KEEPER_LEAVE}": "asks the keeper to leave the run",
+    "{KEEPER_FOLDER}/{KEEPER_JOIN}": "lets a guest in that stays away by itself (ddp_polite)",
     "{MEMBERS}, {MEMBER_EVENTS}": "who trains, by this host's keeper: now, and event by event ([membership.md](membership.md))",
     "{APART}/": "checkpoints of a part of the run that trained apart, and gave way",
     "{PREVIOUS}/1/, {PREVIOUS}/2/": "what fresh starts set aside, each with its plan; never replaced or removed",

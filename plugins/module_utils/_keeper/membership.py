@@ -28,6 +28,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_stat
     OFFERED,
     OVER,
     PROMISED,
+    RESTING,
     STOPPED,
     STUCK,
     TRAINING,
@@ -107,7 +108,7 @@ def fresh(rules: Rules, heard: Hearing, now: float) -> Dict[str, Word]:
 
 def present(own: Own, words: Mapping[str, Word]) -> Dict[str, Word]:
     """Those among them that hear us too, are not over, and so can train with us; a link that is cut one way is none."""
-    me, out = own.word.host, (ASKING, STUCK, *OVER)
+    me, out = own.word.host, (ASKING, STUCK, RESTING, *OVER)
     return {host: word for host, word in words.items() if me in word.hears and word.state not in out}
 
 
@@ -126,9 +127,6 @@ def next_number(rules: Rules, own: Own, words: Mapping[str, Word]) -> int:
     """The next number above all that are known which no other host can choose."""
     highest = max([own.word.promised, own.word.started, *(max(w.promised, w.started) for w in words.values())])
     return highest + 1 + (rules.hosts.index(own.word.host) - highest) % len(rules.hosts)
-
-
-# -- changing one's own state
 
 
 def change(own: Own, now: float, state: str, **fields: object) -> Own:
@@ -155,8 +153,8 @@ def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
             return change(own, now, FINISHED, why="%s has finished" % word.host), ""
     if not may_train(rules, expected(rules, own), own.word.left):
         return change(own, now, FAILED, why=_why_not_enough(own, words)), ""
-    if state == ASKING:
-        return _ask(rules, own, words, now), ""
+    if state in (ASKING, RESTING):
+        return _ask(rules, own, words, now) if state == ASKING else own, ""
     return _gather(rules, own, heard, now)
 
 
@@ -219,6 +217,8 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
     if all(word.returned for word in known) and missing & set(last):
         # Those who are missing may know that the run was stopped.
         return False
+    if all(host in heard and heard[host].word.state == RESTING for host in missing):
+        return True
     if not any(word.started for word in known):
         # Nothing was trained yet, so whoever is missing has never been there.
         return waited >= rules.first_grace
@@ -335,6 +335,8 @@ def _missing(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
             continue
         if one.word.started > mine.number or one.word.promised > mine.number:
             return "%s is in another generation" % host
+        if one.word.state == RESTING and one.word.started < mine.number == one.word.promised:
+            return one.word.why
         if one.word.started < mine.number and now - own.since > rules.begin:
             return "%s has not started its rank" % host
     return ""

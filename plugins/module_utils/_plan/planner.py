@@ -36,6 +36,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     host_checks,
     interpreters,
     model_size,
+    polite,
     settings_checks,
     source_checks,
     stages,
@@ -152,8 +153,7 @@ def make_plan(
     by_rank = sorted(known, key=lambda host: order[host.name])
     decided, remarks = decide(asked, basis, shape, by_rank, known, shared)
     chooser = EndpointChooser(known)
-    endpoints = chooser.endpoints()
-    plan = document(Made(asked, decided, shape, known, by_rank, endpoints, requirements, here))
+    plan = document(Made(asked, decided, shape, known, by_rank, chooser.endpoints(), requirements, here))
     in_the_way, seen = host_checks.look(known, plan)
     obstacles = [
         *chooser.problems,
@@ -166,6 +166,7 @@ def make_plan(
     if problems or (obstacles and not tolerant):
         raise PlanError([*problems, *(() if tolerant else obstacles)])
     findings = [*shared.findings, *remarks, *trains_apart(basis, by_rank), *chooser.findings, *seen]
+    findings += polite.findings(known, basis)
     findings += [*source_checks.commit(run.trainer_source, here), *trainings.remarks(training, plan["run"]), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
     return Outcome(plan, findings, of_controller(run), budget.with_end(launched, run, plan, clock), decided, choice)
@@ -410,7 +411,9 @@ def node_of(made: Made, host: Host, rank: int, plan: Plan) -> Node:
     }
     if decided.joined:
         node["join_flags"] = command.join_flags(run, decided, run_dir)
-    node["env"] = command.env(run, decided, node)
+    if guest := polite.limits(host, decided):
+        node["guest"] = guest
+    node["env"] = command.env(run, decided, node, polite.decide(host, decided).value)
     node["argv"] = argv_of(plan, node)
     return node
 

@@ -18,8 +18,8 @@ import json
 import random
 import sys
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manners, memory
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import memory
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, may_train
 
 SAVE_EVERY = 5
@@ -62,6 +62,7 @@ class Host:
         self.head = None  # what it has trained, once all ranks have met
         self.order, self.ordered_at = "", 0
         self.waits_since = 0
+        self.needed_until = 0  # its owner uses it, and it is a guest
         self.crashes = 0
         self.sick_at = None  # the step at which its rank fails each time
 
@@ -157,7 +158,7 @@ class World:
         if rng.random() < self.trouble and not host.gone:
             fault = rng.choices(FAULTS, WEIGHTS)[0]
             if fault(self, host, rng):
-                self.events[fault.__name__[2:].replace("_", " ")] += 1
+                self.events[fault.__name__.partition("_")[2].replace("_", " ")] += 1
 
     def a_rank_died(self, host, rng):
         return bool(host.rank) and self.crash(host)
@@ -208,6 +209,13 @@ class World:
 
     def a_freeze(self, host, rng):
         host.thaws_at = self.tick + rng.randint(2, 25)
+        if host.thaws_at - self.tick > self.rules.lost + self.rules.grace:
+            host.own = host.own._replace(word=host.own.word._replace(returned=True))
+        return True
+
+    def an_owner_at_work(self, host, rng):
+        """For minutes or for a moment: also in the middle of a start, and again as soon as it is back."""
+        host.needed_until = self.tick + rng.choice((1, 2, 5, 30))
         return True
 
     def a_jump_of_the_clock(self, host, rng):
@@ -331,7 +339,10 @@ class World:
 
     def look(self, host):
         if host.rank and host.head:
-            host.own = host.own._replace(word=host.own.word._replace(steps=host.head.step))
+            word, steps = host.own.word, host.head.step
+            host.own = host.own._replace(
+                word=word._replace(steps=steps, returned=word.returned and steps <= word.steps)
+            )
         before, order = host.own.word, self.asked(host)
         own = host.own
         if not order:
@@ -362,10 +373,14 @@ class World:
     def asked(self, host):
         if host.own.word.state in m.OVER or host.own.after_ending in m.OVER:
             return ""
-        order = ""
+        order, before = "", host.own.word.state
         for name, state in (("stop", m.STOPPED), ("leave", m.LEFT)):
             if name in host.files and host.own.after_ending not in m.OVER and host.own.word.state not in m.OVER:
                 host.own, order = m.asked_to_end(host.own, host.clock, state, name)
+        if not order:
+            why = "used by its owner" if self.tick < host.needed_until else ""
+            host.own, order = manners.follow(host.own, host.clock, why)
+            self.events["guests came back"] += before == m.RESTING != host.own.word.state
         return order
 
     def obey(self, host, order):
@@ -451,7 +466,7 @@ class World:
             self.step(disturbed=True)
         for host in self.hosts.values():
             self.checks.each_step_once(host)
-            host.thaws_at = host.deaf_until = host.full_until = 0
+            host.thaws_at = host.deaf_until = host.full_until = host.needed_until = 0
             # One that no signal reaches stays so; its keeper goes on talking.
             host.unkillable_until = EVER if host.rank and self.tick < host.unkillable_until else 0
             host.sick_at = None
@@ -558,7 +573,7 @@ OFTEN = {
     World.a_rank_died: 8, World.a_rank_was_told_to_end: 5, World.a_rank_cannot_be_killed: 3, World.a_keeper_died: 8,
     World.a_power_cut: 5, World.a_reboot: 8, World.a_late_network: 3, World.a_spoilt_memory: 2, World.a_new_disk: 2,
     World.a_freeze: 8, World.a_full_disk: 4, World.a_jump_of_the_clock: 5, World.a_cut: 12, World.a_flap: 8, World.a_split: 4,
-    World.a_repair: 30, World.a_leave: 4, World.a_join: 20,
+    World.a_repair: 30, World.a_leave: 4, World.a_join: 20, World.an_owner_at_work: 12,
 }  # fmt: skip
 FAULTS, WEIGHTS = list(OFTEN), list(OFTEN.values())
 
