@@ -136,7 +136,7 @@ def fit(
         return taken_settings(asked, asked.run, left_open), None, []
     left = deadline(asked.run, since or clock.begin) - clock.now
     choice = choose(asked, hosts, left)
-    seen = f"Of {wanted(asked.run)} {seconds_text(max(0.0, left))} are left now, too few to start, evaluate, save and collect; give more time"
+    seen = f"Of {wanted(asked.run)} {seconds_text(max(0.0, left))} are left now, too few to train, save and collect; give more time"
     short = [finding("setting-refused", "", seen)] if choice.seconds < LEAST_SECONDS else []
     return taken_settings(asked, choice.taken.run), choice, short
 
