@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What tests on this machine share: Ansible's programs, free ports, an sshd, and waiting for a condition."""
+"""Shared by tests on this machine: Ansible's programs, free ports, an sshd, and waiting for a condition."""
 
 from __future__ import annotations
 

@@ -143,6 +143,7 @@ def test_real_ranks_stop_go_on_and_end_on_time(tmp_path: Path) -> None:
     assert len({job.events("digest", rank)[-1]["digest"] for rank in (0, 1)}) == 1
     over = job.events("end")[-1]
     assert over["reason"] == "finished"
+    assert job.events("step")[-1]["steps"] == job.events("step")[-1]["step"] + 1
     assert abs(over["time"] - ends) < 2
     meta = json.loads(sorted(job.checkpoints(0).glob("meta_*.json"))[-1].read_text(encoding="utf-8"))
     assert meta["loop_state"]["place"] == WHOLE

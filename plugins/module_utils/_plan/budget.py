@@ -60,6 +60,7 @@ LEAST_STEPS = 1000
 START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
 # Of the controller after the run, which the trainer ends by so much earlier.
 COLLECT_SECONDS, COLLECT_RATE = 6.0, 50e6
+LEAST_SECONDS = 10.0  # of training
 MOST_KEPT = 2**36
 SAVES, MOST_SAVE_MINUTES = 10, 30
 
@@ -133,8 +134,11 @@ def fit(
     if kept:
         left_open = {name: value for name, value in kept.items() if f"ddp_{name}" not in asked.given}
         return taken_settings(asked, asked.run, left_open), None, []
-    choice = choose(asked, hosts, deadline(asked.run, since or clock.begin) - clock.now)
-    return taken_settings(asked, choice.taken.run), choice, []
+    left = deadline(asked.run, since or clock.begin) - clock.now
+    choice = choose(asked, hosts, left)
+    seen = f"Of {wanted(asked.run)} {seconds_text(max(0.0, left))} are left now, too few to train, save and collect; give more time"
+    short = [finding("setting-refused", "", seen)] if choice.seconds < LEAST_SECONDS else []
+    return taken_settings(asked, choice.taken.run), choice, short
 
 
 def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> Launched:
@@ -284,7 +288,7 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
     times = {row.run.depth: left - START_SECONDS - after_seconds(row) for row in able}
     shares = {row.run.depth: max(1.0, times[row.run.depth]) / (row.seconds or 1.0) for row in able}
     taken = min(able, key=lambda row: abs(math.log(shares[row.run.depth])))
-    seconds = max(1.0, times[taken.run.depth])
+    seconds = times[taken.run.depth]
     if "ddp_depth" in asked.given:
         why = "its depth is set"
     elif taken is able[0] and shares[taken.run.depth] < TOO_FEW:
@@ -292,7 +296,7 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
     else:
         why = f"it comes nearest to nanochat's {TARGET_RATIO:g} tokens a parameter in this time"
     if "ddp_iterations" not in asked.given:
-        taken = fitted(asked, taken, hosts, head, seconds)
+        taken = fitted(asked, taken, hosts, head, max(1.0, seconds))
     return Choice(rows, taken, why, seconds, measured)
 
 

@@ -116,9 +116,13 @@ class Run:
         if not self.plan.timed:
             return self.plan.num_iterations
         made, used = step - self.began_at[0], place - self.began_at[1]
-        if made < 2 or used <= 0:
-            return max(step + (place < WHOLE), self.plan.num_iterations)
-        return step + -(-(WHOLE - place) * made // used)
+        if place == WHOLE:
+            return step
+        return (
+            step + -(-(WHOLE - place) * made // used)
+            if made > 1 and used > 0
+            else max(step + 1, self.plan.num_iterations)
+        )
 
     def schedule(self) -> StepSchedule:
         """Of the step that is being made."""
