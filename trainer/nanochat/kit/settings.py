@@ -33,7 +33,7 @@ LIMITS = {
 }
 MOST, LARGEST = 2**53, 1e30
 # Where each rank writes is its own affair; in all else the ranks of one job must agree.
-PER_RANK = ("run_dir", "conversations", "val_conversations", "base_checkpoints")
+PER_RANK = ("kernels", "run_dir", "conversations", "val_conversations", "base_checkpoints")
 
 
 def option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -111,6 +111,12 @@ class Settings:
         (), 'parts of a shared head by rank, as in "3,1" for the faster of two (default: equal parts)'
     )
     matmul: str = option("auto", "matrix products: fp32, bf16, or auto (what the dtype says)", ("auto", "fp32", "bf16"))
+    kernels: str = option(
+        "auto",
+        "what lies between the products: auto (C kernels, where a compiler is there and they prove right and faster), torch, or "
+        "zig (the same kernels, built by the ziglang wheel)",
+        ("auto", "torch", "zig"),
+    )
     rank_rows: tuple[int, ...] = option((), 'rows that each rank takes in a step, as in "6,2" (default: equal shares)')
     rebalance: bool = option(
         False, "share rows and head out again while training when ranks turn out to be faster or slower than thought"

@@ -14,8 +14,9 @@ from nanochat.data import tokenizer
 from nanochat.kit import common
 from nanochat.kit.common import DtypeChoice
 from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config
-from nanochat.model import numerics
+from nanochat.model import kernels, numerics
 from nanochat.model.gpt import GPT, ModelConfig, counted
+from nanochat.model.gradients import MATMUL_TYPES
 from nanochat.parallel.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.local import fit
@@ -64,11 +65,21 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
         folder_leader(comm, folder), begun, plan, model, machinery, Progress(), Feed(), new_balancer(model, begun),
     )  # fmt: skip
     run.feed.take_shares(run.sync, run.passes)
+    run.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", kernel_shape(run))
     say_setup(run, asked, f"{matmul} through {route}")
     restore(run)
     begin_apart(run.sync, run.progress.step, run.plan.num_iterations)
     start_alike(comm, run.weights)
     return run
+
+
+def kernel_shape(run: Run) -> kernels.Shape:
+    """Of one pass."""
+    settings, config = run.settings, run.model.config
+    rows = settings.device_batch_size * settings.max_seq_len
+    return kernels.Shape(
+        rows, settings.max_seq_len, config.n_embd, config.n_head, config.head_dim, config.vocab_size, MATMUL_TYPES[run.matmul]
+    )
 
 
 def facts(

@@ -19,6 +19,7 @@ from nanochat.kit.common import DtypeChoice
 from nanochat.kit.settings import Settings, rank_shares, user_config
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT
+from nanochat.model.kernels import NO_KERNELS, Found
 from nanochat.model.optim import Optimizer
 from nanochat.parallel.balance import Balancer, Shares
 from nanochat.parallel.comm import Comm
@@ -90,6 +91,7 @@ class Run:
     stop_asked: bool = False
     training_id: str = ""  # see lineage.py
     base: dict[str, Any] = dataclasses.field(default_factory=dict)  # training and step of the model it began with
+    kernels: Found = NO_KERNELS
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
