@@ -62,7 +62,9 @@ def test_a_training_pass_has_the_same_gradients_with_all_kernels(matmul: str) ->
         model = GPT(CONFIG)
         model.init_weights()
         for parameter in model.parameters():
-            parameter.detach().add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)), alpha=0.02)
+            parameter.detach().add_(
+                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)), alpha=0.02
+            )
         training = TrainingPass(model, matmul)
         training.start_step(unique_ids([ids]))
         for dummy in range(2):
@@ -89,7 +91,11 @@ def slow(x: Tensor) -> None:
 
 
 def test_a_kernel_that_differs_or_is_slower_stays_off() -> None:
-    differing, slower, rounding = made_up(lambda x: x.mul_(2.1)), made_up(slow), made_up(lambda x: x.mul_(2.00001), True)
+    differing, slower, rounding = (
+        made_up(lambda x: x.mul_(2.1)),
+        made_up(slow),
+        made_up(lambda x: x.mul_(2.00001), True),
+    )
     found = [kernels.prove(kernel, SHAPES["fp32"]) for kernel in (differing, slower, rounding)]
     assert found == ["differs", "slower", "differs"] and not (differing.on or slower.on or rounding.on)
 
@@ -112,7 +118,7 @@ def test_zig_needs_its_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 FAULTS = {
     "does not compile": ("#error so", "the build failed with code 1"),
     "crashes": ("void launch(void) { __builtin_trap(); }", "the trial of the library was ended by signal"),
-    "hangs": ("void launch(void) { for (;;) __asm__ volatile(\"\"); }", "the trial of the library took longer than 3 s"),
+    "hangs": ('void launch(void) { for (;;) __asm__ volatile(""); }', "the trial of the library took longer than 3 s"),
     "lacks a kernel": ("void launch(void) {}", "the trial of the library failed"),
 }
 

@@ -367,7 +367,8 @@ def _adamw(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[A
 
 def _adamw_fused(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
     if table.p.size(1) % VECTOR:  # torch's kernel rounds the last elements in another way
-        return _adamw(table, rows, gradient, steps)
+        _adamw(table, rows, gradient, steps)
+        return
     figures = [figure for step in steps for figure in step.figures()]
     sizes = (table.p.size(1), steps[0].step - 1, steps[-1].step)
     tensors = (table.p, table.m, table.v, rows, table.current, None if gradient is None else gradient.contiguous())
@@ -420,7 +421,9 @@ def _results(args: Any) -> list[Tensor]:
     """All tensors that must be equal after both."""
     if isinstance(args, Tensor):
         return [args]
-    return [t for one in args for t in _results(one)] if isinstance(args, tuple) and not isinstance(args, _Spare) else []
+    return (
+        [t for one in args for t in _results(one)] if isinstance(args, tuple) and not isinstance(args, _Spare) else []
+    )
 
 
 def _agree(mine: Tensor, theirs: Tensor, tolerance: float) -> bool:

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """kernels.c as a library of this machine: built once with the compiler that is there, tried in a process of its own, loaded.
 
-A library is named by the digest of all that it depends on, and lies beside what Python builds of the sources. It gets its name only after every
-kernel has run in another process: what would crash there never reaches a training.
+A library is named by the digest of all that it depends on, and lies beside what Python builds of the sources. It gets its
+name only after every kernel has run in another process: what would crash there never reaches a training.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def compiler(choice: str) -> list[str]:
 def run(argv: Sequence[str], what: str) -> str:
     """The output of a command that must succeed within the limit."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=LIMIT_SECONDS, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=LIMIT_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         raise BuildError(f"{what} took longer than {LIMIT_SECONDS:.0f} s") from None
     except OSError as error:
@@ -74,7 +76,9 @@ def run(argv: Sequence[str], what: str) -> str:
     if done.returncode < 0:
         raise BuildError(f"{what} was ended by signal {-done.returncode}")
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no word"]
+        lines = (
+            [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no word"]
+        )
         raise BuildError(f"{what} failed with code {done.returncode}: {lines[0][:200]}")
     return done.stdout
 
@@ -103,7 +107,7 @@ def build(words: Sequence[str], path: Path) -> None:
     try:
         run([*words, *FLAGS, "-shared", "-fPIC", "-o", name, str(SOURCE), "-lm"], "the build")
         run([sys.executable, "-I", "-S", "-c", CHILD, name, *NAMES], "the trial of the library")
-        os.replace(name, path)
+        Path(name).replace(path)
     finally:
         Path(name).unlink(missing_ok=True)
 

@@ -78,7 +78,13 @@ def kernel_shape(run: Run) -> kernels.Shape:
     settings, config = run.settings, run.model.config
     rows = settings.device_batch_size * settings.max_seq_len
     return kernels.Shape(
-        rows, settings.max_seq_len, config.n_embd, config.n_head, config.head_dim, config.vocab_size, MATMUL_TYPES[run.matmul]
+        rows,
+        settings.max_seq_len,
+        config.n_embd,
+        config.n_head,
+        config.head_dim,
+        config.vocab_size,
+        MATMUL_TYPES[run.matmul],
     )
 
 
