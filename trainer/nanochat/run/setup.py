@@ -65,27 +65,13 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
         folder_leader(comm, folder), begun, plan, model, machinery, Progress(), Feed(), new_balancer(model, begun),
     )  # fmt: skip
     run.feed.take_shares(run.sync, run.passes)
-    run.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", kernel_shape(run))
+    shape = kernels.shape_of(config, settings.device_batch_size, MATMUL_TYPES[matmul])
+    run.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape)
     say_setup(run, asked, f"{matmul} through {route}")
     restore(run)
     begin_apart(run.sync, run.progress.step, run.plan.num_iterations)
     start_alike(comm, run.weights)
     return run
-
-
-def kernel_shape(run: Run) -> kernels.Shape:
-    """Of one pass."""
-    settings, config = run.settings, run.model.config
-    rows = settings.device_batch_size * settings.max_seq_len
-    return kernels.Shape(
-        rows,
-        settings.max_seq_len,
-        config.n_embd,
-        config.n_head,
-        config.head_dim,
-        config.vocab_size,
-        MATMUL_TYPES[run.matmul],
-    )
 
 
 def facts(
