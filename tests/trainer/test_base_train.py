@@ -91,6 +91,14 @@ def test_every_rank_records_what_it_did(job: Job) -> None:
     assert {e["step"] for e in job.events("sample")} == {6, STEPS}
 
 
+def test_ranks_with_and_without_kernels_end_with_the_same_weights(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    ranks.passed(ranks.finish(job.start("--num-iterations", "3", extra={0: ["--kernels", "auto"]})))
+    kernels = [job.events("start", rank)[0]["kernels"] for rank in (0, 1)]
+    assert {"adamw", "muon_apply"} <= set(kernels[0]) and kernels[1] == []
+    assert [job.events("end", rank)[0]["identical"] for rank in (0, 1)] == [True, True]
+
+
 def test_field_09_settings_that_differ_are_refused(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     for result in job.fails(extra={1: ["--matrix-lr", "0.03"]}):

@@ -233,6 +233,10 @@ class RunSettings:
         "auto", "Precision of matrix products; auto: bf16 if all CPUs support it and measured faster with it, otherwise fp32.",
         choices=("auto", "fp32", "bf16"), flag="matmul",
     )
+    kernels: str = _training(
+        "auto", "Work between the matrix products; auto: C kernels where a host has a compiler and they prove faster; zig: a wheel compiles.",
+        choices=("auto", "torch", "zig"), flag="kernels",
+    )
     dtype: str = _training(
         "auto", "Type of the activations; auto is float32 on CPUs, even if there is a GPU.",
         choices=("auto", "float32", "bfloat16", "float16"),

@@ -80,6 +80,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
 FORMAT = 1
+ZIG = "ziglang==0.13.0"
 WANDB = "wandb==0.31.0"
 # The packages of a nanochat checkout beside those that it has in common with our trainer.
 UPSTREAM_PACKAGES = ("filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", WANDB)
@@ -348,6 +349,7 @@ def trainer_of(made: Made) -> Trainer:
     source = "ours" if decided.ours else "git" if is_git(run.trainer_source) else "path"
     urls = {"ours": None, "path": path_here(made.here, run.trainer_source), "git": run.trainer_source}
     others = [line for line in made.requirements if not line.startswith("torch==")]
+    compilers = [ZIG] if run.kernels == "zig" and decided.ours else []
     trainer: Trainer = {
         "source": source,
         "script": stages.SCRIPTS[run.stage],
@@ -357,7 +359,7 @@ def trainer_of(made: Made) -> Trainer:
         "python": ".".join(str(part) for part in interpreters.OLDEST_PYTHON),
         "uv": UV,
         "python_mirror": run.python_mirror or "",
-        "requirements": [f"torch=={run.torch}", *others, *(() if decided.ours else UPSTREAM_PACKAGES)],
+        "requirements": [f"torch=={run.torch}", *others, *(() if decided.ours else UPSTREAM_PACKAGES), *compilers],
         "tracker_requirements": {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": [WANDB]}.get(run.tracker, []),
         "offline": run.trainer_offline,
     }

@@ -28,7 +28,8 @@ from torch import Tensor
 from nanochat.model.gpt import GPT
 from nanochat.model.gradients import HEAD, MATMUL_TYPES, WTE, unique_ids
 from nanochat.model.head import Head, HeadPart, WholeHead
-from nanochat.model.layers import LayerPass, OnReady, Shared, norm_backward_, norm_into
+from nanochat.model.kernels import norm_backward_
+from nanochat.model.layers import LayerPass, OnReady, Shared, norm_into
 from nanochat.rules.model_size import SMEAR_CHANNELS
 
 __all__ = ["MATMUL_TYPES", "OnReady", "TrainingPass", "unique_ids"]

@@ -32,17 +32,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanochat.model import kernels
 from nanochat.model.gpt import GPT
 from nanochat.model.gradients import HEAD, MATMUL_TYPES, is_table
+from nanochat.model.kernels import EPSILON, VECTOR, AdamWStep
 from nanochat.rules.schedule import StepSchedule
 
-EPSILON = 1e-10
 FIXED_LR = 0.2  # of smear and backout, whatever the batch
 SECOND_MOMENT_BETA = 0.9
 REFRESH_STEPS = 32
 CATCH_UP_ROWS = 1024  # so few that they stay in the cache
 ALL_ROWS = slice(None)
-VECTOR = 16  # elements the AdamW kernel takes at once; a row that does not divide by it is never left behind
 ELONGATED = 2  # from this ratio of the sides on, Gram matrices are cheaper
 BATCH_ELEMENTS = 2**23  # of the matrices that go through Muon at once
 PolarCoefficients = Sequence[tuple[float, float, float]]
@@ -63,6 +63,9 @@ class AdamWGroup:
     beta1: float
     beta2: float
     weight_decay: float
+
+    def at(self, multiplier: float, step: int) -> AdamWStep:
+        return AdamWStep(self.lr * multiplier, self.beta1, self.beta2, self.weight_decay, step)
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,7 @@ def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWGroup]:
 
 def adamw_kernel(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: AdamWGroup, multiplier: float, step: int) -> None:
     """One AdamW update in place; step counts from 1."""
-    torch._fused_adamw_(
-        [p], [g], [m], [v], [], [torch.tensor(float(step), device=p.device)],
-        lr=group.lr * multiplier, beta1=group.beta1, beta2=group.beta2, weight_decay=group.weight_decay,
-        eps=EPSILON, amsgrad=False, maximize=False,
-    )  # fmt: skip
+    kernels.adamw_(p, g, m, v, group.at(multiplier, step))
 
 
 class DenseAdamW:
@@ -154,36 +153,25 @@ class RowAdamW:
 
     def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
         """The step `step` of the given rows, which are current to the one before."""
-        p, m, v = (table.index_select(0, rows) for table in (self.parameter, self.m, self.v))
-        adamw_kernel(p, gradient, m, v, self.group, multiplier, step)
-        self._store(rows, p, m, v, step)
+        kernels.adamw(self._rows(), rows, gradient, [self.group.at(multiplier, step)])
 
     def advance(self, rows: Tensor, history: Mapping[int, float], step: int) -> None:
         """Make the updates without a gradient that the rows still lack, up to `step`."""
-        behind = self.current[rows]
-        order = torch.argsort(behind, stable=True)
-        order = order[: int((behind < step).sum())]
-        if len(order) == 0:
-            return
-        rows, behind = rows[order], behind[order]
-        p, m, v = (table.index_select(0, rows) for table in (self.parameter, self.m, self.v))
-        self._make_up(p, m, v, behind, history, step)
-        self._store(rows, p, m, v, step)
+        first = int(self.current[rows].min()) + 1 if len(rows) else step + 1
+        if first <= step:
+            kernels.adamw(self._rows(), rows, None, self._steps(history, first, step))
 
-    def _make_up(
-        self, p: Tensor, m: Tensor, v: Tensor, behind: Tensor, history: Mapping[int, float], step: int
-    ) -> None:
-        """The updates without a gradient from the steps that rows are at, in rising order, to `step`."""
-        zero = torch.zeros_like(p)
-        missed = range(int(behind[0]) + 1, step + 1)
-        counts = torch.searchsorted(behind, torch.tensor(missed, dtype=torch.int32, device=behind.device)).tolist()
-        for number, count in zip(missed, counts, strict=True):
-            adamw_kernel(p[:count], zero[:count], m[:count], v[:count], self.group, history[number], number)
+    def _steps(self, history: Mapping[int, float], first: int, last: int) -> list[AdamWStep]:
+        return [self.group.at(history[number], number) for number in range(first, last + 1)]
+
+    def _rows(self) -> kernels.Rows:
+        return kernels.Rows(self.parameter, self.m, self.v, self.current)
 
     def decayed(self, p: Tensor, behind: Tensor, history: Mapping[int, float], step: int) -> Tensor:
         """What rows without momentum that were p at the given steps, in rising order, are at `step` if left alone."""
         p = p.clone()
-        self._make_up(p, torch.zeros_like(p), torch.zeros_like(p), behind, history, step)
+        steps = self._steps(history, int(behind[0]) + 1, step)
+        kernels.make_up(p, torch.zeros_like(p), torch.zeros_like(p), behind, steps)
         return p
 
     def pay_out(self, rows: Tensor, multiplier: float, step: int) -> None:
@@ -194,11 +182,6 @@ class RowAdamW:
         change = m.mul_(tail).div_(v.div_(1 - beta2**step).sqrt_().add_(EPSILON))
         self.parameter.index_add_(0, rows, change.neg_())
         self.m.index_fill_(0, rows, 0.0)
-
-    def _store(self, rows: Tensor, p: Tensor, m: Tensor, v: Tensor, step: int) -> None:
-        for table, values in ((self.parameter, p), (self.m, m), (self.v, v)):
-            table.index_copy_(0, rows, values)
-        self.current[rows] = step
 
     def state_dict(self) -> dict[str, Tensor]:
         """Of rows that are all current."""
@@ -253,12 +236,11 @@ class Muon:
         g_KRC.mul_(before / frobenius(g_KRC).clamp_min_(1e-10))
 
     def apply(self, name: str, direction: Tensor, multiplier: float, weight_decay: float) -> None:
-        """p -= lr*g, and lr*wd*p where that points the same way; each operation rounds once, so all CPUs agree."""
+        """p -= lr*g, and lr*wd*p where that points the same way."""
         p = self.parameters[name]
         rows, columns = p.shape
         lr = self.lr * multiplier * math.sqrt(max(1.0, rows / columns))
-        decay = (p * direction).ge_(0).mul_(p).mul_(lr * weight_decay)
-        p.sub_(direction * lr).sub_(decay)
+        kernels.muon_apply(p, direction, lr, lr * weight_decay)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         return {
