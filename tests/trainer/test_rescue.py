@@ -47,7 +47,7 @@ def lose(job: Job, *, hang_up: tuple[int, ...] = (), number: signal.Signals | No
     if number is not None:
         processes[1].send_signal(number)
     for rank in hang_up:
-        (job.base(rank) / f"hang-up-rank{rank}").touch()
+        (job.base(rank) / f"hang-up-rank{rank}").write_text("the attic is not heard")
     results = ranks.finish(processes[:1])
     if number == signal.SIGSTOP:
         processes[1].kill()
@@ -62,6 +62,7 @@ def test_who_lost_each_other_go_on_as_if_nothing_had_been(tmp_path: Path) -> Non
         job = Job(tmp_path / str(attempt), 2)
         results = lose(job, hang_up=(0, 1))
         assert [result.code for result in results] == [2, 2], results
+        assert "lost the others (the attic is not heard)" in job.events("end", 0)[-1]["error"]
         steps = [saved_alone(job, rank) for rank in (0, 1)]
         if steps[0] and steps[0] == steps[1]:
             break

@@ -242,8 +242,8 @@ def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
         return own
     told = [own.word, *(words[host] for host in last.members if host in words)]
     crashed = tuple(sorted(word.host for word in told if word.crashed == last.number))
-    # Or some went on without this host.
-    missed = any(word.missed == last.number or word.started > last.number for word in told)
+    # Or some went on without this host, or never started a rank in it, their keeper having died in between.
+    missed = any(word.missed == last.number or word.started != last.number for word in told)
     if not crashed and (missed or len(told) < len(last.members)):
         return own
     return own._replace(deaths=(*own.deaths, deaths.Death(now, own.word.steps, crashed)))
