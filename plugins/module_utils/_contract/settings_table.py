@@ -234,7 +234,7 @@ class RunSettings:
         choices=("auto", "fp32", "bf16"), flag="matmul",
     )
     kernels: str = _training(
-        "auto", "Work between the matrix products; auto: C kernels where a host has a compiler and they prove faster; zig: a wheel compiles.",
+        "auto", "Work between the matrix products; auto: C kernels if a host has a compiler and they prove faster; zig: a wheel compiles.",
         choices=("auto", "torch", "zig"), flag="kernels",
     )
     dtype: str = _training(

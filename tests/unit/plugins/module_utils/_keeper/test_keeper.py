@@ -115,7 +115,7 @@ class Hosts:
 
     def be_guest(self, host):
         """A guest on a laptop in a folder, plugged in."""
-        node = next(node for node in self.plan["nodes"] if node["host"] == host)
+        (node,) = (node for node in self.plan["nodes"] if node["host"] == host)  # type: ignore[attr-defined]
         node["guest"] = {
             "hours": None,
             "quiet_minutes": 0.05,

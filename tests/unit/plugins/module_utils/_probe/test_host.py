@@ -203,6 +203,8 @@ def test_what_an_earlier_run_left(tmp_path):
         "sync": None,
         "local_steps": 0,
         "matmul": None,
+        "total_batch": 0,
+        "iterations": 0,
         "lineage": {"model": {}, "stage": {}, "data": {}},
         "session": None,
         "training": None,
