@@ -176,7 +176,10 @@ def kind(annotation: ast.expr) -> str:
         outer = annotation.value.id if isinstance(annotation.value, ast.Name) else ""
         inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
         last = kind(inner[-1])
-        return {"Optional": f"{last} or null", "List": f"list of {last}", "Dict": f"{last} by name"}.get(outer, last)
+        named = {"optional": f"{last} or null", "list": f"list of {last}", "dict": f"{last} by name"}
+        return named.get(outer.lower(), last)
+    if isinstance(annotation, ast.BinOp):
+        return f"{kind(annotation.left)} or null"
     name = annotation.id if isinstance(annotation, ast.Name) else "any"
     plain = {
         "str": "text",
@@ -331,6 +334,7 @@ def page() -> str:
     rest = (line for name in rest_of_probe() for line in of_types("_contract/probe.py", name))
     lines += [line.replace("[Training](#training)", "[Training](#trainingjson)") for line in rest]
     lines += ["## The state of a run on a host (`run_info`)", "", *run_state()]
+    lines += ["## The link to a peer (`peer_check`)", "", *of_types("_preflight/peer_check.py", "LinkTry", "PortTry")]
     lines += folders()
     lines += [
         "## Documents in these folders",
