@@ -157,5 +157,5 @@ def test_a_host_that_does_not_answer_stops_everything_with_its_reason(inventory)
     told = plan(inventory(away), "-e", "ddp_total_batch=3072")
     assert told.returncode != 0
     words = one_line(told.stdout)
-    assert "three cannot be examined (ssh: connect to host 127.0.0.1 port 9: Connection refused); see" in words
+    assert "three cannot be examined (ssh: connect to host 127.0.0.1 port 9: Connection refused); check" in words
     assert "Store the plan on every host" not in told.stdout
