@@ -100,11 +100,14 @@ EVENTS: dict[str, dict[str, str]] = {
         "resumed_from": "step or null", "attempt_id": "the same on all ranks", "training": "its id",
         "base": "the training of the base model", "generation": "that of the keepers, or null",
         "opening": "when the process began, and when all ranks had met",
+        "ends": "only of a timed run: when it is to be over, in seconds since 1970 by this host's clock",
     },
     "step": {
         "loss": "mean over ranks; with local steps that of the rank's own rows between meetings", "loss_smooth": "", "seconds": "",
         "tokens_per_second": "of all ranks", "forward_backward_seconds": "", "wait_seconds": "", "optimizer_seconds": "",
         "data_seconds": "", "bytes_sent": "", "memory_bytes": "", "lr_multiplier": "", "epoch": "", "rows": "of this rank in the step",
+        "share": "only of a timed run: how much of its time was used before the step, from 0 to 1",
+        "steps": "only of a timed run: the steps that it comes to at this pace",
     },
     "eval": {"val_bpb": "", "seconds": ""},
     "shares": {

@@ -214,7 +214,7 @@ def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
     )
 
 
-def by_laws(asked: Asked, depth: int, tokens: Optional[float] = None) -> RunSettings:
+def by_laws(asked: Asked, depth: int, hosts: int, tokens: Optional[float] = None) -> RunSettings:
     """The settings with this depth, and the batch and steps that nanochat's laws want for it, or for so many tokens in all."""
     run = dataclasses.replace(asked.run, depth=depth)
     sizes = [describe(shape_of(dataclasses.replace(run, depth=one))) for one in (depth, REFERENCE_DEPTH)]
@@ -229,8 +229,12 @@ def by_laws(asked: Asked, depth: int, tokens: Optional[float] = None) -> RunSett
         total_batch_size=run.total_batch if "ddp_total_batch" in asked.given else -1,
     )
     batch = law.total_batch_size
-    while "ddp_total_batch" not in asked.given and batch > run.sequence and law.target_tokens < LEAST_STEPS * batch:
-        batch //= 2
+    if "ddp_total_batch" not in asked.given:
+        # No host is without rows.
+        least = run.sequence * hosts * (run.device_batch if "ddp_device_batch" in asked.given else 1)
+        while batch // 2 >= least and law.target_tokens < LEAST_STEPS * batch:
+            batch //= 2
+        batch = max(batch, least)
     steps = run.iterations if "ddp_iterations" in asked.given else max(1, law.target_tokens // batch)
     return dataclasses.replace(run, total_batch=batch, iterations=steps)
 
@@ -278,10 +282,10 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
     """The model for so many seconds."""
     head = "whole" if asked.run.min_hosts and asked.run.head == AUTO else asked.run.head
     depths = [asked.run.depth] if "ddp_depth" in asked.given else DEPTHS
-    rows = [row_of(by_laws(asked, depth), hosts, head) for depth in depths]
+    rows = [row_of(by_laws(asked, depth, len(hosts)), hosts, head) for depth in depths]
     measured = next((number(section(host.measured, "model"), "depth") for host in hosts if host.measured), 0) or None
     if any(row.together is None for row in rows):
-        at = row_of(by_laws(asked, asked.run.depth), hosts, head)
+        at = row_of(by_laws(asked, asked.run.depth, len(hosts)), hosts, head)
         why = "not every host and link has been measured yet; a start measures them at this depth, and plans again"
         return Choice(rows, at, why, left, measured)
     able = [row for row in rows if row.fits_memory] or rows[:1]
@@ -303,7 +307,7 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
 def fitted(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: float) -> Row:
     """The row with as many steps as the time has; fewer tokens than wanted take a smaller batch, and so another step."""
     tokens = seconds * row.run.total_batch / (row.together or 1.0)
-    again = row_of(by_laws(asked, row.run.depth, tokens), hosts, head)
+    again = row_of(by_laws(asked, row.run.depth, len(hosts), tokens), hosts, head)
     steps = max(1, int(seconds / (again.together or 1.0)))
     return again._replace(run=dataclasses.replace(again.run, iterations=steps))
 
