@@ -241,7 +241,8 @@ class Muon:
             line.copy_(s.lerp_(line, 1 - SECOND_MOMENT_BETA))
         scales.clamp_min_(1e-10).rsqrt_()
         before, after = squares.sum((1, 2), keepdim=True).sqrt_(), frobenius(squares.sqrt().mul_(scales))
-        return x_KRC * scales.mul_(to_size * before / after.clamp_min_(1e-10))
+        direction: Tensor = x_KRC * scales.mul_(to_size * before / after.clamp_min_(1e-10))
+        return direction
 
     def apply(self, name: str, direction: Tensor, multiplier: float, weight_decay: float) -> None:
         """p -= lr*g, and lr*wd*p where that points the same way."""
