@@ -39,7 +39,7 @@ from baseline_model import BaselineGPT, BaselineOptimizer  # noqa: E402
 
 from nanochat.kit.common import cpu_flags  # noqa: E402
 from nanochat.model import kernels, numerics  # noqa: E402
-from nanochat.model.fused import MATMUL_TYPES, TrainingPass  # noqa: E402
+from nanochat.model.fused import TrainingPass, kernel_shape  # noqa: E402
 from nanochat.model.gpt import GPT, ModelConfig  # noqa: E402
 from nanochat.model.gradients import unique_ids  # noqa: E402
 from nanochat.model.optim import LearningRates, Optimizer  # noqa: E402
@@ -138,8 +138,7 @@ def baseline_step(config: ModelConfig) -> Step:
 def our_step(config: ModelConfig, variant: str) -> Step:
     matmul, dummy, own = variant.partition("+")
     numerics.setup()
-    shape = kernels.shape_of(config, ROWS, MATMUL_TYPES[matmul])
-    found = kernels.setup("auto" if own else "torch", shape)
+    found = kernels.setup("auto" if own else "torch", kernel_shape(config, ROWS, matmul))
     if own:
         print(f"{variant}: {found.told()}", file=sys.stderr)
     model = GPT(config)

@@ -24,9 +24,8 @@ from nanochat.kit.common import UserError, choose_device, choose_dtype
 from nanochat.kit.cores import pin
 from nanochat.kit.settings import Settings, parse
 from nanochat.model import kernels, numerics
-from nanochat.model.fused import TrainingPass, unique_ids
+from nanochat.model.fused import TrainingPass, kernel_shape, unique_ids
 from nanochat.model.gpt import GPT
-from nanochat.model.gradients import MATMUL_TYPES
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run.stage import model_config
@@ -56,7 +55,7 @@ class Bench:
             self.matmul = "bf16" if self.dtype == "bfloat16" else "fp32"
         self.route = numerics.setup().route if device == "cpu" else device
         config = model_config(settings, vocab_size)
-        shape = kernels.shape_of(config, settings.device_batch_size, MATMUL_TYPES[self.matmul])
+        shape = kernel_shape(config, settings.device_batch_size, self.matmul)
         self.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape).on
         self.model = GPT(config).to(device)
         self.model.init_weights()

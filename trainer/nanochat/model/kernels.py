@@ -16,15 +16,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanochat.model import native, ops
-
-if TYPE_CHECKING:  # the model's attention is made of these
-    from nanochat.model.gpt import ModelConfig
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # of a value and the mean size of all
 ROUNDS = 5
@@ -44,12 +41,6 @@ class Shape(NamedTuple):
     head_dim: int
     vocabulary: int
     dtype: torch.dtype  # of the operands of the large products
-
-
-def shape_of(config: ModelConfig, batch: int, dtype: torch.dtype) -> Shape:
-    """Of a pass of so many rows; dtype: of the operands of the large products."""
-    tokens = config.sequence_len
-    return Shape(batch * tokens, tokens, config.n_embd, config.n_head, config.head_dim, config.vocab_size, dtype)
 
 
 @dataclass

@@ -208,32 +208,41 @@ class Muon:
         """The update directions of the given matrices, before learning rate and decay."""
         result: dict[str, Tensor] = {}
         for names in batches_by_shape(gradients):
-            g_KRC = torch.stack([self._nesterov(name, gradients[name], momentum) for name in names])
-            equilibrate_(g_KRC)
-            g_KRC = orthogonalized(g_KRC, self.dtype)
-            self._reduce_variance_(names, g_KRC)
-            result.update(zip(names, g_KRC, strict=True))
+            first = gradients[names[0]]
+            g_KRC = first.new_empty(len(names), *first.shape)
+            for name, g in zip(names, g_KRC, strict=True):
+                self._nesterov(name, gradients[name], momentum, g)
+            x_KRC = orthogonalized(equilibrated(g_KRC, self.dtype))
+            result.update(zip(names, self._reduced_variance(names, x_KRC), strict=True))
         return result
 
-    def _nesterov(self, name: str, gradient: Tensor, momentum: float) -> Tensor:
+    def _nesterov(self, name: str, gradient: Tensor, momentum: float, out: Tensor) -> None:
         m = self.momentum.get(name)
         if m is None:
             m = self.momentum[name] = torch.zeros_like(gradient)
         m.lerp_(gradient, 1 - momentum)
-        return gradient.lerp(m, momentum)
+        torch.lerp(gradient, m, momentum, out=out)
 
-    def _reduce_variance_(self, names: list[str], g_KRC: Tensor) -> None:
-        """Scale each line by its own size over time, and the whole back to the norm that it had."""
-        axis = 2 if g_KRC.size(1) >= g_KRC.size(2) else 1
-        before = frobenius(g_KRC)
-        lines = torch.linalg.vector_norm(g_KRC, dim=axis, keepdim=True).square_().div_(g_KRC.size(axis))
-        for name, line in zip(names, lines, strict=True):
+    def _reduced_variance(self, names: list[str], x_KRC: Tensor) -> Tensor:
+        """Each line scaled by its own size over time, the whole to the Frobenius norm sqrt(min(R, C)).
+
+        All that is to be known of x are the squared norms of its lines, so it is read twice and written once.
+        """
+        axis = 2 if x_KRC.size(1) >= x_KRC.size(2) else 1
+        norms = torch.linalg.vector_norm(x_KRC, dim=axis, keepdim=True, dtype=torch.float32)
+        wanted = math.sqrt(min(x_KRC.shape[1:]))
+        to_size = wanted / frobenius(norms).clamp_min_(1e-10)
+        squares = (norms * to_size).square_()
+        scales = squares / x_KRC.size(axis)
+        for name, line in zip(names, scales, strict=True):
             s = self.second.get(name)
             if s is None:
                 s = self.second[name] = torch.zeros_like(line)
             line.copy_(s.lerp_(line, 1 - SECOND_MOMENT_BETA))
-        g_KRC.mul_(lines.clamp_min_(1e-10).rsqrt_())
-        g_KRC.mul_(before / frobenius(g_KRC).clamp_min_(1e-10))
+        scales.clamp_min_(1e-10).rsqrt_()
+        before, after = squares.sum((1, 2), keepdim=True).sqrt_(), frobenius(squares.sqrt().mul_(scales))
+        direction: Tensor = x_KRC * scales.mul_(to_size * before / after.clamp_min_(1e-10))
+        return direction
 
     def apply(self, name: str, direction: Tensor, multiplier: float, weight_decay: float) -> None:
         """p -= lr*g, and lr*wd*p where that points the same way."""
@@ -274,16 +283,17 @@ def frobenius(g_KRC: Tensor) -> Tensor:
     return norms
 
 
-def equilibrate_(g_KRC: Tensor) -> None:
-    """Scale every row to the same norm, each matrix to the one that it had."""
-    row_norm = torch.linalg.vector_norm(g_KRC, dim=2, keepdim=True).clamp_min_(1e-6)
-    g_KRC.mul_(frobenius(g_KRC) / math.sqrt(g_KRC.size(1)) / row_norm)
+def equilibrated(g_KRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Every row scaled to the same norm, and each matrix to a Frobenius norm just below 1; may overwrite g."""
+    norms = torch.linalg.vector_norm(g_KRC, dim=2, keepdim=True)
+    scales = frobenius(norms) / math.sqrt(g_KRC.size(1)) / norms.clamp_min(1e-6)
+    scales.div_(frobenius(norms * scales).mul_(1.01).add_(1e-6))
+    return torch.mul(g_KRC, scales, out=g_KRC if dtype == g_KRC.dtype else torch.empty_like(g_KRC, dtype=dtype))
 
 
-def orthogonalized(g_KRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Five polynomial steps towards the nearest orthogonal matrices, of Frobenius norm sqrt(min(R, C))."""
-    rows, columns = g_KRC.shape[1:]
-    x = g_KRC.div_(frobenius(g_KRC).mul_(1.01).add_(1e-6)).to(dtype)
+def orthogonalized(x: Tensor) -> Tensor:
+    """Five polynomial steps towards the nearest orthogonal matrices; x [K, R, C] of Frobenius norms below 1."""
+    rows, columns = x.shape[1:]
     if max(rows, columns) < ELONGATED * min(rows, columns):
         x = polar_steps(x, POLAR_COEFFICIENTS)
     else:
@@ -291,8 +301,7 @@ def orthogonalized(g_KRC: Tensor, dtype: torch.dtype) -> Tensor:
         for coefficients in (POLAR_COEFFICIENTS[:2], POLAR_COEFFICIENTS[2:]):
             q = gram_steps(gram(x), coefficients)
             x = torch.bmm(x, q) if rows > columns else torch.bmm(q, x)
-    x = x.float()
-    return x.mul_(math.sqrt(min(rows, columns)) / frobenius(x).clamp_min_(1e-10))
+    return x
 
 
 def gram(x: Tensor) -> Tensor:

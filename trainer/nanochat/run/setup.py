@@ -16,8 +16,8 @@ from nanochat.kit import common
 from nanochat.kit.common import DtypeChoice
 from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config
 from nanochat.model import kernels, numerics
+from nanochat.model.fused import kernel_shape
 from nanochat.model.gpt import GPT, ModelConfig, counted
-from nanochat.model.gradients import MATMUL_TYPES
 from nanochat.parallel.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.local import fit
@@ -68,7 +68,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
         folder_leader(comm, folder), begun, plan, model, machinery, Progress(), Feed(), new_balancer(model, begun),
     )  # fmt: skip
     run.feed.take_shares(run.sync, run.passes)
-    shape = kernels.shape_of(config, settings.device_batch_size, MATMUL_TYPES[matmul])
+    shape = kernel_shape(config, settings.device_batch_size, matmul)
     run.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape)
     say_setup(run, asked, f"{matmul} through {route}")
     restore(run)
