@@ -185,8 +185,9 @@ class Keeper:
         """Everything that can have happened, then the decision, what it orders, and the word about it."""
         before, now = self.own, time.monotonic()
         # Before the rank: one that a signal has ended is not taken for one that somebody else has stopped.
-        order = self._asked(now) or self._mind_the_owner(now)
+        order = self._asked(now)
         self._see_rank(now)
+        order = order or self._mind_the_owner(now)
         self._notice_suspend()
         self._give_way()
         decided = self.own
@@ -284,8 +285,7 @@ class Keeper:
         if let_in:
             with contextlib.suppress(OSError):
                 os.remove(mark)
-        why = self.guest.look(now, let_in)
-        self.own, order = manners.follow(self.own, now, "%s: %s" % (self.host, why) if why else "")
+        self.own, order = manners.follow(self.own, now, self.guest.look(now, let_in))
         if self.own.word.state == states.RESTING:
             self.rank.close()  # PyTorch takes memory, which is the owner's now
         elif before.state == states.RESTING:
@@ -356,7 +356,7 @@ class Keeper:
             deaf = [host for host in word.hears if self.host not in self.heard[host].word.hears]
             told += ["%s does not hear this host" % host for host in deaf]
             words = [self.heard[host].word for host in word.hears]
-            told += [one.why for one in words if one.state == states.RESTING]
+            told += ["%s: %s" % (one.host, one.why) for one in words if one.state == states.RESTING]
         return "; ".join(dict.fromkeys(told))
 
     def _tell(self, what: str, why: str, about: str = "", **more: object) -> None:

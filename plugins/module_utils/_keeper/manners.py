@@ -99,4 +99,5 @@ def follow(own: membership.Own, now: float, why: str) -> Tuple[membership.Own, s
         return (own._replace(word=own.word._replace(why=why)) if why else membership.change(own, now, IDLE, why="")), ""
     if not why or state in OVER or (leaving and own.after_ending in (RESTING, *OVER)):
         return own, ""
-    return membership.asked_to_end(own, now, RESTING, why)
+    own, order = membership.asked_to_end(own, now, RESTING, "%s: %s" % (own.word.host, why))
+    return (own._replace(word=own.word._replace(why=why)) if own.word.state == RESTING else own), order

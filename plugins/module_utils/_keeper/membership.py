@@ -336,7 +336,7 @@ def _missing(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
         if one.word.started > mine.number or one.word.promised > mine.number:
             return "%s is in another generation" % host
         if one.word.state == RESTING and one.word.started < mine.number == one.word.promised:
-            return one.word.why
+            return "%s: %s" % (host, one.word.why)
         if one.word.started < mine.number and now - own.since > rules.begin:
             return "%s has not started its rank" % host
     return ""

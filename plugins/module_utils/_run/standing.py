@@ -165,21 +165,17 @@ def rests(run: Mapping[str, Any]) -> bool:
     return keeper_lives(run) and run["membership"]["state"] == RESTING
 
 
-def _rests(host: str, keeper: Mapping[str, Any]) -> str:
+def _rests(keeper: Mapping[str, Any]) -> str:
     """Since when a host is away by itself, why, and when it comes back."""
-    why = str(keeper["why"] or "")
     since = keeper.get("rests_since") or keeper["since"]
-    return "away since %s, %s" % (
-        clock_text(float(since)),
-        why[len(host) + 2 :] if why.startswith(host + ": ") else why,
-    )
+    return "away since %s, %s" % (clock_text(float(since)), keeper["why"] or "it does not say why")
 
 
 def _waits(host: str, runs: Runs) -> str:
     """The hosts that a keeper waits for, as far as known."""
     keeper, found = runs[host]["membership"], parts(runs)
     if keeper["state"] == RESTING:
-        return _rests(host, keeper)
+        return _rests(keeper)
     if keeper["state"] == STUCK:
         return "does not take part, because its rank cannot be stopped: %s" % (keeper["why"] or "no reason given")
     if found:

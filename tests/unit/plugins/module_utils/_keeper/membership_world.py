@@ -162,7 +162,7 @@ class World:
         if rng.random() < self.trouble and not host.gone:
             fault = rng.choices(list(self.faults), list(self.faults.values()))[0]
             if fault(self, host, rng):
-                self.events[fault.__name__.partition("_")[2].replace("_", " ")] += 1
+                self.events[fault.__name__[2:].replace("_", " ")] += 1
 
     def a_rank_died(self, host, rng):
         return bool(host.rank) and self.crash(host)
@@ -217,7 +217,7 @@ class World:
             host.own = host.own._replace(word=host.own.word._replace(returned=True))
         return True
 
-    def an_owner_at_work(self, host, rng):
+    def a_need_of_the_owner(self, host, rng):
         """For minutes or for a moment: also in the middle of a start, and again as soon as it is back."""
         host.needed_until = self.tick + rng.choice((1, 2, 5, 30))
         return True
@@ -580,7 +580,7 @@ OFTEN = {
     World.a_rank_died: 8, World.a_rank_was_told_to_end: 5, World.a_rank_cannot_be_killed: 3, World.a_keeper_died: 8,
     World.a_power_cut: 5, World.a_reboot: 8, World.a_late_network: 3, World.a_spoilt_memory: 2, World.a_new_disk: 2,
     World.a_freeze: 8, World.a_full_disk: 4, World.a_jump_of_the_clock: 5, World.a_cut: 12, World.a_flap: 8, World.a_split: 4,
-    World.a_repair: 30, World.a_leave: 4, World.a_join: 20, World.an_owner_at_work: 12,
+    World.a_repair: 30, World.a_leave: 4, World.a_join: 20, World.a_need_of_the_owner: 12,
 }  # fmt: skip
 HEALING = (World.a_repair, World.a_join)
 

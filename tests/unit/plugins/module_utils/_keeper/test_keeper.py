@@ -306,7 +306,7 @@ def test_a_guest_leaves_within_seconds_saves_and_comes_back(hosts):
     # Two seconds, and those that a busy machine takes to end a process.
     assert time.monotonic() - begun < 8
     assert hosts.events("laptop", "end")[-1]["reason"] == "stopped"
-    assert hosts.state("laptop")["why"] == "laptop: on battery; back when plugged in"
+    assert hosts.state("laptop")["why"] == "on battery; back when plugged in"
     hosts.wait_for_training("desktop", "desktop")
     # By hand, though it is still on battery; then by itself.
     (hosts.folder / "laptop/.keeper/join").touch()

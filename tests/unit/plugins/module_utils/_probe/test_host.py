@@ -205,6 +205,7 @@ def test_what_an_earlier_run_left(tmp_path):
         "matmul": None,
         "total_batch": 0,
         "iterations": 0,
+        "polite": {},
         "lineage": {"model": {}, "stage": {}, "data": {}},
         "session": None,
         "training": None,
