@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A training that fits the time one has (ddp_budget, ddp_finish_by): when it ends, and the model that is taken. Pure functions.
+"""Fits a training into a given time (ddp_budget, ddp_finish_by): its end, and its model. Pure functions.
 
 Each depth wants tokens and a batch by nanochat's own laws. From one depth to the next these grow several times, so the depth is taken
 that comes nearest to its tokens in the time, with more or with fewer. Speeds are those that a
@@ -52,13 +52,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import 
 
 UNITS = {"d": 86400, "h": 3600, "m": 60}
 DEPTHS = range(2, 41, 2)
-TARGET_RATIO = 12.0  # tokens for each parameter of the matrices and the head
-TOO_FEW = 0.5  # of the tokens that are wanted
-# nanochat's law is of large models: of small ones it makes batches with which a run would have hardly more steps than it warms up for.
+TARGET_RATIO = 12.0  # tokens per parameter of the matrices and the head
+TOO_FEW = 0.5  # fraction of the wanted tokens
+# nanochat's law is for large models: for small ones its batches would leave hardly more steps than the warm-up.
 LEAST_STEPS = 1000
-# From the launch to the first step; and the same with the checks and the rehearsal before it, without and with making the trainer's Python.
+# From the launch to the first step; and including checks and rehearsal, without and with installing the trainer's Python.
 START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
-# Of the controller after the run, which the trainer ends by so much earlier.
+# Controller time after the run, by which the trainer ends earlier.
 COLLECT_SECONDS, COLLECT_RATE = 6.0, 50e6
 MOST_KEPT = 2**36
 SAVES, MOST_SAVE_MINUTES = 10, 30
@@ -79,23 +79,23 @@ NO_CLOCK = Clock(0.0)
 
 
 class Row(NamedTuple):
-    """A model that the time may be enough for; seconds are None where a host or a link was never measured."""
+    """A candidate model; seconds are None if a host or link was never measured."""
 
-    run: RunSettings  # with the depth, batch and steps of this row
+    run: RunSettings  # with this row's depth, batch and steps
     model: Model
     memory_bytes: int
     fits_memory: bool
-    alone: Dict[str, Optional[float]]  # seconds of a step
+    alone: Dict[str, Optional[float]]  # seconds per step
     together: Optional[float]
 
     @property
     def seconds(self) -> Optional[float]:
-        """Of all steps that the laws want."""
+        """For all steps that the laws want."""
         return None if self.together is None else self.together * self.run.iterations
 
 
 class Choice(NamedTuple):
-    """The rows, the one that is taken and why, and the depth at which the speeds were measured."""
+    """The rows, the chosen one with its reason, and the depth at which the speeds were measured."""
 
     rows: Sequence[Row]
     taken: Row
@@ -110,7 +110,7 @@ def wanted(run: RunSettings) -> Optional[str]:
 
 
 def deadline(run: RunSettings, begun: float) -> float:
-    """Seconds since 1970 at which a training that began then is to be over, by the clock and time zone of this machine."""
+    """Seconds since 1970 at which a training that began then must end, by this machine's clock and time zone."""
     if run.budget:
         return begun + sum(int(count) * UNITS[unit] for count, unit in re.findall(r"(\d+)([dhm])", run.budget))
     start = datetime.datetime.fromtimestamp(begun)
@@ -124,8 +124,8 @@ def deadline(run: RunSettings, begun: float) -> float:
 def fit(
     asked: Asked, hosts: Sequence[Host], since: float, clock: Clock
 ) -> Tuple[Asked, Optional[Choice], List[Finding]]:
-    """The settings with the model that fits the time, how it was chosen, and what stands against it. A run that goes on (since a
-    time) keeps its own; what somebody has set since is told as a difference."""
+    """The settings with the model that fits the time, the choice, and any problems. A resumed run (since a
+    time) keeps its own; later changes by the user are reported as a difference."""
     late = [finding("setting-refused", "", one.rstrip(".")) for one in problems(asked, hosts, since, clock.begin)]
     if wanted(asked.run) is None or late:
         return asked, None, late
@@ -138,7 +138,7 @@ def fit(
 
 
 def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> Launched:
-    """The training with its end, where it has one."""
+    """The training with its end, if it has one."""
     if "timed" not in plan["training"]:
         return launched
     begun = launched["begun"] or round(clock.begin)
@@ -146,7 +146,7 @@ def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> 
 
 
 def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> Iterator[str]:
-    """Why there can be no such run; one that goes on is only late."""
+    """Why such a run is impossible; a resumed one is only late."""
     run, text = asked.run, wanted(asked.run)
     if text is None:
         return
@@ -177,7 +177,7 @@ def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> I
 
 
 def collect_seconds(run: RunSettings, model: Model) -> float:
-    """Seconds of the controller after the run: to see that it is over, and to bring metrics, report and checkpoint."""
+    """Controller seconds after the run: to notice the end, and to collect metrics, report and checkpoint."""
     if not run.watch:
         return 0.0
     copied = 4 * model["parameters"]["total"] / COLLECT_RATE if run.collect_checkpoints else 0.0
@@ -185,12 +185,12 @@ def collect_seconds(run: RunSettings, model: Model) -> float:
 
 
 def ends(run: RunSettings, model: Model, begun: float) -> int:
-    """When the trainer is to be over, so that the whole command is at the deadline."""
+    """When the trainer must end, so that the whole command meets the deadline."""
     return round(deadline(run, begun) - collect_seconds(run, model))
 
 
 def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
-    """A host's step at a depth, scaled from the one that was measured there."""
+    """A host's step at a depth, scaled from its measured one."""
     found, was = host.measured, section(host.measured, "model")
     parts = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
     if not all(isinstance(part, float) and part >= 0 for part in parts) or not found["pass_seconds"]:
@@ -211,14 +211,14 @@ def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
 
 
 def by_laws(asked: Asked, depth: int, tokens: Optional[float] = None) -> RunSettings:
-    """The settings with this depth, and the batch and steps that nanochat's laws want for it, or for so many tokens in all."""
+    """The settings with this depth, and the batch and steps that nanochat's laws want for it, or for this many tokens."""
     run = dataclasses.replace(asked.run, depth=depth)
     sizes = [describe(shape_of(dataclasses.replace(run, depth=one))) for one in (depth, REFERENCE_DEPTH)]
     scaling, reference = (one["parameters"]["transformer_matrices"] + one["parameters"]["lm_head"] for one in sizes)
     ratio = TARGET_RATIO if tokens is None else min(TARGET_RATIO, tokens / scaling)
     law = plan_training(
         scaling_parameters=scaling,
-        # The batch follows from the tokens of this run beside those of the reference, which gets its whole ratio.
+        # The batch follows from this run's tokens relative to the reference's, which gets its whole ratio.
         reference_parameters=round(reference * TARGET_RATIO / ratio),
         flops_per_token=sizes[0]["flops_per_token"],
         target_param_data_ratio=ratio,
@@ -250,7 +250,7 @@ def row_of(run: RunSettings, hosts: Sequence[Host], head: str) -> Row:
 
 
 def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: Optional[Link], head: str) -> float:
-    """A step of all hosts, with rows by speed and the way of ddp_sync that the plan would take."""
+    """A step of all hosts, with rows by speed and the ddp_sync that the plan would choose."""
     rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
     is_open = run.sync == AUTO
     job = Job(
@@ -271,7 +271,7 @@ def after_seconds(row: Row) -> float:
 
 
 def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
-    """The model for so many seconds."""
+    """The model for this many seconds."""
     head = "whole" if asked.run.min_hosts and asked.run.head == AUTO else asked.run.head
     depths = [asked.run.depth] if "ddp_depth" in asked.given else DEPTHS
     rows = [row_of(by_laws(asked, depth), hosts, head) for depth in depths]
@@ -297,7 +297,7 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
 
 
 def fitted(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: float) -> Row:
-    """The row with as many steps as the time has; fewer tokens than wanted take a smaller batch, and so another step."""
+    """The row with as many steps as the time allows; fewer tokens than wanted use a smaller batch, and so another step."""
     tokens = seconds * row.run.total_batch / (row.together or 1.0)
     again = row_of(by_laws(asked, row.run.depth, tokens), hosts, head)
     steps = max(1, int(seconds / (again.together or 1.0)))
@@ -305,7 +305,7 @@ def fitted(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: fl
 
 
 def taken_settings(asked: Asked, run: RunSettings, kept: Optional[Dict[str, Any]] = None) -> Asked:
-    """The settings with a model and batch in place of what was left open; kept: those of the run that goes on."""
+    """The settings with a model and batch filled in; kept: those of the resumed run."""
     seconds = deadline(run, 0.0) if run.budget else float(UNITS["h"])
     minutes = max(1, min(MOST_SAVE_MINUTES, int(seconds / 60 / SAVES)))
     more: Dict[str, Any] = {
@@ -317,7 +317,7 @@ def taken_settings(asked: Asked, run: RunSettings, kept: Optional[Dict[str, Any]
 
 
 def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
-    """Depth, batch and estimated steps of the run that goes on; empty where there is none."""
+    """Depth, batch and estimated steps of the resumed run; empty if there is none."""
     for host in hosts:
         model = section(section(host.kept, "lineage"), "model")
         found = {
@@ -329,11 +329,11 @@ def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
     return {}
 
 
-# For people
+# Text
 
 
 def render(choice: Choice, end: Optional[float]) -> str:
-    """The table, the row that is taken, and the reason."""
+    """The table, the chosen row, and the reason."""
     hosts = list(choice.taken.alone)
     at = [row.run.depth for row in choice.rows].index(choice.taken.run.depth) if choice.rows else 0
     shown = choice.rows[max(0, at - 2) : at + 3]
