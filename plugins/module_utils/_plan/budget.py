@@ -151,29 +151,29 @@ def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> I
     if text is None:
         return
     if run.budget and run.finish_by:
-        yield "ddp_budget and ddp_finish_by are both set; take one of them out."
+        yield "ddp_budget and ddp_finish_by are both set; remove one of them."
         return
     name = "ddp_budget" if run.budget else "ddp_finish_by"
     if run.trainer_source != "ours":
-        yield f"{name} needs this collection's own trainer, with its schedule; set ddp_trainer_source to ours, or ddp_iterations."
+        yield f"{name} needs this collection's own trainer; set ddp_trainer_source to ours, or ddp_iterations."
     if run.stage != stages.BASE:
-        yield f"{name} is set, but ddp_stage is {run.stage}; only a base model can be fitted into a time: take it out."
+        yield f"{name} is set, but ddp_stage is {run.stage}; only a base model can be fitted into a time: remove it."
     if run.local_steps not in (0, AUTO):
-        yield f"{name} does not go together with ddp_local_steps {run.local_steps}: hosts that train apart know no common time."
+        yield f"{name} does not work with ddp_local_steps {run.local_steps}, because hosts with local steps share no clock."
     try:
         left = deadline(run, begun or now) - now
     except (ValueError, OverflowError):
-        yield f"{name} is {text!r}, which is no date and time; write it as in 2026-11-25 07:30."
+        yield f"{name} is {text!r}, which is not a date and time; write it like 2026-11-25 07:30."
         return
     if begun:
         return
     if left <= 0:
-        yield f"{name} is {text}, but that was {seconds_text(-left)} ago; give a time that is still to come."
+        yield f"{name} is {text}, but that was {seconds_text(-left)} ago; set a time in the future."
         return
     needs = SETUP_SECONDS if all(host.fact("python", "venv", "torch") for host in hosts) else VENV_SECONDS
     if left < needs:
         took = seconds_text(needs)
-        yield f"{name} leaves {seconds_text(left)}, but setting up and checking the hosts takes about {took}; give more time."
+        yield f"{name} leaves {seconds_text(left)}, but setting up and checking the hosts takes about {took}; allow more time."
 
 
 def collect_seconds(run: RunSettings, model: Model) -> float:
@@ -278,7 +278,7 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
     measured = next((number(section(host.measured, "model"), "depth") for host in hosts if host.measured), 0) or None
     if any(row.together is None for row in rows):
         at = row_of(by_laws(asked, asked.run.depth), hosts, head)
-        why = "not every host and link has been measured yet; a start measures them at this depth, and plans again"
+        why = "some hosts or links are not measured yet; a start measures them at this depth and plans again"
         return Choice(rows, at, why, left, measured)
     able = [row for row in rows if row.fits_memory] or rows[:1]
     times = {row.run.depth: left - START_SECONDS - after_seconds(row) for row in able}
@@ -288,9 +288,9 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
     if "ddp_depth" in asked.given:
         why = "its depth is set"
     elif taken is able[0] and shares[taken.run.depth] < TOO_FEW:
-        why = "the smallest, but the time is too short even for that: it gets far fewer tokens than it wants"
+        why = "the smallest, but the time is too short even for that: it gets far too few tokens"
     else:
-        why = f"it comes nearest to nanochat's {TARGET_RATIO:g} tokens a parameter in this time"
+        why = f"it comes closest to nanochat's {TARGET_RATIO:g} tokens per parameter in this time"
     if "ddp_iterations" not in asked.given:
         taken = fitted(asked, taken, hosts, head, seconds)
     return Choice(rows, taken, why, seconds, measured)
@@ -346,16 +346,14 @@ def render(choice: Choice, end: Optional[float]) -> str:
     when = "ends after the steps of ddp_iterations" if end is None else f"ends at {clock_text(end)}"
     lines.append(f"  {when}; takes depth {taken.depth}: {choice.why}")
     if choice.taken.together is not None:
-        got = f"about {plural(taken.iterations, 'step')} of {taken.total_batch} tokens, {ratio:.1f} a parameter"
+        got = f"about {plural(taken.iterations, 'step')} of {taken.total_batch} tokens, {ratio:.1f} per parameter"
         lines.append(f"  {seconds_text(choice.seconds)} for steps: {got}")
         where = [row.run.depth for row in choice.rows if row.run.depth != choice.measured_depth]
         if where:
             lines.append(
-                f"  measured at depth {choice.measured_depth}; other depths are scaled from it by their FLOPs a token"
+                f"  measured at depth {choice.measured_depth}; other depths are scaled by their FLOPs per token"
             )
-    return "\n".join(
-        ["What fits the time (parameters that count: matrices and head; hours for the tokens that are wanted)", *lines]
-    )
+    return "\n".join(["What fits the time (parameters of matrices and head; hours for the wanted tokens)", *lines])
 
 
 def cells(row: Row, choice: Choice) -> list[str]:
