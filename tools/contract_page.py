@@ -43,7 +43,7 @@ FACTS = {
     "find_run_meant": "name of the run that a command is about, the same on every host; empty where no host has one",
     "find_run_found": "what this host has of that run, with `newest_run`, the one that it was started for last",
     "watch_verdicts": "how the run ended or goes on, by host",
-    "watch_silent": "the hosts that gave no answer when watching ended",
+    "watch_silent": "the hosts that did not answer when watching ended",
     "doctor_plan": "the plan that was deployed",
     "doctor_verdict": "the doctor's finding, and the lines that it rests on",
 }

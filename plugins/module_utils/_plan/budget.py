@@ -6,7 +6,7 @@
 Each depth wants tokens and a batch by nanochat's own laws. From one depth to the next these grow several times, so the depth is taken
 that comes nearest to its tokens in the time, with more or with fewer. Speeds are those that a
 rehearsal measured on the hosts, at another depth scaled by the FLOPs of a token. Without them nothing is promised: the plan has
-the profile's depth until a start has measured it, and is made again then.
+the profile's depth until a start has measured it, and is recomputed then.
 """
 
 from __future__ import annotations

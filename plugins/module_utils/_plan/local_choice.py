@@ -24,7 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
 KEPT = 0.95
 # Steps apart from which auto takes the fewest that are enough, and the meetings that a run must have at least.
 STEPS, LEAST_MEETINGS = (5, 10, 20, 30, 50, 100), 10
-# The mean of many ranks that have trained far apart is worth less. So many steps held in training with so many hosts; with
+# The mean of many ranks that have trained far apart is worth less. Maximum steps by number of hosts; with
 # eight not even ten did (lab/performance.md).
 MOST_BY_HOSTS = ((2, 100), (4, 30))
 

@@ -131,7 +131,7 @@ def make_plan(
     here is what the controller answers to controller_questions, and measured what a rehearsal of this job has just measured on
     each host (without it the last measurement counts that the host kept).
 
-    With tolerant, what stands in the way of a start is told as a finding only, and a host may lack its probe: enough to see a
+    With `tolerant`, obstacles to a start are only findings, and a host may lack its probe: enough to see a
     run and to stop it. The clock only counts for a run that has a time to end at. Raises PlanError with all problems at once.
     """
     asked, here = read(hosts), here or {}

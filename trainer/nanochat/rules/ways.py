@@ -81,7 +81,7 @@ def whole_bytes(vocabulary: int, width: int, world: int, element: float = 4) -> 
 
 
 def shared_bytes(tokens: Sequence[int], width: int, rank: int, element: int = 4) -> int:
-    """Bytes that a rank sends for a shared head in a step in which the ranks take so many tokens."""
+    """Bytes that a rank sends for a shared head in a step with these tokens per rank."""
     others, mine, every = len(tokens) - 1, tokens[rank], sum(tokens)
     hidden = others * mine * (width * element + TARGET_BYTES)
     gradients = (every - mine) * width * element

@@ -12,7 +12,7 @@ through the groups of `Optimizer.param_groups`. Several ranks split it, one file
     torch.save(layout.file(state, rank), path)          # state: by parameter name, as Optimizer.state_dict() has it
     state = layout.state({rank: torch.load(path)})      # from a file of ours alone, or from those of all ranks of upstream
 
-A file of ours also holds the parts of all other ranks, so that any one of them is enough to go on from, with any number
+A file of ours also holds the parts of all other ranks, so that any one of them is enough to resume, with any number
 of ranks. Parts are views of the same memory, which torch.save writes once.
 """
 

@@ -335,7 +335,7 @@ def test_field_12_a_host_out_of_reach_from_here_only_is_no_error() -> None:
     assert (told["code"], told["severity"]) == ("rank-host-no-answer", "warning")
     assert (
         told["seen"]
-        == "rank 1 (laptop) gave no answer within 25 s; rank 0 (desktop) makes progress, so the run continues."
+        == "rank 1 (laptop) did not answer within 25 s; rank 0 (desktop) makes progress, so the run continues."
     )
 
 
@@ -375,7 +375,7 @@ def test_the_bundle_has_no_secrets() -> None:
     told = bundle({**PLAN, "nodes": [node]}, results, [{"WANDB_API_KEY": "s3cr3t"}])
     assert told["plan"]["nodes"][0]["env"] == {"OMP_NUM_THREADS": "4", "MY_TOKEN": "***"}
     assert told["hosts"]["desktop"]["run"]["last_lines"] == ["login with *** failed"]
-    assert told["hosts"]["laptop"] == "gave no answer within 25 s"
+    assert told["hosts"]["laptop"] == "did not answer within 25 s"
 
 
 def test_a_rank_is_described_by_what_its_host_and_its_dump_told() -> None:
