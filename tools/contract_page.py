@@ -86,7 +86,7 @@ RUN_FOLDER = {
     "{KEEPER_FOLDER}/": "0700, with ddp_restarts: the keeper's program, its settings with the secret of this start, and what outlives it",
     "{KEEPER_FOLDER}/{KEEPER_LEAVE}": "asks the keeper to leave the run",
     "{MEMBERS}, {MEMBER_EVENTS}": "who trains, by this host's keeper: now, and event by event ([membership.md](membership.md))",
-    "{APART}/": "checkpoints of a part of the run that trained apart, and gave way",
+    "{APART}/": "checkpoints of the losing part of a split run",
     "{PREVIOUS}/1/, {PREVIOUS}/2/": "what fresh starts set aside, each with its plan; never replaced or removed",
 }
 

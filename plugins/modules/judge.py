@@ -44,7 +44,7 @@ options:
   tolerant:
     description:
       - Return what stands in the way of a start as findings, and take hosts without a probe. Enough to see a run and to stop it.
-      - Wrong settings are refused all the same. With O(of=questions) and O(of=plan).
+      - Invalid settings are still rejected. With O(of=questions) and O(of=plan).
     type: bool
     default: false
   plan:

@@ -147,7 +147,7 @@ class Talk:
             if str(error) == self.launch:
                 silent = "the keeper of %s hangs" % peer.host
         except (ValueError, KeyError, TypeError, RecursionError):
-            silent = "%s gives no answer that a keeper would give" % peer.host
+            silent = "%s sent an invalid answer" % peer.host
         if word is None or word.host != peer.host:
             return silent, ""
         self.heard.put(word)

@@ -35,7 +35,7 @@ def memory(
     shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True, local: bool = False, parts_of_head: int = 1
 ) -> dict[str, int]:
     """Bytes of one rank by purpose, an estimate for float32. A head in parts has only that of this rank trained here; its
-    weights, and in a save the whole of its optimizer's state, are here all the same."""
+    weights, and its whole optimizer state during a save, are here anyway."""
     counts = parameters(shape)
     tables = counts["wte"] + counts["value_embeds"]
     tokens = device_batch * shape.sequence

@@ -82,7 +82,7 @@ class Membership(TypedDict):
     grace: float  # seconds that it gives a missing host
     away: List[Dict[str, Any]]  # hosts that left: host, left, why, back, step
     repeated: int  # steps repeated after restarts
-    gave_way: List[GaveWay]  # its own steps that gave way to those of another part of the run
+    gave_way: List[GaveWay]  # its own steps that were discarded for those of another part of the run
     kept: List[Kept]  # where the checkpoints of such steps are
 
 

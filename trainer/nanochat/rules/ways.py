@@ -94,7 +94,7 @@ def most_bytes(tokens: Sequence[int], width: int, element: int = 4) -> int:
 
 
 def can_share(device: str, sync: str) -> bool:
-    """Whether ranks can share out the head; with local steps, in the steps that they make together all the same."""
+    """Whether ranks can share the head; with local steps, in the lockstep parts."""
     return device == "cpu" and sync in WAYS
 
 

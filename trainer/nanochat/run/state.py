@@ -180,7 +180,7 @@ class Run:
         return [rows, list(settings.head_shares)]
 
     def make_again(self, shares: Shares, apart: bool = False) -> None:
-        """Go on with other shares, or with steps that the ranks make apart: everything that depends on it is made again,
+        """Continue with other shares, or with separate steps: everything that depends on it is rebuilt,
         without its state."""
         self.shares = shares
         self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul, apart)
