@@ -551,7 +551,7 @@ def test_a_run_that_was_given_up_is_not_told_as_its_last_death():
 def test_of_a_run_that_is_over_nobody_misses_a_host_that_is_off(state: str):
     told = verdict(rank("laptop", {"state": state}), None)
     assert told["code"] == "not-running"
-    assert f"rank 0 (desktop) {state}" in told["seen"] and "rank 1 (laptop) gave no answer" in told["seen"]
+    assert f"rank 0 (desktop) {state}" in told["seen"] and "rank 1 (laptop) did not answer" in told["seen"]
 
 
 def test_a_new_finding_is_a_kind_and_a_question(monkeypatch):
